@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import Exchange
+from api.request_context import RequestContext
 from api.schemas.requests import (
     AbortRequestBody,
     EmptyRequest,
@@ -45,7 +45,7 @@ from engine.messages import (
     UnloadAdapter,
     WeightsState,
 )
-from engine.process.gangs import gang_ranks
+from engine.process.rank_groups import rank_group_ranks
 from engine.process.topology import SCHEDULER, actors_of
 from shm.experts import ExpertTable
 
@@ -56,12 +56,12 @@ async def list_actors(request: Request) -> Response:
     return await _carry_out(request, ListActors())
 
 
-async def list_gangs(request: Request) -> Response:
+async def list_rank_groups(request: Request) -> Response:
     """From shared memory: nobody is asked."""
-    context = Exchange.of(request).services.context
+    context = RequestContext.of(request).services.context
     states = {actor.name: actor.state.name for actor in context.counters.actors()}
     values = {(row["labels"]["actor"], row["name"]): row.get("value", 0) for row in context.counters.snapshot()["metrics"]}
-    ranks = gang_ranks(states, values, context.config.tensor_parallel_size)
+    ranks = rank_group_ranks(states, values, context.config.tensor_parallel_size)
     return json_response({"message": f"{len(ranks)} ranks", "ranks": ranks})
 
 
@@ -69,7 +69,7 @@ async def show_experts(request: Request) -> Response:
     """From shared memory: nobody is asked."""
     from engine.parallel.expert_view import expert_view  # numpy, which is much to load for who does not ask
 
-    context = Exchange.of(request).services.context
+    context = RequestContext.of(request).services.context
     if not context.config.enable_expert_parallel:
         text = "the ranks of this engine share no experts; start it with --enable-expert-parallel"
         raise RequestError(text, status=409, code="order_refused")
@@ -83,7 +83,7 @@ async def show_experts(request: Request) -> Response:
 
 async def restart_actor(request: Request) -> Response:
     await _parse(request, EmptyRequest)
-    own_name = Exchange.of(request).services.context.name
+    own_name = RequestContext.of(request).services.context.name
     return await _carry_out(request, RestartActor(request.path_params["name"], own_name))
 
 
@@ -116,7 +116,7 @@ async def wake_up(request: Request) -> Response:
 
 async def is_sleeping(request: Request) -> Response:
     """vLLM's route: whether the weights are out of memory."""
-    context = Exchange.of(request).services.context
+    context = RequestContext.of(request).services.context
     schedulers = actors_of(SCHEDULER, (actor.name for actor in context.counters.actors()))
     states = [context.counters.counter("engine_state", name).value for name in schedulers]
     return json_response(Sleeping(is_sleeping=WeightsState.CLEARED in states))
@@ -171,9 +171,9 @@ async def clear_weights(request: Request) -> Response:
 
 async def abort_request(request: Request) -> Response:
     """By the id that the client was given. Another api process's requests are reached through the engine."""
-    exchange = Exchange.of(request)
+    context = RequestContext.of(request)
     body = await _parse(request, AbortRequestBody, b"")
-    if exchange.services.client.abort(body.request_id):
+    if context.services.client.abort(body.request_id):
         return json_response({"message": f"request {body.request_id} is aborted"})
     return await _carry_out(request, AbortRequest(body.request_id))
 
@@ -193,11 +193,11 @@ def _checkpoint_at(path: str) -> str:
 
 async def _parse(request: Request, type_: type[T], default: bytes = b"{}") -> T:
     """A body whose every field has a default may be empty."""
-    return await Exchange.of(request).parse(request, type_, default)
+    return await RequestContext.of(request).parse(request, type_, default)
 
 
 async def _carry_out(request: Request, order: Order) -> Response:
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     try:
         reply = await services.control.ask_async(order, services.context.config.load_timeout_s)
     except ControlError as error:

@@ -30,11 +30,11 @@ from api.client.generation import ClientGone
 from api.dashboard import dashboard, show_log
 from api.durations import Durations
 from api.errors import error_response, json_response
-from api.exchange import ABORT_KEY, SCOPE_KEY, Exchange, Services
 from api.ollama import errors as ollama_errors
 from api.openai.chat import create_chat_completion, render_chat_completion
 from api.openai.completions import create_completion
 from api.page_files import page
+from api.request_context import ABORT_KEY, SCOPE_KEY, RequestContext, Services
 from api.schemas.responses import ModelList
 from api.tokenization import detokenize, tokenize
 from engine.errors import RequestError
@@ -121,7 +121,8 @@ def routes() -> list[BaseRoute]:
         Route("/metrics", health.metrics),
         Route("/openapi.json", on_first_use("api.openapi", "openapi")),
         Route("/admin/actors", admin.list_actors),
-        Route("/admin/gangs", admin.list_gangs),
+        Route("/admin/rank-groups", admin.list_rank_groups),
+        Route("/admin/gangs", admin.list_rank_groups),  # the former name, until the next release
         Route("/admin/eplb", admin.show_experts),
         Route("/admin/actors/{name}/restart", admin.restart_actor, methods=["POST"]),
         Route("/admin/pause", admin.pause, methods=["POST"]),
@@ -142,7 +143,7 @@ def routes() -> list[BaseRoute]:
     ]
 
 
-class Gate:
+class App:
     """Gives each request its id, checks who sent it, counts it, and turns every error into an answer."""
 
     def __init__(self, services: Services) -> None:
@@ -167,7 +168,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_ns = time.monotonic_ns()
-        passage = scope[_PASSAGE_KEY] = _Passage(self, receive, send)
+        passage = scope[_PASSAGE_KEY] = _ResponseTracker(self, receive, send)
         self._requests.add(1)
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):  # a proxy that leaves it on
             scope["path"] = scope["path"][len(self._root_path) :]
@@ -222,9 +223,9 @@ class Gate:
             headers = Headers(scope=scope)
             given_id = headers.get("x-request-id")
             source = source_of(HTTPConnection(scope), self._services.context.config)
-            scope[SCOPE_KEY] = passage.exchange = self._exchange(given_id, source)
+            scope[SCOPE_KEY] = passage.context = self._exchange(given_id, source)
             if self._services.spans is not None and scope["method"] == "POST":
-                passage.exchange.span = self._services.spans.begin(scope["path"], headers)
+                passage.context.span = self._services.spans.begin(scope["path"], headers)
             if GIVEN_KEY not in scope:
                 self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
@@ -243,18 +244,16 @@ class Gate:
         if not passage.status:  # else the server cuts the connection
             await refusal(scope, receive, send)
 
-    def _on_end(self, scope: Scope, passage: _Passage, duration_ns: int) -> None:
+    def _on_end(self, scope: Scope, passage: _ResponseTracker, duration_ns: int) -> None:
         self._durations.observe(scope["path"], passage.status, duration_ns)
-        log, exchange = self._services.request_log, passage.exchange
-        if exchange is not None and exchange.generation is not None:
-            exchange.generation.answered()
-        if exchange is not None and exchange.span is not None and self._services.spans is not None:
-            generation = exchange.generation
-            self._services.spans.finish(exchange.span, scope["path"], exchange.request_id, passage.status, generation)
-        if log is not None and exchange is not None and scope["method"] != "GET":
-            log.on_answered(
-                exchange.request_id, scope["method"], scope["path"], passage.status, duration_ns, exchange.generation
-            )
+        log, context = self._services.request_log, passage.context
+        if context is not None and context.generation is not None:
+            context.generation.answered()
+        if context is not None and context.span is not None and self._services.spans is not None:
+            generation = context.generation
+            self._services.spans.finish(context.span, scope["path"], context.request_id, passage.status, generation)
+        if log is not None and context is not None and scope["method"] != "GET":
+            log.on_answered(context.request_id, scope["method"], scope["path"], passage.status, duration_ns, context.generation)
 
     def count_response(self, status: int) -> None:
         if status // 100 in self._responses:
@@ -263,28 +262,30 @@ class Gate:
     def count_disconnect(self) -> None:
         self._disconnects.add(1)
 
-    def _exchange(self, given: str | None, source: str) -> Exchange:
+    def _exchange(self, given: str | None, source: str) -> RequestContext:
         """`given`: a client's own id, which is made safe for logs and headers."""
         if given:
             given = _UNSAFE.sub("_", given[:MAX_REQUEST_ID])
-            return Exchange(self._services, given, f"{given}~{secrets.token_hex(4)}", source)  # two clients may choose the same
+            return RequestContext(
+                self._services, given, f"{given}~{secrets.token_hex(4)}", source
+            )  # two clients may choose the same
         made = uuid.uuid4().hex
-        return Exchange(self._services, made, made, source)
+        return RequestContext(self._services, made, made, source)
 
 
-class _Passage:
+class _ResponseTracker:
     """One request's ASGI channels, watched: what is answered, and whether the client left before."""
 
-    __slots__ = ("_gate", "_has_left", "_is_complete", "_receive", "_send", "exchange", "status")
+    __slots__ = ("_gate", "_has_left", "_is_complete", "_receive", "_send", "context", "status")
 
-    def __init__(self, gate: Gate, receive: Receive, send: Send) -> None:
+    def __init__(self, gate: App, receive: Receive, send: Send) -> None:
         self._gate = gate
         self._receive = receive
         self._send = send
         self._is_complete = False
         self._has_left = False
         self.status = 0  # of the answer; 0: it has not begun
-        self.exchange: Exchange | None = None
+        self.context: RequestContext | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -297,11 +298,11 @@ class _Passage:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._gate.count_response(self.status)
-            if self.exchange is not None:
+            if self.context is not None:
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = self.exchange.request_id
-                if self.exchange.span is not None:
-                    headers["traceparent"] = self.exchange.span.traceparent
+                headers["x-request-id"] = self.context.request_id
+                if self.context.span is not None:
+                    headers["traceparent"] = self.context.span.traceparent
         elif not message.get("more_body", False):
             if len(message.get("body", b"")) > MAX_UNREAD_BYTES:
                 await self._send({**message, "more_body": True})
@@ -311,7 +312,7 @@ class _Passage:
 
 
 async def list_models(request: Request) -> Response:
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     model = services.model
     if anthropic_errors.is_spoken(request.url.path, request.headers):
         from api.anthropic import models as anthropic_models  # on first use
@@ -323,7 +324,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def show_model(request: Request) -> Response:
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     model = services.model
     name = model.resolve(request.path_params["id"])
     if anthropic_errors.is_spoken(request.url.path, request.headers):
@@ -333,11 +334,13 @@ async def show_model(request: Request) -> Response:
     return json_response(model.card(name, services.fingerprints.current(model.use_of(name))))
 
 
-def _refusal(passage: _Passage, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+def _refusal(
+    passage: _ResponseTracker, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None
+) -> Response:
     """An error in the shape of the API that was spoken."""
     response = error_response(error, headers)
     if anthropic_errors.is_spoken(scope["path"], Headers(scope=scope)):
-        request_id = passage.exchange.request_id if passage.exchange is not None else None
+        request_id = passage.context.request_id if passage.context is not None else None
         response.body = anthropic_errors.error_body(error, request_id)
     elif ollama_errors.is_spoken(scope["path"]):
         response.body = ollama_errors.error_body(error)

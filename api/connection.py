@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.admission import Admission
 from api.errors import error_body
-from api.exchange import ABORT_KEY
+from api.request_context import ABORT_KEY
 from engine.errors import RequestError
 
 MAX_HEAD_BYTES = 64 << 10

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import Exchange
+from api.request_context import RequestContext
 from api.schemas.responses import ActorLog
 from engine.errors import RequestError
 
@@ -21,12 +21,12 @@ LOG_TAIL_BYTES = 16 << 10
 
 async def dashboard(request: Request) -> Response:
     """The route."""
-    return json_response(await Exchange.of(request).services.watch.document())
+    return json_response(await RequestContext.of(request).services.watch.document())
 
 
 async def show_log(request: Request) -> Response:
     """The route: the end of what an actor wrote, in whole lines."""
-    context = Exchange.of(request).services.context
+    context = RequestContext.of(request).services.context
     name = request.path_params["actor"]
     if name not in {actor.name for actor in context.counters.actors()}:
         raise RequestError(f"{name[:64]!r}: no actor has this name; /dashboard lists them", status=404, code="not_found")

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import Exchange
 from api.prometheus import OPEN_METRICS, OPEN_METRICS_TYPE, TEXT_TYPE
+from api.request_context import RequestContext
 from api.schemas.responses import Health, HealthProblem, Load, ReplicaLoad, Version
 from engine.installation import package_version
 from engine.messages import WeightsState
@@ -31,7 +31,7 @@ _NOT_SERVING = {
 
 async def health(request: Request) -> Response:
     """The route."""
-    context = Exchange.of(request).services.context
+    context = RequestContext.of(request).services.context
     counters = context.counters
     errors = counters.errors.entries()
     halted = halts(counters, errors)
@@ -48,7 +48,7 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """The route."""
     is_open = OPEN_METRICS in request.headers.get("accept", "").lower()
-    text = await Exchange.of(request).services.renderings.text(is_open)
+    text = await RequestContext.of(request).services.renderings.text(is_open)
     return Response(text, headers={"content-type": OPEN_METRICS_TYPE if is_open else TEXT_TYPE})
 
 
@@ -106,7 +106,7 @@ async def live(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """The route: samples that are open at the edge, in the batch, and waiting; and of each replica what it has room for, for
     balancers outside."""
-    context = Exchange.of(request).services.context
+    context = RequestContext.of(request).services.context
     counters = context.counters
 
     def total(gauge: str, role: str) -> int:

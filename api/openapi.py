@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import Exchange
 from api.operations import JSON, LINES, OPERATIONS, Operation, Shapes
+from api.request_context import RequestContext
 from engine.installation import package_version
 
 Schema = dict[str, Any]
@@ -41,7 +41,7 @@ _ERRORS = {
 
 async def openapi(request: Request) -> Response:
     """The route."""
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     return json_response(document(services.model.names, services.context.config.root_path))
 
 

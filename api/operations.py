@@ -285,7 +285,7 @@ OPERATIONS = (
     ),
     _work("/detokenize", "Token ids as text", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "The actor table", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
-    Operation("get", "/admin/gangs", "Ranks by gang", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
+    Operation("get", "/admin/rank-groups", "Ranks by rank group", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     Operation("get", "/admin/eplb", "Shared experts", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     _order("actors/{name}/restart", "Restart an actor", parameters=("name",), accepted="It answers itself, and restarts now"),
     _order("pause", "Stop what runs, hold what comes", requests.PauseRequest),

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_METRICS_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
-FORMER_NAMES = {"request_time_per_output_token_seconds": "time_per_output_token_seconds"}  # until the next release
+FORMER_NAMES = {  # until the next release
+    "empty_rank_group_steps_total": "empty_gang_steps_total",
+    "engine_weight_version": "weight_version",
+    "rank_group_epoch": "gang_epoch",
+    "rank_group_steps_total": "gang_steps_total",
+    "rank_weight_version": "weights_version",
+}
 SHARE = 0.2  # of a processor
 BURST_S = 0.5  # so much may be asked for at once before anybody waits
 HANDOVER_S = 20e-6

@@ -1,8 +1,8 @@
 """The api actor: an event loop with a listening socket on one side and the mailbox on the other.
 
-One process per `--api-processes`, all listening on one port (SO_REUSEPORT). Owns the sockets and, through `client.EdgeClient`,
-the truth about its open requests. A thread sleeps on the mailbox's futex and wakes the event loop; everything else happens in
-the loop's thread.
+One process per `--api-processes`, all listening on one port (SO_REUSEPORT). Owns the sockets and, through
+`client.EngineClient`, the truth about its open requests. A thread sleeps on the mailbox's futex and wakes the event loop;
+everything else happens in the loop's thread.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import uvicorn
 import uvloop
 
 from api.admission import MAX_SURPLUS, Admission
-from api.app import Gate
+from api.app import App
 from api.batches.runner import BatchRunner
 from api.body_budget import BodyBudget
-from api.client.client import EdgeClient
+from api.client.client import EngineClient
 from api.client.generation import Generation
 from api.connection import Connection
-from api.exchange import Services
 from api.files.store import FileStore
 from api.fingerprint import Fingerprints
 from api.json_body import BodyDecoder, DecodingLimits
-from api.media.desk import MediaDesk
 from api.media.request import MediaRequests
+from api.media.store import MediaStore
 from api.model import ServedModel
 from api.prometheus import Renderings
+from api.request_context import Services
 from api.responses.background import BackgroundResponses, Writer
 from api.responses.store import ResponseStore, StoredRequest, StoredResponse
 from api.tls_listener import SecureConnection, TlsListener
@@ -64,8 +64,8 @@ MAIL_TIMEOUT_S = 1.0  # the waiter never waits for ever, not even for a busy eve
 class ApiActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
-        self.client = EdgeClient(context)
-        self._desk = MediaDesk(context) if context.config.media_processes else None
+        self.client = EngineClient(context)
+        self._desk = MediaStore(context) if context.config.media_processes else None
         self._turns = ActorLoop(self)
         self._stop_ns = 0
         self._spans: Spans | None = None
@@ -118,7 +118,7 @@ class ApiActor(Actor):
             num_connections, config.max_connections_per_address, config.trusted_proxies, config.root_path
         )
         self._background.reopen = partial(_reopened, services)
-        gate = Gate(services)
+        gate = App(services)
         self._batches.ask = gate.ask
         tls = None
         if config.ssl_certfile:

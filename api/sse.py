@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.client.generation import ClientGone, Generation
-from api.exchange import SCOPE_KEY, leave_with_client
+from api.request_context import SCOPE_KEY, leave_with_client
 from engine.errors import RequestError
 
 KEEP_ALIVE = b": keep-alive\n\n"

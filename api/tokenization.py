@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from api.client.submission import check_vocabulary, int32
 from api.errors import json_response
-from api.exchange import Exchange
 from api.media.parts import completion_parts
 from api.openai.chat import chat_prompt
 from api.openai.logprobs import token_text
+from api.request_context import RequestContext
 from api.schemas import requests
 from api.schemas.requests import CompletionMedia, DetokenizeRequest, MediaOptions, TokenizeRequest, TokenizeTextRequest
 from api.schemas.responses import Detokenization, Tokenization
@@ -21,24 +21,24 @@ from engine.messages import Prompt, TextPrompt
 
 async def tokenize(request: Request) -> Response:
     """The route: a text (`prompt`) or a conversation (`messages`) as token ids, those of pictures and video included."""
-    exchange = Exchange.of(request)
-    fields = await exchange.fields(request)
+    context = RequestContext.of(request)
+    fields = await context.fields(request)
     prompt: Prompt
     options: MediaOptions
     if "messages" in fields:
         body: TokenizeRequest = requests.convert(fields, TokenizeRequest)
         prompt, parts, options = chat_prompt(
-            fields, exchange.services.client.max_record_bytes, exchange.services.context.config.default_chat_template_kwargs
+            fields, context.services.client.max_record_bytes, context.services.context.config.default_chat_template_kwargs
         )
     else:
         body = text = requests.convert(fields, TokenizeTextRequest)
         prompt = TextPrompt(text.prompt, text.add_special_tokens is not False)
         options = behind = requests.convert(fields, CompletionMedia)
         parts = completion_parts(behind)
-    exchange.services.model.resolve(body.model)
-    media = await exchange.services.media.gather(parts, request, options, exchange.key)
+    context.services.model.resolve(body.model)
+    media = await context.services.media.gather(parts, request, options, context.key)
     try:
-        tokenized = await exchange.services.client.tokenize(prompt, request, bool(body.return_token_strs), media.items)
+        tokenized = await context.services.client.tokenize(prompt, request, bool(body.return_token_strs), media.items)
     finally:
         media.release()
     token_ids = array("i", tokenized.token_ids).tolist()
@@ -50,9 +50,9 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The route: token ids as text."""
-    exchange = Exchange.of(request)
-    body = await exchange.parse(request, DetokenizeRequest)
-    exchange.services.model.resolve(body.model)
-    check_vocabulary("tokens", body.tokens, exchange.services.model)
-    text = await exchange.services.client.detokenize(int32(body.tokens), request)
+    context = RequestContext.of(request)
+    body = await context.parse(request, DetokenizeRequest)
+    context.services.model.resolve(body.model)
+    check_vocabulary("tokens", body.tokens, context.services.model)
+    text = await context.services.client.detokenize(int32(body.tokens), request)
     return json_response(Detokenization(text))

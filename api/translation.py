@@ -14,8 +14,8 @@ import msgspec
 from starlette.requests import Request
 
 from api.client.generation import Generation, OpenSample
-from api.exchange import Exchange
 from api.openai.chat import chat_prompt, open_chat
+from api.request_context import RequestContext
 from api.schemas import requests
 from api.schemas.requests import ChatRequest, Conversation, DrawingFields, TokenizeRequest, invalid
 from engine.errors import RequestError
@@ -94,14 +94,14 @@ async def open_translated(request: Request, translation: Translation) -> Generat
 
 async def count_translated(request: Request, translation: Translation) -> int:
     """The tokens of the prompt, those of pictures included."""
-    exchange = Exchange.of(request)
-    services = exchange.services
+    context = RequestContext.of(request)
+    services = context.services
     with translation.restored():
         services.model.resolve(requests.convert(translation.fields, TokenizeRequest).model)
         prompt, parts, options = chat_prompt(
             translation.fields, services.client.max_record_bytes, services.context.config.default_chat_template_kwargs
         )
-        media = await services.media.gather(parts, request, options, exchange.key)
+        media = await services.media.gather(parts, request, options, context.key)
         try:
             tokenized = await services.client.tokenize(prompt, request, media=media.items)
         finally:

@@ -90,8 +90,8 @@ class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How experts are balanced among ranks; as `--eplb-config` names them."""
 
     num_redundant_experts: int = 0  # of a layer: slots besides one for each expert
-    window_size: int = 1000  # steps of the gang that are looked back at, at most
-    step_interval: int = 3000  # steps of the gang between two rearrangements, at least
+    window_size: int = 1000  # steps of the rank group that are looked back at, at most
+    step_interval: int = 3000  # steps of the rank group between two rearrangements, at least
     check_interval_s: float = 1.0  # between looks at the counts
     statistics_interval_s: float = 10.0  # that are looked back at, at most
     min_gain: float = 0.05  # by which a layer's max/mean must fall
@@ -167,7 +167,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_routing: str = "prefix"  # "prefix" | "load" | "round-robin"
     enable_expert_parallel: bool = False  # all ranks share the experts of all replicas
     expert_placement_strategy: str = "linear"  # "linear" | "round_robin": which ranks have which at first
-    ep_batched_token_timeout_ms: int = 100  # so long newcomers are held to fill a step together, where ranks share experts
+    ep_batched_token_timeout_ms: int = 100  # so long new requests are held to fill a step together, where ranks share experts
     ep_mixed_steps: bool = True  # a step may have prefill and decode there
     num_max_dispatch_tokens_per_rank: int = 0  # rows of the windows through which these exchange them, resident from the start
     enable_eplb: bool = False  # experts move between ranks by how much they are asked for
@@ -264,14 +264,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
-    def are_gangs_whole(self) -> bool:
-        """Ranks exchange tensors in groups of Paddle's processes, which go on without nobody: one that dies ends its gang."""
+    def are_rank_groups_whole(self) -> bool:
+        """Ranks exchange tensors in groups of Paddle's processes, which go on without nobody: one that dies ends its rank
+        group."""
         return self.ops != "native"
 
     @property
     def num_groups(self) -> int:
         """Of such processes: the ranks of each replica, and all that share experts."""
-        if not self.are_gangs_whole:
+        if not self.are_rank_groups_whole:
             return 0
         return (self.data_parallel_size if self.tensor_parallel_size > 1 else 0) + self.enable_expert_parallel
 

@@ -113,7 +113,7 @@ class Routing(msgspec.Struct, frozen=True):
     weights: Tensor  # float32 [R, chosen]
 
 
-class Drawing(msgspec.Struct, frozen=True):
+class DeviceSampler(msgspec.Struct, frozen=True):
     """How tokens are drawn where the logits are, of inputs that are made in place (`Inputs.in_place`).
 
     `run`: the step, logits float32 [m, vocab] of `inputs.logit_row_ids` -> int32 [3, m]: tokens, the bits of their
@@ -148,10 +148,10 @@ class OpTable(msgspec.Struct, frozen=True):
     # as the table's ops want it
     cache_view: Callable[[np.ndarray, int], np.ndarray]
     clear_block: Callable[[KvCache, int], None]  # zeros in this block of every layer
-    drawing: Drawing | None  # None: logits are the host's to draw from
+    drawing: DeviceSampler | None  # None: logits are the host's to draw from
     # ops in the place of those of these names where no host may look at numbers: in a graph, and of few rows on devices. The
     # same bits
-    unseen: Mapping[str, Callable[..., Any]]
+    sync_free_ops: Mapping[str, Callable[..., Any]]
 
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
@@ -176,7 +176,7 @@ class OpTable(msgspec.Struct, frozen=True):
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
     # of several ranks each has some columns of a linear's, attention's, activation's or experts' result: x with those of all.
     # May be read until the next gather. Where this rank has all columns it is x
-    gather: Callable[[Tensor], Tensor]
+    all_gather: Callable[[Tensor], Tensor]
     # the step, [R, hidden] -> each row's experts; where the router is for one set of rows, of others -1 and weights 0. Native:
     # likewise of padded rows, so that they cost and count nothing
     route: Callable[[Any, Tensor, Router], Routing]
@@ -201,6 +201,6 @@ class OpTable(msgspec.Struct, frozen=True):
     # the same memory
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
 
-    def without_looking(self) -> OpTable:
+    def sync_free(self) -> OpTable:
         """Of a graph, or of few rows."""
-        return msgspec.structs.replace(self, **self.unseen)
+        return msgspec.structs.replace(self, **self.sync_free_ops)

@@ -1,7 +1,7 @@
 """The broadcast ring: one writer (the scheduler), a position for each reader (the ranks).
 
 The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer
-waits for the slowest active reader and for nobody else. A newcomer joins at the tail: it is sent the first record after
+waits for the slowest active reader and for nobody else. A new request joins at the tail: it is sent the first record after
 the writer noticed it, which is before the writer's next send.
 """
 
@@ -64,7 +64,7 @@ class BroadcastWriter:
         return self._writer.try_send(payload)
 
     def active_readers(self) -> list[int]:
-        """Who would be sent the next record. Newcomers are admitted by asking. For the writer only."""
+        """Who would be sent the next record. New requests are admitted by asking. For the writer only."""
         return self._writer.active_readers()
 
     def evict(self, reader: int) -> None:

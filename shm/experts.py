@@ -13,9 +13,9 @@ The metadata says which layers of the model these are, how many experts and rank
 rank writes its own line and its own counts: rows of its own that asked for an expert, since the engine began. A placement says
 of each expert on how many ranks it lies, and on which.
 
-`in force` is one word: epoch << 44 | number << 12 | version. From step `number` of that epoch of the gang on experts lie as the
-placement of `version` says. How it changes is `workers/parallel/balance_board.py`. The supervisor makes the segment, with the
-first placement as version 0.
+`in force` is one word: epoch << 44 | number << 12 | version. From step `number` of that epoch of the rank group on experts lie
+as the placement of `version` says. How it changes is `workers/parallel/balance_board.py`. The supervisor makes the segment,
+with the first placement as version 0.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ExpertTable:
                 return version, placement
 
     def show_window(self, since_ns: int, counts: bytes) -> None:
-        """From here on the window begins at this time, when all had counted that. By the rank that leads the gang."""
+        """From here on the window begins at this time, when all had counted that. By the rank that leads the rank group."""
         # SYNC: a seqlock with recent_since; who dies meanwhile leaves 0, and the next leader writes it anew.
         _native.store_u64(self.words, WINDOW_SINCE, 0)
         self.window[:] = counts

@@ -57,7 +57,7 @@ def hold_segments(descriptors: Mapping[str, int]) -> None:
     _held.update(descriptors)
 
 
-def let_go_of_segments(names: Iterable[str]) -> None:
+def release_segments(names: Iterable[str]) -> None:
     """Forget and close them."""
     for name in names:
         os.close(_held.pop(name))

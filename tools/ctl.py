@@ -1,8 +1,8 @@
 """`tokamak ctl`: look at an engine, and give it orders, from the shell.
 
-`ps`, `counters`, `errors`, `gangs` and `experts` map the engine's shared memory read-only, so they work on an engine that runs,
-hangs or is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit codes: 0 done,
-1 not done, 2 bad arguments.
+`ps`, `counters`, `errors`, `rank groups` and `experts` map the engine's shared memory read-only, so they work on an engine
+that runs, hangs or is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit
+codes: 0 done, 1 not done, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.observation.observer import Observer
 from engine.observation.snapshot import Actor, Row
 from engine.options.argument_parser import ArgumentParser
 from engine.process.control_client import DEFAULT_TIMEOUT_S, ControlClient
-from engine.process.gangs import FIGURES, gang_ranks
+from engine.process.rank_groups import FIGURES, rank_group_ranks
 from engine.process.run_directory import Run, choose_run
 from shm.counters import Counters
 from shm.experts import ExpertTable
@@ -136,18 +136,18 @@ def _value(row: Row) -> tuple[str, str]:
     return f"{histogram.count}", f"observations  mean={histogram.mean:.4g} {quantiles} {row.unit}"
 
 
-def show_gangs(run: Run, options: argparse.Namespace) -> int:
-    """A line per rank: ranks of a replica exchange tensors, once all are in one epoch of their gang."""
+def show_rank_groups(run: Run, options: argparse.Namespace) -> int:
+    """A line per rank: ranks of a replica exchange tensors, once all are in one epoch of their rank group."""
     observer = Observer(run)
     snapshot = observer.snapshot()
     observer.close()
     size = run.manifest().config.tensor_parallel_size
     values = {(row.labels["actor"], row.name): row.value for row in snapshot.rows}
-    ranks = gang_ranks({actor.name: _state(actor) for actor in snapshot.actors}, values, size)
+    ranks = rank_group_ranks({actor.name: _state(actor) for actor in snapshot.actors}, values, size)
     if options.json:
         _print_json(ranks)
         return 0
-    rows: list[tuple[str, ...]] = [("ACTOR", "REPLICA", "RANK", "STATE", "GANG EPOCH", "COLLECTIVES", "WAITED")]
+    rows: list[tuple[str, ...]] = [("ACTOR", "REPLICA", "RANK", "STATE", "GROUP EPOCH", "COLLECTIVES", "WAITED")]
     for rank in ranks:
         epoch, num_calls, waited_s = (float(rank[name]) for name in FIGURES)
         shown = (f"{epoch:.0f}" if epoch else "-", units.count(int(num_calls)), units.seconds(waited_s))
@@ -246,13 +246,16 @@ def stop(run: Run, options: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------------- arguments
 
 
+FORMER_NAMES = {"rank-groups": ["rank groups"]}  # until the next release
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="tokamak ctl", description="Inspect and control an engine.", allow_abbrev=False)
     _add_which(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, act: Callable[[Run, argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False, aliases=FORMER_NAMES.get(name, ()))
         command.set_defaults(act=act)
         _add_which(command, default=argparse.SUPPRESS)  # after the command as well; what was given before it stays
         return command
@@ -289,9 +292,9 @@ def _add_looks(add: _Add) -> None:
     counters = add("counters", show_counters, "list all counters, gauges and histograms; also for a dead engine")
     counters.add_argument("pattern", nargs="?", default="", help="show only names that contain this text")
     errors = add("errors", show_errors, "list distinct errors with count and time; also for a dead engine")
-    gangs = add("gangs", show_gangs, "list rank groups by replica; also for a dead engine")
+    rank_groups = add("rank groups", show_rank_groups, "list rank groups by replica; also for a dead engine")
     experts = add("experts", show_experts, "show expert load per rank and the busiest experts; also for a dead engine")
-    for look in (actors, counters, errors, gangs, experts):
+    for look in (actors, counters, errors, rank_groups, experts):
         look.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -56,8 +56,8 @@ class Captures(msgspec.Struct, frozen=True):
     phase: Phase = Phase.DECODE
 
     def mode(self, own: StepShape, others: Iterable[StepShape] = ()) -> StepMode:
-        """Of a rank's step, where the ranks of its gang that have rows of their own run `others`: either all replay the same
-        size, those without rows too, or none replays."""
+        """Of a rank's step, where the ranks of its rank group that have rows of their own run `others`: either all replay the
+        same size, those without rows too, or none replays."""
         shapes = [shape for shape in (own, *others) if shape.num_tokens]
         size = 0
         if shapes and all(shape.phase is self.phase and shape.can_replay for shape in shapes):

@@ -278,7 +278,7 @@ def _clear(mask: np.ndarray, token_ids: list[int]) -> None:
         mask[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
 
-class Figures(msgspec.Struct):
+class ConstraintMetrics(msgspec.Struct):
     """Of some steps."""
 
     num_tokens: int = 0  # that were drawn with a constraint
@@ -319,11 +319,11 @@ class Constraints:
         self._compiled: deque[int] = deque()  # numbers that nobody has taken yet
         self.num_compiling = 0
         self.is_used = False
-        self._figures = Figures()
+        self._figures = ConstraintMetrics()
 
-    def take_figures(self) -> Figures:
+    def take_figures(self) -> ConstraintMetrics:
         """What happened since the last call."""
-        figures, self._figures = self._figures, Figures()
+        figures, self._figures = self._figures, ConstraintMetrics()
         return figures
 
     def compile(self, number: int, grammar: str) -> None:

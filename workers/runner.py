@@ -38,7 +38,7 @@ from workers.features import Features, Missing, together
 from workers.models import Model, declare_model
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
-from workers.parallel.meetings import Meetings
+from workers.parallel.rendezvous import Rendezvous
 from workers.parallel.share import TensorShare
 from workers.pooling.step_pooling import StepPooling
 from workers.sampling.step_sampling import StepRun, StepSampling
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from workers.adapters.arena import AdapterArena
 
 _NONE = np.zeros(0, np.int32)
-Standing = tuple[StepRows, np.ndarray, np.ndarray, np.ndarray]  # as `MtpDrafter.keep` takes them
+Accepted = tuple[StepRows, np.ndarray, np.ndarray, np.ndarray]  # as `MtpDrafter.keep` takes them
 
 
 class LoadedWeights(msgspec.Struct, frozen=True):
@@ -100,8 +100,8 @@ def _weight_cache(config: EngineConfig) -> WeightCache | None:
 
 class Peers:
     """The ranks that this one computes with. With a `communicator` a rank computes its share of a model, and each step is run
-    on all ranks of the group; GangBroken: one of them is gone, and the step is to be run again on all. With `experts` all ranks
-    of the gang run each step together, with rows or without."""
+    on all ranks of the group; RankGroupBroken: one of them is gone, and the step is to be run again on all. With `experts` all
+    ranks of the rank group run each step together, with rows or without."""
 
     def __init__(
         self,
@@ -117,8 +117,10 @@ class Peers:
         if communicator is not None:
             self.share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
         is_native = config.ops == "native"
-        self.gang = communicator.gang(experts.gang if experts else None) if communicator and is_native else None
-        self.meetings = Meetings.of(config, rank, self.communicator, experts.communicator if experts else None, epoch)
+        self.rank_group = (
+            communicator.rank_group(experts.rank_group if experts else None) if communicator and is_native else None
+        )
+        self.meetings = Rendezvous.of(config, rank, self.communicator, experts.communicator if experts else None, epoch)
         self.seat = seat_of(rank, config.num_ranks, config.memory_nodes or [()])
 
 
@@ -148,7 +150,7 @@ class ModelRunner:
         adapters: AdapterArena | None = None,
     ) -> None:
         self._adapters = adapters
-        self._communicator, self._experts, self._gang = peers.communicator, peers.experts, peers.gang
+        self._communicator, self._experts, self._rank_group = peers.communicator, peers.experts, peers.rank_group
         self._share, self._rank, self._seat = peers.share, peers.rank, peers.seat
         self.config = config
         self._on_op = on_op
@@ -182,8 +184,8 @@ class ModelRunner:
             config.graph_only_prefill,
         )
         # ranks that share experts ask each other how many rows they have, where no graph has that fixed
-        may_look = self.inputs.in_place is None or self._experts is not None
-        self._max_unseen_rows = 0 if may_look else self.inputs.padded(config.max_num_seqs * (1 + max_drafts))
+        may_sync = self.inputs.in_place is None or self._experts is not None
+        self._max_sync_free_rows = 0 if may_sync else self.inputs.padded(config.max_num_seqs * (1 + max_drafts))
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         sizes = config.cudagraph_capture_sizes
         self._captures = Captures(sizes, max_drafts, phase)
@@ -221,7 +223,7 @@ class ModelRunner:
             self._sampling = StepSampling(
                 tensor_rank, device, self.inputs, self.slots, self._communicator, self.drafting, self.constraints
             )
-        self._standing: Standing | None = None  # of the last step, for the layers that draft
+        self._accepted: Accepted | None = None  # of the last step, for the layers that draft
         self.encode_ns = 0  # of all steps so far
         self.encoder: Encoder | None = None  # of the weights, in models that take media
         self._weight_cache = _weight_cache(config)
@@ -229,7 +231,7 @@ class ModelRunner:
         self.mixtures: list[Experts] = []  # of the weights that were loaded last, where ranks share them
         self.trace: StepTrace | None = None  # of the worker that it works for
         self._step_ns = 0  # of the last one
-        self._guess_ns = 0  # of it, for guesses that layers made when it began
+        self._draft_ns = 0  # of it, for guesses that layers made when it began
 
     def _chosen_ops(self, rows: CardRows | None) -> ChosenOps:
         """Those that are right on this device, for this model."""
@@ -291,12 +293,12 @@ class ModelRunner:
             self._are_steps_checked = True
         self.encoder = self._make_encoder(loaded.model, version)
         name, sizes = self.config.plan, self._captures.sizes
-        of_device = self._on_op, self._gang, sizes, self._max_unseen_rows
+        of_device = self._on_op, self._rank_group, sizes, self._max_sync_free_rows
         plan = self._parts.make_plan(name, loaded.model, self.device, self.inputs, self._cache, *of_device)
         if self.mtp is not None:
-            self.mtp.load(loaded.model, self._on_op, self._gang)
+            self.mtp.load(loaded.model, self._on_op, self._rank_group)
         self._is_warm = self._communicator is None and self._experts is None
-        if self._is_warm:  # ranks of a gang load at times of their own, and a replay takes all of them
+        if self._is_warm:  # ranks of a rank group load at times of their own, and a replay takes all of them
             self._warm_up(plan)
         self.weights = LoadedWeights(path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents, loaded.packed)
 
@@ -341,7 +343,7 @@ class ModelRunner:
         self.weights = LoadedWeights("", 0, 0, None)
         self.mixtures = []
         self.encoder = None
-        self._standing = None
+        self._accepted = None
         if self.mtp is not None:
             self.mtp.clear()
 
@@ -381,14 +383,14 @@ class ModelRunner:
         if self._is_cold(plan):
             self._warm_up_together(plan)
         is_drafting: np.ndarray | None = None
-        self._guess_ns = 0
+        self._draft_ns = 0
         if self.mtp is not None and (step.starts or step.block_slots):
             self.mtp.begin(rows, step)
         if self.mtp is not None and (step.num_drafts or step.wants_drafts):  # else nothing of it is run, nor kept
             draft_ns = time.monotonic_ns()
             is_drafting = self.mtp.are_drafting(rows, step.wants_drafts)
             self.mtp.prepare(rows, self.mode, is_drafting)
-            self._guess_ns = time.monotonic_ns() - draft_ns
+            self._draft_ns = time.monotonic_ns() - draft_ns
         prompt_rows = self._sampling.prompt_rows(rows)
         kept_counts = self._sampling.kept_counts(rows, prompt_rows)
         if is_drafting is not None:
@@ -396,10 +398,10 @@ class ModelRunner:
         run = StepRun.of(step, rows, plan, prompt_rows, kept_counts.cumsum(), is_drafting, encoded)
         self._set_rows(rows, kept_counts, self.mode, self._sampling.flags(run))
         if self.mtp is not None and is_drafting is not None:
-            self.mtp.guess()
-            run.has_guesses = self.mtp.has_guesses
+            self.mtp.draft_token()
+            run.has_draft_tokens = self.mtp.has_draft_tokens
         if self.constraints.is_used:
-            if run.has_guesses and self.mtp is not None:
+            if run.has_draft_tokens and self.mtp is not None:
                 self.mtp.tell()
             self.constraints.look_ahead(rows)
         self._run_rows(plan, self.mode)
@@ -418,10 +420,10 @@ class ModelRunner:
             return run
         begin_ns = time.monotonic_ns()
         result = self._sampling.end(run)
-        self._standing = None
+        self._accepted = None
         if run.is_drafting is not None and run.is_drafting.any():
             counts = np.frombuffer(result.counts, np.int32)
-            self._standing = run.rows, counts, run.is_drafting, run.kept_ends
+            self._accepted = run.rows, counts, run.is_drafting, run.kept_ends
         result.weight_version = self.weights.version
         result.encoded = run.encoded
         result.num_tokens = run.num_tokens
@@ -433,23 +435,24 @@ class ModelRunner:
     def draft(self) -> int:
         """Guess what comes next in each slot, for the rows of later steps. To be called when the result of a step is sent. The
         nanoseconds that it took, with what the step itself took for guesses; 0: there was nothing to do."""
-        if self.drafting is None or (self._standing is None and self.drafting.has_passed):
+        if self.drafting is None or (self._accepted is None and self.drafting.has_passed):
             return 0
         begin_ns = time.monotonic_ns()
         plan = self.weights.plan
-        if self.mtp is not None and self._standing is not None and plan is not None:
-            self.mtp.keep(*self._standing, plan)
-            self._standing = None
+        if self.mtp is not None and self._accepted is not None and plan is not None:
+            self.mtp.keep(*self._accepted, plan)
+            self._accepted = None
         if self.drafting.has_passed:
-            return time.monotonic_ns() - begin_ns + self._guess_ns
+            return time.monotonic_ns() - begin_ns + self._draft_ns
         self.drafting.propose()
         draft_ns = time.monotonic_ns() - begin_ns
         if self.inputs.num_tokens:
             self.drafting.took(self.inputs.num_tokens, self._step_ns + draft_ns)
-        return draft_ns + self._guess_ns
+        return draft_ns + self._draft_ns
 
     def run_without_rows(self) -> None:
-        """This rank's part in a step of the gang in which its own replica has nothing to do: experts for the others' rows."""
+        """This rank's part in a step of the rank group in which its own replica has nothing to do: experts for the others'
+        rows."""
         plan = self.weights.plan
         assert plan is not None, "a rank without weights serves nobody"
         self.mode = self._mode(NO_ROWS)
@@ -470,9 +473,9 @@ class ModelRunner:
         return self._captures.mode(own, others)
 
     def _is_cold(self, plan: Plan) -> bool:
-        """Whether the ranks of the gang are to capture what this step replays. All have to: a rank that has loaded weights
-        again, which a peer could not load, would else exchange what the others do not."""
-        if not self.mode.size or self._gang is not None:  # tapes are there
+        """Whether the ranks of the rank group are to capture what this step replays. All have to: a rank that has loaded
+        weights again, which a peer could not load, would else exchange what the others do not."""
+        if not self.mode.size or self._rank_group is not None:  # tapes are there
             return False
         if self._communicator is not None and self._experts is None:  # else they have told it with their shapes
             self._are_warm = bool(self._communicator.all_gather(np.array([self._is_warm])).all())
@@ -550,7 +553,7 @@ class ModelRunner:
         return encoded, missing if self._communicator is None else together(self._communicator, missing)
 
     def _not_run(self, step: Step, missing: Missing) -> StepResult:
-        if self._experts is not None:  # the gang needs this rank all the same
+        if self._experts is not None:  # the rank group needs this rank all the same
             self.run_without_rows()
         return StepResult(
             step_id=step.step_id,

@@ -48,11 +48,11 @@ from shm.counters import State
 from shm.experts import ExpertTable
 from workers.parallel.balance_board import BalanceBoard
 from workers.parallel.balancer import Balancer
-from workers.parallel.communicator import SPIN_NS, Communicator, GangBroken
+from workers.parallel.communicator import SPIN_NS, Communicator, RankGroupBroken
 from workers.parallel.experts import ExpertRank
-from workers.parallel.turns import GangTurns
-from workers.rank_figures import RankFigures
+from workers.parallel.turns import RankGroupTurns
 from workers.step_trace import StepTrace
+from workers.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
     from workers.adapters.arena import AdapterArena
@@ -74,10 +74,10 @@ class WorkerActor(Actor):
         self._last_end_ns = 0
         self._trace = StepTrace(context.tracer)
         self._started: deque[tuple[Step, int]] = deque()  # steps, and when they came
-        self._takes_part = True  # in its gang
+        self._takes_part = True  # in its rank group
         self._adapters: AdapterArena | None = None
         self._loading: AdapterLoading | None = None
-        self._figures = RankFigures(context)
+        self._figures = WorkerMetrics(context)
 
     # ---------------------------------------------------------------------------------------------------------- life
 
@@ -96,7 +96,7 @@ class WorkerActor(Actor):
         )
         self._turns = self._make_turns()
         self._tell_membership()
-        self._greet()
+        self._send_hello()
 
     def on_stop(self) -> None:
         if self._turns is not None:
@@ -117,11 +117,11 @@ class WorkerActor(Actor):
             while self._started:
                 self._result()
             self._to_scheduler.clear()  # meant for the one before
-            self._greet()
+            self._send_hello()
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         if self._communicator is not None and self._communicator.is_elsewhere:
-            self._greet()
+            self._send_hello()
         num_done = self._to_scheduler.flush()
         if self._loading is not None and self._loading.reply is not None:
             self.context.events.send(self._loading.reply)
@@ -169,26 +169,26 @@ class WorkerActor(Actor):
                 raise AssertionError(f"{type(message).__name__} has no business on the broadcast ring")
 
     def _take_step(self, step: Step, received_ns: int) -> None:
-        """One of several ranks leaves alone what was meant for another epoch of its gang, and drops a step where the gang
-        breaks: the scheduler sends it again when all have greeted. The first one answers for all."""
+        """One of several ranks leaves alone what was meant for another epoch of its rank group, and drops a step where the
+        rank group breaks: the scheduler sends it again when all have greeted. The first one answers for all."""
         if not self._runner.core.weights.version:
             self._send(self._refusal(step))
         elif self._communicator is None:
             self._start(step, received_ns)
             while len(self._started) >= self._runner.depth:
                 self._finish()
-        elif step.gang_epoch == self._communicator.epoch:
+        elif step.rank_group_epoch == self._communicator.epoch:
             try:
                 result = self._run(step, received_ns)
                 if self.context.tensor_rank == 0:
                     self._send(result)
                 self._draft()
-            except GangBroken as broken:
+            except RankGroupBroken as broken:
                 self.context.log.info("step %d is dropped: %s", step.step_id, broken.args[0])
-                self._greet()
+                self._send_hello()
 
-    def _turn(self, turns: GangTurns) -> int:
-        """One step of the gang, with this replica's next Step or without rows, or an order; how many things were done."""
+    def _turn(self, turns: RankGroupTurns) -> int:
+        """One step of the rank group, with this replica's next Step or without rows, or an order; how many things were done."""
         received_ns = time.monotonic_ns()
         num_done = turns.receive()
         for message in turns.take_grammars():
@@ -208,21 +208,21 @@ class WorkerActor(Actor):
                 self._figures.ended_without_rows(time.monotonic_ns() - received_ns, self._communicators)
             else:
                 result = self._run(step, received_ns)
-        except GangBroken as broken:
-            self.context.log.info("a step of the gang is dropped: %s", broken.args[0])
-            self._greet()
+        except RankGroupBroken as broken:
+            self.context.log.info("a step of the rank group is dropped: %s", broken.args[0])
+            self._send_hello()
             return num_done + 1
         turns.end_turn()
         if step is None:
-            self._figures.empty_gang_steps.add(1)
-        self._figures.gang_steps.add(1)
+            self._figures.empty_rank_group_steps.add(1)
+        self._figures.rank_group_steps.add(1)
         if step is not None and self.context.tensor_rank == 0:
             self._send(result)
         try:
             self._draft()
-        except GangBroken as broken:
+        except RankGroupBroken as broken:
             self.context.log.info("drafts are dropped: %s", broken.args[0])
-            self._greet()
+            self._send_hello()
         return num_done + 1
 
     def _start(self, step: Step, received_ns: int) -> None:
@@ -357,11 +357,11 @@ class WorkerActor(Actor):
         if self._comm_arena is None:
             return None
         size = self.context.config.tensor_parallel_size
-        return self._communicator_of(self._rank_in_gang - self.context.tensor_rank, size)
+        return self._communicator_of(self._rank_in_rank_group - self.context.tensor_rank, size)
 
     @property
-    def _rank_in_gang(self) -> int:
-        """A gang is a replica, or all of them where they share the experts."""
+    def _rank_in_rank_group(self) -> int:
+        """A rank group is a replica, or all of them where they share the experts."""
         return self.context.index if self.context.config.enable_expert_parallel else self.context.tensor_rank
 
     def _communicator_of(self, first: int, count: int, *, shares_experts: bool = False) -> Communicator:
@@ -371,22 +371,22 @@ class WorkerActor(Actor):
         has_own_cores = num_beside * config.threads <= len(os.sched_getaffinity(0))
         return Communicator(
             self._comm_arena.buffer,
-            self._rank_in_gang,
+            self._rank_in_rank_group,
             first,
             count,
             timeout_s=config.hang_timeout_s + _HANG_GRACE_S,
             spin_ns=SPIN_NS if has_own_cores else 0,
             shares_experts=shares_experts,
-            needs_all=config.are_gangs_whole,
+            needs_all=config.are_rank_groups_whole,
         )
 
-    def _make_turns(self) -> GangTurns | None:
+    def _make_turns(self) -> RankGroupTurns | None:
         """None: the rank runs a Step as soon as it comes."""
         if self._experts is None or self._communicator is None:
             return None
         size, run_id = self.context.config.tensor_parallel_size, self.context.run.run_id
         bells = [ReaderBells(run_id, scheduler, range(size)) for scheduler in self.context.schedulers]
-        return GangTurns(self._experts, self._communicator, self._reader, bells, self._beat, self._balancer)
+        return RankGroupTurns(self._experts, self._communicator, self._reader, bells, self._beat, self._balancer)
 
     def _make_balancer(self, experts: ExpertRank, board: BalanceBoard, model: ModelConfig) -> Balancer | None:
         """None: experts stay where they are at first."""
@@ -465,15 +465,16 @@ class WorkerActor(Actor):
             self._takes_part = has_weights
             self.context.events.send(Membership(self.context.name, self.context.epoch, has_weights))
 
-    def _greet(self) -> None:
-        """Say Hello; one of several ranks in the epoch that its gang has now, and not before it is a member, if it is to be."""
-        weights, gang_epoch = self._runner.core.weights, 0
+    def _send_hello(self) -> None:
+        """Say Hello; one of several ranks in the epoch that its rank group has now, and not before it is a member, if it is to
+        be."""
+        weights, rank_group_epoch = self._runner.core.weights, 0
         if self._communicator is not None:
             is_member = self._communicator.join()
             if self._turns is not None:
                 self._turns.join()
-            gang_epoch = self._communicator.epoch
-            self._figures.gang_epoch.set(gang_epoch)
+            rank_group_epoch = self._communicator.epoch
+            self._figures.rank_group_epoch.set(rank_group_epoch)
             if not is_member and self._takes_part:
                 return
         self._send(
@@ -483,7 +484,7 @@ class WorkerActor(Actor):
                 weights.version,
                 weights.path,
                 weights.contents,
-                gang_epoch,
+                rank_group_epoch,
                 self._arena_id,
             )
         )

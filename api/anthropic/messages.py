@@ -29,7 +29,7 @@ from api.anthropic.errors import error_of
 from api.anthropic.requests import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
 from api.client.generation import Generation, OpenSample
 from api.errors import json_response
-from api.exchange import Exchange, until_finished
+from api.request_context import RequestContext, until_finished
 from api.schemas.responses import encoder
 from api.sse import EventStream, EventWriter
 from api.translation import Translation, count_translated, cut_off, open_translated
@@ -38,14 +38,14 @@ from engine.errors import RequestError
 
 async def create_message(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    fields, body = await exchange.parse_with_fields(request, MessagesRequest)
-    name = exchange.services.model.resolve(body.model)
-    translation = translate(body, exchange.services.model)
+    context = RequestContext.of(request)
+    fields, body = await context.parse_with_fields(request, MessagesRequest)
+    name = context.services.model.resolve(body.model)
+    translation = translate(body, context.services.model)
     translation.add_ours(fields, MessagesRequest)
     generation = await open_translated(request, translation)
-    headers = {"request-id": exchange.request_id}
-    answer = MessageWriter(exchange, name, body, translation)
+    headers = {"request-id": context.request_id}
+    answer = MessageWriter(context, name, body, translation)
     if body.stream:
         return EventStream(generation, answer, headers)
     with translation.restored():
@@ -55,18 +55,18 @@ async def create_message(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    body = await exchange.parse(request, CountTokensRequest)
-    num_tokens = await count_translated(request, translate(body, exchange.services.model))
-    return json_response(TokensCount(num_tokens), headers={"request-id": exchange.request_id})
+    context = RequestContext.of(request)
+    body = await context.parse(request, CountTokensRequest)
+    num_tokens = await count_translated(request, translate(body, context.services.model))
+    return json_response(TokensCount(num_tokens), headers={"request-id": context.request_id})
 
 
 class MessageWriter(EventWriter):
     """Writes one message, as a stream or whole."""
 
-    def __init__(self, exchange: Exchange, model_name: str, body: MessagesRequest, translation: Translation) -> None:
-        self._request_id = exchange.request_id
-        self._id = f"msg_{hashlib.blake2b(exchange.key.encode(), digest_size=16).hexdigest()}"
+    def __init__(self, context: RequestContext, model_name: str, body: MessagesRequest, translation: Translation) -> None:
+        self._request_id = context.request_id
+        self._id = f"msg_{hashlib.blake2b(context.key.encode(), digest_size=16).hexdigest()}"
         self._model_name = model_name
         self._translation = translation
         is_omitted = isinstance(body.thinking, (ThinkingEnabled, ThinkingAdaptive)) and body.thinking.display == "omitted"

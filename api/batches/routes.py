@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from api.batches.batch import OPEN, WINDOW_S, Batch, CreateBatchRequest, RequestCounts, StoredBatch, count_requests
 from api.errors import json_response
-from api.exchange import Exchange
 from api.files.store import no_room
 from api.paging import Page, page_of
+from api.request_context import RequestContext
 from api.schemas.requests import invalid, shown
 from engine.errors import RequestError
 
@@ -30,16 +30,16 @@ class BatchList(Page[Batch]):
 
 async def create_batch(request: Request) -> Response:
     """The route. 400 for a file in which any line is no request."""
-    exchange = Exchange.of(request)
-    files, batches = exchange.services.files, exchange.services.batches
-    body = await exchange.parse(request, CreateBatchRequest)
+    context = RequestContext.of(request)
+    files, batches = context.services.files, context.services.batches
+    body = await context.parse(request, CreateBatchRequest)
     file = files.find(body.input_file_id)
     if file is None:
         text = f"there is no file {shown(body.input_file_id)}; upload it with purpose 'batch'"
         raise RequestError(f"input_file_id: {text}", status=404, code="not_found", param="input_file_id")
     if file.purpose != "batch":
         raise invalid("input_file_id", f"the file's purpose is {shown(file.purpose)}, expected 'batch'")
-    own = batches.of_source(exchange.source)
+    own = batches.of_source(context.source)
     num_open = sum(batch.status in OPEN for batch in own)
     if num_open >= MAX_OPEN:
         raise RequestError(
@@ -48,12 +48,12 @@ async def create_batch(request: Request) -> Response:
             code="too_many_batches",
             retry_after_s=60,
         )
-    max_line_bytes = exchange.services.context.config.max_body_bytes  # what is longer would be refused then
+    max_line_bytes = context.services.context.config.max_body_bytes  # what is longer would be refused then
     total = await asyncio.to_thread(count_requests, files.path(file.id), body.endpoint, max_line_bytes)
-    files.check_room(files.owner_of(exchange.source))
+    files.check_room(files.owner_of(context.source))
     now = int(time.time())
     batch = Batch(
-        id=files.new_id("batch_", exchange.source),
+        id=files.new_id("batch_", context.source),
         endpoint=body.endpoint,
         input_file_id=file.id,
         created_at=now,
@@ -61,7 +61,7 @@ async def create_batch(request: Request) -> Response:
         request_counts=RequestCounts(total=total),
         metadata=body.metadata,
     )
-    output_id, error_id = files.new_id("file-", exchange.source), files.new_id("file-", exchange.source)
+    output_id, error_id = files.new_id("file-", context.source), files.new_id("file-", context.source)
     over = [each.id for each in own if each.status not in OPEN]
     for batch_id in over[: max(0, len(own) + 1 - MAX_STORED)]:
         batches.forget(batch_id)
@@ -76,8 +76,8 @@ async def create_batch(request: Request) -> Response:
 
 async def list_batches(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    own = exchange.services.batches.of_source(exchange.source)
+    context = RequestContext.of(request)
+    own = context.services.batches.of_source(context.source)
     return json_response(page_of(BatchList, request.query_params, own, lambda batch: batch.id, usual=20, most=100))
 
 
@@ -88,7 +88,7 @@ async def show_batch(request: Request) -> Response:
 
 async def cancel_batch(request: Request) -> Response:
     """The route: what is answered by then stays."""
-    batches = Exchange.of(request).services.batches
+    batches = RequestContext.of(request).services.batches
     batch = _found(request)
     if batch.status == "cancelled":
         return json_response(batch)
@@ -105,7 +105,7 @@ async def cancel_batch(request: Request) -> Response:
 
 def _found(request: Request) -> Batch:
     batch_id = request.path_params["id"]
-    stored = Exchange.of(request).services.batches.find(batch_id)
+    stored = RequestContext.of(request).services.batches.find(batch_id)
     if stored is None:
         text = f"there is no batch {shown(batch_id)}: it is of another run, or there never was one"
         raise RequestError(text, status=404, code="not_found", param="id")

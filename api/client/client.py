@@ -70,7 +70,7 @@ class _Call:
         return self.message
 
 
-class EdgeClient:
+class EngineClient:
     """All that this api process has open with the engine."""
 
     def __init__(self, context: ActorContext) -> None:
@@ -112,10 +112,10 @@ class EdgeClient:
         samples_per_prompt: int,
         is_streaming: bool,
         abort_connection: Callable[[], None],
-        let_go: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
     ) -> Generation:
         """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where too
-        many wait for a ring; nothing is open then. `let_go`: of what the samples need, when they have ended. A request may be
+        many wait for a ring; nothing is open then. `release`: of what the samples need, when they have ended. A request may be
         longer than a ring: it follows as room comes, in turn with others."""
         if self._is_stopping:
             raise stopping()
@@ -135,7 +135,7 @@ class EdgeClient:
             abort_connection=abort_connection,
             close=self.close,
             resume=self._resume,
-            let_go=let_go,
+            release=release,
             source=submits[0].source if submits else "",
             held=self._held,
         )
@@ -157,7 +157,7 @@ class EdgeClient:
     def close(self, generation: Generation) -> None:
         """Forget a request; its unfinished samples are aborted."""
         self._generations.pop(generation.key, None)
-        generation.let_go()
+        generation.release()
         if generation.is_finished:
             return
         for sample in generation.samples:
@@ -405,7 +405,7 @@ class EdgeClient:
         self._measures.on_finished(reason)
         sample.generation.num_unfinished -= 1
         if sample.generation.is_finished:
-            sample.generation.let_go()
+            sample.generation.release()
             self._measures.on_closed(sample.generation)
         self._forget(sample)
 

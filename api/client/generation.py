@@ -1,6 +1,6 @@
 """One HTTP request at the edge: its open samples, and the wait for what they bring.
 
-Lives in the event loop of the api process. Made by `client.EdgeClient.open`, waited on by the route handlers.
+Lives in the event loop of the api process. Made by `client.EngineClient.open`, waited on by the route handlers.
 """
 
 from __future__ import annotations
@@ -228,11 +228,11 @@ class Generation:
         abort_connection: Callable[[], None],
         close: Callable[[Generation], None],
         resume: Callable[[Generation], None] = lambda generation: None,
-        let_go: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
         source: str = "",
         held: HeldLogprobs | None = None,
     ) -> None:
-        """`resume`: its samples, which were paused. `let_go`: of what its samples needed, once the last has ended; may be
+        """`resume`: its samples, which were paused. `release`: of what its samples needed, once the last has ended; may be
         called again. `held`: what all requests hold."""
         self.key = key  # unique in the run
         self.samples: list[OpenSample] = []
@@ -249,7 +249,7 @@ class Generation:
         self._abort_connection = abort_connection
         self._close = close
         self._resume = resume
-        self.let_go = let_go
+        self.release = release
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None  # of the one who waits
         self._has_progressed = False

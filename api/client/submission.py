@@ -17,9 +17,9 @@ from starlette.requests import Request
 
 from api.access import priority_of, source_of
 from api.client.generation import Generation
-from api.exchange import ABORT_KEY, Exchange
-from api.media.desk import HeldMedia
+from api.media.store import MediaLease
 from api.model import ServedModel
+from api.request_context import ABORT_KEY, RequestContext
 from api.schemas.formats import format_of
 from api.schemas.requests import ChatRequest, GenerationRequest, RepetitionDetection, invalid
 from engine.errors import RequestError
@@ -182,18 +182,18 @@ def open_generation(
     sampling: SamplingParams,
     *,
     best_of: int,
-    media: HeldMedia,
+    media: MediaLease,
     mask_bounds: bytes = b"",
     parsing: Parsing | None = None,
 ) -> Generation:
     """Submit every sample of every prompt; what `media` holds is let go of when all have ended, and where they cannot even
     begin. Raises RequestError where the engine takes no more."""
-    exchange = Exchange.of(request)
-    config = exchange.services.context.config
+    context = RequestContext.of(request)
+    config = context.services.context.config
     try:
-        exchange.services.model.check_task("generate")
+        context.services.model.check_task("generate")
         submits = make_submits(
-            exchange,
+            context,
             body,
             prompts,
             sampling,
@@ -202,26 +202,26 @@ def open_generation(
             pinned_replica(request.headers, config.data_parallel_size),
             parsing,
         )
-        options = PromptOptions(bool(body.return_progress), body.cache_salt or "", exchange.services.model.use_of(body.model))
+        options = PromptOptions(bool(body.return_progress), body.cache_salt or "", context.services.model.use_of(body.model))
         source = source_of(request, config)
         for submit in submits:
             submit.media, submit.mask_bounds, submit.source, submit.options = media.items, mask_bounds, source, options
-        generation = exchange.services.client.open(
-            exchange.key,
+        generation = context.services.client.open(
+            context.key,
             submits,
             samples_per_prompt=best_of,
             is_streaming=bool(body.stream),
             abort_connection=request.scope[ABORT_KEY],
-            let_go=media.release,
+            release=media.release,
         )
-        return exchange.opened(generation)
+        return context.opened(generation)
     except BaseException:
         media.release()
         raise
 
 
 def make_submits(
-    exchange: Exchange,
+    context: RequestContext,
     body: GenerationRequest,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
@@ -237,7 +237,7 @@ def make_submits(
     samplings = [sampling, *others]
     submits = []
     for number, prompt in enumerate(prompts):
-        group_id = exchange.key if len(prompts) == 1 else f"{exchange.key}~p{number}"
+        group_id = context.key if len(prompts) == 1 else f"{context.key}~p{number}"
         for index in range(best_of):
             submits.append(
                 Submit(
@@ -250,18 +250,18 @@ def make_submits(
                     text=text,
                     group_id=group_id,
                     priority=priority,
-                    arrival_ns=exchange.arrival_ns,
-                    deadline_ns=deadline_of(exchange, body),
+                    arrival_ns=context.arrival_ns,
+                    deadline_ns=deadline_of(context, body),
                     pinned_replica=replica,
                 )
             )
     return submits
 
 
-def deadline_of(exchange: Exchange, body: GenerationRequest | PoolingRequest) -> int:
+def deadline_of(context: RequestContext, body: GenerationRequest | PoolingRequest) -> int:
     """CLOCK_MONOTONIC; 0: none."""
-    timeout_s = body.timeout or exchange.services.model.request_timeout_s
-    return exchange.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0
+    timeout_s = body.timeout or context.services.model.request_timeout_s
+    return context.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0
 
 
 def pinned_replica(headers: Headers, num_replicas: int) -> int:

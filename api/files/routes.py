@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from api.errors import json_response
-from api.exchange import Exchange
 from api.files.store import FileObject
 from api.files.upload import take_upload
 from api.paging import Page, page_of
+from api.request_context import RequestContext
 from api.schemas.requests import shown
 from engine.errors import RequestError
 
@@ -30,14 +30,14 @@ class DeletedFile(msgspec.Struct):
 
 async def create_file(request: Request) -> Response:
     """The route."""
-    return json_response(await take_upload(request, Exchange.of(request).services.files))
+    return json_response(await take_upload(request, RequestContext.of(request).services.files))
 
 
 async def list_files(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    store = exchange.services.files
-    found = [file for each in store.ids("file-", exchange.source) if (file := store.find(each)) is not None]
+    context = RequestContext.of(request)
+    store = context.services.files
+    found = [file for each in store.ids("file-", context.source) if (file := store.find(each)) is not None]
     purpose = request.query_params.get("purpose")
     listed = sorted((file for file in found if purpose in (None, file.purpose)), key=lambda file: (file.created_at, file.id))
     return json_response(page_of(FileList, request.query_params, listed, lambda file: file.id, usual=10_000, most=10_000))
@@ -51,13 +51,13 @@ async def show_file(request: Request) -> Response:
 async def show_content(request: Request) -> Response:
     """The route: a file's bytes, as it was uploaded."""
     file = _found(request)
-    path = Exchange.of(request).services.files.path(file.id)
+    path = RequestContext.of(request).services.files.path(file.id)
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
 async def delete_file(request: Request) -> Response:
     """The route. 409 while a batch reads it."""
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     file = _found(request)
     batch_id = services.batches.reader_of(file.id)
     if batch_id is not None:
@@ -69,7 +69,7 @@ async def delete_file(request: Request) -> Response:
 
 def _found(request: Request) -> FileObject:
     file_id = request.path_params["id"]
-    file = Exchange.of(request).services.files.find(file_id)
+    file = RequestContext.of(request).services.files.find(file_id)
     if file is None:
         text = f"there is no file {shown(file_id)}: it was deleted, has expired, or is of another run"
         raise RequestError(text, status=404, code="not_found", param="id")

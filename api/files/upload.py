@@ -13,9 +13,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from api.body_budget import GRACE_NS, LEAST_BODY_BYTES_PER_S
-from api.exchange import Exchange, next_part
 from api.files.store import FileObject, FileStore, Purpose, Upload
 from api.paging import whole_number
+from api.request_context import RequestContext, next_part
 from api.schemas.requests import convert, invalid, shown
 from engine.errors import RequestError
 
@@ -95,7 +95,7 @@ async def take_upload(request: Request, store: FileStore) -> FileObject:
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
         raise RequestError("expected a body of multipart/form-data with `file` and `purpose`", param="file")
-    parts = _Parts(store, Exchange.of(request).source)
+    parts = _Parts(store, RequestContext.of(request).source)
     callbacks: MultipartCallbacks = {
         "on_part_begin": parts.on_part_begin,
         "on_part_data": parts.on_part_data,

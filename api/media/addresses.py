@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from api.media.turns import Turn
+from api.media.fetch_slots import Turn
 
 _INNER_NETWORKS = tuple(
     map(

@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import msgspec
 
 from api.media.addresses import Addresses, ForbiddenAddressError
+from api.media.fetch_slots import FetchSlots, Turn
 from api.media.object_store import SCHEMES, ObjectStore, presigned
-from api.media.turns import Turn, Turns
 from engine.config import EngineConfig
 from engine.errors import RequestError
 
@@ -99,8 +99,8 @@ class Fetcher:
         self._store = ObjectStore.of(config)
         self._timeout_s = config.media_fetch_timeout_s
         self._transport: httpx2.AsyncHTTPTransport | None = None
-        self._links = Turns("media-link", num_links)
-        self._files = Turns("media-file", min(MAX_FILE_READS, num_links))
+        self._links = FetchSlots("media-link", num_links)
+        self._files = FetchSlots("media-file", min(MAX_FILE_READS, num_links))
 
     async def fetch(
         self,

@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from api.access import source_of
 from api.client.generation import unless_gone
-from api.media.desk import HeldMedia, MediaDesk
 from api.media.download import MAX_LINKS, Fetcher, download, too_large
 from api.media.parts import MediaPart, check_parts
+from api.media.store import MediaLease, MediaStore
 from api.schemas.requests import MediaOptions, dump
 from engine.config import EngineConfig
 from engine.errors import RequestError
@@ -37,7 +37,7 @@ class MediaRequests:
     takes."""
 
     def __init__(
-        self, context: ActorContext, desk: MediaDesk | None, kinds: Collection[str], num_links: int = MAX_LINKS
+        self, context: ActorContext, desk: MediaStore | None, kinds: Collection[str], num_links: int = MAX_LINKS
     ) -> None:
         self._kinds = kinds
         self._config = context.config
@@ -50,14 +50,14 @@ class MediaRequests:
 
     async def gather(
         self, parts: list[MediaPart], request: Request, options: MediaOptions, key: str, deadline_ns: int = 0
-    ) -> HeldMedia:
+    ) -> MediaLease:
         """Return the items of a request's parts, in their order, held until somebody calls `release`. `request`: of a client
         that may leave meanwhile; `key`: its name in the run; `deadline_ns` (CLOCK_MONOTONIC, 0: none): when it waits no longer.
         RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
         config = self._config
         check_parts(parts, self._kinds, config.enable_mm_embeds, config.limit_mm_per_prompt)
         if self._desk is None or not parts:
-            return HeldMedia()
+            return MediaLease()
         given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}
         settings = {name: value for name, value in given.items() if value}
         encoded = dump(settings, "mm_processor_kwargs") if settings else b""
@@ -99,7 +99,7 @@ Fetch = Callable[[MediaPart, int, object], Awaitable[bytearray]]
 class _Gathering:
     """Of one request."""
 
-    def __init__(self, config: EngineConfig, name: str, held: HeldMedia, fetch: Fetch, settings: bytes, source: str) -> None:
+    def __init__(self, config: EngineConfig, name: str, held: MediaLease, fetch: Fetch, settings: bytes, source: str) -> None:
         self.held = held
         self._config = config
         self._name = name

@@ -15,7 +15,6 @@ import msgspec
 from msgspec import UNSET
 
 from api.client.generation import Generation, OpenSample
-from api.exchange import Exchange
 from api.ollama.answers import (
     DoneReason,
     OllamaChat,
@@ -27,6 +26,7 @@ from api.ollama.answers import (
 from api.ollama.errors import error_body
 from api.ollama.requests import OllamaRequest
 from api.openai.logprobs import LogprobsShown, chat_logprobs, whole_chat_logprobs
+from api.request_context import RequestContext
 from api.schemas.responses import encoder
 from api.sse import EventStream, EventWriter
 from api.translation import Translation, cut_off
@@ -44,9 +44,9 @@ class LineStream(EventStream):
 class LineWriter(EventWriter):
     """Writes one answer, as lines or whole."""
 
-    def __init__(self, exchange: Exchange, body: OllamaRequest, translation: Translation) -> None:
-        self._arrival_ns = exchange.arrival_ns
-        self._model_name = body.model or exchange.services.model.names[0]
+    def __init__(self, context: RequestContext, body: OllamaRequest, translation: Translation) -> None:
+        self._arrival_ns = context.arrival_ns
+        self._model_name = body.model or context.services.model.names[0]
         self._translation = translation
         self._num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._call: Part | None = None  # whose arguments come

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import Exchange, Services
 from api.model import LATEST, ServedModel
 from api.ollama.answers import (
     OllamaCapability,
@@ -30,6 +29,7 @@ from api.ollama.answers import (
 )
 from api.ollama.lines import rfc3339
 from api.ollama.requests import OllamaPullRequest, OllamaShowRequest
+from api.request_context import RequestContext, Services
 from api.schemas.responses import encoder
 from engine.errors import RequestError, TokamakError
 
@@ -44,7 +44,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 
 async def list_models(request: Request) -> Response:
     """The route."""
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     model = services.model
     files = await _files(model)
     digest, details = _digest(model), _details(services, files)
@@ -63,7 +63,7 @@ async def list_models(request: Request) -> Response:
 
 async def list_running(request: Request) -> Response:
     """The route: of all names the first."""
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     model = services.model
     name, files = tagged(model.names[0]), await _files(model)
     running = OllamaRunningModel(
@@ -81,10 +81,10 @@ async def list_running(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    services = exchange.services
+    context = RequestContext.of(request)
+    services = context.services
     model, shape = services.model, services.model.shape
-    body = await exchange.parse(request, OllamaShowRequest)
+    body = await context.parse(request, OllamaShowRequest)
     model.resolve(body.model or body.name)
     defaults = {name: getattr(model.defaults, name) for name in model.defaults.__struct_fields__}
     family, files = shape.architecture, await _files(model)
@@ -118,10 +118,10 @@ async def show_version(request: Request) -> Response:
 
 async def pull(request: Request) -> Response:
     """The route: a served model is here already; another is refused."""
-    exchange = Exchange.of(request)
-    body = await exchange.parse(request, OllamaPullRequest)
+    context = RequestContext.of(request)
+    body = await context.parse(request, OllamaPullRequest)
     try:
-        exchange.services.model.resolve(body.model or body.name)
+        context.services.model.resolve(body.model or body.name)
     except RequestError:
         raise _cannot_change(request) from None
     success = OllamaStatus("success")
@@ -137,7 +137,7 @@ async def refuse(request: Request) -> Response:
 
 
 def _cannot_change(request: Request) -> RequestError:
-    names = ", ".join(Exchange.of(request).services.model.names)
+    names = ", ".join(RequestContext.of(request).services.model.names)
     return RequestError(
         f"{request.url.path}: this server's model ({names}) is chosen when it starts, with --model (a directory, a .gguf "
         "file, or owner/model of the Hugging Face hub); `tokamak models` lists and removes what was downloaded",

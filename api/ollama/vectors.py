@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from api.client.generation import Generation
 from api.errors import json_response
-from api.exchange import Exchange
 from api.ollama.answers import OllamaEmbedding, OllamaEmbeddings
 from api.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from api.openai.usage import usage_of
 from api.openai.whole import WholeAnswer
 from api.pooling.embeddings import dimensions_of
 from api.pooling.submission import check_count, numbers_of, pooled
+from api.request_context import RequestContext
 from api.schemas.responses import encoder
 from engine.messages import Pooling, TextPrompt
 
@@ -25,9 +25,9 @@ _SPARE_TOKENS = 8  # that a tokenizer may add to a text's own
 
 async def embed(request: Request) -> Response:
     """The route: vectors of length 1, as Ollama's are."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
-    body = await exchange.parse(request, OllamaEmbedRequest)
+    context = RequestContext.of(request)
+    model = context.services.model
+    body = await context.parse(request, OllamaEmbedRequest)
     asked, body.model = body.model, model.resolve(body.model)
     model.check_task("embed")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
@@ -44,7 +44,7 @@ async def embed(request: Request) -> Response:
     answer = OllamaEmbeddings(
         model=asked or model.names[0],
         embeddings=[],
-        total_duration=time.monotonic_ns() - exchange.arrival_ns,
+        total_duration=time.monotonic_ns() - context.arrival_ns,
         prompt_eval_count=usage_of(generation).prompt_tokens if generation else 0,
     )
     return WholeAnswer(answer, vectors, generation.headers if generation else {}, "embeddings")
@@ -52,9 +52,9 @@ async def embed(request: Request) -> Response:
 
 async def embed_one(request: Request) -> Response:
     """The older route: a vector as the model's files have it."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
-    body = await exchange.parse(request, OllamaEmbeddingsRequest)
+    context = RequestContext.of(request)
+    model = context.services.model
+    body = await context.parse(request, OllamaEmbeddingsRequest)
     body.model = model.resolve(body.model)
     model.check_task("embed")
     if not body.prompt:
@@ -66,7 +66,7 @@ async def embed_one(request: Request) -> Response:
 
 async def _cut(request: Request, text: str) -> str:
     """The longest beginning of a text, in tokens, that the model takes."""
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     limit = services.model.max_model_len
     if len(text.encode()) + _SPARE_TOKENS <= limit:  # a token is a byte at least
         return text

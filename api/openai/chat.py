@@ -28,7 +28,6 @@ from api.client.submission import (
     truncation_of,
 )
 from api.errors import json_response
-from api.exchange import Exchange, until_finished
 from api.fingerprint import Fingerprints
 from api.media.parts import MediaPart, take_parts
 from api.model import ServedModel
@@ -39,6 +38,7 @@ from api.openai.parts import DeltasOfParts, finish_reason_of, message_of
 from api.openai.sse import ChunkWriter
 from api.openai.usage import timings_of, usage_of
 from api.openai.whole import WholeAnswer
+from api.request_context import RequestContext, until_finished
 from api.schemas import requests
 from api.schemas.formats import format_of
 from api.schemas.requests import ChatRequest, Conversation, NamedCustomTool, NamedToolChoice, invalid
@@ -66,30 +66,30 @@ class ChatHead(msgspec.Struct):
 
 async def create_chat_completion(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
-    fields = await exchange.fields(request)
+    context = RequestContext.of(request)
+    model = context.services.model
+    fields = await context.fields(request)
     body = requests.convert(fields, ChatRequest)
     check_supported(fields, is_chat=True)
-    head = ChatHead(f"chatcmpl-{exchange.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
+    head = ChatHead(f"chatcmpl-{context.request_id}", "chat.completion", int(time.time()), model.resolve(body.model))
     custom_names = as_functions(fields)
     echoed = _echo_of(body, fields)
     generation, n = await open_chat(request, fields, body)
     if body.stream:
         head.object = "chat.completion.chunk"
-        return EventStream(generation, ChatWriter(head, body, exchange.services.fingerprints, echoed, custom_names))
+        return EventStream(generation, ChatWriter(head, body, context.services.fingerprints, echoed, custom_names))
     await until_finished(generation, request.receive)
-    fingerprint = exchange.services.fingerprints.of(generation.weight_version, generation.adapter)
+    fingerprint = context.services.fingerprints.of(generation.weight_version, generation.adapter)
     return await _answer(head, body, generation, n, echoed, fingerprint, custom_names)
 
 
 async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest) -> tuple[Generation, int]:
     """Have the engine answer the conversation of `fields`, of which `body` is the other half. Returns how many of the samples
     are wanted, too."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
+    context = RequestContext.of(request)
+    model = context.services.model
     prompt, parts, options = chat_prompt(
-        fields, exchange.services.client.max_record_bytes, exchange.services.context.config.default_chat_template_kwargs
+        fields, context.services.client.max_record_bytes, context.services.context.config.default_chat_template_kwargs
     )
     parsing = parsing_of(
         model,
@@ -117,23 +117,23 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
         num_logprobs=max(num_logprobs, 0) if best_of > n else num_logprobs,
         num_prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
     )
-    deadline_ns = deadline_of(exchange, body)
-    media = await exchange.services.media.gather(parts, request, options, exchange.key, deadline_ns)
+    deadline_ns = deadline_of(context, body)
+    media = await context.services.media.gather(parts, request, options, context.key, deadline_ns)
     return open_generation(request, body, [prompt], sampling, best_of=best_of, media=media, parsing=parsing), n
 
 
 async def render_chat_completion(request: Request) -> Response:
     """The route: the prompt that a request of `/v1/chat/completions` comes to, as text and token ids."""
-    exchange = Exchange.of(request)
-    client = exchange.services.client
-    fields = await exchange.fields(request)
+    context = RequestContext.of(request)
+    client = context.services.client
+    fields = await context.fields(request)
     body = requests.convert(fields, ChatRequest)
     check_supported(fields, is_chat=True)
-    model = exchange.services.model.resolve(body.model)
-    num_kept, max_tokens = truncation_of(body), _max_tokens(body, exchange.services.model)
-    default_kwargs = exchange.services.context.config.default_chat_template_kwargs
+    model = context.services.model.resolve(body.model)
+    num_kept, max_tokens = truncation_of(body), _max_tokens(body, context.services.model)
+    default_kwargs = context.services.context.config.default_chat_template_kwargs
     prompt, parts, options = chat_prompt(fields, client.max_record_bytes, default_kwargs)
-    media = await exchange.services.media.gather(parts, request, options, exchange.key)
+    media = await context.services.media.gather(parts, request, options, context.key)
     try:
         tokenized = await client.tokenize(
             prompt, request, False, media.items, num_kept, -1 if max_tokens is None else max_tokens
@@ -142,7 +142,7 @@ async def render_chat_completion(request: Request) -> Response:
         media.release()
     text = await client.detokenize(tokenized.token_ids, request)
     token_ids = array("i", tokenized.token_ids).tolist()
-    return json_response(RenderedPrompt(request_id=exchange.request_id, model=model, prompt=text, token_ids=token_ids))
+    return json_response(RenderedPrompt(request_id=context.request_id, model=model, prompt=text, token_ids=token_ids))
 
 
 def _echo_of(body: ChatRequest, fields: dict[str, Any]) -> str:

@@ -27,7 +27,6 @@ from api.client.submission import (
     open_generation,
     sampling_params,
 )
-from api.exchange import Exchange, until_finished
 from api.fingerprint import Fingerprints
 from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
@@ -35,6 +34,7 @@ from api.openai.logprobs import CompletionLogprobsBuilder, LogprobsShown, logpro
 from api.openai.sse import ChunkWriter
 from api.openai.usage import timings_of, usage_of
 from api.openai.whole import WholeAnswer
+from api.request_context import RequestContext, until_finished
 from api.schemas import requests
 from api.schemas.requests import CompletionMedia, CompletionRequest, invalid
 from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, encoder
@@ -54,22 +54,22 @@ class CompletionHead(msgspec.Struct):
 
 async def create_completion(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
-    fields = await exchange.fields(request)
+    context = RequestContext.of(request)
+    model = context.services.model
+    fields = await context.fields(request)
     body, behind = requests.convert(fields, CompletionRequest), requests.convert(fields, CompletionMedia)
     check_supported(fields, is_chat=False)
     await asyncio.sleep(0)  # what comes next may take as long
-    head = CompletionHead(f"cmpl-{exchange.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
+    head = CompletionHead(f"cmpl-{context.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body.prompt, model, body.add_special_tokens is not False, suffix=body.suffix)
     _check_echo(body)
     echoes = [await _text_of(prompt, request) if body.echo else "" for prompt in prompts]
     generation, n = await open_completion(request, body, behind, prompts, DEFAULT_MAX_TOKENS)
     builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(generation.samples_per_prompt)]
     if body.stream:
-        return EventStream(generation, CompletionWriter(head, body, exchange.services.fingerprints, builders))
+        return EventStream(generation, CompletionWriter(head, body, context.services.fingerprints, builders))
     await until_finished(generation, request.receive)
-    fingerprint = exchange.services.fingerprints.of(generation.weight_version, generation.adapter)
+    fingerprint = context.services.fingerprints.of(generation.weight_version, generation.adapter)
     return await _answer(head, generation, builders, n, bool(body.timings), fingerprint)
 
 
@@ -78,8 +78,8 @@ async def open_completion(
 ) -> tuple[Generation, int]:
     """Have the engine continue the prompts. Returns how many of each one's samples are wanted, too. `default_max_tokens`: None,
     up to the model's limit."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
+    context = RequestContext.of(request)
+    model = context.services.model
     check_stream(body)
     n, best_of = check_samples(body, len(prompts), model)
     max_tokens = default_max_tokens if body.max_tokens is None else body.max_tokens
@@ -90,8 +90,8 @@ async def open_completion(
     if len(prompts) > 1 and (parts or mask_bounds):
         raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
-    deadline_ns = deadline_of(exchange, body)
-    media = await exchange.services.media.gather(parts, request, behind, exchange.key, deadline_ns)
+    deadline_ns = deadline_of(context, body)
+    media = await context.services.media.gather(parts, request, behind, context.key, deadline_ns)
     return open_generation(request, body, prompts, sampling, best_of=best_of, media=media, mask_bounds=mask_bounds), n
 
 
@@ -249,4 +249,4 @@ async def _text_of(prompt: Prompt, request: Request) -> str:
     if isinstance(prompt, TextPrompt):
         return prompt.text
     assert isinstance(prompt, TokensPrompt)
-    return await Exchange.of(request).services.client.detokenize(prompt.token_ids, request)
+    return await RequestContext.of(request).services.client.detokenize(prompt.token_ids, request)

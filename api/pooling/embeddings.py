@@ -11,12 +11,12 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.exchange import Exchange
 from api.model import ServedModel
 from api.openai.usage import usage_of
 from api.openai.whole import WholeAnswer
 from api.pooling import prompts
 from api.pooling.submission import numbers_of, pooled
+from api.request_context import RequestContext
 from api.schemas.pooling import Embedding, EmbeddingList, EmbeddingRequest, Pooled, PooledList, PoolRequest
 from api.schemas.requests import invalid
 from api.schemas.responses import encoder
@@ -26,7 +26,7 @@ from engine.messages import Pooling, Prompt
 async def create_embeddings(request: Request) -> Response:
     """The route of vectors."""
     body, found, param = await prompts.read(request, EmbeddingRequest)
-    model = Exchange.of(request).services.model
+    model = RequestContext.of(request).services.model
     model.check_task("embed")
     pooling = Pooling(dimensions_of(body.dimensions, model), body.normalize)
     return await _answer(request, body, found, param, pooling, Embedding, "embd")
@@ -35,7 +35,7 @@ async def create_embeddings(request: Request) -> Response:
 async def pool(request: Request) -> Response:
     """The route of whatever the model pools."""
     body, found, param = await prompts.read(request, PoolRequest)
-    model = Exchange.of(request).services.model
+    model = RequestContext.of(request).services.model
     if body.task is None:
         model.check_task("embed", "classify")
     else:
@@ -59,7 +59,7 @@ async def _answer(
     type_: type[Embedding] | type[Pooled],
     prefix: str,
 ) -> Response:
-    exchange = Exchange.of(request)
+    context = RequestContext.of(request)
     generation = await pooled(request, body, found, pooling, param)
     made: list[bytes] = []
     for index, sample in enumerate(generation.samples):
@@ -72,9 +72,9 @@ async def _answer(
         await asyncio.sleep(0)
     answer_type = EmbeddingList if type_ is Embedding else PooledList
     answer = answer_type(
-        id=f"{prefix}-{exchange.request_id}",
+        id=f"{prefix}-{context.request_id}",
         created=int(time.time()),
-        model=exchange.services.model.resolve(body.model),
+        model=context.services.model.resolve(body.model),
         data=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,

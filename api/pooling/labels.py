@@ -8,18 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.errors import json_response
-from api.exchange import Exchange
 from api.openai.usage import usage_of
 from api.pooling import prompts
 from api.pooling.submission import numbers_of, pooled
+from api.request_context import RequestContext
 from api.schemas.pooling import Classification, ClassificationList, ClassificationRequest
 from engine.messages import Pooling
 
 
 async def classify(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
-    model = exchange.services.model
+    context = RequestContext.of(request)
+    model = context.services.model
     body, found, param = await prompts.read(request, ClassificationRequest)
     model.check_task("classify")
     generation = await pooled(request, body, found, Pooling(is_finished=body.use_activation), param)
@@ -34,7 +34,7 @@ async def classify(request: Request) -> Response:
             made.prompt_token_ids = sample.prompt_token_ids
         data.append(made)
     answer = ClassificationList(
-        id=f"classify-{exchange.request_id}",
+        id=f"classify-{context.request_id}",
         created=int(time.time()),
         model=model.resolve(body.model),
         data=data,

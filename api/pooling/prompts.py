@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from api.exchange import Exchange
 from api.openai.chat import chat_prompt
 from api.openai.completions import prompts_of
 from api.pooling.submission import check_count
+from api.request_context import RequestContext
 from api.schemas import requests
 from api.schemas.pooling import PooledInput, PoolingRequest
 from api.schemas.requests import invalid
@@ -21,9 +21,9 @@ T = TypeVar("T", bound=PoolingRequest)
 
 async def read(request: Request, type_: type[T]) -> tuple[T, list[Prompt], str]:
     """The body, its prompts, and the field that they came from."""
-    exchange = Exchange.of(request)
-    services = exchange.services
-    fields = await exchange.fields(request)
+    context = RequestContext.of(request)
+    services = context.services
+    fields = await context.fields(request)
     body = requests.convert(fields, type_)
     await asyncio.sleep(0)  # what comes next may take as long
     services.model.resolve(body.model)

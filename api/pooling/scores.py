@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from api.client.generation import Generation
 from api.errors import json_response
-from api.exchange import Exchange
 from api.model import ServedModel
 from api.openai.usage import usage_of
 from api.pooling.submission import check_count, numbers_of, pooled
+from api.request_context import RequestContext
 from api.schemas.pooling import (
     DocumentText,
     PoolingRequest,
@@ -38,9 +38,9 @@ Pairs = Sequence[tuple[str, str]]
 
 async def create_scores(request: Request) -> Response:
     """The route of scores."""
-    exchange = Exchange.of(request)
-    body = await exchange.parse(request, ScoreRequest)
-    name = exchange.services.model.resolve(body.model)
+    context = RequestContext.of(request)
+    body = await context.parse(request, ScoreRequest)
+    name = context.services.model.resolve(body.model)
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     if len(firsts) not in (1, len(seconds)):
@@ -61,7 +61,7 @@ async def create_scores(request: Request) -> Response:
             made.prompt_token_ids = found.get(made.index, [])
     return json_response(
         ScoreList(
-            id=f"score-{exchange.request_id}",
+            id=f"score-{context.request_id}",
             created=int(time.time()),
             model=name,
             data=data,
@@ -74,9 +74,9 @@ async def create_scores(request: Request) -> Response:
 
 async def rerank(request: Request) -> Response:
     """The route of ranks."""
-    exchange = Exchange.of(request)
-    body = await exchange.parse(request, RerankRequest)
-    name = exchange.services.model.resolve(body.model)
+    context = RequestContext.of(request)
+    body = await context.parse(request, RerankRequest)
+    name = context.services.model.resolve(body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     filled = [index for index, text in enumerate(texts) if text]
     if not filled:
@@ -94,7 +94,7 @@ async def rerank(request: Request) -> Response:
         result.prompt_token_ids = prompts.get(result.index, [])
     return json_response(
         Ranking(
-            id=f"rerank-{exchange.request_id}",
+            id=f"rerank-{context.request_id}",
             model=name,
             results=results,
             usage=usage_of(generation),
@@ -108,7 +108,7 @@ async def _scores(
     request: Request, body: PoolingRequest, pairs: Pairs, is_finished: bool | None, param: str
 ) -> tuple[list[float], list[list[int]], Generation]:
     """A score of each pair, and where they were asked for its tokens: both texts' ones, where each was computed alone."""
-    model = Exchange.of(request).services.model
+    model = RequestContext.of(request).services.model
     check_count(len(pairs), param, model)
     _check_model(model)
     assert model.pooling is not None

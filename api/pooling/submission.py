@@ -13,8 +13,8 @@ from starlette.requests import Request
 from api.access import priority_of, source_of
 from api.client.generation import Generation
 from api.client.submission import deadline_of, pinned_replica, truncation_of
-from api.exchange import ABORT_KEY, Exchange, until_finished
 from api.model import ServedModel
+from api.request_context import ABORT_KEY, RequestContext, until_finished
 from api.schemas.pooling import PoolingRequest
 from api.schemas.requests import invalid
 from engine.errors import RequestError
@@ -29,11 +29,11 @@ def check_count(count: int, param: str, model: ServedModel) -> None:
 async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Prompt], pooling: Pooling, param: str) -> Generation:
     """The prompts' answers, in their order: `OpenSample.pooled` of each, float32. `param`: the field that they came from.
     RequestError, `ClientGone`."""
-    exchange = Exchange.of(request)
-    config = exchange.services.context.config
-    options = PromptOptions(adapter=exchange.services.model.use_of(body.model))
+    context = RequestContext.of(request)
+    config = context.services.context.config
+    options = PromptOptions(adapter=context.services.model.use_of(body.model))
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
-    num_kept, limit = truncation_of(body), exchange.services.model.max_model_len
+    num_kept, limit = truncation_of(body), context.services.model.max_model_len
     if num_kept > limit:
         raise invalid(
             "truncate_prompt_tokens", f"{num_kept} is more than the model's limit of {limit} tokens; send less, or -1"
@@ -41,10 +41,10 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids), truncate_prompt_tokens=num_kept)
     priority = priority_of(request, body.priority, config)
     source = source_of(request, config)
-    replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(exchange, body)
+    replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(context, body)
     submits = [
         Submit(
-            request_id=exchange.key if len(prompts) == 1 else f"{exchange.key}~p{number}",
+            request_id=context.key if len(prompts) == 1 else f"{context.key}~p{number}",
             api="",
             api_epoch=0,
             attempt=0,
@@ -52,7 +52,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
             sampling=sampling,
             text=text,
             priority=priority,
-            arrival_ns=exchange.arrival_ns,
+            arrival_ns=context.arrival_ns,
             deadline_ns=deadline_ns,
             pinned_replica=replica,
             options=options,
@@ -60,10 +60,10 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
         )
         for number, prompt in enumerate(prompts)
     ]
-    generation = exchange.services.client.open(
-        exchange.key, submits, samples_per_prompt=1, is_streaming=False, abort_connection=request.scope[ABORT_KEY]
+    generation = context.services.client.open(
+        context.key, submits, samples_per_prompt=1, is_streaming=False, abort_connection=request.scope[ABORT_KEY]
     )
-    exchange.opened(generation)
+    context.opened(generation)
     try:
         await until_finished(generation, request.receive)
     except RequestError as error:

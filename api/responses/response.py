@@ -8,8 +8,8 @@ from typing import Any, cast
 import msgspec
 
 from api.client.generation import Generation, OpenSample
-from api.exchange import Exchange
 from api.openai.logprobs import LogprobsShown, chat_logprobs
+from api.request_context import RequestContext
 from api.responses.answers import (
     CachedTokens,
     IncompleteDetails,
@@ -53,7 +53,7 @@ _CUT_OFF = {
 class ResponseWriter(EventWriter):
     def __init__(
         self,
-        exchange: Exchange,
+        context: RequestContext,
         model_name: str,
         fields: dict[str, Any],
         body: ResponsesRequest,
@@ -63,16 +63,16 @@ class ResponseWriter(EventWriter):
     ) -> None:
         """`fields`: of the body as it was sent, with all items of the conversation as its `input`. `response_id`: of a response
         that is made again, whose events so far are `told`."""
-        self._store = exchange.services.responses
+        self._store = context.services.responses
         self._translation = translation
         self._items_sent = dump(fields["input"], "input")
         self._num_logprobs = (body.top_logprobs or 0) if has_logprobs(body) else None
         self._told = told
         self._num_events = told.number if told is not None else 0
-        self._key, self._owner = (exchange.key, exchange.services.background.owner) if body.background else ("", "")
+        self._key, self._owner = (context.key, context.services.background.owner) if body.background else ("", "")
         reasoning = body.reasoning
         self.response = OpenAIResponse(
-            id=response_id or self._store.new_id(exchange.source),  # who knows it may read it: made of nothing that logs tell
+            id=response_id or self._store.new_id(context.source),  # who knows it may read it: made of nothing that logs tell
             created_at=int(time.time()),
             status="queued" if body.background else "in_progress",
             background=bool(body.background),

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from api.client.generation import Generation
 from api.errors import json_response
-from api.exchange import Exchange, until_finished
 from api.paging import page_of, whole_number
+from api.request_context import RequestContext, until_finished
 from api.responses.answers import CompactedResponse, DeletedResponse, InputItems, InputTokens
 from api.responses.background import is_open, with_status
 from api.responses.conversation import ResponseTranslation
@@ -48,23 +48,23 @@ T = TypeVar("T", bound=InputTokensRequest)
 
 async def create_response(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
+    context = RequestContext.of(request)
     fields, body, translation, num_past = await _read(request, ResponsesRequest)
     translation.add_ours(fields, ResponsesRequest)
-    name = exchange.services.model.resolve(body.model)
+    name = context.services.model.resolve(body.model)
     if body.background:
         if body.store is False:
             raise invalid("background", "not together with store false: it could not be got; leave one of them out")
-        exchange.services.background.check_room(exchange.source)
+        context.services.background.check_room(context.source)
         translation.fields["stream"] = True
-    writer = ResponseWriter(exchange, name, fields, body, translation)
-    headers = _headers(exchange, translation)
+    writer = ResponseWriter(context, name, fields, body, translation)
+    headers = _headers(context, translation)
     generation = await open_translated(request, translation)
     if body.background:
         generation.keeps_logprobs = True
-        exchange.services.background.begin(generation, writer, _asked(generation, fields, body, num_past))
+        context.services.background.begin(generation, writer, _asked(generation, fields, body, num_past))
         if body.stream:
-            return StoredEvents(exchange.services, writer.response.id, headers=headers)
+            return StoredEvents(context.services, writer.response.id, headers=headers)
         return json_response(writer.response, headers=headers)
     if body.stream:
         generation.keeps_logprobs = True  # for its last events
@@ -76,7 +76,7 @@ async def create_response(request: Request) -> Response:
 
 async def compact_conversation(request: Request) -> Response:
     """The route: the user's messages and a summary of all, to go on from."""
-    exchange = Exchange.of(request)
+    context = RequestContext.of(request)
     fields, _, translation, _ = await _read(request, InputTokensRequest, compacts=True)
     generation = await open_translated(request, translation)
     with translation.restored():
@@ -84,7 +84,7 @@ async def compact_conversation(request: Request) -> Response:
     (sample,) = generation.samples
     if (error := cut_off(sample)) is not None:
         raise error
-    response_id = exchange.services.responses.new_id(exchange.source)
+    response_id = context.services.responses.new_id(context.source)
     items = Items(response_id, translation.tools, seals_reasoning=False, compacts=True)
     items.take(sample.take().all_parts, [])
     items.close()
@@ -95,7 +95,7 @@ async def compact_conversation(request: Request) -> Response:
         output=[msgspec.Raw(encoder.encode(item)) for item in [*kept, *items.items]],
         usage=usage_of(sample),
     )
-    return json_response(answer, headers=_headers(exchange, translation) | generation.headers)
+    return json_response(answer, headers=_headers(context, translation) | generation.headers)
 
 
 async def count_input_tokens(request: Request) -> Response:
@@ -106,20 +106,20 @@ async def count_input_tokens(request: Request) -> Response:
 
 async def get_response(request: Request) -> Response:
     """The route."""
-    exchange = Exchange.of(request)
+    context = RequestContext.of(request)
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
     stream = request.query_params.get("stream", "false").lower()
     if stream not in ("true", "1", "false", "0"):
         raise invalid("stream", f"expected true or false, got {shown(stream)}")
     if stream in ("false", "0"):
-        shown_now = with_status(stored, exchange.services.background.is_lost(response_id, stored))
+        shown_now = with_status(stored, context.services.background.is_lost(response_id, stored))
         return Response(shown_now, media_type="application/json")
-    if exchange.services.responses.events(response_id, 0) is None:
+    if context.services.responses.events(response_id, 0) is None:
         raise invalid("stream", "only a response that was created with background and stream is one; leave it out")
     after = request.query_params.get("starting_after")
     begin = whole_number("starting_after", after, 0, MAX_EVENT_NUMBER) + 1 if after else 0
-    return StoredEvents(exchange.services, response_id, begin)
+    return StoredEvents(context.services, response_id, begin)
 
 
 async def cancel_response(request: Request) -> Response:
@@ -129,7 +129,7 @@ async def cancel_response(request: Request) -> Response:
     if not msgspec.json.decode(stored.response)["background"]:
         raise invalid("id", f"{shown(response_id)} was not created with background, only such a response can be cancelled")
     stored = await _ended(request, response_id, stored)
-    is_lost = Exchange.of(request).services.background.is_lost(response_id, stored)
+    is_lost = RequestContext.of(request).services.background.is_lost(response_id, stored)
     return Response(with_status(stored, is_lost), media_type="application/json")
 
 
@@ -147,7 +147,7 @@ async def delete_response(request: Request) -> Response:
     """The route."""
     response_id = request.path_params["id"]
     await _ended(request, response_id, _found(request, response_id))
-    if not Exchange.of(request).services.responses.delete(response_id):
+    if not RequestContext.of(request).services.responses.delete(response_id):
         raise _not_found(response_id)
     return json_response(DeletedResponse(response_id))
 
@@ -155,8 +155,8 @@ async def delete_response(request: Request) -> Response:
 async def _read(request: Request, type_: type[T], compacts: bool = False) -> tuple[dict[str, Any], T, ResponseTranslation, int]:
     """The fields of a body, in which `input` becomes all items of the conversation; the body; its chat request; and the number
     of items that are those of an earlier response."""
-    exchange = Exchange.of(request)
-    fields = await exchange.fields(request)
+    context = RequestContext.of(request)
+    fields = await context.fields(request)
     _complete(fields)
     body = requests.convert(fields, type_)
     await asyncio.sleep(0)  # what comes next may take as long
@@ -173,7 +173,7 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
             text = f"{shown(body.previous_response_id)} has not ended yet; wait for it, or cancel it"
             raise invalid("previous_response_id", text)
         past = msgspec.json.decode(stored.items)
-    fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], exchange.services.responses)
+    fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], context.services.responses)
     if len(fields["input"]) > MAX_ITEMS:
         raise invalid("input", f"a conversation of {len(fields['input'])} items, the limit is {MAX_ITEMS}; send fewer")
     whole = requests.convert({"input": fields["input"]}, InputTokensRequest)
@@ -231,19 +231,19 @@ def _resolved(items: list[Any], store: ResponseStore) -> list[Any]:
     return [found.get(item.get("id"), item) if is_one else item for item, is_one in zip(items, is_reference, strict=True)]
 
 
-def _headers(exchange: Exchange, translation: ResponseTranslation) -> dict[str, str]:
+def _headers(context: RequestContext, translation: ResponseTranslation) -> dict[str, str]:
     """Names what of a body is not in the prompt. A line of the log says so too, once for each set of names."""
     if not translation.dropped:
         return {}
     dropped = printable(", ".join(translation.dropped)[:1024]).encode("ascii", "replace").decode()
     if dropped not in _logged and len(_logged) < MAX_LOGGED:
         _logged.add(dropped)
-        exchange.services.context.log.info("left out of the prompt of request %s: %s", exchange.request_id, dropped)
+        context.services.context.log.info("left out of the prompt of request %s: %s", context.request_id, dropped)
     return {DROPPED_HEADER: dropped}
 
 
 def _stored(request: Request, response_id: str) -> StoredResponse | None:
-    data = Exchange.of(request).services.responses.load(response_id)
+    data = RequestContext.of(request).services.responses.load(response_id)
     return None if data is None else msgspec.json.decode(data, type=StoredResponse)
 
 
@@ -256,7 +256,7 @@ def _found(request: Request, response_id: str) -> StoredResponse:
 
 async def _ended(request: Request, response_id: str, stored: StoredResponse) -> StoredResponse:
     """A response that is made in the background, which is ended first; in whichever process."""
-    services = Exchange.of(request).services
+    services = RequestContext.of(request).services
     deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
     aborted = ""
     while is_open(stored) and not services.background.is_lost(response_id, stored):

@@ -16,7 +16,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.exchange import Services
+from api.request_context import Services
 from api.responses.background import is_open, with_status
 from api.responses.response import END_NAMES
 from api.responses.store import StoredResponse

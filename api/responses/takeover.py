@@ -15,7 +15,7 @@ from starlette.types import Message, Scope
 from api.access import GIVEN_KEY, Given
 from api.client.generation import Generation
 from api.client.submission import RANK_HEADER
-from api.exchange import ABORT_KEY, SCOPE_KEY, Exchange, Services
+from api.request_context import ABORT_KEY, SCOPE_KEY, RequestContext, Services
 from api.responses.requests import InputTokensRequest, ResponsesRequest
 from api.responses.response import ResponseWriter
 from api.responses.store import StoredRequest, StoredResponse
@@ -34,9 +34,9 @@ class _Known(msgspec.Struct):
 async def opened(services: Services, stored: StoredResponse, asked: StoredRequest) -> tuple[Generation, ResponseWriter]:
     """The request of a stored response, in the engine once more, and who writes the response. RequestError."""
     known = msgspec.json.decode(stored.response, type=_Known)
-    exchange = Exchange(services, stored.key, stored.key, asked.source)
-    exchange.arrival_ns = asked.arrival_ns
-    request = Request(_scope(exchange, asked), _never)
+    context = RequestContext(services, stored.key, stored.key, asked.source)
+    context.arrival_ns = asked.arrival_ns
+    request = Request(_scope(context, asked), _never)
     fields = msgspec.json.decode(asked.fields) | {"input": msgspec.json.decode(stored.items)}
     body = convert(fields, ResponsesRequest)
     whole = convert({"input": fields["input"]}, InputTokensRequest)
@@ -46,7 +46,7 @@ async def opened(services: Services, stored: StoredResponse, asked: StoredReques
     translation.fields |= {"stream": True, "seed": asked.seed}
     told = ToldEvents(services.responses.cut_events(known.id)) if asked.is_streaming else None
     name = services.model.resolve(body.model)
-    writer = ResponseWriter(exchange, name, fields, body, translation, known.id, told)
+    writer = ResponseWriter(context, name, fields, body, translation, known.id, told)
     writer.response.created_at, writer.response.status = known.created_at, known.status  # type: ignore[assignment]
     generation = await open_translated(request, translation)
     generation.keeps_logprobs = True
@@ -55,7 +55,7 @@ async def opened(services: Services, stored: StoredResponse, asked: StoredReques
     return generation, writer
 
 
-def _scope(exchange: Exchange, asked: StoredRequest) -> Scope:
+def _scope(context: RequestContext, asked: StoredRequest) -> Scope:
     return {
         "type": "http",
         "method": "POST",
@@ -63,7 +63,7 @@ def _scope(exchange: Exchange, asked: StoredRequest) -> Scope:
         "query_string": b"",
         "headers": [(RANK_HEADER.encode(), str(asked.replica).encode())] if asked.replica >= 0 else [],
         "client": None,
-        SCOPE_KEY: exchange,
+        SCOPE_KEY: context,
         ABORT_KEY: lambda: None,
         GIVEN_KEY: Given(asked.source, asked.priority),
     }

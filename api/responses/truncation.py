@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from api.exchange import Exchange
+from api.request_context import RequestContext
 from api.responses.conversation import ResponseTranslation, translate
 from api.responses.requests import (
     AdditionalToolsItem,
@@ -42,7 +42,7 @@ async def truncated(
     request: Request, body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool
 ) -> ResponseTranslation | None:
     """The chat request of as many items as there is room for, beside an answer; None: all fit, or none of the choices does."""
-    limit = Exchange.of(request).services.model.max_model_len
+    limit = RequestContext.of(request).services.model.max_model_len
     max_tokens = body.max_output_tokens if isinstance(body, ResponsesRequest) else None
 
     async def fits(kept: frozenset[int] | None, num_answer_tokens: int) -> bool:

@@ -120,7 +120,7 @@ class CacheMessengerActor(Actor):
         if name == self.context.scheduler:
             self._to_scheduler.clear()
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         """Publish what came, as one batch, and answer the scheduler."""
         num_done = self._publish() + self._to_scheduler.flush()
         self._keep_socket(time.monotonic_ns())

@@ -1,8 +1,8 @@
 """How large the buffers must be through which ranks exchange rows. Pure.
 
-Tensor ranks make rows whole: two halves take turns (`ops/cpu/gang.py`), each holds the widest rows of a step, or the logits
-computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a step, the
-experts of each, and a result of each of these.
+Tensor ranks make rows whole: two halves take turns (`ops/cpu/rank group.py`), each holds the widest rows of a step, or the
+logits computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a
+step, the experts of each, and a result of each of these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.checkpoint.model_config import ModelConfig
-from shm.gang import LINE, buffers_at
+from shm.rank_group import LINE, buffers_at
 
 ROW_TILE = 16  # a step's rows are padded to a multiple, as in ops/table.py
 _LOGIT_ROWS, _VERIFIED_LOGIT_ROWS = 64, 256
@@ -38,11 +38,11 @@ def comm_bytes(
     num_drafts: int = 0,
 ) -> int:
     """Of a comm arena: of one replica, or of all `num_ranks` where they share the experts; 0: one rank has none."""
-    gang_ranks = num_ranks if shares_experts else tensor_ranks
-    if gang_ranks == 1:
+    rank_group_ranks = num_ranks if shares_experts else tensor_ranks
+    if rank_group_ranks == 1:
         return 0
     rows = max_rows(max_num_tokens, max_num_seqs)
-    num_bytes = buffers_at(gang_ranks)
+    num_bytes = buffers_at(rank_group_ranks)
     if tensor_ranks > 1:
         width = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
         if model.experts is not None:
@@ -53,7 +53,7 @@ def comm_bytes(
             values = model.num_attention_heads * latents.value_dim
             width = max(width, latents.query_dim, values, latents.latent_dim + latents.rotary_dim)
         half = 4 * max(rows * width, max_logit_rows(rows, max_num_seqs, num_drafts) * model.vocab_size)
-        num_bytes += 2 * -(-half // LINE) * LINE * (gang_ranks // tensor_ranks)
+        num_bytes += 2 * -(-half // LINE) * LINE * (rank_group_ranks // tensor_ranks)
     if shares_experts:
         num_bytes += expert_windows_bytes(model, num_ranks, expert_rows(tensor_ranks, max_num_tokens, max_num_seqs))
     return num_bytes

@@ -7,8 +7,8 @@ Runs as `media0..`, of vision models alone:
 
 It holds nothing that cannot be made again: files lie in the api's media slab, and pixels, which it makes when they are asked
 for, in its own slab until the scheduler lets go of them. Requests take turns (`turns.py`), a file or a unit at a time; a
-newcomer's files, which are due at once, come before the pixels of those that had turns. Before a file is looked at it is noted
-in shared memory: where it ends this process twice, it is refused by the next life.
+new request's files, which are due at once, come before the pixels of those that had turns. Before a file is looked at it is
+noted in shared memory: where it ends this process twice, it is refused by the next life.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.media.identity import unit_hash
 from engine.media.items import MediaItems, Parts
 from engine.media.refusal import LIMIT_DEATHS, parse_error, refuse
 from engine.media.settings import MediaSettings
-from engine.media.turns import Turns
+from engine.media.work_queue import WorkQueue
 from engine.messages import (
     MediaItem,
     MediaSource,
@@ -69,7 +69,7 @@ class MediaActor(Actor):
         self._files: dict[str, ExtentSlab] = {}  # media slabs by api
         self._outboxes: dict[str, BackloggedOutbox] = {}
         self._epochs = {name: context.peer_epoch(name) for name in context.peers()}  # of the lives that this process works for
-        self._turns: Turns[Key, Prepare | WantPixels] = Turns()  # by peer and call id
+        self._turns: WorkQueue[Key, Prepare | WantPixels] = WorkQueue()  # by peer and call id
         self._wanted: Counter[bytes] = Counter()  # units that wait, by their item's first
         self._held: dict[Key, SlabHandle] = {}  # pixels that were sent
         self._is_full = False  # the next that is wanted waits for room
@@ -120,7 +120,7 @@ class MediaActor(Actor):
                     text = f"{MAX_WAITING} units wait for their pixels already; try again"
                     self._outbox(sender).post(PixelsFailed(call_id, 503, text))
             case PixelsDone(call_id):
-                self._let_go((sender, call_id))
+                self._release((sender, call_id))
             case _:
                 raise AssertionError(f"{type(message).__name__} from {sender} is not for a media process")
 
@@ -137,11 +137,11 @@ class MediaActor(Actor):
                 self._outboxes[name].clear()
             for key in [*self._turns.keys(), *self._held]:
                 if key[0] == name:
-                    self._let_go(key)
+                    self._release(key)
                     self._num_dropped.add(1)
         return epoch >= known
 
-    def _let_go(self, key: Key) -> None:
+    def _release(self, key: Key) -> None:
         """Nobody wants it any more, whether it waits or was sent."""
         self._end(key)
         handle = self._held.pop(key, None)
@@ -160,7 +160,7 @@ class MediaActor(Actor):
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         """One file, or one unit, or a turn's part of one."""
         num_done = 0
         turn = self._turns.next(self._can_go)

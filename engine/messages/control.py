@@ -183,7 +183,7 @@ class ActorState(msgspec.Struct, tag=True):
 
 
 class Membership(msgspec.Struct, tag=True):
-    """A rank that shares experts has weights, or none: only with some does it take part in its gang."""
+    """A rank that shares experts has weights, or none: only with some does it take part in its rank group."""
 
     actor: str
     epoch: int

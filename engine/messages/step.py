@@ -52,7 +52,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     block_indexes: bytes  # int32 [m]: block_ids[j] at block_indexes[j] of block_slots[j]
     block_ids: bytes  # int32 [m]
     dispatch_ns: int = 0  # CLOCK_MONOTONIC when it was dispatched
-    gang_epoch: int = 0  # that all ranks had joined then; ranks of another leave it alone
+    rank_group_epoch: int = 0  # that all ranks had joined then; ranks of another leave it alone
     encoder: EncoderCall | None = None  # comes before the rows, which read what steps before made
     unit_slots: bytes = b""  # int32 [k]: features that a slot's units got: unit unit_indexes[j] of unit_slots[j] begins
     unit_indexes: bytes = b""  # int32 [k]  at row unit_rows[j] of the encoder arena; -1: it is there no more
@@ -111,7 +111,7 @@ class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):
     weight_version: int = 0
     weight_path: str = ""
     weight_contents: str = ""
-    gang_epoch: int = 0  # that a rank has joined; 0: it has no peers
+    rank_group_epoch: int = 0  # that a rank has joined; 0: it has no peers
     arena_id: int = 0  # of the memory that a rank's KV cache is; another than before: what the blocks held is gone
 
 
@@ -150,6 +150,6 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     missing: dict[bytes, str] = {}  # units whose pixels or features are not there, and why: the step was not run
     num_drafts: bytes = b""  # int32 [n]: that were verified; empty: none
     num_wanted: bytes = b""  # int32 [n]: drafts that would pay in the next step; empty: none
-    num_wanted_by_newcomers: int = 0  # likewise of samples that have no row yet
+    num_wanted_by_new_requests: int = 0  # likewise of samples that have no row yet
     failed: dict[int, str] = {}  # rows whose answer's form is too much for the limits, and why: they have no next token
     pooled: dict[int, bytes] = {}  # row that ends its prompt -> float32, where the engine pools

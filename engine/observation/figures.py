@@ -13,8 +13,8 @@ import msgspec
 from engine.config import DRAFT_METHODS, MAX_DRAFTS
 from engine.messages import WeightsState
 from engine.metric_labels import DEVICE_DTYPES
-from engine.observation.gangs import ExpertFigures, GangFigures, expert_figures, gang_figures
 from engine.observation.media import MediaFigures, media_figures
+from engine.observation.rank_groups import ExpertFigures, RankGroupFigures, expert_figures, rank_group_figures
 from engine.observation.snapshot import Snapshot
 from engine.process.topology import CACHE, SCHEDULER, actors_of, partner_of, readers_of, role_of
 
@@ -100,7 +100,7 @@ class Figures(msgspec.Struct, frozen=True):
     worker_idle_share: dict[str, float | None]  # the same of each worker
     replica: dict[str, str]  # of each actor of one, where there are several: "1", or with its tensor rank "1.0"
     routed: dict[str, int]  # samples by what chose their replica
-    gangs: list[GangFigures]  # none where each rank computes alone
+    rank_groups: list[RankGroupFigures]  # none where each rank computes alone
     experts: ExpertFigures | None  # None: ranks share none
     device: DeviceFigures | None  # what all ranks' devices can; None: no rank has one yet
     media: MediaFigures | None  # None: nothing was encoded yet
@@ -150,7 +150,7 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
         interval_s=interval_s,
         window_s=(now.taken_ns - window.taken_ns) / 1e9 if window else 0.0,
         engine_state=", ".join(WeightsState(int(state)).name.lower() for state in now.distinct("engine_state")),
-        weight_version=", ".join(f"{version:g}" for version in now.distinct("weight_version")),
+        weight_version=", ".join(f"{version:g}" for version in now.distinct("engine_weight_version")),
         num_running=int(now.total("num_requests_running")),
         num_waiting=int(now.total("num_requests_waiting")),
         num_open=int(now.total("open_requests")),
@@ -178,7 +178,7 @@ def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None
             for row in now.rows
             if row.name == "requests_routed_total"
         },
-        gangs=gang_figures(now, window),
+        rank_groups=rank_group_figures(now, window),
         device=_device(now, window),
         experts=expert_figures(now),
         media=media_figures(now),
@@ -258,20 +258,20 @@ def _draft_figures(now: Snapshot, window: Snapshot | None) -> DraftFigures | Non
     for method in DRAFT_METHODS:
         if now.total("spec_decode_num_draft_tokens_by_method_total", method=method):
             num_drafts = grown("spec_decode_num_draft_tokens_by_method_total", method=method)
-            num_standing = grown("spec_decode_num_accepted_tokens_by_method_total", method=method)
-            methods[method] = num_standing / num_drafts if num_drafts else None
+            num_accepted = grown("spec_decode_num_accepted_tokens_by_method_total", method=method)
+            methods[method] = num_accepted / num_drafts if num_drafts else None
     accepted = []
     for place in map(str, range(MAX_DRAFTS)):
         num_drafts = grown("spec_decode_num_draft_tokens_per_pos_total", position=place)
         if not num_drafts:
             break
         accepted.append(grown("spec_decode_num_accepted_tokens_per_pos_total", position=place) / num_drafts)
-    num_rows, num_standing = grown("spec_decode_num_rows_total"), grown("spec_decode_num_accepted_tokens_total")
+    num_rows, num_accepted = grown("spec_decode_num_rows_total"), grown("spec_decode_num_accepted_tokens_total")
     busy_s = grown("worker_busy_seconds_total") + grown("spec_decode_draft_seconds_total")
     return DraftFigures(
         methods,
         accepted,
-        1 + num_standing / num_rows if num_rows else 1.0,
+        1 + num_accepted / num_rows if num_rows else 1.0,
         int(now.total("spec_decode_num_resting")),
         grown("spec_decode_draft_seconds_total") / busy_s if busy_s else None,
     )

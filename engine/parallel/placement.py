@@ -1,4 +1,5 @@
-"""Which ranks compute which experts: the placement that all ranks of a gang share, and the rule of who computes what. Pure.
+"""Which ranks compute which experts: the placement that all ranks of a rank group share, and the rule of who computes what.
+Pure.
 
 A layer's placement has each expert on one rank at least, on none twice, and as many on a rank as on any other or one fewer.
 Every rank can compute any expert (it maps the weights of all), so a placement moves work, not ownership: a rank that is missing
@@ -49,7 +50,7 @@ def sorted_by_rank(experts: Iterable[Iterable[int]]) -> LayerPlacement:
 def without_missing(placement: LayerPlacement, members: Collection[int]) -> LayerPlacement:
     """The placement on those ranks that are there: experts that lie nowhere else go to who has the fewest, the lower rank
     first."""
-    assert members, "a gang without members computes nothing"
+    assert members, "a rank group without members computes nothing"
     left = [set(experts) if rank in members else set() for rank, experts in enumerate(placement)]
     lost = {expert for experts in placement for expert in experts}.difference(*left)
     for expert in sorted(lost):

@@ -19,9 +19,9 @@ from shm.blake2 import blake2b
 Policy = Literal["prefix", "load", "round-robin"]
 REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
 
-# What an open sample costs a newcomer: a row of a decode step takes 1.1 to 1.4 times as long as a prompt's token (Qwen3-0.6B's
-# shape in bfloat16 and int4, Zen: (141 - 37) / 15 ms beside 3.2 s / 512; (81 - 14) / 15 ms beside 1.6 s / 512), and about 50
-# steps are shared.
+# What an open sample costs a new request: a row of a decode step takes 1.1 to 1.4 times as long as a prompt's token
+# (Qwen3-0.6B's shape in bfloat16 and int4, Zen: (141 - 37) / 15 ms beside 3.2 s / 512; (81 - 14) / 15 ms beside 1.6 s / 512),
+# and about 50 steps are shared.
 OPEN_SAMPLE_TOKENS = 64
 
 
@@ -29,7 +29,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     """What a replica has to do, what was sent to it and not taken yet included."""
 
     is_ready: bool = True
-    is_full: bool = False  # it refuses newcomers
+    is_full: bool = False  # it refuses new requests
     num_tokens: int = 0  # of prompts, still to be computed
     num_open: int = 0  # samples, running or waiting
     num_free_slots: int = 1

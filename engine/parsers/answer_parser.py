@@ -92,14 +92,14 @@ class AnswerParser:
                 return
         if self.is_over:
             return
-        self._let_go()
+        self._release()
         self._meet(marker, is_hidden)
 
     def finish(self) -> None:
         """No more comes."""
         while self._reader is not None:
             self.feed(self._give_up(self._reader))
-        self._let_go()
+        self._release()
         self._num_newlines = 0
 
     def take(self) -> list[Part]:
@@ -119,11 +119,11 @@ class AnswerParser:
         places = [(place, marker) for marker in self._sought if (place := text.find(marker)) >= 0]
         if places:
             place, marker = min(places)
-            self._release(text[:place])
+            self._release_text(text[:place])
             self._meet(marker, is_hidden=False)
             return text[place + len(marker) :]
         end = len(text) - num_beginning(text, *self._sought)
-        self._release(text[:end])
+        self._release_text(text[:end])
         self._held = text[end:]
         return ""
 
@@ -146,7 +146,7 @@ class AnswerParser:
             self._begin_call(marker, marker)
         elif not is_hidden:
             self._may_drop_end = self._may_drop_end and not (thinking and marker == thinking.begin)
-            self._release(marker)
+            self._release_text(marker)
 
     def _end_section(self) -> None:
         """Newlines around what ends here belong to nothing."""
@@ -155,12 +155,12 @@ class AnswerParser:
         self._num_newlines = 0
         self.parts.append(EDGE)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """What is held becomes no marker any more."""
         held, self._held = self._held, ""
-        self._release(held)
+        self._release_text(held)
 
-    def _release(self, text: str) -> None:
+    def _release_text(self, text: str) -> None:
         if not text:
             return
         if self._is_stripping:
@@ -244,4 +244,4 @@ class AnswerParser:
         self._has_begun = True
         self.num_malformed += 1
         if raw.strip() or not self._is_stripping:
-            self._release(raw)
+            self._release_text(raw)

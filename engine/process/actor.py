@@ -54,7 +54,7 @@ class Actor:
     def on_peer(self, name: str, epoch: int) -> None:
         """`name` was started again and has now this epoch."""
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         """A bounded piece of work; how many things were done. 0 means idle: the loop then waits."""
         return 0
 
@@ -106,7 +106,7 @@ class ActorLoop:
         self._context.row.beat(now_ns)
         if now_ns >= self._next_look_ns:
             self._look_around(now_ns)
-        num_done = self._receive() + self._actor.step()
+        num_done = self._receive() + self._actor.do_work()
         if num_done:
             self._context.row.advance_step()
             self._note_busy(True)

@@ -53,15 +53,15 @@ from shm.encoder_arena import EncoderArena
 from shm.experts import ExpertTable, SharedExperts
 from shm.extent_slab import ExtentSlab
 from shm.fingerprints import FingerprintSet, num_slots_for
-from shm.gang import GangHeader
 from shm.mailbox import Mailbox
 from shm.memory import available_memory_bytes
+from shm.rank_group import RankGroupHeader
 from shm.segment import (
     DIRECTORY,
     MemoryFile,
     hold_segments,
-    let_go_of_segments,
     own_segment_names,
+    release_segments,
     segment_name,
     unlink_segment,
 )
@@ -119,7 +119,7 @@ class RunSegments:
         has_traces: bool = False,
     ) -> None:
         """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
-        each gang, which are the ranks of a replica, or all that share experts; `media`: of a vision model;
+        each rank group, which are the ranks of a replica, or all that share experts; `media`: of a vision model;
         `max_drafts`: of a row; `max_loras`, `adapter_bytes`: of the arena of adapters. StartError: there is no room."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
@@ -155,9 +155,11 @@ class RunSegments:
         self.device_arenas: list[int] = []  # descriptors of the ranks' arenas in memory of cards, which are not ours to close
         self.arenas = _create_arenas(len(self._readers), arena_bytes, has_cache_on_host) if arena_bytes else []
         replicas = list(self._readers.values())
-        self._gangs = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
-        self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._gangs] if comm_bytes else []
-        self.gangs = [GangHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._gangs, strict=False)]
+        self._rank_groups = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
+        self._comms = [MemoryFile.create("tokamak-comm-arena", comm_bytes) for _ in self._rank_groups] if comm_bytes else []
+        self.rank_groups = [
+            RankGroupHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._rank_groups, strict=False)
+        ]
         self._adapters = MemoryFile.create("tokamak-adapters", adapter_bytes) if adapter_bytes else None
         self._slabs: dict[str, MemoryFile] = {}  # of their producers
         self._encoders: list[MemoryFile] = []  # of the replicas
@@ -209,8 +211,8 @@ class RunSegments:
         return self.device_arenas[index_of(name)] if self.device_arenas and role_of(name) == "worker" else -1
 
     def comm_of(self, name: str) -> MemoryFile | None:
-        """The comm arena of a rank's gang; None: the actor gets none."""
-        return self._comms[_place_in(self._gangs, name)[0]] if self._comms and role_of(name) == "worker" else None
+        """The comm arena of a rank's rank group; None: the actor gets none."""
+        return self._comms[_place_in(self._rank_groups, name)[0]] if self._comms and role_of(name) == "worker" else None
 
     def media_memory_of(self, name: str) -> dict[str, MemoryFile]:
         """The slabs and the arenas of features and adapters that an actor maps: slabs by their producers' names, the arenas as
@@ -228,21 +230,22 @@ class RunSegments:
         return name in self._notes and bool(self._notes[name].count_death())
 
     def evict(self, worker: str) -> None:
-        """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the gang's next epoch."""
+        """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the rank group's next
+        epoch."""
         replica, rank = _place_in(self._readers.values(), worker)
         list(self.broadcasts.values())[replica].evict(rank)
         self.set_member(worker, False)
 
     def peers_of(self, worker: str) -> list[str]:
-        """The other ranks of a rank's gang."""
-        gang, rank = _place_in(self._gangs, worker)
-        return [name for place, name in enumerate(self._gangs[gang]) if place != rank]
+        """The other ranks of a rank's rank group."""
+        rank_group, rank = _place_in(self._rank_groups, worker)
+        return [name for place, name in enumerate(self._rank_groups[rank_group]) if place != rank]
 
     def set_member(self, worker: str, is_member: bool) -> None:
-        """Whether a rank takes part in its gang."""
-        if self.gangs:
-            gang, rank = _place_in(self._gangs, worker)
-            self.gangs[gang].set_member(rank, is_member)
+        """Whether a rank takes part in its rank group."""
+        if self.rank_groups:
+            rank_group, rank = _place_in(self._rank_groups, worker)
+            self.rank_groups[rank_group].set_member(rank, is_member)
 
     def close(self) -> None:
         """Let go of the mappings; the segments stay."""
@@ -260,7 +263,7 @@ class RunSegments:
         adapters = [self._adapters] if self._adapters is not None else []
         for arena in (*self.arenas, *self._comms, *self._slabs.values(), *self._encoders, *adapters):
             arena.close()
-        let_go_of_segments(self.descriptors)
+        release_segments(self.descriptors)
         os.close(self._hold)
 
 

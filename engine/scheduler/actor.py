@@ -5,7 +5,7 @@ here. Read `SchedulerActor.step` first. The parts, one noun each:
 
     admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
     sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
-    intake.py        newcomers that are held (experts)      results.py         what came of a step
+    intake.py        new requests that are held (experts)      results.py         what came of a step
     step_cost.py     how long a step takes                  prefill_shares.py  between the prompts of a step
     queues.py        sequences in their order               turns.py           between those whose they are
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
@@ -50,12 +50,12 @@ from engine.scheduler.admission import AdmissionControl
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_events import BlockEvents
 from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.commands import SchedulerCommands
 from engine.scheduler.delivery import Delivery
 from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.encoder_work import CALL_BYTES, MAX_CALL_UNITS, RESULT_UNIT_BYTES, EncoderWork
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.intake import Intake, StepKind
-from engine.scheduler.orders import Orders
 from engine.scheduler.policy import Limits, schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of, rejection
@@ -141,7 +141,7 @@ class SchedulerActor(Actor):
             self.stats.show,
             self.encoder,
         )
-        self.orders = Orders(self.weights, self.ranks, self.aborts, self.weight_updates)
+        self.orders = SchedulerCommands(self.weights, self.ranks, self.aborts, self.weight_updates)
         self._adapters = AdapterRegistry(context) if config.max_loras else None
         self._held_until_ns = 0  # by the last plan; 0: nobody
         self._passed_over: Sequence | None = None  # by the last plan
@@ -175,7 +175,7 @@ class SchedulerActor(Actor):
             )
         self.stats.show()
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         """One turn: orders and deadlines, then steps while there is room for one, then whatever can be sent."""
         num_done = self.aborts.expire(time.monotonic_ns()) + self.weight_updates.advance() + self.dispatcher.flush()
         if self.encoder is not None:
@@ -269,7 +269,7 @@ class SchedulerActor(Actor):
         if output.rows:
             self._kind = output.kind
         if output.rows or parts is not None:
-            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.gang_epoch, parts)
+            flight = self.dispatcher.dispatch(output.rows, batch, time.monotonic_ns(), self.ranks.rank_group_epoch, parts)
             self._cost.dispatched(flight.load)
             self.stats.dispatched(flight.num_tokens, time.monotonic_ns() - begin_ns)
             if self.context.tracer.is_on:
@@ -357,10 +357,10 @@ class SchedulerActor(Actor):
             # before it said that it was the last
             stream.add(ending_output(sequence, finish_reason))
             return
-        is_newcomer = known is None and not request.attempt
-        sequence.held_since_ns = time.monotonic_ns() if is_newcomer else 0
+        is_new_request = known is None and not request.attempt
+        sequence.held_since_ns = time.monotonic_ns() if is_new_request else 0
         self.grammars.want(sequence)
-        self.batch.add(sequence, is_newcomer)
+        self.batch.add(sequence, is_new_request)
         self.aborts.watch(sequence)
         if self.context.tracer.is_on:
             self.context.tracer.span("queue", begin_ns, value=sequence.num_prompt_tokens, label=request.request_id)

@@ -23,10 +23,14 @@ class BatchState:
     """The sequences by id, the two queues, free slots, the block pool and the leaders of groups."""
 
     def __init__(
-        self, limits: Limits, pool: BlockPool, on_stored: Callable[[list[CachedBlock]], None], num_wanted_by_newcomers: int = 0
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        on_stored: Callable[[list[CachedBlock]], None],
+        num_wanted_by_new_requests: int = 0,
     ) -> None:
         """`num_wanted_by_newcomers`: drafts, until a worker says what pays."""
-        self.num_wanted_by_newcomers = num_wanted_by_newcomers
+        self.num_wanted_by_new_requests = num_wanted_by_new_requests
         self.limits = limits
         self.pool = pool
         self.sequences: dict[str, Sequence] = {}
@@ -55,14 +59,14 @@ class BatchState:
         """All that wait, and those of a source among them."""
         return self.num_waiting, self.waiting.num_of(source)
 
-    def add(self, sequence: Sequence, is_newcomer: bool = True) -> None:
-        """A sequence from the intake; one that replaces an earlier attempt is no newcomer."""
+    def add(self, sequence: Sequence, is_new_request: bool = True) -> None:
+        """A sequence from the intake; one that replaces an earlier attempt is no new request."""
         assert sequence.request.request_id not in self.sequences
         self.sequences[sequence.request.request_id] = sequence
         self.num_with_media += sequence.media is not None
         self._estimate(sequence)
-        if is_newcomer:
-            self.waiting.add_newcomer(sequence)
+        if is_new_request:
+            self.waiting.add_new_request(sequence)
         else:
             self.waiting.push(sequence)
 
@@ -100,7 +104,7 @@ class BatchState:
         sequence.generation = self.pool.generation
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
-        sequence.num_wanted = self.num_wanted_by_newcomers
+        sequence.num_wanted = self.num_wanted_by_new_requests
         sequence.held_since_ns = 0
         self.running.push(sequence)
         self.waiting.began(sequence)
@@ -157,7 +161,7 @@ class BatchState:
         num_cached_tokens = self._hits.pop(request.request_id, -1)
         return num_cached_tokens if request.attempt else -1
 
-    def landed(self, sequence: Sequence) -> None:
+    def release_drained(self, sequence: Sequence) -> None:
         """No step in flight has the sequence any more: what a leaving one holds is free."""
         if sequence not in self._leaving:
             return
@@ -204,7 +208,7 @@ class BatchState:
             sequence.rollback_in_flight(self.limits.first_position)
         for sequence in list(self._leaving):
             sequence.rollback_in_flight(self.limits.first_position)
-            self.landed(sequence)
+            self.release_drained(sequence)
 
     def preempt_all(self) -> None:
         """Everything that runs goes back to waiting."""
@@ -219,4 +223,4 @@ class BatchState:
         sequence.state = state
         self._leaving.add(sequence)
         if not sequence.num_in_flight:
-            self.landed(sequence)
+            self.release_drained(sequence)

@@ -17,7 +17,7 @@ from engine.process.outbox import BackloggedOutbox
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.encoder_cache import CachedUnit, EncoderCache
 from engine.scheduler.encoder_work import EncoderWork
-from engine.scheduler.policy import Row, source_of
+from engine.scheduler.policy import SequenceChunk, source_of
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import NOT_SENT
 from engine.scheduler.step_cost import StepLoad
@@ -31,7 +31,7 @@ class StepInFlight(msgspec.Struct):
     """A dispatched step whose result is not back; its rows are in slot order."""
 
     step_id: int
-    rows: list[Row]
+    rows: list[SequenceChunk]
     num_tokens: int
     load: StepLoad
     has_encoder_parts: bool = False
@@ -63,14 +63,19 @@ class Dispatcher:
         return len(self._outbox) > 0
 
     def dispatch(
-        self, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0, parts: EncoderCall | None = None
+        self,
+        rows: list[SequenceChunk],
+        batch: BatchState,
+        now_ns: int,
+        rank_group_epoch: int = 0,
+        parts: EncoderCall | None = None,
     ) -> StepInFlight:
         """Grow the block tables, advance the sequences, and send the rows, behind these parts of the encoder, as a step of
-        this epoch of the ranks' gang."""
+        this epoch of the ranks' rank group."""
         rows.sort(key=_slot)
         num_tokens = sum(row.num_tokens for row in rows)
         flight = StepInFlight(self._next_step_id, rows, num_tokens, _load_of(rows), parts is not None)
-        step = build_step(flight.step_id, rows, batch, now_ns, gang_epoch)
+        step = build_step(flight.step_id, rows, batch, now_ns, rank_group_epoch)
         read = add_units(step, rows, self._find) if batch.num_with_media else []
         if self._encoder is not None:
             step.encoder = parts
@@ -114,7 +119,7 @@ class Dispatcher:
         return num_lost
 
 
-def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int, gang_epoch: int = 0) -> Step:
+def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_ns: int, rank_group_epoch: int = 0) -> Step:
     """The `Step` of these rows (in slot order), after which their sequences count as computed so far."""
     starts: list[SlotStart] = []
     columns = [array("i") for _ in range(6)]
@@ -154,7 +159,7 @@ def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int, ga
         block_indexes_,
         block_ids_,
         now_ns,
-        gang_epoch,
+        rank_group_epoch,
         is_following=bytes(is_following) if any(is_following) else b"",
         num_drafts=num_drafts.tobytes() if any(num_drafts) else b"",
         ended=array("i", [number for each in ended for number in each]).tobytes(),
@@ -163,7 +168,7 @@ def build_step(step_id: int, rows: list[Row], batch: BatchState, now_ns: int, ga
     )
 
 
-def add_units(step: Step, rows: list[Row], find: Callable[[bytes], CachedUnit | None]) -> list[CachedUnit]:
+def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], CachedUnit | None]) -> list[CachedUnit]:
     """Tell the ranks which media and masks the prompts of a step have, and where the features lie that its rows read, which
     `find` finds by hash. What they read."""
     starts = {start.slot: start for start in step.starts}
@@ -213,7 +218,7 @@ def _slot_start(sequence: Sequence) -> SlotStart:
     )
 
 
-def _load_of(rows: list[Row]) -> StepLoad:
+def _load_of(rows: list[SequenceChunk]) -> StepLoad:
     """To be asked before they are dispatched."""
     load = StepLoad()
     for row in rows:
@@ -224,5 +229,5 @@ def _load_of(rows: list[Row]) -> StepLoad:
     return load
 
 
-def _slot(row: Row) -> int:
+def _slot(row: SequenceChunk) -> int:
     return row.sequence.slot

@@ -1,10 +1,10 @@
-"""When newcomers are taken in where ranks share experts, and which rows go together in a step. Decisions only.
+"""When new requests are taken in where ranks share experts, and which rows go together in a step. Decisions only.
 
-Used by `policy.py`. All ranks of a gang run each of its steps together, so a prompt that one replica begins holds up the decode
-of all. Newcomers are therefore held until they fill a step together: until tokens, slots or blocks last for no more of them, or
-the first of them was held for `timeout_ns`, which no later one prolongs. What is held is given nothing and counts against
-nothing. Where nobody of the gang computes, or prompts are computed anyway, nobody is held; nor is who was admitted before or
-waited for a sample of the same group.
+Used by `policy.py`. All ranks of a rank group run each of its steps together, so a prompt that one replica begins holds up the
+decode of all. New requests are therefore held until they fill a step together: until tokens, slots or blocks last for no more
+of them, or the first of them was held for `timeout_ns`, which no later one prolongs. What is held is given nothing and counts
+against nothing. Where nobody of the rank group computes, or prompts are computed anyway, nobody is held; nor is who was
+admitted before or waited for a sample of the same group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepKind(Enum):
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """The moment at which newcomers ask to be admitted. `is_idle`: nobody of the gang computes anything."""
+    """The moment at which new requests ask to be admitted. `is_idle`: nobody of the rank group computes anything."""
 
     timeout_ns: int
     now_ns: int

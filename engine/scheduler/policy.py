@@ -21,7 +21,7 @@ budget of tokens and blocks.
   sequence still finds one. They delay no prompt and preempt nobody: where a block is missing they give theirs up first.
 - What lacks features of a picture or video waits in its place and holds up nobody (`encoder_work.py`), and so does what has a
   grammar that the ranks are still compiling (`grammars.py`).
-- Ranks that share experts: newcomers are held for a while, and prefill may be kept apart from decode (`intake.py`).
+- Ranks that share experts: new requests are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True):
         return num_tokens > (self.long_prefill_tokens or self.max_tokens)
 
 
-class Row(msgspec.Struct):
+class SequenceChunk(msgspec.Struct):
     """One sequence's part of a step: positions [start, start + num_tokens), and up to `num_drafts` behind them."""
 
     sequence: Sequence
@@ -108,9 +108,9 @@ class SchedulerOutput(msgspec.Struct):
     preempted: Sequence | None = None
     trimmed: list[Sequence] = []  # hold blocks that were for drafts
     admitted: list[Admission] = []
-    rows: list[Row] = []
+    rows: list[SequenceChunk] = []
     kind: StepKind = StepKind.MIXED
-    held_until_ns: int = 0  # newcomers that have room are held until then; 0: there are none
+    held_until_ns: int = 0  # new requests that have room are held until then; 0: there are none
     passed_over: Sequence | None = None  # what comes next of its prompt is not to be cut, and was more than the step had left
 
 
@@ -176,7 +176,7 @@ def source_of(sequence: Sequence) -> str:
     return request.source or request.key or request.request_id
 
 
-def next_row(sequence: Sequence, num_computed: int, budget: int) -> Row | None:
+def next_row(sequence: Sequence, num_computed: int, budget: int) -> SequenceChunk | None:
     """The rule: as many of the tokens after `num_computed` as the budget allows, sampling where that reaches the last one."""
     num_tokens = sequence.num_tokens
     is_last = num_tokens >= sequence.max_total_tokens
@@ -184,7 +184,7 @@ def next_row(sequence: Sequence, num_computed: int, budget: int) -> Row | None:
         return None  # what is under way reaches the sequence's end
     num_due = num_tokens - num_computed
     count = num_due if num_due <= budget else budget
-    return Row(sequence, num_computed, count, count == num_due and not is_last) if count > 0 else None
+    return SequenceChunk(sequence, num_computed, count, count == num_due and not is_last) if count > 0 else None
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -455,7 +455,7 @@ class _Scheduling:
             self._num_drafts -= num_drafts
             self._left.num_blocks -= max(0, num_new_blocks)
 
-    def _take(self, row: Row) -> None:
+    def _take(self, row: SequenceChunk) -> None:
         self._left.num_tokens -= row.num_tokens
         if not row.sequence.is_started:
             self._left.num_start_bytes -= row.sequence.num_start_bytes

@@ -12,8 +12,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
+from engine.scheduler.fair_share import FairShare
 from engine.scheduler.sequence import Sequence
-from engine.scheduler.turns import Turns
 
 _rank, _seniority = attrgetter("rank"), attrgetter("seniority")
 _HALF_LEVEL = 14  # of --max-priority-wait 30: priority 1 is worth 1 s, 14 half of the most that there is
@@ -60,17 +60,17 @@ class RunningQueue(SequenceQueue):
 
 
 class WaitingQueue(SequenceQueue):
-    """What waits for a slot. Its places in line are given out by turns (`turns.py`). While the intake is held, newcomers stand
-    aside, counted but not to be admitted. What was begun before and is away for a moment, because its tokenizer died, is waited
-    for."""
+    """What waits for a slot. Its places in line are given out by turns (`turns.py`). While the intake is held, new requests
+    stand aside, counted but not to be admitted. What was begun before and is away for a moment, because its tokenizer died, is
+    waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_held = False
         self.num_tokens_to_compute = 0  # of all that wait
-        self._turns = Turns()
+        self._turns = FairShare()
         self._num_of: dict[str, int] = {}  # that wait, by source
-        self._newcomers: dict[str, Sequence] = {}
+        self._new_requests: dict[str, Sequence] = {}
         self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -78,7 +78,7 @@ class WaitingQueue(SequenceQueue):
 
     @property
     def num_waiting(self) -> int:
-        return len(self._sequences) + len(self._newcomers)
+        return len(self._sequences) + len(self._new_requests)
 
     def num_of(self, source: str) -> int:
         """Of a source."""
@@ -92,11 +92,11 @@ class WaitingQueue(SequenceQueue):
         """It runs no more."""
         self._turns.ended(sequence)
 
-    def add_newcomer(self, sequence: Sequence) -> None:
+    def add_new_request(self, sequence: Sequence) -> None:
         """A sequence from the intake."""
         if self.is_held:
             self._count(sequence, 1)
-            self._newcomers[sequence.request.request_id] = sequence
+            self._new_requests[sequence.request.request_id] = sequence
         else:
             self.push(sequence)
 
@@ -106,23 +106,23 @@ class WaitingQueue(SequenceQueue):
 
     def remove(self, sequence: Sequence) -> None:
         self._count(sequence, -1)
-        if self._newcomers.get(sequence.request.request_id) is sequence:
-            del self._newcomers[sequence.request.request_id]
+        if self._new_requests.get(sequence.request.request_id) is sequence:
+            del self._new_requests[sequence.request.request_id]
         else:
             super().remove(sequence)
             self._turns.remove(sequence)
 
     def hold(self) -> None:
-        """From now on newcomers stand aside."""
+        """From now on new requests stand aside."""
         self.is_held = True
 
     def let_in(self) -> None:
-        """Newcomers take their place in the order."""
+        """New requests take their place in the order."""
         self.is_held = False
         self._away.clear()
-        for sequence in self._newcomers.values():
+        for sequence in self._new_requests.values():
             self._line_up(sequence)
-        self._newcomers.clear()
+        self._new_requests.clear()
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_tokens_to_compute += sign * sequence.num_tokens_to_compute
@@ -138,7 +138,7 @@ class WaitingQueue(SequenceQueue):
     def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:
         """The edge submits this one again; until then it counts as one that is to run to its end, unless it stood aside."""
         request = sequence.request
-        if self.is_held and request.request_id not in self._newcomers:
+        if self.is_held and request.request_id not in self._new_requests:
             self._away[request.request_id] = (request.api, deadline_ns)
 
     def came_back(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
 """Which ranks take steps, and which weights each of them holds; what they should hold is in the run's record.
 
 Used by the scheduler process alone. A rank is there from its Hello on, which it sends when it has joined the broadcast ring,
-until the actor table shows a newer epoch of it. Ranks that exchange tensors greet again with each epoch of their gang.
+until the actor table shows a newer epoch of it. Ranks that exchange tensors greet again with each epoch of their rank group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Rank(msgspec.Struct):
     contents: str = ""
     epoch: int = 0
     is_there: bool = False
-    gang_epoch: int = 0  # that it joined last
+    rank_group_epoch: int = 0  # that it joined last
     arena_id: int | None = None  # of the memory of its KV cache; None: nobody has said yet
     has_lost_cache: bool = False  # it has other memory than its incarnation before
 
@@ -38,13 +38,13 @@ class Ranks:
 
     @property
     def are_complete(self) -> bool:
-        """Every rank takes steps, and all are in one epoch of their gang."""
-        return all(rank.is_there and rank.gang_epoch == self.gang_epoch for rank in self._ranks)
+        """Every rank takes steps, and all are in one epoch of their rank group."""
+        return all(rank.is_there and rank.rank_group_epoch == self.rank_group_epoch for rank in self._ranks)
 
     @property
-    def gang_epoch(self) -> int:
+    def rank_group_epoch(self) -> int:
         """Of all ranks, once they are complete."""
-        return self._ranks[0].gang_epoch
+        return self._ranks[0].rank_group_epoch
 
     def greet(self, index: int, hello: Hello) -> bool:
         """A rank says that it is there. False where that is no news."""
@@ -62,11 +62,11 @@ class Ranks:
         return self._ranks[index].has_lost_cache
 
     def joined(self, index: int, hello: Hello) -> bool:
-        """A rank that is there says in which epoch of the gang it is. False where that is no news."""
+        """A rank that is there says in which epoch of the rank group it is. False where that is no news."""
         rank = self._ranks[index]
-        is_news = hello.epoch == rank.epoch and hello.gang_epoch != rank.gang_epoch
+        is_news = hello.epoch == rank.epoch and hello.rank_group_epoch != rank.rank_group_epoch
         if is_news:
-            rank.gang_epoch = hello.gang_epoch
+            rank.rank_group_epoch = hello.rank_group_epoch
         return is_news
 
     def restarted(self, index: int, epoch: int) -> None:

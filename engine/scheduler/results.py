@@ -76,7 +76,7 @@ class Results:
         assert len(columns.counts) == len(step.rows), f"step {step.step_id}: {len(columns.counts)} results"
         first = 0
         num_taken = [0] * len(step.rows)
-        self._batch.num_wanted_by_newcomers = result.num_wanted_by_newcomers
+        self._batch.num_wanted_by_new_requests = result.num_wanted_by_new_requests
         for index, row in enumerate(step.rows):
             sequence, count = row.sequence, columns.counts[index]
             sequence.num_in_flight -= 1
@@ -104,7 +104,7 @@ class Results:
             first += columns.counts[index]
             if not sequence.num_in_flight:
                 sequence.draw_again(self._batch.limits.first_position)
-                self._batch.landed(sequence)
+                self._batch.release_drained(sequence)
         return num_taken
 
     def end(self, sequence: Sequence, now_ns: int) -> None:

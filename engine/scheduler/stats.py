@@ -30,7 +30,7 @@ class SchedulerStats:
         self._free_slots = cell("num_free_slots")
         self._tokens_to_compute = cell("num_tokens_to_compute")
         self._slow_streams = cell("slow_streams")
-        self._version = cell("weight_version")
+        self._version = cell("engine_weight_version")
         self._state = cell("engine_state")
         self._queries = cell("prefix_cache_queries_total")
         self._hits = cell("prefix_cache_hits_total")
@@ -39,7 +39,7 @@ class SchedulerStats:
         self._step_tokens = context.histogram("iteration_tokens_total")
         self._drafted_rows = cell("spec_decode_num_drafts_total")
         self._drafts = cell("spec_decode_num_draft_tokens_total")
-        self._standing_drafts = cell("spec_decode_num_accepted_tokens_total")
+        self._accepted_drafts = cell("spec_decode_num_accepted_tokens_total")
         places = range(context.config.speculative_config.max_drafts)
         self._has_drafts = len(places) > 0
         self._by_position = [
@@ -94,11 +94,11 @@ class SchedulerStats:
         if not rows:
             return
         self._drafted_rows.add(len(rows))
-        drafts, standing = [num_drafts[row] for row in rows], [counts[row] - 1 for row in rows]
+        drafts, accepted = [num_drafts[row] for row in rows], [counts[row] - 1 for row in rows]
         emitted = [min(num_taken[row], counts[row] - 1) for row in rows]  # the last of a row's tokens was no draft
         self._drafts.add(sum(drafts))
-        self._standing_drafts.add(sum(standing))
-        for cells, numbers in zip(self._by_position, (drafts, standing, emitted), strict=True):
+        self._accepted_drafts.add(sum(accepted))
+        for cells, numbers in zip(self._by_position, (drafts, accepted, emitted), strict=True):
             for place in range(max(numbers, default=0)):
                 cells[place].add(sum(number > place for number in numbers))
 

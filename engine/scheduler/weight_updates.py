@@ -40,8 +40,8 @@ from engine.scheduler.weight_state import WeightState, conflict
 
 
 class Phase(Enum):
-    RESTING = "waiting for the sequences to come to rest"
-    TELLING = "waiting for the ranks"
+    DRAINING = "waiting for the sequences to come to rest"
+    AWAITING_RANKS = "waiting for the ranks"
 
 
 class Change(msgspec.Struct):
@@ -52,7 +52,7 @@ class Change(msgspec.Struct):
     mode: str
     after: WeightsRecord | None  # what is true when it is done; None: what is already, the ranks are made to follow
     tells: list[LoadWeights | ClearWeights] = []  # what the ranks must do
-    phase: Phase = Phase.RESTING
+    phase: Phase = Phase.DRAINING
     unanswered: set[int] = set()
     errors: list[str] = []
 
@@ -94,7 +94,7 @@ class WeightUpdates:
         """Samples may be given tokens: nothing is going on, or they may run to their end first."""
         if self._change is None:
             return self._weights.state is WeightsState.NORMAL and not self._unwritten
-        return self._change.phase is Phase.RESTING and self._change.mode == "wait"
+        return self._change.phase is Phase.DRAINING and self._change.mode == "wait"
 
     def advance(self) -> int:
         """Take the change under way to its next phase if it can, or begin to repair a rank's weights. 1 where something was
@@ -106,10 +106,10 @@ class WeightUpdates:
             return 1
         if change is None:
             return self._repair()
-        if change.phase is Phase.TELLING or not self._is_at_rest(change):
+        if change.phase is Phase.AWAITING_RANKS or not self._is_at_rest(change):
             return 0
         self._batch.waiting.let_in()
-        change.phase = Phase.TELLING
+        change.phase = Phase.AWAITING_RANKS
         change.tells = [] if change.name == "pause" else self._tells(change)
         for tell in change.tells:
             change.unanswered.update(tell.ranks if isinstance(tell, LoadWeights) else self._ranks.all)
@@ -121,7 +121,7 @@ class WeightUpdates:
     def rank_answered(self, answer: WeightsChanged) -> None:
         """A rank has carried out LoadWeights or ClearWeights, or says why not."""
         change = self._change
-        if change is None or change.phase is not Phase.TELLING or answer.command_id != change.command_id:
+        if change is None or change.phase is not Phase.AWAITING_RANKS or answer.command_id != change.command_id:
             if not answer.error:  # told by a scheduler that died: what it computes now is not what is in use
                 self._rank_is_wrong(answer.rank, answer.path, answer.version, answer.contents)
             return
@@ -142,7 +142,7 @@ class WeightUpdates:
     def rank_came_back(self, rank: int) -> None:
         """A rank was started again: what it was told is lost, and it holds what was in use before."""
         change = self._change
-        if change is None or change.phase is not Phase.TELLING:
+        if change is None or change.phase is not Phase.AWAITING_RANKS:
             return
         for tell in change.tells:
             if isinstance(tell, LoadWeights):
@@ -159,7 +159,7 @@ class WeightUpdates:
     def _rank_is_wrong(self, rank: int, path: str, version: int, contents: str = "") -> None:
         """What it computes cannot be used; `_repair` follows."""
         self._ranks.changed(rank, path, version, contents)
-        if self._change is None or self._change.phase is Phase.RESTING:
+        if self._change is None or self._change.phase is Phase.DRAINING:
             self._dispatcher.give_up_flight()
             self._batch.rollback_in_flight()
 

@@ -44,7 +44,7 @@ class _Leaving(msgspec.Struct):
     is_gone: bool = False
 
 
-class AdapterOrders:
+class AdapterCommands:
     """`tell` puts a command on an actor's control ring and says why that cannot be, or nothing."""
 
     def __init__(

@@ -39,7 +39,7 @@ class Child(msgspec.Struct):
     ready_s: float = 0.0  # monotonic: since when it takes work
     failure: str = ""  # what it announced before it ended
     is_failure_from_outside: bool = False
-    takes_part: bool = True  # in its gang, once it is ready
+    takes_part: bool = True  # in its rank group, once it is ready
     is_asked_to_end: bool = False  # by an operator: not a crash
     kill_at_s: float = float("inf")  # monotonic: when SIGKILL follows SIGTERM
 

@@ -27,7 +27,7 @@ class Rebalances:
         return bool(self._command_id)
 
     def begin(self, command: Command, members: tuple[int, ...], num_ranks: int) -> None:
-        """`members`: of the gang, the lowest leads."""
+        """`members`: of the rank group, the lowest leads."""
         if self.is_under_way:
             self._answer(Reply(command.command_id, 409, "experts are moved already; ask again when that is done"))
             return

@@ -31,10 +31,10 @@ from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import STOP_ORDER, SUPERVISOR, ActorPlan, role_of
 from engine.supervisor.child_process import Child, describe_exit, spawn
+from engine.supervisor.commands import SupervisorCommands
 from engine.supervisor.hangs import HangAction
 from engine.supervisor.keeper import RunKeeper
 from engine.supervisor.log_relay import LogRelay
-from engine.supervisor.orders import Orders
 from engine.supervisor.progress import Progress
 from engine.supervisor.restarts import HEALTHY_S, RestartTable
 from engine.supervisor.signals import SignalCatcher
@@ -145,7 +145,7 @@ class Supervisor:
         self._open_until_end.callback(self._server.close)
         self._keeper = RunKeeper(self.run, self._lock, self.segments, self._server, self._progress)
         self._open_until_end.callback(self._keeper.close)
-        self._orders = Orders(self, self._server)
+        self._orders = SupervisorCommands(self, self._server)
         self._poller: zmq.Poller = zmq.Poller()
         self._readable = zmq.POLLIN
         ends = [child.pidfd for child in self.children.values()]
@@ -313,20 +313,20 @@ class Supervisor:
         return is_from_outside or self._restarts.record_death(dead.name, time.monotonic())
 
     def _end_peers(self, dead: Child) -> None:
-        """Where a gang cannot go on without one of its ranks all end with it and begin their next life together. That is one
-        death."""
+        """Where a rank group cannot go on without one of its ranks all end with it and begin their next life together. That is
+        one death."""
         for name in self._peers(dead.name):
             peer = self.children.get(name)
             if peer is None:
                 self._starts[name].epoch = dead.epoch + 1
             elif peer.epoch == dead.epoch and not peer.is_asked_to_end:
                 peer.is_asked_to_end = True
-                peer.failure = f"ended with {dead.name}, without which its gang cannot go on"
+                peer.failure = f"ended with {dead.name}, without which its rank group cannot go on"
                 peer.send_signal(SIGKILL)
 
     def _peers(self, name: str) -> list[str]:
         """Actors that live and die with this one."""
-        return self.segments.peers_of(name) if role_of(name) == "worker" and self.config.are_gangs_whole else []
+        return self.segments.peers_of(name) if role_of(name) == "worker" and self.config.are_rank_groups_whole else []
 
     def _start_again(self, dead: Child, cause: str) -> None:
         if not dead.is_asked_to_end:
@@ -351,7 +351,7 @@ class Supervisor:
         return delay_s
 
     def _attempt_together(self, start: _Start) -> None:
-        """Start a child again, once all of its gang have ended their last lives."""
+        """Start a child again, once all of its rank group have ended their last lives."""
         if all(self.children[peer].epoch == start.epoch for peer in self._peers(start.plan.name) if peer in self.children):
             self._attempt(start)
 

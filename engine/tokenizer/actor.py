@@ -118,7 +118,7 @@ class TokenizerActor(Actor):
         self._lanes.close()
         self._replicas.close()
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         """Send what has gathered, take what helpers have done, open samples for a while."""
         num_done = self._flush_channels() + self._replicas.flush()
         for job, answer in self._lanes.finished():
@@ -155,12 +155,12 @@ class TokenizerActor(Actor):
             self._forget(submit.request_id)
         if not submits:
             return
-        is_newcomer = all(submit.attempt == 0 for submit in submits)
+        is_new_request = all(submit.attempt == 0 for submit in submits)
         job = Job.of(submission, submits)
         try:
-            if is_newcomer:
+            if is_new_request:
                 self._check_backlog(submission.source)
-            self._begin(job, is_newcomer)
+            self._begin(job, is_new_request)
         except RequestError as error:
             self._refuse(job, refusal_of(error))
         if self.context.tracer.is_on:
@@ -180,7 +180,7 @@ class TokenizerActor(Actor):
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _begin(self, job: Job, is_newcomer: bool) -> None:
+    def _begin(self, job: Job, is_new_request: bool) -> None:
         """Have it prepared. RequestError where too much waits for that already."""
         for request_id in job.ids:
             self._jobs[request_id] = job
@@ -188,7 +188,7 @@ class TokenizerActor(Actor):
             self._take_answer(job, self._preparation.prepare(job.work))
             return
         try:
-            self._lanes.add(job, is_newcomer)
+            self._lanes.add(job, is_new_request)
         except RequestError:
             self._num_refused_jobs.add(1)
             raise
@@ -198,7 +198,7 @@ class TokenizerActor(Actor):
         self._forget(call.call_id)  # an earlier attempt, which the ring still had
         job = Job.of(call, [])
         try:
-            self._begin(job, is_newcomer=call.attempt == 0)
+            self._begin(job, is_new_request=call.attempt == 0)
         except RequestError as error:
             self._refuse(job, refusal_of(error))
 

@@ -9,7 +9,7 @@ Used by the tokenizer's loop, which looks in often and never waits here.
 
 In a lane those take turns whose requests they are (by key or address; requests, where that is unknown): who sends many delays
 himself, and leaves room for others (`shares.py`). While others wait, a form that is not compiled in a moment goes on to the
-slow ones, from its beginning. A lane whose queue is full refuses newcomers (429); what was begun before a crash it takes.
+slow ones, from its beginning. A lane whose queue is full refuses new requests (429); what was begun before a crash it takes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Lanes:
             return 0
         return now_ns + (LOOK_NS if now_ns - max(begun) < LONG_JOB_NS else LONG_LOOK_NS)
 
-    def add(self, job: Job, is_newcomer: bool) -> None:
+    def add(self, job: Job, is_new_request: bool) -> None:
         """RequestError 429 where too many wait."""
         name = self._lane_of(job)
         lane = self._lanes[name]
@@ -141,7 +141,7 @@ class Lanes:
         limit = max(1, lane.max_waiting // 2) if is_form else lane.max_waiting
         num_all = sum(map(len, queues))
         num_own = sum(queue.count(job.source) for queue in queues) if job.source else num_all
-        if is_newcomer and not has_room(num_own, num_all, limit):
+        if is_new_request and not has_room(num_own, num_all, limit):
             raise _too_many(
                 f"{num_all} requests wait for the tokenizer's {name} helper, {num_own} of them yours, the limit is {limit} "
                 "while nobody else waits"

@@ -87,7 +87,7 @@ class PartStream(Detokenizer):
         self._parser.finish()
         released = self._taken()
         if self.stop_string is None:
-            released += self._content(self._stops.release() if self._stops else "") + self._let_go()
+            released += self._content(self._stops.release() if self._stops else "") + self._release()
         return released
 
     def take_parts(self) -> list[Part]:
@@ -110,7 +110,7 @@ class PartStream(Detokenizer):
                     text = self._stops.feed(text, may_stop=self.num_tokens >= self._min_tokens)
                 released += self._content(text)
                 if self.stop_string is not None:
-                    return released + self._let_go()
+                    return released + self._release()
                 continue
             if self._stops:  # none goes on behind another part
                 released += self._content(self._stops.release())
@@ -136,7 +136,7 @@ class PartStream(Detokenizer):
             self._append(Part(CONTENT, released))
         return released
 
-    def _let_go(self) -> str:
+    def _release(self) -> str:
         """No marker follows."""
         text = "".join(self._space)
         self._space.clear()

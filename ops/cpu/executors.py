@@ -15,7 +15,7 @@ import numpy as np
 
 from ops import _cpu
 from ops.cpu.array import ALIGNMENT, Array, Rows, address_of, empty
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.cpu.work import Work, bytes_of
 
 _INT = np.dtype(np.int32)
@@ -30,7 +30,7 @@ class Executor(Protocol):
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         """The number of rows that counts[index] holds, `limit` of them at most."""
 
-    gang: Gang | None  # the ranks that matrices are cut for
+    rank_group: RankGroup | None  # the ranks that matrices are cut for
 
     def allocate(self, rows: Rows, width: int) -> Array:
         """Memory for an op's result, float32."""
@@ -42,7 +42,7 @@ class Executor(Protocol):
         """The memory of x in other rows."""
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
-        """The same in the gang's buffers, for a gather that follows: nobody reads there any more what was before."""
+        """The same in the rank group's buffers, for a gather that follows: nobody reads there any more what was before."""
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address. For
@@ -57,8 +57,8 @@ def _make(make: OpMaker, arguments: Sequence[Any], rows: Rows) -> _cpu.Op:
 class Immediate:
     """Op by op."""
 
-    def __init__(self, gang: Gang | None = None) -> None:
-        self.gang = gang
+    def __init__(self, rank_group: RankGroup | None = None) -> None:
+        self.rank_group = rank_group
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         return Rows(int(counts[index]))
@@ -68,10 +68,10 @@ class Immediate:
         return Array(rows, width, int(memory.ctypes.data), memory)
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
-        assert self.gang is not None, "one rank gathers nothing"
+        assert self.rank_group is not None, "one rank gathers nothing"
         if rows.count:
-            self.gang.comm.barrier()
-        memory = self.gang.half(0, rows.count * width * 4)
+            self.rank_group.comm.barrier()
+        memory = self.rank_group.half(0, rows.count * width * 4)
         return Array(rows, width, int(memory.ctypes.data), memory)
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
@@ -103,12 +103,12 @@ class _Recorded(msgspec.Struct, frozen=True):
 
 
 class Recording:
-    """A list of ops, and the results that wait for a place in memory. With a gang the tape begins with a barrier: from there on
-    nobody reads what was gathered in the replay before. `constants`: numbers of rows that are not read when it is replayed, by
-    their place among the counts."""
+    """A list of ops, and the results that wait for a place in memory. With a rank group the tape begins with a barrier: from
+    there on nobody reads what was gathered in the replay before. `constants`: numbers of rows that are not read when it is
+    replayed, by their place among the counts."""
 
-    def __init__(self, gang: Gang | None = None, constants: Mapping[int, int] | None = None) -> None:
-        self.gang = gang
+    def __init__(self, rank_group: RankGroup | None = None, constants: Mapping[int, int] | None = None) -> None:
+        self.rank_group = rank_group
         self._constants = constants or {}
         self._ops: list[_Recorded] = []
         self._results: list[Array] = []
@@ -127,10 +127,10 @@ class Recording:
         return array
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
-        assert self.gang is not None, "one rank gathers nothing"
+        assert self.rank_group is not None, "one rank gathers nothing"
         if not self._gathered:
-            self._ops.insert(0, _Recorded(_cpu.collective, barrier_arguments(self.gang), rows, "", lambda: Work(0)))
-        memory = self.gang.half(len(self._gathered), rows.limit * width * 4)
+            self._ops.insert(0, _Recorded(_cpu.collective, barrier_arguments(self.rank_group), rows, "", lambda: Work(0)))
+        memory = self.rank_group.half(len(self._gathered), rows.limit * width * 4)
         array = Array(rows, width, int(memory.ctypes.data), memory)
         self._gathered.append((len(self._ops), array))
         return array
@@ -212,8 +212,8 @@ def _placed(results: Sequence[Array], lives: Mapping[int, Sequence[int]], within
     return arena, num_bytes
 
 
-def barrier_arguments(gang: Gang) -> tuple[Any, ...]:
-    return (None, None, gang.comm.address, _cpu.COMM_KINDS.index("barrier"), 0, 0, None, None)
+def barrier_arguments(rank_group: RankGroup) -> tuple[Any, ...]:
+    return (None, None, rank_group.comm.address, _cpu.COMM_KINDS.index("barrier"), 0, 0, None, None)
 
 
 def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:

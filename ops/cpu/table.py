@@ -15,8 +15,8 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, Rows, rows_of
 from ops.cpu.executors import Executor, Immediate
-from ops.cpu.gang import ExpertGang
 from ops.cpu.packing import WEIGHT_KINDS, PackedExperts, PackedWeight, layout, pack, panels_of
+from ops.cpu.rank_group import ExpertRankGroup
 from ops.cpu.work import (
     Work,
     adapt_work,
@@ -425,20 +425,20 @@ class CpuOps:
     def join_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
         return self._executor.view(x, self._executor.rows(counter, 0, rows_of(x).limit // count), count * x.shape[1])
 
-    def gather(self, x: Tensor) -> Tensor:
-        gang = self._executor.gang
+    def all_gather(self, x: Tensor) -> Tensor:
+        rank_group = self._executor.rank_group
         if not isinstance(x, Array) or not x.columns:
             return x
         ((begin, end),) = x.columns
         width = x.whole_width or x.width
-        assert gang is not None, f"columns [{begin}, {end}) of {width}, and no rank has the others"
+        assert rank_group is not None, f"columns [{begin}, {end}) of {width}, and no rank has the others"
         y = self._executor.allocate_gathered(x.rows, width)
         first = begin if width == x.width else 0
         self._executor.emit(
             _cpu.gather,
             y,
             x,
-            gang.comm.address,
+            rank_group.comm.address,
             width,
             x.width,
             begin,
@@ -481,8 +481,8 @@ class CpuOps:
         y = self._executor.allocate(rows, module.num_inputs)
         y.columns = module.down[0].columns
         assert not isinstance(shared, Array) or shared.columns == y.columns, f"{shared.columns} are added to {y.columns}"
-        gang = None if module.owners is None or self._executor.gang is None else self._executor.gang.experts
-        results = None if gang else self._executor.allocate(rows, num_chosen * module.num_inputs)
+        rank_group = None if module.owners is None or self._executor.rank_group is None else self._executor.rank_group.experts
+        results = None if rank_group else self._executor.allocate(rows, num_chosen * module.num_inputs)
         packed: PackedExperts = module.weight
         self._executor.emit(
             _cpu.experts,
@@ -499,7 +499,7 @@ class CpuOps:
             module.inner,
             module.num_experts,
             num_chosen,
-            *(_windows(gang) if gang else (0, None, 0, 0, 1)),
+            *(_windows(rank_group) if rank_group else (0, None, 0, 0, 1)),
             module.owners,
             module.counts,
             *self._share_of(module, rows, num_chosen),
@@ -515,10 +515,10 @@ class CpuOps:
         panels = tuple([panel for part in panels_of(columns) for panel in part] for columns in (gate_up, down))
         if not module.is_cut:
             return 0, None, *panels, 0, module.inner, 0, module.num_inputs
-        gang = self._executor.gang
-        assert gang is not None, f"columns {gate_up} of {module.inner} twice, and no rank has the others"
+        rank_group = self._executor.rank_group
+        assert rank_group is not None, f"columns {gate_up} of {module.inner} twice, and no rank has the others"
         activated = self._executor.allocate_gathered(rows, num_chosen * module.inner)
-        return gang.comm.address, activated, *panels, *gate_up[0], *down[0]
+        return rank_group.comm.address, activated, *panels, *gate_up[0], *down[0]
 
 
 def _adapted_panels(part: AdaptedPart, module: Linear) -> tuple[int, ...]:
@@ -531,8 +531,8 @@ def _adapted_panels(part: AdaptedPart, module: Linear) -> tuple[int, ...]:
     return ()
 
 
-def _windows(gang: ExpertGang) -> tuple[Any, ...]:
-    return gang.comm.address, gang.windows, gang.max_rows, gang.first_rank, gang.num_ranks
+def _windows(rank_group: ExpertRankGroup) -> tuple[Any, ...]:
+    return rank_group.comm.address, rank_group.windows, rank_group.max_rows, rank_group.first_rank, rank_group.num_ranks
 
 
 def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
@@ -540,7 +540,7 @@ def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
 
 
 def make_table(executor: Executor) -> OpTable:
-    """The table whose ops go to `executor`, and gather with its gang."""
+    """The table whose ops go to `executor`, and gather with its rank group."""
     ops: Any = CpuOps(executor)
     return OpTable(
         name="native",
@@ -552,7 +552,7 @@ def make_table(executor: Executor) -> OpTable:
         cache_view=cache_view,
         clear_block=clear_block,
         drawing=None,
-        unseen={},
+        sync_free_ops={},
         begin=ops.begin,
         embedding=ops.embedding,
         take_features=ops.take_features,
@@ -566,7 +566,7 @@ def make_table(executor: Executor) -> OpTable:
         keep_rows=ops.keep_rows,
         activate_and_multiply=ops.activate_and_multiply,
         take_rows=ops.take_rows,
-        gather=ops.gather,
+        all_gather=ops.all_gather,
         route=ops.route,
         experts=ops.experts,
         store_latent=ops.store_latent,

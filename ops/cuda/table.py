@@ -32,9 +32,9 @@ from ops.modules import (
     Router,
 )
 from ops.paddle import reference
-from ops.paddle.gang import ExpertOps, GangOps
 from ops.paddle.metadata import InPlace
-from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
+from ops.paddle.rank_group import ExpertOps, RankGroupOps
+from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, DeviceSampler, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, float32
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
@@ -87,9 +87,9 @@ class Step(NamedTuple):
     block_size: int
 
 
-def make_table(library: Library, stream: Callable[[], int] = lambda: 0, gang: GangOps | None = None) -> OpTable:
-    """`stream`: the address of that on which Paddle enqueues what is its own now. `gang`: what several ranks exchange."""
-    rows = _Rows(library, stream, gang)
+def make_table(library: Library, stream: Callable[[], int] = lambda: 0, rank_group: RankGroupOps | None = None) -> OpTable:
+    """`stream`: the address of that on which Paddle enqueues what is its own now. `rank group`: what several ranks exchange."""
+    rows = _Rows(library, stream, rank_group)
     table = msgspec.structs.replace(
         reference.TABLE,
         name="cuda",
@@ -97,8 +97,8 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0, gang: Ga
         integer_kinds=INTEGERS,
         cache_view=lambda memory, block_size: memory,
         clear_block=clear_block,
-        drawing=Drawing(rows.draw, is_greedy=False),
-        unseen={},
+        drawing=DeviceSampler(rows.draw, is_greedy=False),
+        sync_free_ops={},
         begin=rows.begin,
         take_features=lambda step, x, number: reference.take_features(cast(Any, step), x, number),
         linear=rows.linear,
@@ -111,9 +111,11 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0, gang: Ga
         route=rows.route,
         experts=rows.experts,
     )
-    if gang is None:
+    if rank_group is None:
         return table
-    return gang.over(table, ExpertOps(rows.experts, rows.experts, rows.expert_products, rows.combine, rows.chosen_of_some))
+    return rank_group.over(
+        table, ExpertOps(rows.experts, rows.experts, rows.expert_products, rows.combine, rows.chosen_of_some)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- weights and cache
@@ -250,10 +252,10 @@ def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
 
 
 class _Rows:
-    def __init__(self, library: Library, stream: Callable[[], int], gang: GangOps | None) -> None:
+    def __init__(self, library: Library, stream: Callable[[], int], rank_group: RankGroupOps | None) -> None:
         self._library = library
         self._stream = stream
-        self._gang = gang
+        self._rank_group = rank_group
 
     def _run(self, row: str, **values: Any) -> dict[str, paddle.Tensor]:
         """The results that are not given."""
@@ -352,8 +354,8 @@ class _Rows:
         if not module.is_cut:
             activated = reference.own_columns(reference.activate_and_multiply(both, activation))
             return self.combine(self._expert_linear(activated, packed.down, lists, 1), routing, shared)
-        assert self._gang is not None, "experts are cut, and no rank has the other columns"
-        results = self._expert_linear(self._gang.activated(both, module, activation), packed.down, lists, 1)
+        assert self._rank_group is not None, "experts are cut, and no rank has the other columns"
+        results = self._expert_linear(self._rank_group.activated(both, module, activation), packed.down, lists, 1)
         ((begin, _),) = module.down[0].columns
         return reference.Cut(self.combine(results, routing, shared), begin, module.num_inputs)
 

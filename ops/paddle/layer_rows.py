@@ -50,7 +50,7 @@ class LayerMemory(msgspec.Struct, frozen=True):
     states: Tensor  # float32 [(num_slots + 1) * group, hidden]; of the last group the first row stays 0
     fed: Tensor  # float32 [max_guessed, hidden]: that the last guess left
     kept: Tensor  # float32 [most rows that are captured, hidden]: of the trunk's graph that was replayed last
-    max_guessed: int
+    max_drafted: int
     group: int  # states of a sequence
 
     def keep_hidden(self, hidden: Tensor) -> None:
@@ -120,25 +120,25 @@ def _rows(step: _Step, slots: Tensor, positions: Tensor, token_ids: Tensor, firs
     return cast(Inputs, LayerRows(num_rows, num_key_splits, step.block_tables, *arrays, counts))
 
 
-def rows_of_guess(memory: LayerMemory, number: int, num_rows: int, num_key_splits: int) -> tuple[Inputs, Tensor]:
+def rows_of_draft(memory: LayerMemory, number: int, num_rows: int, num_key_splits: int) -> tuple[Inputs, Tensor]:
     """The first of them, and the hidden state before each; those without so many guesses are of the dummy slot."""
     step: _Step = memory.step
     sizes = step.sizes
     if number == 0:
         write_sent(step)
-    slots, starts, counts, first_keys, states = _of_guesses(memory, num_rows)
-    is_guessed = (counts > number).astype("int32")
-    slots = (slots - sizes.num_slots) * is_guessed + sizes.num_slots
-    positions = (starts + number) * is_guessed
+    slots, starts, counts, first_keys, states = _of_draft_tokens(memory, num_rows)
+    is_drafted = (counts > number).astype("int32")
+    slots = (slots - sizes.num_slots) * is_drafted + sizes.num_slots
+    positions = (starts + number) * is_drafted
     token_ids = paddle.gather(step.slots, slots * sizes.num_positions + positions)
     hidden = memory.fed[:num_rows] if number else paddle.gather(memory.states, states)
-    return _rows(step, slots, positions, token_ids, first_keys * is_guessed, num_key_splits), hidden
+    return _rows(step, slots, positions, token_ids, first_keys * is_drafted, num_key_splits), hidden
 
 
-def put_guess(memory: LayerMemory, number: int, part: slice, tokens: Tensor) -> None:
+def put_draft(memory: LayerMemory, number: int, part: slice, tokens: Tensor) -> None:
     """The `tokens` (int32 [m]) guessed for a part of the rows are the next ones of their slots."""
     step: _Step = memory.step
-    slots, starts, counts, _, _ = (column[part] for column in _of_guesses(memory, part.stop))
+    slots, starts, counts, _, _ = (column[part] for column in _of_draft_tokens(memory, part.stop))
     places = slots * step.sizes.num_positions + starts + (number + 1)
     write(step, places, tokens, (counts > number).astype("int32"))
 
@@ -148,8 +148,8 @@ def put_fed(memory: LayerMemory, fed: Tensor) -> None:
     paddle.assign(fed, output=memory.fed[: fed.shape[0]])
 
 
-def _of_guesses(memory: LayerMemory, num_rows: int) -> list[Tensor]:
-    columns = memory.columns[: OF_GUESSES * memory.max_guessed].reshape([OF_GUESSES, memory.max_guessed])
+def _of_draft_tokens(memory: LayerMemory, num_rows: int) -> list[Tensor]:
+    columns = memory.columns[: OF_GUESSES * memory.max_drafted].reshape([OF_GUESSES, memory.max_drafted])
     return [columns[number][:num_rows] for number in range(OF_GUESSES)]
 
 
@@ -163,7 +163,7 @@ def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[Inputs, T
     sequences = num_up_to(offsets[1 : 1 + count], numbers)
     is_row = (sequences < count).astype("int32")
     sequences = paddle.clip(sequences, max=count - 1)
-    begin = OF_GUESSES * memory.max_guessed
+    begin = OF_GUESSES * memory.max_drafted
     first_entries = paddle.gather(memory.columns[begin : begin + count], sequences)
     states = paddle.gather(memory.columns[begin + count :], sequences)
 
@@ -187,10 +187,10 @@ def _one_later(rows: Tensor) -> Tensor:
     return paddle.concat([rows[:1], rows[:-1]])
 
 
-def guesses(memory: LayerMemory, num_rows: int, count: int) -> Tensor:
+def draft_tokens(memory: LayerMemory, num_rows: int, count: int) -> Tensor:
     """The first `count` tokens behind the last one of each row that is guessed for, int32 [rows, count]."""
     step: _Step = memory.step
-    slots, starts, _, _, _ = _of_guesses(memory, num_rows)
+    slots, starts, _, _, _ = _of_draft_tokens(memory, num_rows)
     firsts = (slots * step.sizes.num_positions + starts + 1).unsqueeze(1).expand([num_rows, count])
     places = firsts + step.numbers[:count].unsqueeze(0).expand([num_rows, count])
     return paddle.gather(step.slots, places.flatten()).reshape([num_rows, count])

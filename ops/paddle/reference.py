@@ -14,7 +14,8 @@ alone):
   sum. A BLAS treats operands that begin within a line with other code.
 - Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
   outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
-- Of several ranks (`gang.py`) each makes whole chunks, and products of whole groups of query heads, of which it takes its own
+- Of several ranks (`rank group.py`) each makes whole chunks, and products of whole groups of query heads, of which it takes
+its own
   columns and heads: so each product is the same as on one rank.
 """
 
@@ -54,7 +55,7 @@ from ops.modules import (
 )
 from ops.paddle.metadata import derive, keep_drawn, quotient
 from ops.paddle.progress import got_on, reporting
-from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, Drawing, Inputs, OpTable, Routing, StepInputs
+from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, DeviceSampler, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
 
 OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
@@ -689,14 +690,14 @@ def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts
     return results
 
 
-def unseen_experts(
+def sync_free_experts(
     x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
 ) -> paddle.Tensor:
     """As `experts`, without looking which experts rows have. The same bits, since a row's product is one by itself."""
     ids = paddle.clip(routing.ids, min=0).flatten()
-    gate_up = unseen_products(rows_of_choices(x, routing), ids, module.weight.gate_up)
+    gate_up = sync_free_products(rows_of_choices(x, routing), ids, module.weight.gate_up)
     activated = own_columns(activate_and_multiply(gate_up, activation))
-    return add_choices(unseen_products(activated, ids, module.weight.down), routing, shared)
+    return add_choices(sync_free_products(activated, ids, module.weight.down), routing, shared)
 
 
 def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
@@ -705,7 +706,7 @@ def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
     return _expand(x.unsqueeze(1), [rows, num_chosen, x.shape[1]]).reshape([rows * num_chosen, x.shape[1]])
 
 
-def unseen_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChunks) -> paddle.Tensor:
+def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChunks) -> paddle.Tensor:
     """[n, out]: row i of x [n, in] times the weights of expert ids[i], of which each row has a copy beside it: what an expert
     has is read once a choice, where `expert_products` reads it once for all rows that chose it."""
     num_chunks, width = experts.weights.shape[1], experts.weights.shape[3]
@@ -748,8 +749,8 @@ TABLE = OpTable(
     integer_kinds=(),
     cache_view=cache_view,
     clear_block=clear_block,
-    drawing=Drawing(draw_largest, is_greedy=True),
-    unseen={"experts": unseen_experts},
+    drawing=DeviceSampler(draw_largest, is_greedy=True),
+    sync_free_ops={"experts": sync_free_experts},
     begin=reporting(begin),
     embedding=embedding,
     take_features=take_features,
@@ -763,7 +764,7 @@ TABLE = OpTable(
     keep_rows=keep_rows,
     activate_and_multiply=reporting(activate_and_multiply),
     take_rows=take_rows,
-    gather=lambda x: x,  # there is one rank
+    all_gather=lambda x: x,  # there is one rank
     route=reporting(route),
     experts=reporting(experts),
     store_latent=reporting(store_latent),

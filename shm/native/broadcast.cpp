@@ -79,7 +79,7 @@ public:
     u64 num_full_waits() const { return writer_.num_full_waits(); }
 
 private:
-    // Newcomers start at the next record. A newcomer that is evicted meanwhile stays evicted.
+    // New readers start at the next record. A new reader that is evicted meanwhile stays evicted.
     void admit() {
         for (ReaderPlace &place : readers_) {
             if (!place.is(ReaderState::JOINING)) continue;

@@ -149,7 +149,7 @@ static_assert(sizeof(MailboxHeader) == LINE);
 //        | data[capacity_bytes]
 //
 // ReaderLine.state:
-//     FREE, EVICTED, ACTIVE (of an incarnation that died) -> JOINING    a newcomer (BroadcastReader::join)
+//     FREE, EVICTED, ACTIVE (of an incarnation that died) -> JOINING    a new reader (BroadcastReader::join)
 //     JOINING -> ACTIVE, head = tail                                    the writer, before its next record (::admit)
 //     any -> EVICTED                                                    supervisor or writer (BroadcastWriter::evict)
 //     ACTIVE -> FREE                                                    the reader (BroadcastReader::leave)

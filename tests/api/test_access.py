@@ -34,7 +34,7 @@ from engine.messages import (
     Resume,
     Tokenize,
 )
-from tests.api.edge import OPERATOR, Edge
+from tests.api.api_server import OPERATOR, ApiServer
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
@@ -44,12 +44,12 @@ OPEN_PATHS = ("/", "/page/main.js", "/health", "/health/live", "/metrics", "/ver
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """With API keys, without a key for orders."""
     digests = tuple(map(key_digest, ("first", "s\xe9cond")))
     keys = {"api_key": digests, "api_key_priority": ((digests[1], 10),), "admin_key": ""}
     names = {"allowed_hosts": ("llm.example",)}
-    with Edge(tmp_path_factory.mktemp("run"), **keys, **names, allowed_origins=("https://chat.example",)) as running:
+    with ApiServer(tmp_path_factory.mktemp("run"), **keys, **names, allowed_origins=("https://chat.example",)) as running:
         yield running
 
 
@@ -61,7 +61,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_api_keys(guarded: Edge) -> None:
+def test_api_keys(guarded: ApiServer) -> None:
     for path in OPEN_PATHS:
         assert guarded.get(path).status_code == 200, path
     for headers in ({}, bearer("wrong"), {"authorization": "Basic first"}, {"authorization": "first"}):
@@ -78,7 +78,7 @@ def test_api_keys(guarded: Edge) -> None:
         assert client.completions.create(model="tiny", prompt="x", max_tokens=1).choices[0].text == "P"
 
 
-def test_priority_of_keys(guarded: Edge) -> None:
+def test_priority_of_keys(guarded: ApiServer) -> None:
     """A key's own priority is the best that its requests get; where requests may not choose, those that do are refused."""
     for key, asked, expected in (
         ("s\xe9cond", None, 10),
@@ -106,10 +106,10 @@ def test_priority_of_keys(guarded: Edge) -> None:
         assert (error.value.status, error.value.param) == (400, "priority")
 
 
-def test_addresses_that_one_user_has_are_one_source(edge: Edge) -> None:
+def test_addresses_that_one_user_has_are_one_source(server: ApiServer) -> None:
     """A host takes as many addresses of its network of IPv6 as it likes."""
     sources = [
-        {source_of(HTTPConnection({"type": "http", "headers": [], "client": (host, 1)}), edge.config) for host in hosts}
+        {source_of(HTTPConnection({"type": "http", "headers": [], "client": (host, 1)}), server.config) for host in hosts}
         for hosts in (
             ("2001:db8::1", "2001:0db8:0:0:ffff::2", "2001:db8::"),
             ("2001:db8:0:1::1",),
@@ -123,12 +123,12 @@ def test_addresses_that_one_user_has_are_one_source(edge: Edge) -> None:
     assert len(set().union(*sources)) == len(sources)
 
 
-def test_admin_key(edge: Edge, guarded: Edge) -> None:
+def test_admin_key(server: ApiServer, guarded: ApiServer) -> None:
     """Without one, orders come through the control socket alone."""
     for headers in ({}, bearer("wrong")):
-        answer = edge.get("/admin/actors", headers=headers)
+        answer = server.get("/admin/actors", headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_key")
-    assert edge.get("/admin/actors", headers={**OPERATOR, "x-forwarded-for": "1.2.3.4"}).status_code == 200
+    assert server.get("/admin/actors", headers={**OPERATOR, "x-forwarded-for": "1.2.3.4"}).status_code == 200
     for headers in ({}, bearer("x"), bearer("first")):
         answer = guarded.post("/admin/pause", {}, headers=headers)
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
@@ -140,23 +140,23 @@ PATHS = ("/", "/v1/models", "/tokenize", "/admin/actors", "/health", "/metrics",
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"])
-def test_a_foreign_name_that_points_here(edge: Edge, guarded: Edge, host: str) -> None:
+def test_a_foreign_name_that_points_here(server: ApiServer, guarded: ApiServer, host: str) -> None:
     """As a DNS server can make one, for a page of its own."""
     for path in PATHS:
-        for server in (edge, guarded):
-            answer = server.get(path, headers={"host": host, "origin": f"http://{host}", **OPERATOR})
+        for each in (server, guarded):
+            answer = each.get(path, headers={"host": host, "origin": f"http://{host}", **OPERATOR})
             assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error"), path
             assert "--allowed-hosts" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1:99", "[::1]:8000", "192.168.1.5", ""])
-def test_names_that_are_this_machine_s(edge: Edge, host: str) -> None:
+def test_names_that_are_this_machine_s(server: ApiServer, host: str) -> None:
     head = f"GET /version HTTP/1.1\r\nhost: {host}\r\n\r\n" if host else "GET /version HTTP/1.0\r\n\r\n"
-    with edge.connection(head.encode()) as client:
+    with server.connection(head.encode()) as client:
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
-def test_names_that_are_allowed(guarded: Edge) -> None:
+def test_names_that_are_allowed(guarded: ApiServer) -> None:
     assert guarded.get("/version", headers={"host": "LLM.example:8000"}).status_code == 200
     everyone = Access(msgspec.structs.replace(guarded.config, allowed_hosts=("*",)))
     public = Access(msgspec.structs.replace(guarded.config, host="0.0.0.0", allowed_hosts=()))
@@ -180,20 +180,20 @@ def test_names_that_are_allowed(guarded: Edge) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/admin/pause"])
-def test_pages_of_another_origin(edge: Edge, guarded: Edge, path: str, origin: str) -> None:
-    for server in (edge, guarded):
-        answer = server.post(path, {"prompt": "x"}, headers={"origin": origin, **OPERATOR})
+def test_pages_of_another_origin(server: ApiServer, guarded: ApiServer, path: str, origin: str) -> None:
+    for each in (server, guarded):
+        answer = each.post(path, {"prompt": "x"}, headers={"origin": origin, **OPERATOR})
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
         assert "access-control-allow-origin" not in answer.headers
         asked = {"origin": origin, "access-control-request-method": "POST"}
-        assert httpx.options(server.url + path, headers=asked, timeout=WATCHDOG_S).status_code == 403
-    assert not any(isinstance(order, Pause) for order in edge.orders)
+        assert httpx.options(each.url + path, headers=asked, timeout=WATCHDOG_S).status_code == 403
+    assert not any(isinstance(order, Pause) for order in each.orders)
 
 
 @pytest.mark.parametrize(
     "origin", ["https://chat.example", "http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://ui.localhost"]
 )
-def test_pages_of_this_machine_and_those_that_are_allowed(guarded: Edge, edge: Edge, origin: str) -> None:
+def test_pages_of_this_machine_and_those_that_are_allowed(guarded: ApiServer, server: ApiServer, origin: str) -> None:
     """As a browser asks: may I, and then the request; the page can read why it was refused. Orders are for our own page."""
     page = {"origin": origin}
     wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-api-key"}
@@ -204,30 +204,30 @@ def test_pages_of_this_machine_and_those_that_are_allowed(guarded: Edge, edge: E
         answer = guarded.post("/v1/completions", {"prompt": "x"}, headers=page | headers)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, origin)
         assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
-    for server in (edge, guarded):
-        assert server.post("/admin/pause", {}, headers=page | OPERATOR).status_code == 403
-        assert httpx.options(f"{server.url}/admin/pause", headers=page | wanted, timeout=WATCHDOG_S).status_code == 403
+    for each in (server, guarded):
+        assert each.post("/admin/pause", {}, headers=page | OPERATOR).status_code == 403
+        assert httpx.options(f"{each.url}/admin/pause", headers=page | wanted, timeout=WATCHDOG_S).status_code == 403
     is_here = origin != "https://chat.example"
-    assert edge.post("/v1/completions", {"prompt": "x"}, headers=page).status_code == (200 if is_here else 403)
+    assert each.post("/v1/completions", {"prompt": "x"}, headers=page).status_code == (200 if is_here else 403)
 
 
-def test_our_own_page(edge: Edge) -> None:
-    answer = edge.get("/admin/actors", headers={"origin": edge.url, **OPERATOR})
+def test_our_own_page(server: ApiServer) -> None:
+    answer = server.get("/admin/actors", headers={"origin": server.url, **OPERATOR})
     assert answer.status_code == 200
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_keys_as_anthropic_s_clients_send_them(guarded: Edge, edge: Edge) -> None:
+def test_keys_as_anthropic_s_clients_send_them(guarded: ApiServer, server: ApiServer) -> None:
     assert guarded.get("/v1/models", headers={"x-api-key": "first"}).status_code == 200
     assert guarded.get("/v1/models", headers={"x-api-key": "wrong", **bearer("first")}).status_code == 200
     assert guarded.get("/v1/models", headers={"x-api-key": "wrong", **bearer("x")}).status_code == 401
-    assert edge.get("/admin/actors", headers={"x-api-key": "operator"}).status_code == 200
+    assert server.get("/admin/actors", headers={"x-api-key": "operator"}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["[", "a b", "a:b", "http://x", "[::1", "x" * 300])
-def test_a_host_that_is_none(edge: Edge, host: str) -> None:
+def test_a_host_that_is_none(server: ApiServer, host: str) -> None:
     for path in PATHS:
-        answer = edge.get(path, headers={"host": host, **OPERATOR})
+        answer = server.get(path, headers={"host": host, **OPERATOR})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "host")
 
 
@@ -251,24 +251,24 @@ def test_a_host_that_is_none(edge: Edge, host: str) -> None:
         ("abort", {"request_id": "of-another-process"}, AbortRequest("of-another-process")),
     ],
 )
-def test_orders(edge: Edge, path: str, body: Any, order: Order) -> None:
-    answer = edge.order(path, body)
+def test_orders(server: ApiServer, path: str, body: Any, order: Order) -> None:
+    answer = server.order(path, body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["message"] == "done"
-    assert edge.orders.pop() == order
+    assert server.orders.pop() == order
 
 
-def test_answers_of_orders(edge: Edge) -> None:
-    ordinary = edge.answer
+def test_answers_of_orders(server: ApiServer) -> None:
+    ordinary = server.answer
     try:
-        edge.answer = lambda order: Reply("", 200, "", {"actors": [{"name": "api0", "pid": 1}]})
-        assert edge.get("/admin/actors", headers=OPERATOR).json()["actors"] == [{"name": "api0", "pid": 1}]
-        assert edge.orders.pop() == ListActors()
-        edge.answer = lambda order: Reply("", 409, "the engine is PAUSED")
-        refused = edge.order("pause", {})
+        server.answer = lambda order: Reply("", 200, "", {"actors": [{"name": "api0", "pid": 1}]})
+        assert server.get("/admin/actors", headers=OPERATOR).json()["actors"] == [{"name": "api0", "pid": 1}]
+        assert server.orders.pop() == ListActors()
+        server.answer = lambda order: Reply("", 409, "the engine is PAUSED")
+        refused = server.order("pause", {})
         assert (refused.status_code, refused.json()["error"]["message"]) == (409, "the engine is PAUSED")
     finally:
-        edge.answer = ordinary
+        server.answer = ordinary
 
 
 @pytest.mark.parametrize(
@@ -286,44 +286,44 @@ def test_answers_of_orders(edge: Edge) -> None:
         ("abort", {"request_id": ""}),
     ],
 )
-def test_wrong_orders(edge: Edge, path: str, body: Any) -> None:
-    answer = edge.order(path, body)
+def test_wrong_orders(server: ApiServer, path: str, body: Any) -> None:
+    answer = server.order(path, body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"]
 
 
-def test_a_gguf_file_is_reloaded_as_the_checkpoint_that_stands_for_it(edge: Edge, tmp_path: Path) -> None:
+def test_a_gguf_file_is_reloaded_as_the_checkpoint_that_stands_for_it(server: ApiServer, tmp_path: Path) -> None:
     """As by `tokamak ctl reload`."""
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
-    answer = edge.order("reload", {"path": str(tmp_path / "demo.gguf")})
+    answer = server.order("reload", {"path": str(tmp_path / "demo.gguf")})
     assert answer.status_code == 200, answer.text
-    assert edge.orders.pop() == ReloadWeights(str(gguf_checkpoint(tmp_path / "demo.gguf")), "requeue", [])
+    assert server.orders.pop() == ReloadWeights(str(gguf_checkpoint(tmp_path / "demo.gguf")), "requeue", [])
     (tmp_path / "other.gguf").write_bytes(b"no such thing")
-    answer = edge.order("reload", {"path": str(tmp_path / "other.gguf")})
+    answer = server.order("reload", {"path": str(tmp_path / "other.gguf")})
     assert (answer.status_code, "is no GGUF file" in answer.text) == (400, True), answer.text
 
 
-def test_abort_by_the_id_that_the_client_knows(edge: Edge) -> None:
-    with edge.paced(3):
+def test_abort_by_the_id_that_the_client_knows(server: ApiServer) -> None:
+    with server.paced(3):
         answers = []
         body = {"prompt": ["a", "b"], "n": 2}
         asking = threading.Thread(
-            target=lambda: answers.append(edge.post("/v1/completions", body, headers={"x-request-id": "to-be-aborted"}))
+            target=lambda: answers.append(server.post("/v1/completions", body, headers={"x-request-id": "to-be-aborted"}))
         )
         asking.start()
-        wait_until(lambda: len(edge.peer.submits("to-be-aborted~")) == 4, what="submitted")
-        wait_until(lambda: all(s.num_sent == 3 for s in list(edge.peer.streams.values())), what="three tokens each")
-        assert edge.order("abort", {"request_id": "to-be-aborted"}).status_code == 200
+        wait_until(lambda: len(server.peer.submits("to-be-aborted~")) == 4, what="submitted")
+        wait_until(lambda: all(s.num_sent == 3 for s in list(server.peer.streams.values())), what="three tokens each")
+        assert server.order("abort", {"request_id": "to-be-aborted"}).status_code == 200
         asking.join()
     assert [choice["finish_reason"] for choice in answers[0].json()["choices"]] == ["abort"] * 4
-    wait_until(lambda: len(edge.peer.aborts("to-be-aborted~")) == 4, what="told to the engine")
+    wait_until(lambda: len(server.peer.aborts("to-be-aborted~")) == 4, what="told to the engine")
 
 
 @pytest.mark.parametrize(("path", "order"), [("/clear_load_weight", DropWeights), ("/update_model_weight", ReloadWeights)])
-def test_fastdeploys_weight_orders_need_the_admin_key(edge: Edge, path: str, order: type[Order]) -> None:
-    assert edge.get(path).status_code == 401
-    assert edge.post(path, {}).status_code == 401
-    num_before = len(edge.orders)
-    assert edge.get(path, headers=OPERATOR).status_code == 200
-    assert edge.post(path, headers=OPERATOR).status_code == 200
-    assert [type(each) for each in edge.orders[num_before:]] == [order, order]
+def test_fastdeploys_weight_orders_need_the_admin_key(server: ApiServer, path: str, order: type[Order]) -> None:
+    assert server.get(path).status_code == 401
+    assert server.post(path, {}).status_code == 401
+    num_before = len(server.orders)
+    assert server.get(path, headers=OPERATOR).status_code == 200
+    assert server.post(path, headers=OPERATOR).status_code == 200
+    assert [type(each) for each in server.orders[num_before:]] == [order, order]

@@ -15,7 +15,7 @@ import pytest
 
 from api.admission import MAX_SURPLUS, Admission
 from engine.errors import RequestError
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.paths import REPOSITORY
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -89,51 +89,51 @@ def test_oldest_surplus_is_cut() -> None:
 
 
 @contextlib.contextmanager
-def connections(edge: Edge, number: int, host: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+def connections(server: ApiServer, number: int, host: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
         made = []
         for _ in range(number):
             connection = stack.enter_context(socket.socket())
             connection.settimeout(WATCHDOG_S)
             connection.bind((host, 0))
-            connection.connect(("127.0.0.1", edge.port))
+            connection.connect(("127.0.0.1", server.port))
             made.append(connection)
         yield made
 
 
 def test_one_address_cannot_shut_out_another(tmp_path: Path) -> None:
-    with Edge(tmp_path, max_connections=8) as edge:
-        with connections(edge, 40):
-            wait_until(lambda: edge.post("/v1/completions", {"prompt": "x"}).status_code == 429, what="its share taken")
-            refused = edge.post("/v1/completions", {"prompt": "x"})
+    with ApiServer(tmp_path, max_connections=8) as server:
+        with connections(server, 40):
+            wait_until(lambda: server.post("/v1/completions", {"prompt": "x"}).status_code == 429, what="its share taken")
+            refused = server.post("/v1/completions", {"prompt": "x"})
             assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("too_many_connections", "1")
-            health = edge.get("/health")
+            health = server.get("/health")
             assert (health.status_code, health.headers["connection"]) == (200, "close")
             other = httpx.HTTPTransport(local_address="127.0.0.2")
             with httpx.Client(transport=other, timeout=WATCHDOG_S) as client:
-                assert client.post(f"{edge.url}/v1/completions", json={"prompt": "x", "max_tokens": 5}).status_code == 200
-        wait_until(lambda: edge.post("/v1/completions", {"prompt": "x", "max_tokens": 5}).status_code == 200, what="room")
+                assert client.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 5}).status_code == 200
+        wait_until(lambda: server.post("/v1/completions", {"prompt": "x", "max_tokens": 5}).status_code == 200, what="room")
 
 
 def test_health_is_answered_when_all_connections_are_taken(tmp_path: Path) -> None:
     with (
-        Edge(tmp_path, max_connections=3, max_connections_per_address=2) as edge,
-        connections(edge, 2, "127.0.0.2"),
-        connections(edge, 2, "127.0.0.3"),
+        ApiServer(tmp_path, max_connections=3, max_connections_per_address=2) as server,
+        connections(server, 2, "127.0.0.2"),
+        connections(server, 2, "127.0.0.3"),
     ):
-        wait_until(lambda: edge.get("/v1/models").status_code == 503, what="all taken")
-        assert edge.get("/health/live").status_code == 200
-        assert edge.get("/health").status_code == 200
+        wait_until(lambda: server.get("/v1/models").status_code == 503, what="all taken")
+        assert server.get("/health/live").status_code == 200
+        assert server.get("/health").status_code == 200
 
 
 def test_forwarded_address_counts_behind_a_trusted_proxy(tmp_path: Path) -> None:
     """What a client itself writes there does not."""
-    with Edge(tmp_path, trusted_proxies=("127.0.0.0/8",)) as edge:
+    with ApiServer(tmp_path, trusted_proxies=("127.0.0.0/8",)) as server:
 
         def source(*forwarded: str) -> str:
             headers = [("x-forwarded-for", text) for text in forwarded]
-            answer = edge.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=headers)
-            (submit,) = edge.peer.submits(answer.headers["x-request-id"])
+            answer = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=headers)
+            (submit,) = server.peer.submits(answer.headers["x-request-id"])
             return submit.source
 
         assert len({source(), source("10.0.0.1"), source("10.0.0.2")}) == 3

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from api.body_budget import FREE_BYTES, GRACE_NS, LARGEST_BODIES, LEAST_BODY_BYTES_PER_S, PATIENCE_NS, BodyBudget, BodyShare
-from api.exchange import next_part
+from api.request_context import next_part
 from engine.errors import RequestError
 from tests.waiting import WATCHDOG_S
 

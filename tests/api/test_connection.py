@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.client.generation import ClientGone
 from api.connection import Connection
-from api.exchange import next_part
+from api.request_context import next_part
 from engine.errors import RequestError
 from tests.waiting import WATCHDOG_S, wait_until
 

@@ -11,20 +11,20 @@ import openai
 import pytest
 
 from api.schemas.unsupported import FIELDS, OF_CHATS
-from tests.api.edge import OPERATOR, Edge
+from tests.api.api_server import OPERATOR, ApiServer
 from tests.waiting import WATCHDOG_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 @pytest.fixture(autouse=True)
-def no_server_errors(edge: Edge) -> Iterator[None]:
+def no_server_errors(server: ApiServer) -> Iterator[None]:
     """Nothing here is the server's fault."""
-    before = edge.count("http_responses_total", status="5xx")
+    before = server.count("http_responses_total", status="5xx")
     yield
-    assert edge.count("http_responses_total", status="5xx") == before
-    assert edge.counters.errors.entries() == []
-    assert edge.count("open_requests") == 0
+    assert server.count("http_responses_total", status="5xx") == before
+    assert server.counters.errors.entries() == []
+    assert server.count("open_requests") == 0
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def no_server_errors(edge: Edge) -> Iterator[None]:
     "path",
     ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize", "/detokenize", "/admin/reload"],
 )
-def test_malformed_bodies(edge: Edge, path: str, content: bytes) -> None:
+def test_malformed_bodies(server: ApiServer, path: str, content: bytes) -> None:
     if (path == "/admin/reload" and content in (b"", b'{"prompt": "a"}')) or (b'"messages"' in content and "admin" in path):
         return  # a reload of the weights in use, with fields that nobody knows
-    answer = edge.post(path, content=content, headers=OPERATOR)
+    answer = server.post(path, content=content, headers=OPERATOR)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) >= ({"message", "type"} if "messages" in path else {"message", "type", "param", "code"})
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -113,8 +113,8 @@ def test_malformed_bodies(edge: Edge, path: str, content: bytes) -> None:
         ("suffix", 5, "got 5"),
     ],
 )
-def test_wrong_parameters_name_themselves(edge: Edge, param: str, value: Any, says: str) -> None:
-    answer = edge.post("/v1/completions", {"prompt": "hello", "max_tokens": 4, param: value})
+def test_wrong_parameters_name_themselves(server: ApiServer, param: str, value: Any, says: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 4, param: value})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"].partition("[")[0] == param
@@ -134,8 +134,8 @@ def test_wrong_parameters_name_themselves(edge: Edge, param: str, value: Any, sa
         ({"prompt": "x" * 10_000_000}, "prompt"),
     ],
 )
-def test_parameters_that_do_not_go_together(edge: Edge, fields: dict[str, Any], param: str) -> None:
-    answer = edge.post("/v1/completions", {"prompt": "hello", **fields})
+def test_parameters_that_do_not_go_together(server: ApiServer, fields: dict[str, Any], param: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": "hello", **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
@@ -175,10 +175,10 @@ def test_parameters_that_do_not_go_together(edge: Edge, fields: dict[str, Any], 
         ({"max_completion_tokens": 5, "min_tokens": 6}, "min_tokens"),
     ],
 )
-def test_wrong_conversations(edge: Edge, fields: dict[str, Any], param: str | None) -> None:
+def test_wrong_conversations(server: ApiServer, fields: dict[str, Any], param: str | None) -> None:
     of_both = fields.keys() & {"messages", "tool_choice", "tools", "chat_template_kwargs"}
     for path in ("/v1/chat/completions", "/tokenize") if of_both else ("/v1/chat/completions",):
-        answer = edge.post(path, {**CHAT, **fields})
+        answer = server.post(path, {**CHAT, **fields})
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param
         assert len(answer.content) < 1000
@@ -215,57 +215,57 @@ ASKED: dict[str, Any] = {
 }
 
 
-def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(edge: Edge) -> None:
+def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(server: ApiServer) -> None:
     assert ASKED.keys() == FIELDS.keys() | OF_CHATS.keys()
     bodies = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "x", "max_tokens": 1}}
     for path, body in bodies.items():
         fields = {name: field for name, field in {**FIELDS, **OF_CHATS}.items() if path != "/v1/completions" or name in FIELDS}
         for name, field in fields.items():
             beside = {other: 0.5 for other, _ in field.beside}
-            error = edge.post(path, {**body, **beside, name: ASKED[name]}).json()["error"]
+            error = server.post(path, {**body, **beside, name: ASKED[name]}).json()["error"]
             assert (error["param"], error["code"]) == (name, "invalid_value")
             assert error["message"].endswith(field.remedy)
-        assert edge.post(path, {**body, **dict.fromkeys(fields)}).status_code == 200
+        assert server.post(path, {**body, **dict.fromkeys(fields)}).status_code == 200
         for place in (0, -1):
             nothing = {name: field.asks_nothing[place] for name, field in fields.items() if field.asks_nothing}
-            assert edge.post(path, {**body, **nothing}).status_code == 200
+            assert server.post(path, {**body, **nothing}).status_code == 200
     both = {"max_tokens": 5, "n_predict": 5, "repetition_penalty": 1.1, "repeat_penalty": 1.1, "logprobs": 2, "n_probs": 2}
-    assert edge.post("/v1/completions", {"prompt": "x", **both}).status_code == 200
+    assert server.post("/v1/completions", {"prompt": "x", **both}).status_code == 200
     for name, other in (("n_predict", 6), ("n_predict", [5]), ("repeat_penalty", 1.2), ("n_probs", 3)):
-        error = edge.post("/v1/completions", {"prompt": "x", **both, name: other}).json()["error"]
+        error = server.post("/v1/completions", {"prompt": "x", **both, name: other}).json()["error"]
         assert (error["param"], error["code"]) == (name, "invalid_value")
     neutral = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": None}
     for penalties, status in (({}, 200), (neutral, 200), ({**neutral, "presence_penalty": 1}, 400)):
-        assert edge.post("/v1/completions", {"prompt": "x", "repeat_last_n": 64, **penalties}).status_code == status
+        assert server.post("/v1/completions", {"prompt": "x", "repeat_last_n": 64, **penalties}).status_code == status
     for target, status in ((-1, 200), (-0.01, 200), (0, 400), ("-1", 400), ([-1], 400)):  # clients differ in what is none
-        assert edge.post("/v1/completions", {"prompt": "x", "adaptive_target": target}).status_code == status
+        assert server.post("/v1/completions", {"prompt": "x", "adaptive_target": target}).status_code == status
     deep = b'{"prompt": "x", "n_predict": %s, "max_completion_tokens": %s}' % ((b"[" * 900 + b"]" * 900,) * 2)
-    assert edge.post("/v1/completions", content=deep).json()["error"]["param"] == "n_predict"
-    rendered = edge.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})
+    assert server.post("/v1/completions", content=deep).json()["error"]["param"] == "n_predict"
+    rendered = server.post("/v1/chat/completions/render", {**CHAT, "functions": [{"name": "f"}]})
     assert (rendered.status_code, rendered.json()["error"]["param"]) == (400, "functions")
 
 
-def test_texts_that_no_ring_takes(edge: Edge) -> None:
+def test_texts_that_no_ring_takes(server: ApiServer) -> None:
     for path, body, param in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3_000_000}]}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x" * 900_000}] * 30}, "messages"),
         ("/tokenize", {"prompt": "x" * 3_000_000}, "prompt"),
         ("/detokenize", {"tokens": [5] * 524_288}, "tokens"),
     ):
-        answer = edge.post(path, body)
+        answer = server.post(path, body)
         assert answer.status_code == 400, path
         assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "context_length_exceeded")
 
 
-def test_what_is_missing(edge: Edge) -> None:
-    error = edge.post("/v1/completions", {}).json()["error"]
+def test_what_is_missing(server: ApiServer) -> None:
+    error = server.post("/v1/completions", {}).json()["error"]
     assert error == {
         "message": "prompt is required",
         "type": "invalid_request_error",
         "param": "prompt",
         "code": "missing_required_parameter",
     }
-    assert edge.post("/v1/chat/completions", {}).json()["error"]["param"] == "messages"
+    assert server.post("/v1/chat/completions", {}).json()["error"]["param"] == "messages"
 
 
 def test_the_client_understands(client: openai.OpenAI) -> None:
@@ -280,12 +280,12 @@ def test_the_client_understands(client: openai.OpenAI) -> None:
     assert refused.value.response.headers["retry-after"] == "7"
 
 
-def test_unknown_places(edge: Edge) -> None:
-    nothing = edge.post("/v1/nothing", {})
+def test_unknown_places(server: ApiServer) -> None:
+    nothing = server.post("/v1/nothing", {})
     assert (nothing.status_code, nothing.json()["error"]["code"]) == (404, "not_found")
-    wrong = edge.get("/v1/completions")
+    wrong = server.get("/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
-    assert edge.get("/v1/models/").status_code == 404
+    assert server.get("/v1/models/").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -298,23 +298,23 @@ def test_unknown_places(edge: Edge) -> None:
         ("\xe4", "_"),
     ],
 )
-def test_any_request_id_is_made_safe(edge: Edge, given: str, made: str) -> None:
-    answer = edge.post("/v1/completions", {"prompt": "x"}, headers=[(b"x-request-id", given.encode("latin-1"))])
+def test_any_request_id_is_made_safe(server: ApiServer, given: str, made: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": "x"}, headers=[(b"x-request-id", given.encode("latin-1"))])
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, made)
 
 
-def test_empty_request_id_is_replaced(edge: Edge) -> None:
-    answer = edge.post("/v1/completions", {"prompt": "x"}, headers={"x-request-id": ""})
+def test_empty_request_id_is_replaced(server: ApiServer) -> None:
+    answer = server.post("/v1/completions", {"prompt": "x"}, headers={"x-request-id": ""})
     assert (answer.status_code, len(answer.headers["x-request-id"])) == (200, 32)
 
 
-def test_huge_bodies_are_refused_unread(edge: Edge) -> None:
+def test_huge_bodies_are_refused_unread(server: ApiServer) -> None:
     """By their length alone, and where that is not said, as soon as they are too long."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-    with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n{" % (1 << 40))
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
-    with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
         part = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -327,8 +327,8 @@ def test_huge_bodies_are_refused_unread(edge: Edge) -> None:
 @pytest.mark.parametrize(
     "nonsense", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n", b"A" * 100_000]
 )
-def test_what_is_not_http(edge: Edge, nonsense: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S) as connection:
+def test_what_is_not_http(server: ApiServer, nonsense: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S) as connection:
         reply = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(nonsense)
@@ -337,10 +337,10 @@ def test_what_is_not_http(edge: Edge, nonsense: bytes) -> None:
     assert not reply or (reply.startswith(b"HTTP/1.1 400 ") and b'"error"' in reply)
 
 
-def test_stalled_connections_do_not_stop_others(edge: Edge) -> None:
+def test_stalled_connections_do_not_stop_others(server: ApiServer) -> None:
     starts = [b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"]
     with contextlib.ExitStack() as stack:
         for index in range(300):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", edge.port), timeout=WATCHDOG_S))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S))
             connection.sendall(starts[index % 3])
-        assert edge.post("/v1/completions", {"prompt": "x"}).status_code == 200
+        assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 
 BODY = b'{"prompt":"x","max_tokens":3}'
@@ -42,8 +42,8 @@ CONTRADICTIONS = {
 }
 
 
-def answer_to(edge: Edge, request: bytes) -> bytes:
-    with edge.connection(request) as connection:
+def answer_to(server: ApiServer, request: bytes) -> bytes:
+    with server.connection(request) as connection:
         received = bytearray()
         while part := connection.recv(65536):
             received += part
@@ -51,9 +51,9 @@ def answer_to(edge: Edge, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("shape", CONTRADICTIONS)
-def test_contradictory_lengths_are_refused_and_end_it(edge: Edge, shape: str) -> None:
+def test_contradictory_lengths_are_refused_and_end_it(server: ApiServer, shape: str) -> None:
     """Nothing behind them is taken for a request."""
-    answer = answer_to(edge, CONTRADICTIONS[shape] + NEXT)
+    answer = answer_to(server, CONTRADICTIONS[shape] + NEXT)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
 
@@ -69,27 +69,27 @@ def test_contradictory_lengths_are_refused_and_end_it(edge: Edge, shape: str) ->
     ],
     ids=["chunks", "bytes", "trailer", "extension", "length"],
 )
-def test_body_ends_where_its_framing_says(edge: Edge, framed: bytes) -> None:
+def test_body_ends_where_its_framing_says(server: ApiServer, framed: bytes) -> None:
     """The request that follows is answered as well."""
-    answer = answer_to(edge, POST + framed + NEXT)
+    answer = answer_to(server, POST + framed + NEXT)
     assert answer.count(b"HTTP/1.1 200 ") == 2
     assert said_text(3).encode() in answer
 
 
-def test_http_1_0_gets_bodies_that_end_with_the_connection(edge: Edge) -> None:
-    whole = answer_to(edge, b"POST /v1/completions HTTP/1.0\r\n" + LENGTH + b"\r\n" + BODY)
+def test_http_1_0_gets_bodies_that_end_with_the_connection(server: ApiServer) -> None:
+    whole = answer_to(server, b"POST /v1/completions HTTP/1.0\r\n" + LENGTH + b"\r\n" + BODY)
     assert b" 200 OK\r\n" in whole
     assert said_text(3).encode() in whole
     body = BODY[:-1] + b',"stream":true}'
     head = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body)
-    head, _, events = answer_to(edge, head + body).partition(b"\r\n\r\n")
+    head, _, events = answer_to(server, head + body).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
     assert events.startswith(b"data: {")
     assert events.endswith(b"data: [DONE]\n\n")
 
 
-def test_expecting_client_is_told_to_continue(edge: Edge) -> None:
-    with edge.connection(POST + b"expect: 100-continue\r\nconnection: close\r\n" + LENGTH + b"\r\n") as connection:
+def test_expecting_client_is_told_to_continue(server: ApiServer) -> None:
+    with server.connection(POST + b"expect: 100-continue\r\nconnection: close\r\n" + LENGTH + b"\r\n") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
         connection.sendall(BODY)
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")

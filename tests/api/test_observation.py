@@ -38,7 +38,7 @@ from engine.messages import WeightsState
 from engine.metrics import BY_ROLE, EVERY_ROLE
 from engine.process.context import ActorContext
 from shm.counters import ActorSnapshot, State
-from tests.api.edge import OPERATOR, Edge
+from tests.api.api_server import OPERATOR, ApiServer
 from tests.waiting import WATCHDOG_S, wait_until
 
 VLLM_NAMES = (
@@ -58,7 +58,6 @@ VLLM_NAMES = (
             "request_prompt_tokens",
             "request_queue_time_seconds",
             "request_time_per_output_token_seconds",
-            "time_per_output_token_seconds",
             "time_to_first_token_seconds",
         )
     ),
@@ -79,9 +78,9 @@ VLLM_NAMES = (
 SAMPLE = re.compile(r'tokamak:([a-z0-9_]+)\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)*)\} (\S+)')
 
 
-def samples(edge: Edge) -> dict[tuple[str, str], float]:
+def samples(server: ApiServer) -> dict[tuple[str, str], float]:
     """Every sample of /metrics, by name and labels; checks the format."""
-    response = edge.get("/metrics")
+    response = server.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found: dict[tuple[str, str], float] = {}
     described: set[str] = set()
@@ -104,15 +103,15 @@ def samples(edge: Edge) -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture
-def well(edge: Edge) -> Iterator[Edge]:
-    assert edge.get("/health").json()["status"] == "ok"
-    yield edge
-    wait_until(lambda: edge.get("/health").status_code == 200, what="well again")
+def well(server: ApiServer) -> Iterator[ApiServer]:
+    assert server.get("/health").json()["status"] == "ok"
+    yield server
+    wait_until(lambda: server.get("/health").status_code == 200, what="well again")
 
 
 @pytest.mark.parametrize("state", [State.SPAWNED, State.LOADING, State.PAUSED, State.FAILED, State.DEAD])
 @pytest.mark.parametrize("actor", ["worker0", "supervisor"])
-def test_an_actor_that_is_not_ready(well: Edge, actor: str, state: State) -> None:
+def test_an_actor_that_is_not_ready(well: ApiServer, actor: str, state: State) -> None:
     row = well.counters.actor(actor)
     row.set_state(state)
     answer = well.get("/health")
@@ -122,7 +121,7 @@ def test_an_actor_that_is_not_ready(well: Edge, actor: str, state: State) -> Non
     row.set_state(State.RUNNING)
 
 
-def test_a_death_is_named_with_its_cause(well: Edge) -> None:
+def test_a_death_is_named_with_its_cause(well: ApiServer) -> None:
     row = well.counters.actor("worker0")
     well.counters.errors.record("worker0", "worker0 died: killed by SIGKILL")
     row.set_state(State.DEAD)
@@ -130,7 +129,7 @@ def test_a_death_is_named_with_its_cause(well: Edge) -> None:
     row.set_state(State.READY)
 
 
-def test_what_the_supervisor_lacks_is_said_while_the_engine_serves(well: Edge) -> None:
+def test_what_the_supervisor_lacks_is_said_while_the_engine_serves(well: ApiServer) -> None:
     is_incomplete = well.counters.counter("is_run_incomplete", "supervisor")
     well.counters.errors.record("supervisor", "the disk is full")
     is_incomplete.set(1)
@@ -140,7 +139,7 @@ def test_what_the_supervisor_lacks_is_said_while_the_engine_serves(well: Edge) -
     assert answer.json()["problems"] == [{"actor": "supervisor", "reason": "the disk is full"}]
 
 
-def test_an_actor_that_is_stuck(well: Edge) -> None:
+def test_an_actor_that_is_stuck(well: ApiServer) -> None:
     with well.stuck("scheduler", since_s=10):
         answer = well.get("/health")
     assert (answer.status_code, answer.json()["actor"]) == (503, "scheduler")
@@ -168,7 +167,7 @@ def test_stuck_actor_is_told_before_it_is_replaced(role: str, hang_timeout_s: fl
         (WeightsState.LOADING, 200, ""),
     ],
 )
-def test_an_engine_that_does_not_serve(well: Edge, state: WeightsState, status: int, reason: str) -> None:
+def test_an_engine_that_does_not_serve(well: ApiServer, state: WeightsState, status: int, reason: str) -> None:
     cell = well.counters.counter("engine_state", "scheduler")
     cell.set(state)
     answer = well.get("/health")
@@ -178,7 +177,7 @@ def test_an_engine_that_does_not_serve(well: Edge, state: WeightsState, status: 
     assert well.get("/health/live").status_code == 200
 
 
-def test_an_engine_that_cannot_write_down_what_it_serves(well: Edge) -> None:
+def test_an_engine_that_cannot_write_down_what_it_serves(well: ApiServer) -> None:
     cell = well.counters.counter("is_record_unwritten", "scheduler")
     well.counters.errors.record("scheduler", "weights.json: No space left on device")
     cell.set(1)
@@ -192,9 +191,9 @@ def test_an_engine_that_cannot_write_down_what_it_serves(well: Edge) -> None:
 # ------------------------------------------------------------------------------------------------------------ counting
 
 
-def test_every_row_is_there(edge: Edge) -> None:
-    edge.get("/health")  # rows of routes are there with the first request
-    names = {name for name, _ in samples(edge)}
+def test_every_row_is_there(server: ApiServer) -> None:
+    server.get("/health")  # rows of routes are there with the first request
+    names = {name for name, _ in samples(server)}
     roles = BY_ROLE.keys() - {"media"}  # of models that see
     for metric in (*EVERY_ROLE, *(metric for role in roles for metric in BY_ROLE[role])):
         is_there = (f"{metric.name}_count" if metric.kind == "histogram" else metric.name) in names
@@ -203,13 +202,13 @@ def test_every_row_is_there(edge: Edge) -> None:
     assert {"actor_state", "actor_up", "ring_fill_bytes"} <= names
 
 
-def test_what_a_request_counts(edge: Edge) -> None:
-    edge.post("/v1/completions", {"prompt": "warm"})
-    before = samples(edge)
-    edge.post("/v1/completions", {"prompt": "hello", "n": 2, "max_tokens": 10})
-    edge.post("/v1/completions", {"prompt": "hello", "stop_token_ids": [ord("m")]})
-    edge.post("/v1/completions", {"prompt": 5})
-    after = samples(edge)
+def test_what_a_request_counts(server: ApiServer) -> None:
+    server.post("/v1/completions", {"prompt": "warm"})
+    before = samples(server)
+    server.post("/v1/completions", {"prompt": "hello", "n": 2, "max_tokens": 10})
+    server.post("/v1/completions", {"prompt": "hello", "stop_token_ids": [ord("m")]})
+    server.post("/v1/completions", {"prompt": 5})
+    after = samples(server)
 
     def grown(name: str, **labels: str) -> float:
         own = {"model_name": "tiny", **labels, "actor": "api0"}
@@ -226,7 +225,7 @@ def test_what_a_request_counts(edge: Edge) -> None:
     assert grown("request_success_total", finished_reason="stop") == 1
     assert grown("prompt_tokens_total") == 15
     assert grown("generation_tokens_total") == 25
-    for name in ("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds"):
+    for name in ("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"):
         assert grown(f"{name}_count") == 3
         assert grown(f"{name}_bucket", le="+Inf") == 3
         assert grown(f"{name}_sum") > 0
@@ -234,7 +233,6 @@ def test_what_a_request_counts(edge: Edge) -> None:
     assert grown("request_prompt_tokens_sum") == 15
     assert grown("request_generation_tokens_bucket", le="5.0") == 1
     assert grown("request_generation_tokens_bucket", le="10.0") == 3
-    assert grown("request_time_per_output_token_seconds_count") == 3
     assert grown("request_max_num_generation_tokens_count") == 2
     assert grown("request_params_n_sum") == 3
     assert grown("request_params_max_tokens_sum") == 10 + 16  # what /v1/completions takes for none
@@ -242,26 +240,26 @@ def test_what_a_request_counts(edge: Edge) -> None:
     assert (grown(name, route="/v1/completions", status="2xx"), grown(name, route="/v1/completions", status="4xx")) == (2, 1)
 
 
-def test_open_metrics(edge: Edge) -> None:
+def test_open_metrics(server: ApiServer) -> None:
     """Where it is asked for, as Prometheus does, and as strict readers take it; the same samples as in the text."""
-    edge.post("/v1/completions", {"prompt": "hello"})
+    server.post("/v1/completions", {"prompt": "hello"})
     accepted = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
-    response = edge.get("/metrics", headers={"accept": accepted})
+    response = server.get("/metrics", headers={"accept": accepted})
     assert response.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert response.text.endswith("\n# EOF\n")
     strict = [sample.name for family in openmetrics_families(response.text) for sample in family.samples]
-    plain = [sample.name for family in text_families(edge.get("/metrics").text) for sample in family.samples]
+    plain = [sample.name for family in text_families(server.get("/metrics").text) for sample in family.samples]
     assert Counter(strict) == Counter(plain)
 
 
-def test_names_for_the_dashboards_of_others(edge: Edge) -> None:
+def test_names_for_the_dashboards_of_others(server: ApiServer) -> None:
     """With `--metrics-prefix vllm` all that vLLM's own dashboard asks for, but for what nothing here can be."""
-    look = Look(edge.counters, [], information(edge.config), {"model_name": "tiny"}, "vllm")
+    look = Look(server.counters, [], information(server.config), {"model_name": "tiny"}, "vllm")
     found = {sample.name: sample.labels for family in look.collect() for sample in family.samples}
     assert set(VLLM_NAMES) - found.keys() == set()
     assert all(labels["model_name"] == "tiny" for labels in found.values())
     cache = found["vllm:cache_config_info"]
-    assert (cache["block_size"], cache["num_gpu_blocks"]) == (str(edge.config.block_size), str(edge.config.num_kv_blocks))
+    assert (cache["block_size"], cache["num_gpu_blocks"]) == (str(server.config.block_size), str(server.config.num_kv_blocks))
     assert found["vllm:build_info"]["version"] == package_version()
 
 
@@ -281,31 +279,31 @@ def test_what_route_a_path_counts_for(path: str, route: str) -> None:
     assert route_of(path) == route
 
 
-def test_load(edge: Edge) -> None:
-    edge.counters.counter("num_requests_running", "scheduler").set(3)
-    edge.counters.counter("num_requests_waiting", "scheduler").set(4)
-    with edge.paced(2):
+def test_load(server: ApiServer) -> None:
+    server.counters.counter("num_requests_running", "scheduler").set(3)
+    server.counters.counter("num_requests_waiting", "scheduler").set(4)
+    with server.paced(2):
         answers: list[Any] = []
-        asking = threading.Thread(target=lambda: answers.append(edge.post("/v1/completions", {"prompt": ["a", "b"]})))
+        asking = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", {"prompt": ["a", "b"]})))
         asking.start()
-        wait_until(lambda: edge.get("/load").json()["server_load"] == 2, what="two open samples")
-        load = edge.get("/load").json()
+        wait_until(lambda: server.get("/load").json()["server_load"] == 2, what="two open samples")
+        load = server.get("/load").json()
         assert load.pop("replicas")[0].items() >= {"replica": 0, "running": 3, "waiting": 4}.items()
         assert load == {"server_load": 2, "running": 3, "waiting": 4}
     asking.join()
-    assert edge.get("/load").json()["server_load"] == 0
+    assert server.get("/load").json()["server_load"] == 0
 
 
 # ----------------------------------------------------------------------------------------------------- page, document
 
 
-def test_page(edge: Edge) -> None:
+def test_page(server: ApiServer) -> None:
     """Its files are there under the names that they call each other by, each under a policy that allows no other code."""
     waiting, seen = ["/"], set[str]()
     while waiting:
         path = waiting.pop()
         seen.add(path)
-        answer = edge.get(path)
+        answer = server.get(path)
         assert answer.status_code == 200, path
         assert "default-src 'none'; script-src 'self';" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -318,33 +316,33 @@ def test_page(edge: Edge) -> None:
         "/page/vendor/purify.js",
         "/page/vendor/highlight.js",
     } <= seen
-    assert edge.get("/page/vendor/katex/fonts/KaTeX_Main-Regular.woff2").headers["content-type"] == "font/woff2"
-    assert edge.get("/version").json()["version"]
-    assert edge.get("/").headers["content-type"] == "text/html; charset=utf-8"
-    assert edge.get("/page/main.js").headers["content-type"] == "text/javascript; charset=utf-8"
+    assert server.get("/page/vendor/katex/fonts/KaTeX_Main-Regular.woff2").headers["content-type"] == "font/woff2"
+    assert server.get("/version").json()["version"]
+    assert server.get("/").headers["content-type"] == "text/html; charset=utf-8"
+    assert server.get("/page/main.js").headers["content-type"] == "text/javascript; charset=utf-8"
     for path in ("/page/", "/page/none.js", "/page/../app.py", "/page/%2e%2e/app.py", "/page/vendor/marked.LICENSE"):
-        assert edge.get(path).status_code == 404, path
+        assert server.get(path).status_code == 404, path
 
 
-def test_dashboard(edge: Edge) -> None:
+def test_dashboard(server: ApiServer) -> None:
     """The numbers of the counters, a look for all who ask at once, and the end of a log."""
-    looks = [edge.get("/dashboard").json() for _ in range(3)]
-    assert {actor["name"] for actor in looks[0]["actors"]} == {actor.name for actor in edge.counters.actors()}
-    assert looks[0]["figures"]["num_kv_blocks"] == edge.get("/load").json()["replicas"][0]["kv_blocks"]
+    looks = [server.get("/dashboard").json() for _ in range(3)]
+    assert {actor["name"] for actor in looks[0]["actors"]} == {actor.name for actor in server.counters.actors()}
+    assert looks[0]["figures"]["num_kv_blocks"] == server.get("/load").json()["replicas"][0]["kv_blocks"]
     assert looks[0]["taken_ns"] <= looks[-1]["taken_ns"]
     name = looks[0]["actors"][0]["name"]
-    path = edge.run.log_path(name)
+    path = server.run.log_path(name)
     path.write_text("cut\n" + "".join(f"line {index}\n" for index in range(5000)))
-    lines = edge.get(f"/dashboard/logs/{name}").json()["text"].splitlines()
+    lines = server.get(f"/dashboard/logs/{name}").json()["text"].splitlines()
     assert lines[-1] == "line 4999"
     assert lines[0].startswith("line ")
     assert sum(len(line) + 1 for line in lines) <= LOG_TAIL_BYTES
-    assert edge.get("/dashboard/logs/..%2Fmanifest").status_code == 404
-    assert edge.get("/dashboard/logs/nobody").json()["error"]["code"] == "not_found"
+    assert server.get("/dashboard/logs/..%2Fmanifest").status_code == 404
+    assert server.get("/dashboard/logs/nobody").json()["error"]["code"] == "not_found"
 
 
-def test_every_route_is_described(edge: Edge) -> None:
-    described = edge.get("/openapi.json").json()
+def test_every_route_is_described(server: ApiServer) -> None:
+    described = server.get("/openapi.json").json()
     assert described["openapi"] == "3.1.0"
     existing = {
         (re.sub(r":\w+}", "}", route.path), method.lower())
@@ -367,26 +365,26 @@ OPERATIONS = {  # the others and each field's limits: tests/e2e/test_openapi.py
 
 # schemathesis' own `parametrize` gives all its tests one node id with pytest 9.2, and xdist would run one of them.
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_the_document_holds(label: str, edge: Edge) -> None:
+def test_the_document_holds(label: str, server: ApiServer) -> None:
     @settings(max_examples=5, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(OPERATIONS[label].as_strategy())
     def answers_as_described(case: Any) -> None:
-        case.call_and_validate(base_url=edge.url, checks=CHECKS, timeout=WATCHDOG_S, headers=OPERATOR)
+        case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=WATCHDOG_S, headers=OPERATOR)
 
     answers_as_described()
 
 
 @pytest.fixture
-def renderings(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> Renderings:
+def renderings(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Renderings:
     """Of this process, as the api process has them, none of which is waited for."""
     monkeypatch.setattr(prometheus, "BURST_S", 3600.0)
-    record = ModelRecord.of_run(edge.run.model_path)
-    context, model = ActorContext(edge.run, edge.config, "api0", 1), ServedModel.of(edge.config, record, None)
-    return Renderings(context, model, Fingerprints(edge.config, edge.run))
+    record = ModelRecord.of_run(server.run.model_path)
+    context, model = ActorContext(server.run, server.config, "api0", 1), ServedModel.of(server.config, record, None)
+    return Renderings(context, model, Fingerprints(server.config, server.run))
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_all_who_ask_at_once_get_one_rendering(edge: Edge, renderings: Renderings, is_open: bool) -> None:
+def test_all_who_ask_at_once_get_one_rendering(server: ApiServer, renderings: Renderings, is_open: bool) -> None:
     """One that was begun after they had asked: what comes while it is made gets the next."""
 
     async def ask() -> None:

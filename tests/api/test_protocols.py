@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -24,10 +24,10 @@ BODIES: dict[str, dict[str, Any]] = {
 class Reader:
     """Reads a stream in a thread, event by event."""
 
-    def __init__(self, edge: Edge, path: str, name: str) -> None:
+    def __init__(self, server: ApiServer, path: str, name: str) -> None:
         self.events: list[dict[str, Any]] = []
         self._request = {"json": BODIES[path] | {"stream": True}, "headers": {"x-request-id": name}}
-        self._url = edge.url + path
+        self._url = server.url + path
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -53,7 +53,7 @@ def _content(message: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_stream_outlives_the_tokenizer(thinker: Edge, path: str) -> None:
+def test_a_stream_outlives_the_tokenizer(thinker: ApiServer, path: str) -> None:
     name = f"survivor{path.replace('/', '-')}"
     with thinker.paced(10):
         reader = Reader(thinker, path, name)
@@ -78,7 +78,7 @@ def test_a_stream_outlives_the_tokenizer(thinker: Edge, path: str) -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("path", BODIES)
-def test_what_a_client_leaves_is_aborted(thinker: Edge, path: str, is_stream: bool) -> None:
+def test_what_a_client_leaves_is_aborted(thinker: ApiServer, path: str, is_stream: bool) -> None:
     name = f"leaves{path.replace('/', '-')}-{is_stream}"
     body = orjson.dumps(BODIES[path] | {"stream": is_stream})
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nx-request-id: {name}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -90,7 +90,7 @@ def test_what_a_client_leaves_is_aborted(thinker: Edge, path: str, is_stream: bo
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: Edge, path: str) -> None:
+def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: ApiServer, path: str) -> None:
     fields = {"min_p": 0.5, "logit_bias": {"5": -3}, "bad_words": ["x"], "stop": ["END"], "truncate_prompt_tokens": 7}
     answer = thinker.post(
         path, BODIES[path] | fields | {"guided_regex": "a+", "priority": 4, "seed": 7, "cache_salt": "s", "n": None}
@@ -123,6 +123,6 @@ def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: Edge, path: str) -
         ("/v1/responses", {"stop": 1}, "stop: expected"),
     ],
 )
-def test_what_a_chat_has_and_another_protocol_has_not(thinker: Edge, path: str, fields: dict[str, Any], says: str) -> None:
+def test_what_a_chat_has_and_another_protocol_has_not(thinker: ApiServer, path: str, fields: dict[str, Any], says: str) -> None:
     answer = thinker.post(path, BODIES[path] | fields)
     assert (answer.status_code, answer.json()["error"]["message"].count(says)) == (400, 1), answer.text

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.waiting import wait_until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -48,17 +48,17 @@ def read_all(connection: socket.socket) -> bytes:
     ],
     ids=["path", "value", "name", "fields", "sum", "blank lines", "chunk extension", "trailers", "trailer"],
 )
-def test_heads_without_end(edge: Edge, sent: bytes) -> None:
-    with edge.connection(sent) as client:
+def test_heads_without_end(server: ApiServer, sent: bytes) -> None:
+    with server.connection(sent) as client:
         assert read_all(client).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_long_head_takes_no_memory(edge: Edge) -> None:
+def test_a_long_head_takes_no_memory(server: ApiServer) -> None:
     def resident() -> int:
-        return int(Path(f"/proc/{edge.child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{server.child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
-    with edge.connection(HEAD) as client:
+    with server.connection(HEAD) as client:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             for index in range(16_000):
                 client.sendall(b"x-%d: " % index + b"b" * 1000 + b"\r\n")
@@ -66,25 +66,25 @@ def test_a_long_head_takes_no_memory(edge: Edge) -> None:
     assert resident() - before < 16 << 20
 
 
-def test_heads_within_the_limits(edge: Edge) -> None:
+def test_heads_within_the_limits(server: ApiServer) -> None:
     head = b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + b"".join(b"x-%d: %b\r\n" % (i, b"a" * 600) for i in range(98))
-    with edge.connection(head + b"connection: close\r\n\r\n") as client:
+    with server.connection(head + b"connection: close\r\n\r\n") as client:
         assert read_all(client).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("ahead", [VERSION, b"GET /ver", b"\r\n"])
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_sent_more_and_leaves(edge: Edge, is_stream: bool, ahead: bytes) -> None:
+def test_a_client_that_sent_more_and_leaves(server: ApiServer, is_stream: bool, ahead: bytes) -> None:
     name = f"leaves-{is_stream}-{len(ahead)}"
-    with edge.paced(3), edge.connection(completion(name, stream=is_stream) + ahead) as client:
-        wait_until(lambda: [s for s in list(edge.peer.streams.values()) if s.num_sent == 3], what="three tokens")
+    with server.paced(3), server.connection(completion(name, stream=is_stream) + ahead) as client:
+        wait_until(lambda: [s for s in list(server.peer.streams.values()) if s.num_sent == 3], what="three tokens")
         client.close()
-        wait_until(lambda: edge.peer.aborts(name), what="aborted")
+        wait_until(lambda: server.peer.aborts(name), what="aborted")
 
 
-def test_requests_sent_ahead_are_answered_in_order(edge: Edge) -> None:
+def test_requests_sent_ahead_are_answered_in_order(server: ApiServer) -> None:
     last = VERSION.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
-    with edge.connection(completion("first") + VERSION * 9 + completion("second") + last) as client:
+    with server.connection(completion("first") + VERSION * 9 + completion("second") + last) as client:
         answers = read_all(client)
     assert answers.count(b"HTTP/1.1 200 ") == 12
     assert answers.index(b"x-request-id: first") < answers.index(b'"version"') < answers.index(b"x-request-id: second")
@@ -99,7 +99,7 @@ OFFERS = {
 
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 @pytest.mark.parametrize("is_apart", [False, True], ids=["one packet", "body apart"])
-def test_an_offer_to_upgrade_is_ignored(edge: Edge, offer: bytes, is_apart: bool) -> None:
+def test_an_offer_to_upgrade_is_ignored(server: ApiServer, offer: bytes, is_apart: bool) -> None:
     """What lies behind the head is its body all the same, and then the next requests."""
     names = [f"upgrade-{len(offer)}-{is_apart}-{index}" for index in range(3)]
     sent = [completion(name).replace(b"\r\n", b"\r\n" + offer, 1) for name in names]
@@ -107,7 +107,7 @@ def test_an_offer_to_upgrade_is_ignored(edge: Edge, offer: bytes, is_apart: bool
     chunked += b'10\r\n{"prompt": "x", \r\n10\r\n"max_tokens": 2}\r\n0\r\n\r\n'
     last = VERSION.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     rest = b"".join(sent[1:]) + chunked + VERSION.replace(b"\r\n", b"\r\n" + offer, 1) + last
-    with edge.connection() as client:
+    with server.connection() as client:
         if is_apart:
             head, _, body = sent[0].partition(b"\r\n\r\n")
             client.sendall(head[:100])
@@ -124,13 +124,13 @@ def test_an_offer_to_upgrade_is_ignored(edge: Edge, offer: bytes, is_apart: bool
 
 
 @pytest.mark.parametrize("ahead", [VERSION * 500, completion("big", user="x" * 500_000), b"\x00nonsense", HEAD + b"x: " + LONG])
-def test_what_cannot_be_kept_until_its_turn(edge: Edge, ahead: bytes) -> None:
+def test_what_cannot_be_kept_until_its_turn(server: ApiServer, ahead: bytes) -> None:
     """The answer under way is whole and the last: its client may send the rest again."""
     name = f"whole-{len(ahead)}"
-    with edge.paced(3), edge.connection(completion(name) + ahead) as client:
-        wait_until(lambda: [s for s in list(edge.peer.streams.values()) if s.num_sent == 3], what="three tokens")
-        edge.peer.credits = None
+    with server.paced(3), server.connection(completion(name) + ahead) as client:
+        wait_until(lambda: [s for s in list(server.peer.streams.values()) if s.num_sent == 3], what="three tokens")
+        server.peer.credits = None
         answers = read_all(client)
     assert answers.count(b"HTTP/1.1 ") == 1
     assert b'"finish_reason":"length"' in answers
-    assert not edge.peer.submits("big")
+    assert not server.peer.submits("big")

@@ -19,7 +19,7 @@ from api.operations import OPERATIONS
 from api.span import OPERATIONS as SPANNED
 from api.span import context_of
 from api.spans import MAX_WAITING
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.waiting import WATCHDOG_S, wait_until
 
 SECRET = "xyzzy-plugh"
@@ -94,13 +94,13 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def edge(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    with Edge(tmp_path_factory.mktemp("run"), otlp_traces_endpoint=collector.url) as running:
+def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path_factory.mktemp("run"), otlp_traces_endpoint=collector.url) as running:
         yield running
         running.run.log_path("api0").write_text("")  # one test has it complain
 
 
-def test_a_span_says_what_was_asked_and_what_came(edge: Edge, collector: Collector) -> None:
+def test_a_span_says_what_was_asked_and_what_came(server: ApiServer, collector: Collector) -> None:
     body = {
         "model": "tiny",
         "prompt": SECRET,
@@ -111,7 +111,7 @@ def test_a_span_says_what_was_asked_and_what_came(edge: Edge, collector: Collect
         "seed": -2,
         "stop": [SECRET],
     }
-    answer = edge.post("/v1/completions", body, headers={"x-request-id": "plain"})
+    answer = server.post("/v1/completions", body, headers={"x-request-id": "plain"})
     span = collector.of("plain")
     found = values(span.attributes)
     expected = {
@@ -137,14 +137,14 @@ def test_a_span_says_what_was_asked_and_what_came(edge: Edge, collector: Collect
     (first,) = span.events
     assert span.start_time_unix_nano <= first.time_unix_nano <= span.end_time_unix_nano
     assert not span.parent_span_id
-    assert collector.resources[0].items() >= {"service.name": "tokamak", "service.instance.id": edge.run.run_id}.items()
+    assert collector.resources[0].items() >= {"service.name": "tokamak", "service.instance.id": server.run.run_id}.items()
     assert answer.headers["traceparent"] == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"
 
 
-def test_it_is_part_of_the_clients_trace(edge: Edge, collector: Collector) -> None:
+def test_it_is_part_of_the_clients_trace(server: ApiServer, collector: Collector) -> None:
     headers = {"x-request-id": "child", "traceparent": PARENT, "tracestate": f"vendor=1,{LONG[0]},k=2,{','.join(LONG[1:])}"}
     body = {"messages": [{"role": "user", "content": SECRET}], "stream": True, "max_tokens": 4}
-    answer = edge.post("/v1/chat/completions", body, headers=headers)
+    answer = server.post("/v1/chat/completions", body, headers=headers)
     span = collector.of("child")
     _, trace_id, parent_id, _ = PARENT.split("-")
     assert (span.trace_id.hex(), span.parent_span_id.hex(), span.trace_state) == (
@@ -156,22 +156,22 @@ def test_it_is_part_of_the_clients_trace(edge: Edge, collector: Collector) -> No
     assert span.name == "chat tiny"
 
 
-def test_what_a_client_does_not_sample_is_passed_on_alone(edge: Edge, collector: Collector) -> None:
+def test_what_a_client_does_not_sample_is_passed_on_alone(server: ApiServer, collector: Collector) -> None:
     headers = {"x-request-id": "silent", "traceparent": PARENT[:-2] + "00"}
-    answer = edge.post("/v1/completions", {"prompt": "a"}, headers=headers)
+    answer = server.post("/v1/completions", {"prompt": "a"}, headers=headers)
     assert re.fullmatch(rf"{PARENT[:36]}[0-9a-f]{{16}}-00", answer.headers["traceparent"])
-    edge.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "next"})
+    server.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "next"})
     collector.of("next")
     assert all(values(span.attributes)["gen_ai.response.id"] != "silent" for span in collector.spans)
 
 
-def test_errors_and_routes_without_a_span(edge: Edge, collector: Collector) -> None:
-    refused = edge.post("/v1/chat/completions", {"messages": SECRET}, headers={"x-request-id": "wrong"})
+def test_errors_and_routes_without_a_span(server: ApiServer, collector: Collector) -> None:
+    refused = server.post("/v1/chat/completions", {"messages": SECRET}, headers={"x-request-id": "wrong"})
     span = collector.of("wrong")
     found = values(span.attributes)
     assert (refused.status_code, found["http.response.status_code"], found["error.type"]) == (400, 400, "400")
     assert span.status.code == 0, "a client's mistake is no error of the server"
-    for answer in (edge.get("/health"), edge.post("/tokenize", {"prompt": "a"}), edge.get("/v1/completions")):
+    for answer in (server.get("/health"), server.post("/tokenize", {"prompt": "a"}), server.get("/v1/completions")):
         assert "traceparent" not in answer.headers
 
 
@@ -182,25 +182,25 @@ def test_every_route_that_asks_the_model_has_a_span() -> None:
     assert answering - beside == set(SPANNED)
 
 
-def test_no_text_is_sent(edge: Edge, collector: Collector) -> None:
+def test_no_text_is_sent(server: ApiServer, collector: Collector) -> None:
     body = {"prompt": SECRET, "user": SECRET, "metadata": {"a": SECRET}}
-    edge.post("/v1/completions", body, headers={"x-request-id": "last"})
+    server.post("/v1/completions", body, headers={"x-request-id": "last"})
     collector.of("last")
     assert SECRET.encode() not in collector.raw
 
 
-def test_a_collector_that_is_away_costs_a_counter(edge: Edge, collector: Collector) -> None:
+def test_a_collector_that_is_away_costs_a_counter(server: ApiServer, collector: Collector) -> None:
     collector.status = 400  # which is not tried again
-    before = edge.count("otlp_spans_total", outcome="lost")
+    before = server.count("otlp_spans_total", outcome="lost")
     try:
         for _ in range(3):
-            assert edge.post("/v1/completions", {"prompt": "a"}).status_code == 200
-        wait_until(lambda: edge.count("otlp_spans_total", outcome="lost") == before + 3, what="three lost spans")
+            assert server.post("/v1/completions", {"prompt": "a"}).status_code == 200
+        wait_until(lambda: server.count("otlp_spans_total", outcome="lost") == before + 3, what="three lost spans")
     finally:
         collector.status = 200
-    edge.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "after"})
+    server.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "after"})
     collector.of("after")
-    assert edge.log.count("takes no spans") == 1
+    assert server.log.count("takes no spans") == 1
 
 
 @pytest.mark.slow
@@ -210,12 +210,12 @@ def test_a_collector_that_hangs_holds_nobody_up(tmp_path_factory: pytest.TempPat
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
-        with Edge(tmp_path_factory.mktemp("run"), otlp_traces_endpoint=endpoint) as edge:
+        with ApiServer(tmp_path_factory.mktemp("run"), otlp_traces_endpoint=endpoint) as server:
             for _ in range(20):
-                assert edge.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
-            edge.child.terminate()
-            assert edge.child.wait(WATCHDOG_S) == 0
-            edge.run.log_path("api0").write_text("")
+                assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+            server.child.terminate()
+            assert server.child.wait(WATCHDOG_S) == 0
+            server.run.log_path("api0").write_text("")
     assert MAX_WAITING < 10_000
 
 

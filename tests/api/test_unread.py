@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from api.client import held
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -37,24 +37,24 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """At a UNIX socket: little waits in the kernel."""
     with (
         tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory,
-        Edge(tmp_path_factory.mktemp("run"), uds=f"{directory}/api.sock", max_model_len=1 << 20) as running,
+        ApiServer(tmp_path_factory.mktemp("run"), uds=f"{directory}/api.sock", max_model_len=1 << 20) as running,
     ):
         yield running
 
 
 @contextlib.contextmanager
-def saying(edge: Edge, num_tokens: int, at_once: int) -> Iterator[None]:
+def saying(server: ApiServer, num_tokens: int, at_once: int) -> Iterator[None]:
     """Within, samples have so many tokens, and deltas come quickly."""
-    before = edge.peer.most, edge.peer.at_once, edge.peer.pause_ns
-    edge.peer.most, edge.peer.at_once, edge.peer.pause_ns = num_tokens, at_once, 100_000
+    before = server.peer.most, server.peer.at_once, server.peer.pause_ns
+    server.peer.most, server.peer.at_once, server.peer.pause_ns = num_tokens, at_once, 100_000
     try:
         yield
     finally:
-        edge.peer.most, edge.peer.at_once, edge.peer.pause_ns = before
+        server.peer.most, server.peer.at_once, server.peer.pause_ns = before
 
 
 def request_of(path: str, body: dict[str, Any]) -> bytes:
@@ -79,32 +79,32 @@ def events_of(received: bytes) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_unread_stream_of_any_api_is_paused(edge: Edge, path: str) -> None:
-    pauses = edge.count("stream_pauses_total")
-    with saying(edge, NUM_TOKENS, 64), edge.connection(request_of(path, BODIES[path] | {"stream": True})) as connection:
-        wait_until(lambda: edge.count("stream_pauses_total") > pauses, what="paused")
-        wait_until(lambda: not edge.peer.streams, what="nothing in the engine")
+def test_unread_stream_of_any_api_is_paused(server: ApiServer, path: str) -> None:
+    pauses = server.count("stream_pauses_total")
+    with saying(server, NUM_TOKENS, 64), server.connection(request_of(path, BODIES[path] | {"stream": True})) as connection:
+        wait_until(lambda: server.count("stream_pauses_total") > pauses, what="paused")
+        wait_until(lambda: not server.peer.streams, what="nothing in the engine")
         received = read_all(connection)
     assert "".join(map(TEXTS[path], events_of(received))) == said_text(NUM_TOKENS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
-def test_unread_logprobs_of_one_source_are_bounded(edge: Edge, path: str) -> None:
+def test_unread_logprobs_of_one_source_are_bounded(server: ApiServer, path: str) -> None:
     """Streams and whole answers alike; another source's request is answered meanwhile."""
     asked = {"/v1/responses": {"include": ["message.output_text.logprobs"]}}.get(path, {"logprobs": True})
     body = BODIES[path] | asked | {"top_logprobs": 20}
     num_tokens, num_requests = 8000, 7  # 168,000 log-probabilities each
-    with saying(edge, num_tokens, 8), contextlib.ExitStack() as stack:
+    with saying(server, num_tokens, 8), contextlib.ExitStack() as stack:
         requests = [request_of(path, body | {"stream": number % 2 == 1}) for number in range(num_requests)]
-        connections = [stack.enter_context(edge.connection(request)) for request in requests]
-        wait_until(lambda: edge.count("held_logprobs") > held.MAX_OF_SOURCE / 2, what="much is held")
+        connections = [stack.enter_context(server.connection(request)) for request in requests]
+        wait_until(lambda: server.count("held_logprobs") > held.MAX_OF_SOURCE / 2, what="much is held")
         most = 0.0
 
         def is_calm() -> bool:
             nonlocal most
-            most = max(most, edge.count("held_logprobs"))
-            return not edge.peer.streams
+            most = max(most, server.count("held_logprobs"))
+            return not server.peer.streams
 
         wait_until(is_calm, what="all ended or paused")
         assert most < held.MAX_OF_SOURCE + 2 * 21 * num_tokens
@@ -122,29 +122,29 @@ def test_unread_logprobs_of_one_source_are_bounded(edge: Edge, path: str) -> Non
         assert answer.startswith(b"HTTP/1.1 200")
         if number % 2:
             assert "".join(map(TEXTS[path], events_of(answer))) == said_text(num_tokens)
-    wait_until(lambda: edge.count("held_logprobs") == 0, what="nothing held")
+    wait_until(lambda: server.count("held_logprobs") == 0, what="nothing held")
 
 
 @pytest.mark.slow
-def test_requests_with_many_logprobs_end_in_turn(edge: Edge) -> None:
+def test_requests_with_many_logprobs_end_in_turn(server: ApiServer) -> None:
     """More whole answers at once than one source may hold: some wait for others, none fails."""
     body = {"messages": MESSAGES, "n": 16, "logprobs": True, "top_logprobs": 20}
     num_tokens, num_requests = 800, 5  # 268,800 log-probabilities each
-    pauses = edge.count("stream_pauses_total")
+    pauses = server.count("stream_pauses_total")
     texts: list[list[str]] = []
 
     def ask() -> None:
-        transport = httpx.HTTPTransport(uds=edge.config.uds)
+        transport = httpx.HTTPTransport(uds=server.config.uds)
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=WATCHDOG_S) as client:
             choices = client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"]
         texts.append([choice["message"]["content"] for choice in choices])
 
-    with saying(edge, num_tokens, 8):
+    with saying(server, num_tokens, 8):
         threads = [threading.Thread(target=ask) for _ in range(num_requests)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert edge.count("stream_pauses_total") > pauses
+    assert server.count("stream_pauses_total") > pauses
     assert texts == [[said_text(num_tokens, index) for index in range(16)]] * num_requests
-    wait_until(lambda: edge.count("held_logprobs") == 0, what="nothing held")
+    wait_until(lambda: server.count("held_logprobs") == 0, what="nothing held")

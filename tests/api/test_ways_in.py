@@ -18,7 +18,7 @@ import pytest
 from api.admission import MAX_SURPLUS
 from engine.errors import StartError
 from engine.supervisor.unix_socket import remove_dead, unix_socket
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
 from tools.bench.connection import Client
@@ -30,33 +30,35 @@ CERTIFICATE = TLS / "certificate.pem"
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     files = {"ssl_keyfile": str(TLS / "key.pem"), "ssl_certfile": str(CERTIFICATE)}
-    with Edge(tmp_path_factory.mktemp("run"), **files, root_path="/llm") as running:
+    with ApiServer(tmp_path_factory.mktemp("run"), **files, root_path="/llm") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def on_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def on_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with (
         tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory,  # a socket's path may have 107 bytes
-        Edge(tmp_path_factory.mktemp("run"), uds=f"{directory}/api.sock") as running,
+        ApiServer(tmp_path_factory.mktemp("run"), uds=f"{directory}/api.sock") as running,
     ):
         yield running
 
 
-def over(edge: Edge) -> httpx.Client:
+def over(server: ApiServer) -> httpx.Client:
     """A client of an edge, however that is reached."""
-    if edge.config.uds:
-        return httpx.Client(transport=httpx.HTTPTransport(uds=edge.config.uds), base_url="http://localhost", timeout=WATCHDOG_S)
+    if server.config.uds:
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=server.config.uds), base_url="http://localhost", timeout=WATCHDOG_S
+        )
     trusted = ssl.create_default_context(cafile=str(CERTIFICATE))
-    return httpx.Client(verify=trusted, base_url=edge.url, timeout=WATCHDOG_S)
+    return httpx.Client(verify=trusted, base_url=server.url, timeout=WATCHDOG_S)
 
 
 @pytest.mark.parametrize("way", ["secure", "on_socket"])
 def test_the_openai_client(request: pytest.FixtureRequest, way: str) -> None:
-    edge: Edge = request.getfixturevalue(way)
-    with over(edge) as http, openai.OpenAI(base_url=http.base_url.join("/v1"), api_key="-", http_client=http) as client:
+    server: ApiServer = request.getfixturevalue(way)
+    with over(server) as http, openai.OpenAI(base_url=http.base_url.join("/v1"), api_key="-", http_client=http) as client:
         whole = client.completions.create(model="tiny", prompt="x", max_tokens=30)
         pieces = client.completions.create(model="tiny", prompt="x", max_tokens=30, stream=True)
         assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text == said_text(30)
@@ -64,7 +66,7 @@ def test_the_openai_client(request: pytest.FixtureRequest, way: str) -> None:
             client.completions.create(model="other", prompt="x")
 
 
-def test_what_is_no_http_is_answered_over_tls_too(secure: Edge) -> None:
+def test_what_is_no_http_is_answered_over_tls_too(secure: ApiServer) -> None:
     context = ssl.create_default_context(cafile=str(CERTIFICATE))
     with secure.connection() as plain, context.wrap_socket(plain, server_hostname="localhost") as client:
         client.sendall(b"nonsense\r\n\r\n")
@@ -80,34 +82,37 @@ def test_silent_handshakes_count_and_block_no_other(tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=str(CERTIFICATE))
     asking = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
-    def ask(edge: Edge, address: str, path: bytes) -> bytes:
+    def ask(server: ApiServer, address: str, path: bytes) -> bytes:
         with (
-            socket.create_connection(("127.0.0.1", edge.port), WATCHDOG_S, source_address=(address, 0)) as plain,
+            socket.create_connection(("127.0.0.1", server.port), WATCHDOG_S, source_address=(address, 0)) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as client,
         ):
             client.sendall(asking % path)
             return client.recv(12)
 
-    with Edge(tmp_path, **files, max_connections=40, max_connections_per_address=20) as edge, contextlib.ExitStack() as stack:
+    with (
+        ApiServer(tmp_path, **files, max_connections=40, max_connections_per_address=20) as server,
+        contextlib.ExitStack() as stack,
+    ):
 
         def num_open() -> int:
-            return len(os.listdir(f"/proc/{edge.child.pid}/fd"))
+            return len(os.listdir(f"/proc/{server.child.pid}/fd"))
 
-        ask(edge, "127.0.0.2", b"/version")
+        ask(server, "127.0.0.2", b"/version")
         before = num_open()
-        silent = [stack.enter_context(edge.connection()) for _ in range(100)]
+        silent = [stack.enter_context(server.connection()) for _ in range(100)]
         wait_until(lambda: 20 < num_open() - before <= 24 + MAX_SURPLUS, what="surplus connections are cut")
-        assert ask(edge, "127.0.0.1", b"/health") == b"HTTP/1.1 200"
-        assert ask(edge, "127.0.0.1", b"/version") == b"HTTP/1.1 429"
-        assert ask(edge, "127.0.0.2", b"/version") == b"HTTP/1.1 200"
+        assert ask(server, "127.0.0.1", b"/health") == b"HTTP/1.1 200"
+        assert ask(server, "127.0.0.1", b"/version") == b"HTTP/1.1 429"
+        assert ask(server, "127.0.0.2", b"/version") == b"HTTP/1.1 200"
         for connection in silent:
             connection.close()
         wait_until(lambda: num_open() <= before, what="all are gone")
-        assert ask(edge, "127.0.0.1", b"/version") == b"HTTP/1.1 200"
-        stack.enter_context(edge.connection())  # at its end the server does not wait for it
+        assert ask(server, "127.0.0.1", b"/version") == b"HTTP/1.1 200"
+        stack.enter_context(server.connection())  # at its end the server does not wait for it
 
 
-def test_a_root_path_that_the_proxy_leaves_on(secure: Edge) -> None:
+def test_a_root_path_that_the_proxy_leaves_on(secure: ApiServer) -> None:
     with over(secure) as http:
         for path in ("/llm/v1/models", "/v1/models"):
             assert http.get(path).json()["data"][0]["id"] == "tiny"
@@ -119,7 +124,7 @@ def test_a_root_path_that_the_proxy_leaves_on(secure: Edge) -> None:
         assert 'fetch("/' not in page.text
 
 
-def test_clients_that_leave_a_socket(on_socket: Edge) -> None:
+def test_clients_that_leave_a_socket(on_socket: ApiServer) -> None:
     """A slow reader is looked after there as well; names do not matter."""
     body = b'{"prompt": "x", "stream": true}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: any.example\r\nx-request-id: gone\r\ncontent-length: %d\r\n\r\n"
@@ -129,7 +134,7 @@ def test_clients_that_leave_a_socket(on_socket: Edge) -> None:
         wait_until(lambda: on_socket.peer.aborts("gone~"), what="aborted")
 
 
-def test_our_own_tools_over_the_socket(on_socket: Edge) -> None:
+def test_our_own_tools_over_the_socket(on_socket: ApiServer) -> None:
     target = Target.parse(f"unix:{on_socket.config.uds}")
     conversation = Conversation(target, "tiny", "", {"max_tokens": 20})
     assert "".join(piece.text for piece in conversation.ask("hi")) == said_text(20)
@@ -145,7 +150,7 @@ def test_our_own_tools_over_the_socket(on_socket: Edge) -> None:
     assert (status, b"tiny" in models) == (200, True)
 
 
-def test_a_restarted_api_process_takes_what_waits_at_the_socket(on_socket: Edge) -> None:
+def test_a_restarted_api_process_takes_what_waits_at_the_socket(on_socket: ApiServer) -> None:
     on_socket.child.kill()
     on_socket.child.wait()
     with on_socket.connection(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n") as early:

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import StartError
 from engine.supervisor.device_arenas import device_arenas
 from shm.device_memory import DeviceMemory
-from tests.devices.lasting_worker import NUM_BYTES, run_worker
+from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
 from tests.native_program import build_program
 
 pytestmark = pytest.mark.slow

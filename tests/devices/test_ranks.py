@@ -16,7 +16,7 @@ from tests.devices.board import Board
 from tests.devices.build import NAME, environment
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.parallel.expert_serving import share_experts
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.serving import serve
 from tests.workers.parallel.test_tensor_parallel import ARENA_BYTES, ODD_EXPERTS
 from workers.parallel.communicator import Communicator
@@ -32,14 +32,14 @@ def capture(communicator: Communicator, variables: dict[str, str], port: int, li
     from tests.devices import on_device  # Paddle has the device from here on
 
     board = Board(Path(variables["TOKASIM_BOARD"]))
-    gang: dict[str, Any] = {"communicator": communicator, "rank": communicator.rank, "tensor_parallel_size": 2}
-    gang |= {"group_ports": (port,), "weight_cache_dir": str(board.path.parent)}
+    rank_group: dict[str, Any] = {"communicator": communicator, "rank": communicator.rank, "tensor_parallel_size": 2}
+    rank_group |= {"group_ports": (port,), "weight_cache_dir": str(board.path.parent)}
     found = []
     for limit in limits:
         communicator.barrier()
         board.set(capture_bytes=limit, capture_devices=1 << 1)
         communicator.barrier()
-        found.append(on_device.answers_of("qwen3", "captured", **gang))
+        found.append(on_device.answers_of("qwen3", "captured", **rank_group))
     return found
 
 
@@ -67,12 +67,12 @@ def test_b11_steps_with_shared_experts_are_replayed(plugin: Path, tmp_path: Path
     options |= {"max_cudagraph_capture_size": sizes[0], "max_model_len": 256, "weight_cache_dir": str(tmp_path)}
     options["loads_again"] = 1
     arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
-    with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, gang_of(2) as gang:
+    with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, rank_group_of(2) as rank_group:
         options["group_ports"] = (first.getsockname()[1], second.getsockname()[1])
         ranks = []
         for rank in range(2):
             memory = (DupFd(arena.fd), ARENA_BYTES) if is_one_replica else None
-            ranks.append(gang.start(rank, share, environment(plugin, board), tmp_path, memory, options))
+            ranks.append(rank_group.start(rank, share, environment(plugin, board), tmp_path, memory, options))
         found = [rank.answer() for rank in ranks]
     assert found == ([alone, alone] if is_one_replica else [alone[0::2], alone[1::2]])
     for device in range(2):
@@ -86,8 +86,8 @@ def test_what_one_rank_cannot_capture_none_replays(plugin: Path, tmp_path: Path)
     board = Board(tmp_path / "board")
     board.set(delay_seed=7)
     limits = [0, 1 << 8, 1 << 18, 1 << 19, 1 << 20]
-    with reserve_port("127.0.0.1", 0) as port, gang_of(2) as gang:
-        first, other = gang.run(capture, environment(plugin, board), port.getsockname()[1], limits)
+    with reserve_port("127.0.0.1", 0) as port, rank_group_of(2) as rank_group:
+        first, other = rank_group.run(capture, environment(plugin, board), port.getsockname()[1], limits)
     expected = first[0][0]
     assert [answers for answers, _, _ in (*first, *other)] == [expected] * 2 * len(limits)
     assert [sizes for _, sizes, _ in first] == [sizes for _, sizes, _ in other]

@@ -56,7 +56,7 @@ def test_answers_are_the_cpus(child: Child, model: str, method: str) -> None:
     assert (failed_sizes, said) == ([], []), "experts too, whose choices no host looks at in a graph"
 
 
-def test_guesses_of_captured_layers_stand_as_well(child: Child, tmp_path: Path) -> None:
+def test_draft_tokens_of_captured_layers_stand_as_well(child: Child, tmp_path: Path) -> None:
     """Of a layer that knows what the model will say."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
     expected = child.call("tokens_of_rows", str(tmp_path), "cpu")

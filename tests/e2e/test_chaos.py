@@ -62,10 +62,10 @@ async def kill_in_turn(engine: EngineProcess, deltas: Deltas, victims: Iterable[
 async def kill_while_it_reloads(engine: EngineProcess, deltas: Deltas) -> None:
     """The weights in use are read anew: whether the order is carried out or fails, the streams' bytes are the same. A number
     whose order failed is never used again."""
-    latest = engine.metric("weight_version")  # that an order may have got so far
+    latest = engine.metric("engine_weight_version")  # that an order may have got so far
     for victim, mode in (("worker0", "requeue"), ("scheduler", "keep"), ("scheduler", "requeue"), ("worker0", "keep")):
         await deltas.flow()
-        version = engine.metric("weight_version")
+        version = engine.metric("engine_weight_version")
         reload = asyncio.create_task(asyncio.to_thread(order_reload, engine, mode))
 
         def has_begun(reload: asyncio.Task[int] = reload) -> bool:
@@ -76,7 +76,7 @@ async def kill_while_it_reloads(engine: EngineProcess, deltas: Deltas) -> None:
         assert await reload in (200, 503)
         await asyncio.to_thread(wait_until, lambda: engine.metric("engine_state") == WeightsState.NORMAL, what="it serves")
         latest += 1
-        assert version <= engine.metric("weight_version") <= latest
+        assert version <= engine.metric("engine_weight_version") <= latest
 
 
 def order_reload(engine: EngineProcess, mode: str) -> int:

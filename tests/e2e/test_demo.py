@@ -1,5 +1,5 @@
 """The embedded models answer truly over HTTP: 99 of 100 held-out sums and differences in five wordings, 97 of 100 others, 95
-of 100 questions with tools and of what newcomers ask; and of what is shown far more than without having seen it.
+of 100 questions with tools and of what new requests ask; and of what is shown far more than without having seen it.
 
 The bars of the model that sees are in `tools/demo/vision/examination.py`, and `python -m tools.demo.vision.evaluate` asks for
 them; here is a sample of its questions, with room for its chance.
@@ -71,7 +71,7 @@ def test_held_out_questions(engine: EngineProcess) -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"), CONVERSATIONS, ids=lambda value: value[-1] if isinstance(value, tuple) else None
 )
-def test_first_questions_of_newcomers(engine: EngineProcess, asked: tuple[str, ...], expected: str) -> None:
+def test_first_questions_of_new_requests(engine: EngineProcess, asked: tuple[str, ...], expected: str) -> None:
     messages: list[dict[str, str]] = []
     for text in asked:
         messages.append({"role": "user", "content": text})
@@ -90,9 +90,9 @@ def test_held_out_pictures(options: tuple[str, ...]) -> None:
         for group in GROUPS:
             questions = group.questions(NUM_QUESTIONS, 0)
             told = asyncio.run(ask_all(f"{engine.url}/v1", [*questions, *exchanged(questions)], 8))
-            num_seen, num_guessed = (num_right(questions, answers) for answers in (told[:NUM_QUESTIONS], told[NUM_QUESTIONS:]))
+            num_seen, num_drafted = (num_right(questions, answers) for answers in (told[:NUM_QUESTIONS], told[NUM_QUESTIONS:]))
             assert num_seen >= MIN_RIGHT_SHARE[group.name] * NUM_QUESTIONS, told
-            assert num_guessed <= MAX_EXCHANGED_SHARE * NUM_QUESTIONS, told
+            assert num_drafted <= MAX_EXCHANGED_SHARE * NUM_QUESTIONS, told
 
 
 def test_embedded_models_are_small() -> None:

@@ -55,19 +55,21 @@ def test_the_same_bytes(engine: EngineProcess, alone: tuple[list[Answer], list[A
 
 
 def test_an_idle_rank_serves_the_other(engine: EngineProcess) -> None:
-    """Each runs every step of the gang; the replica without requests has no rows in any."""
+    """Each runs every step of the rank group; the replica without requests has no rows in any."""
 
     def have_counted() -> bool:
         """All steps, also who is met by its peer's answer before it gets to that."""
         engine.wait_until_idle()
-        return engine.metric("gang_steps_total", actor="worker0") == engine.metric("gang_steps_total", actor="worker1")
+        return engine.metric("rank_group_steps_total", actor="worker0") == engine.metric(
+            "rank_group_steps_total", actor="worker1"
+        )
 
     wait_until(have_counted, what="both ranks have counted their steps")
-    before = {rank: engine.metric("empty_gang_steps_total", actor=rank) for rank in RANKS}
+    before = {rank: engine.metric("empty_rank_group_steps_total", actor=rank) for rank in RANKS}
     ask(engine, {"prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True}, replica="1").raise_for_status()
     wait_until(have_counted, what="both ranks have counted their steps")
-    assert engine.metric("empty_gang_steps_total", actor="worker0") >= before["worker0"] + 20
-    assert engine.metric("empty_gang_steps_total", actor="worker1") == before["worker1"]
+    assert engine.metric("empty_rank_group_steps_total", actor="worker0") >= before["worker0"] + 20
+    assert engine.metric("empty_rank_group_steps_total", actor="worker1") == before["worker1"]
     for rank in RANKS:  # who has no rows meets the others all the same
         assert engine.metric("collectives_total", actor=rank) > 0
 
@@ -106,8 +108,8 @@ def test_experts_are_looked_at_and_moved_by_order(
     assert [layer["num_rows"] for layer in after["layers"]] == [layer["num_rows"] for layer in before["layers"]]
     assert top(["--run", engine.run.run_id, "--json", "--interval", "0.05"]) == 0
     derived = json.loads(capsys.readouterr().out)["derived"]
-    assert [(gang["ranks"], gang["num_members"]) for gang in derived["gangs"]] == [(list(RANKS), 2)]
-    assert 0 < derived["gangs"][0]["collective_share"] < 1
+    assert [(rank_group["ranks"], rank_group["num_members"]) for rank_group in derived["rank_groups"]] == [(list(RANKS), 2)]
+    assert 0 < derived["rank_groups"][0]["collective_share"] < 1
     assert (derived["experts"]["placement_version"], derived["experts"]["num_rebalances"]) == (1, 1)
     assert ctl(["--run", engine.run.run_id, "rebalance"]) == 0
     assert "nothing is to be gained" in capsys.readouterr().out

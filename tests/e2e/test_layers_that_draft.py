@@ -22,7 +22,7 @@ DRAFTS = ("--speculative-config", '{"method": "ngram,mtp", "num_speculative_toke
 KILLS = (*((victim,) for victim in VICTIMS), *PAIRS)
 
 
-def test_what_layers_guess_is_not_noticed(tmp_path: Path) -> None:
+def test_what_layers_draft_is_not_noticed(tmp_path: Path) -> None:
     """By streams in which every actor behind the edge is killed, alone, two at once and while weights are read anew, or the
     edge itself before they begin; after sleep and a reload, and when weights without such layers are refused; in a small cache,
     whose prefixes are found, and whose blocks are all there afterwards."""

@@ -85,12 +85,12 @@ def test_who_has_none_is_left_out_and_comes_back_by_order(
 def test_other_weights_heal_it_too(engine: EngineProcess, truth: list[Answer], model: Path, packed: Path, victim: str) -> None:
     """The one that has weights is paused for it."""
     lose_weights(engine, model, packed, victim)
-    version = max(gauges(engine, "weight_version"))
+    version = max(gauges(engine, "engine_weight_version"))
     for path, body in (("pause", {}), ("reload", {"path": str(GOLDEN / "qwen3_moe")}), ("resume", {})):
         answer = order(engine, path, **body)
         assert answer.status_code == 200, (path, answer.text)
     assert gauges(engine, "engine_state") == [WeightsState.NORMAL] * 2
-    assert gauges(engine, "weight_version") == [version + 1] * 2
+    assert gauges(engine, "engine_weight_version") == [version + 1] * 2
     assert unversioned(answers_together(engine, BODIES)) == truth
     shutil.copy(GOLDEN / "qwen3_moe" / "model.safetensors", model)
     assert order(engine, "pause").status_code == 200

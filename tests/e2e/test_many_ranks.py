@@ -77,7 +77,7 @@ def test_two_engines_answer_at_once(
 def test_a_rank_that_hangs_is_replaced_alone(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]]
 ) -> None:
-    """Its gang waits for it, all four ranks, and goes on when it is ended."""
+    """Its rank group waits for it, all four ranks, and goes on when it is ended."""
     hangs = [engine.metric("actor_hangs_total") for engine in engines]
     end_in_turn(engines[0], alone[1], ["worker3"], signal.SIGSTOP)
     assert [engine.metric("actor_hangs_total") for engine in engines] == [hangs[0] + 1, hangs[1]]
@@ -98,7 +98,7 @@ def test_a_replica_that_lacks_a_rank_holds_up_nobody(
     for body, expected in zip(BODIES, alone[0], strict=True):
         answer = ask(engine, body, replica="0").raise_for_status().json()
         assert answer["choices"][0]["token_ids"] == expected.token_ids
-    assert engine.metric("weights_version", actor="worker3") == 1
+    assert engine.metric("rank_weight_version", actor="worker3") == 1
     engine.kill("scheduler1", signal.SIGCONT)
     states = [WeightsState.NORMAL, WeightsState.CLEARED]
     wait_until(lambda: gauges(engine, "engine_state") == states, what="its replica has no weights")
@@ -108,7 +108,7 @@ def test_a_replica_that_lacks_a_rank_holds_up_nobody(
 def test_one_is_killed_and_the_other_sees_nothing_of_it(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]]
 ) -> None:
-    """Nothing is left of it, the memory of its gang and its caches included; which goes with the last who has it."""
+    """Nothing is left of it, the memory of its rank group and its caches included; which goes with the last who has it."""
     first, second = engines
     before = {name: row["epoch"] for name, row in second.actors().items()}
     pids, run = [int(row["pid"]) for row in first.actors().values()], first.run

@@ -55,7 +55,7 @@ def test_who_packs_dies(engine: EngineProcess, models: list[Path], packed: Path)
         assert (answer.result().status_code, f"{victim} died while" in answer.result().text) == (503, True)
     engine.wait_for_restart(victim, epochs[victim])
     wait_until(lambda: set(packed.glob("*.weights")) > before, what="the other one has packed them")
-    wait_until(lambda: versions(engine) == {engine.metric("weight_version")}, what="the old ones are back")
+    wait_until(lambda: versions(engine) == {engine.metric("engine_weight_version")}, what="the old ones are back")
     wait_until(engine.is_healthy, what="it serves")
     assert logprobs(engine) == truths[0]
     assert int(engine.actors()[RANKS[victim == RANKS[0]]]["epoch"]) == epochs[RANKS[victim == RANKS[0]]]
@@ -69,7 +69,7 @@ def test_who_packs_dies(engine: EngineProcess, models: list[Path], packed: Path)
 
 
 def versions(engine: EngineProcess) -> set[float]:
-    return {engine.metric("weights_version", actor=rank) for rank in RANKS}
+    return {engine.metric("rank_weight_version", actor=rank) for rank in RANKS}
 
 
 def logprobs(engine: EngineProcess) -> list[list[float]]:

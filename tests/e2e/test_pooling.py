@@ -227,7 +227,7 @@ def answered_in_turn(embedder: EngineProcess) -> list[str]:
     return answered
 
 
-def test_a_dead_edge_takes_its_own_requests_along_alone(embedder: EngineProcess) -> None:
+def test_a_dead_api_takes_its_own_requests_along_alone(embedder: EngineProcess) -> None:
     expected = vectors(embedder, TEXTS)
     embedder.wait_for_restart("api0", embedder.kill("api0"))
     assert vectors(embedder, TEXTS) == expected

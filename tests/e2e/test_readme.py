@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to run answers what it says: its own blocks, at the address of an engine of the test."""
+"""What the README tells a new request to run answers what it says: its own blocks, at the address of an engine of the test."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_a_broken_checkpoint_changes_nothing(
     answer = order(engine, "reload", path=str(break_it(MODEL_A, tmp_path / "broken")))
     assert 400 <= answer.status_code < 500
     assert cause in answer.text
-    assert engine.metric("weight_version") == version
+    assert engine.metric("engine_weight_version") == version
     assert stripped(answers(engine, SHORT)) == truth["a"]
     assert order(engine, "reload", path="/no/such/place").status_code == 400
     assert order(engine, "reload", path=str(MODEL_A), ranks=[7]).status_code == 400
@@ -199,7 +199,7 @@ def test_reload_of_a_file_that_is_written_kills_nothing(
             answer = order(engine, "reload", path=str(path.parent))
             assert answer.status_code == 400, answer.text
             assert str(path) in answer.text
-    assert engine.metric("weight_version") == version
+    assert engine.metric("engine_weight_version") == version
     assert stripped(answers(engine, SHORT)) == truth["a"]
     assert {name: actor["epoch"] for name, actor in engine.actors().items()} == epochs
 
@@ -224,7 +224,7 @@ def test_reload_of_a_gguf_that_is_written_kills_nothing(
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
 def test_b12_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
-    """After the answer nothing runs or waits; newcomers are held, then served; an illegal order is a 409."""
+    """After the answer nothing runs or waits; new requests are held, then served; an illegal order is a 409."""
     reload(engine, MODEL_A)
 
     async def run() -> list[Answer]:
@@ -252,7 +252,7 @@ def is_back(engine: EngineProcess, actor: str, old_epoch: int) -> bool:
 
 
 async def released(engine: EngineProcess, up: str, *deaths: str) -> list[Answer]:
-    """Newcomers wait while nothing runs, whoever dies, until the order `up`."""
+    """New requests wait while nothing runs, whoever dies, until the order `up`."""
     streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
     await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
     for actor in deaths:
@@ -271,7 +271,7 @@ def test_a_pause_and_a_reload_outlast_every_death(engine: EngineProcess, truth: 
     version = reload(engine, model_b)
     deaths = ("scheduler", "worker0", "tokenizer0", "cache")
     assert stripped(asyncio.run(released(engine, "resume", *deaths))) == truth["b"]
-    assert engine.metric("weight_version") == version
+    assert engine.metric("engine_weight_version") == version
 
 
 @pytest.mark.parametrize("actor", ["scheduler", "worker0"])
@@ -288,7 +288,7 @@ def test_a_death_in_a_reload(engine: EngineProcess, truth: dict[str, list[Answer
     answer = asyncio.run(run())
     assert answer.status_code in (200, 503)
     found = stripped(answers(engine, SHORT))
-    version = engine.metric("weight_version")
+    version = engine.metric("engine_weight_version")
     assert version in ([before + 1] if answer.status_code == 200 else [before, before + 1])
     assert found == truth["b" if version == before else "a"]
     assert reload(engine, MODEL_A) == before + 2
@@ -321,7 +321,7 @@ def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: d
     epoch = engine.kill("worker0")
     engine.wait_for_restart("worker0", epoch)
     assert stripped(answers(engine, SHORT)) == truth["b"]
-    assert engine.metric("weight_version") == version
+    assert engine.metric("engine_weight_version") == version
 
 
 @pytest.mark.parametrize("cache", ["kept", "not-kept"])

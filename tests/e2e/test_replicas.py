@@ -127,16 +127,16 @@ def test_orders_hold_for_both(engine: EngineProcess, undisturbed: list[Answer]) 
     refused = order(engine, "pause")
     assert (refused.status_code, "PAUSED" in refused.text) == (409, True)
     assert order(engine, "resume").json()["state"] == "NORMAL"
-    version = gauges(engine, "weight_version")[0]
+    version = gauges(engine, "engine_weight_version")[0]
     assert order(engine, "reload").json()["weight_version"] == version + 1
     assert order(engine, "sleep").status_code == 200
     assert gauges(engine, "engine_state") == [WeightsState.CLEARED] * 2
     assert order(engine, "wake").status_code == 200
     assert order(engine, "reload", ranks=[1]).json()["weight_version"] == version + 2
-    assert gauges(engine, "weight_version") == [version + 1, version + 2]
+    assert gauges(engine, "engine_weight_version") == [version + 1, version + 2]
     assert order(engine, "reload", ranks=[2]).status_code == 400
     assert order(engine, "reload").json()["weight_version"] == version + 3
-    assert gauges(engine, "weight_version") == [version + 3] * 2
+    assert gauges(engine, "engine_weight_version") == [version + 3] * 2
     assert order(engine, "reset_prefix_cache").status_code == 200
     found = answers(engine, BODIES)
     assert {answer.weight_version for answer in found} == {f"{version + 3:g}"}
@@ -145,14 +145,16 @@ def test_orders_hold_for_both(engine: EngineProcess, undisturbed: list[Answer]) 
 
 def test_a_reload_that_fails_in_one_replica_is_taken_back_in_the_other(engine: EngineProcess) -> None:
     """Replica 0 has loaded when the scheduler of replica 1 dies, whose rank does not answer."""
-    version = gauges(engine, "weight_version")[0]
+    version = gauges(engine, "engine_weight_version")[0]
     worker = engine.actors()["worker1"]
     engine.kill("worker1", signal.SIGSTOP)
 
     async def reload_and_kill() -> httpx.Response:
         reload = asyncio.create_task(asyncio.to_thread(order, engine, "reload"))
         loaded = [version + 1, version]
-        await asyncio.to_thread(wait_until, lambda: gauges(engine, "weight_version") == loaded, what="replica 0 has loaded")
+        await asyncio.to_thread(
+            wait_until, lambda: gauges(engine, "engine_weight_version") == loaded, what="replica 0 has loaded"
+        )
         await asyncio.to_thread(wait_until, lambda: gauges(engine, "engine_state")[1] == WeightsState.LOADING, what="1 loads")
         epoch = await asyncio.to_thread(engine.kill, "scheduler1")
         await asyncio.to_thread(engine.kill, "worker1", signal.SIGCONT)
@@ -165,14 +167,17 @@ def test_a_reload_that_fails_in_one_replica_is_taken_back_in_the_other(engine: E
     assert "scheduler0 went back" in answer.text
 
     def is_as_before() -> bool:
-        return gauges(engine, "weight_version") == [version] * 2 and gauges(engine, "engine_state") == [WeightsState.NORMAL] * 2
+        return (
+            gauges(engine, "engine_weight_version") == [version] * 2
+            and gauges(engine, "engine_state") == [WeightsState.NORMAL] * 2
+        )
 
     wait_until(is_as_before, what="both are as before")
     assert engine.actors()["worker1"]["epoch"] == worker["epoch"]
     for replica in ("0", "1"):
         assert ask(engine, BODIES[0] | {"max_tokens": 2}, replica=replica).json()["weight_version"] == f"{version:g}"
     assert order_reload(engine, "requeue") == 200
-    assert gauges(engine, "weight_version") == [version + 2] * 2  # the number that failed is never used again
+    assert gauges(engine, "engine_weight_version") == [version + 2] * 2  # the number that failed is never used again
 
 
 def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturbed: list[Answer]) -> None:

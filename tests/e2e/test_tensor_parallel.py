@@ -64,15 +64,15 @@ def test_a_rank_that_hangs_is_replaced_alone(engine: EngineProcess, alone: tuple
     assert engine.metric("actor_hangs_total") == before + 1
 
 
-def test_gangs_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_groups_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
     answers(engine, BODIES[:1])  # ranks that ran a step are in the same epoch
-    assert ctl(["--run", engine.run.run_id, "gangs", "--json"]) == 0
+    assert ctl(["--run", engine.run.run_id, "rank-groups", "--json"]) == 0
     ranks = json.loads(capsys.readouterr().out)
     assert [(rank["actor"], rank["replica"], rank["rank"]) for rank in ranks] == [("worker0", 0, 0), ("worker1", 0, 1)]
-    answer = httpx.get(f"{engine.url}/admin/gangs", timeout=WATCHDOG_S, headers=OPERATOR)
+    answer = httpx.get(f"{engine.url}/admin/rank-groups", timeout=WATCHDOG_S, headers=OPERATOR)
     assert [rank["actor"] for rank in answer.json()["ranks"]] == ["worker0", "worker1"]
-    assert [rank["gang_epoch"] for rank in answer.json()["ranks"]] == [ranks[0]["gang_epoch"]] * 2
-    assert ranks[0]["gang_epoch"] == ranks[1]["gang_epoch"] > 0
+    assert [rank["rank_group_epoch"] for rank in answer.json()["ranks"]] == [ranks[0]["rank_group_epoch"]] * 2
+    assert ranks[0]["rank_group_epoch"] == ranks[1]["rank_group_epoch"] > 0
     assert all(rank["collectives_total"] > 0 for rank in ranks)
 
 
@@ -123,10 +123,10 @@ def test_a_reload_is_of_all_ranks_or_of_none(
         return httpx.post(f"{engine.url}/admin/reload", json=body, timeout=WATCHDOG_S, headers=OPERATOR).status_code
 
     (tmp_path / "config.json").write_text((MODEL / "config.json").read_text())
-    version = engine.metric("weight_version")
+    version = engine.metric("engine_weight_version")
     assert reload(path=str(tmp_path)) == 400  # no weights
     assert reload(ranks=[1]) == 400  # the other rank would go on with others
-    assert engine.metric("weight_version") == version
+    assert engine.metric("engine_weight_version") == version
     assert answers(engine, BODIES[:4]) == [replace(answer, weight_version=f"{version:.0f}") for answer in alone[0][:4]]
     assert reload() == 200
     found = answers(engine, BODIES[:4])

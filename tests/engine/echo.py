@@ -41,7 +41,7 @@ class PingActor(Actor):
     def deadline_ns(self) -> int:
         return self._next_ns
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         if time.monotonic_ns() < self._next_ns:
             return 0
         self._next_ns = time.monotonic_ns() + PING_INTERVAL_NS
@@ -84,7 +84,7 @@ class KilledActor(Actor):
 class CrashingActor(Actor):
     """Gets ready and then fails in its loop."""
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         raise RuntimeError("it broke")
 
 
@@ -93,7 +93,7 @@ class VictimActor(Actor):
 
     FILE = b"f" * 32
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         if self.context.counters.actor(SUPERVISOR).state is not State.READY:
             return 0
         notes = DeathNotes.attach(self.context.run.run_id, self.context.name)
@@ -114,7 +114,7 @@ class SlowActor(Actor):
 class StuckActor(Actor):
     """Gets ready and then never comes back from a step."""
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         while True:
             self.context.mailbox.wait(100_000_000)
 

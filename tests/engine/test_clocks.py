@@ -6,7 +6,7 @@ import ast
 
 from tests.paths import REPOSITORY
 
-TELLING = {  # where the time of day is told to somebody, or compared with a file's
+AWAITING_RANKS = {  # where the time of day is told to somebody, or compared with a file's
     "api/batches",
     "api/files",
     "api/media/download.py",  # signatures of an object store
@@ -42,6 +42,6 @@ def test_deadlines_are_of_the_monotonic_clock() -> None:
     for package in ("api", "engine", "shm", "workers", "ops"):
         for file in sorted((REPOSITORY / package).rglob("*.py")):
             name = file.relative_to(REPOSITORY).as_posix()
-            if not any(name == place or name.startswith(f"{place}/") for place in TELLING):
+            if not any(name == place or name.startswith(f"{place}/") for place in AWAITING_RANKS):
                 found += [name] if tells_time_of_day(ast.parse(file.read_text())) else []
     assert found == []

@@ -233,7 +233,7 @@ def test_the_reference_gives_the_same_where_no_host_looks(
     assert expected.shape[1] == (columns[0][1] - columns[0][0] if columns else hidden)
     for num_at_once in (1 << 20, 5, 1):
         monkeypatch.setattr(reference, "MAX_GATHERED", num_at_once * 2 * 64 * 112)
-        np.testing.assert_array_equal(k.without_looking().experts(*given, None).numpy(), expected)
+        np.testing.assert_array_equal(k.sync_free().experts(*given, None).numpy(), expected)
 
 
 @pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)

@@ -15,7 +15,7 @@ from ops.modules import Linear, Norm, Rotary
 from ops.paddle import choice, fused
 from ops.paddle.fused import CANDIDATES, Candidate
 from ops.paddle.reference import TABLE
-from ops.table import Drawing, OpTable
+from ops.table import DeviceSampler, OpTable
 from workers.devices.paddle import PaddleDevice
 
 LINEAR = Linear(("w",), 64, (96,), has_bias=True)
@@ -97,7 +97,7 @@ def test_a_device_that_draws_wrongly_leaves_it_to_the_host() -> None:
         assert TABLE.drawing is not None
         return logits.shape[1] - 1 - TABLE.drawing.run(inputs, paddle.flip(logits, [1]))
 
-    table = replace(TABLE, drawing=Drawing(last, is_greedy=True))
+    table = replace(TABLE, drawing=DeviceSampler(last, is_greedy=True))
     found = choice.choose(table, [choice.draw_case(300)])
     assert (found.taken, found.ops.drawing) == ({"draw": "host"}, None)
     assert choice.choose(TABLE, [choice.draw_case(300)]).ops.drawing is TABLE.drawing

@@ -42,7 +42,7 @@ def test_without_readers_records_go_to_nobody(run_id: str) -> None:
     assert writer.fill_bytes == 0
 
 
-def test_newcomer_joins_at_the_tail(run_id: str) -> None:
+def test_new_request_joins_at_the_tail(run_id: str) -> None:
     writer = open_writer(run_id)
     writer.try_send(b"before")
     reader = open_reader(run_id, 1)

@@ -44,7 +44,7 @@ def test_readers_of_any_life_copy_what_the_producer_holds() -> None:
     assert ExtentSlab(again(memory)).read(put(producer, b"")) == b""
 
 
-def test_a_payload_that_was_let_go_of_is_refused_and_its_room_used_again() -> None:
+def test_released_payload_is_refused_and_its_room_reused() -> None:
     memory = new_slab()
     producer, reader = SlabProducer(memory), ExtentSlab(again(memory))
     handles = [put(producer, bytes([number]) * GRANULE_BYTES) for number in range(8)]

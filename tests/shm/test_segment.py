@@ -21,7 +21,7 @@ from shm.segment import (
     Segment,
     held_segment_names,
     hold_segments,
-    let_go_of_segments,
+    release_segments,
     segment_name,
     segment_names,
     segment_prefix,
@@ -82,7 +82,7 @@ def test_a_held_segment_is_found_without_its_name(run_id: str) -> None:
     attached.buffer[1000] = 42
     assert created.buffer[1000] == readonly.buffer[1000] == 42
     assert held_segment_names(run_id) == [name]
-    let_go_of_segments([name])
+    release_segments([name])
     with pytest.raises(SharedMemoryError, match="No such file"):
         Segment.attach(name)
 

@@ -55,7 +55,7 @@ def busy(taken_s: float) -> Snapshot:
         counter("num_kv_blocks", "scheduler", 1000),
         counter("num_free_kv_blocks", "scheduler", 400),
         counter("num_cached_kv_blocks", "scheduler", 250),
-        counter("weight_version", "scheduler", 2),
+        counter("engine_weight_version", "scheduler", 2),
         counter("prefix_cache_queries_total", "scheduler", 1000 * taken_s),
         counter("prefix_cache_hits_total", "scheduler", 450 * taken_s),
         counter("steps_total", "scheduler", num_steps),

@@ -1,7 +1,7 @@
 """README and manual say what is there: every option, route, command, flag, test and path that they name exists, and none is
 missing; every link leads somewhere, and every page is found from the README, which stays short.
 
-`tests/e2e/test_readme.py` runs what the README tells a newcomer to run.
+`tests/e2e/test_readme.py` runs what the README tells a new request to run.
 """
 
 from __future__ import annotations

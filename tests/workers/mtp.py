@@ -38,7 +38,7 @@ class Trunk(Protocol):
     def norm(self, name: str, x: np.ndarray) -> np.ndarray: ...
 
 
-def guesses(config: ModelConfig, trunk: Trunk, token_ids: list[int], count: int, first: int = 1) -> np.ndarray:
+def draft_tokens(config: ModelConfig, trunk: Trunk, token_ids: list[int], count: int, first: int = 1) -> np.ndarray:
     """The logits of so many guesses after `token_ids`, each made of the likeliest token of the one before: [count, vocab].
     Attention sees entries from that of position `first` on."""
     names = FAMILIES[config.architecture].draft_names

@@ -80,6 +80,6 @@ def without_drafts(precision: str) -> list[object]:
 def test_c7_the_same_bytes(method: str, length: str, plan: str, precision: str, fate: str) -> None:
     is_adaptive = length == "adaptive"
     drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, prompt_lookup_min=1, adaptive=is_adaptive)
-    found, num_stood = answers(precision, plan, fate, drafts)
+    found, num_accepted = answers(precision, plan, fate, drafts)
     assert found == without_drafts(precision)
-    assert num_stood > 9 or is_adaptive or method == "mtp", "of which the layers are drawn"
+    assert num_accepted > 9 or is_adaptive or method == "mtp", "of which the layers are drawn"

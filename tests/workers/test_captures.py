@@ -14,7 +14,7 @@ from engine.options.resolve_captures import default_sizes, fitting_sizes
 from shm.segment import MemoryFile
 from tests.workers.mtp import drafting
 from tests.workers.parallel.captures import draft_and_answer, keep
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.serving import serve
 from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
 from tests.workers.test_drafts import DRAFTS, Drafting, K, of_truth, samples
@@ -120,7 +120,7 @@ def test_c4_c6_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, 
     assert all((mode.size > 0) == (plan.get("plan") == "captured" and mode.phase is decode) for mode in modes)
 
 
-def test_c5_mixed_steps_are_replayed_by_no_rank_of_a_gang() -> None:
+def test_c5_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
     """Whether there are any is `--ep-mixed-steps` alone (tests/engine/options/test_captures.py)."""
     captures, decode, mixed = Captures((8,), 0), shape([1], [1]), shape([1, 5], [1, 1])
     assert mixed.phase is Phase.MIXED
@@ -132,10 +132,10 @@ def test_a_drafter_replays_iff_its_target_does_on_every_rank(num_ranks: int) -> 
     """Layers that draft, which do so before the model verifies their guesses."""
     path = GOLDEN / "deepseek_v3"
     expected = serve(path, {})
-    with gang_of(num_ranks) as gang:
+    with rank_group_of(num_ranks) as rank_group:
         arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
         work = path, captured(8, 4, speculative_config=drafting(3))
-        ranks = [gang.start(rank, draft_and_answer, (DupFd(arena.fd), ARENA_BYTES), *work) for rank in range(num_ranks)]
+        ranks = [rank_group.start(rank, draft_and_answer, (DupFd(arena.fd), ARENA_BYTES), *work) for rank in range(num_ranks)]
         found = [rank.answer() for rank in ranks]
     for answers, replays in found:
         assert answers == expected

@@ -24,7 +24,7 @@ from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
 from tests.workers.mtp import drafting, write_walk
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.serving import Sample, Serving, int32, make_runner, swap_slots
 from workers import constraints
 from workers.constraints import Constraint
@@ -220,14 +220,14 @@ def test_answers_have_their_form_and_the_others_are_what_they_are_alone(
         assert answers_of(plain, [sample]) == [answer]
     by_request = {str(sample.prompt): sample.outputs for sample in samples}
 
-    def guess(sample: Sample) -> list[int]:
+    def draft_token(sample: Sample) -> list[int]:
         """The first are right, one is wrong."""
         known, rng = by_request[str(sample.prompt)], random.Random(len(sample.outputs))
         right = known[len(sample.outputs) : len(sample.outputs) + 3]
         return right[: rng.randrange(4)] + [rng.randrange(VOCAB)] * 3
 
     assert answers_of(drafting, samples_of()) == found
-    assert answers_of(drafting, samples_of(), drafter=guess, chunk=7) == found
+    assert answers_of(drafting, samples_of(), drafter=draft_token, chunk=7) == found
 
 
 def with_layers(directory: Path, kind: Callable[..., Runner], ops: str) -> tuple[ModelRunner, ModelRunner]:
@@ -429,10 +429,10 @@ def test_ranks_agree_on_late_masks(directory: Path) -> None:
     """The first rank says which rows get no token, and no token changes."""
     found = []
     for late in (0, 1):
-        with gang_of(2) as gang:
+        with rank_group_of(2) as rank_group:
             arena = MemoryFile.create("tokamak-test-arena", 32 << 20)
             own = [(DupFd(arena.fd), 32 << 20) for _ in range(2)]
-            ranks = [gang.start(rank, answer_late, own[rank], str(directory), late) for rank in range(2)]
+            ranks = [rank_group.start(rank, answer_late, own[rank], str(directory), late) for rank in range(2)]
             answers = [rank.answer() for rank in ranks]
         assert answers[0] == answers[1]
         found.append(answers[0])
@@ -447,10 +447,10 @@ def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeC
     """That of the first: none ends a form, or its drafts, that another goes on with."""
     found = []
     for late in (0, 1):
-        with gang_of(2) as gang:
+        with rank_group_of(2) as rank_group:
             arena = MemoryFile.create("tokamak-test-arena", 32 << 20)
             own = [(DupFd(arena.fd), 32 << 20) for _ in range(2)]
-            ranks = [gang.start(rank, answer_by_own_clock, own[rank], str(directory), late, drafts) for rank in range(2)]
+            ranks = [rank_group.start(rank, answer_by_own_clock, own[rank], str(directory), late, drafts) for rank in range(2)]
             answers = [rank.answer() for rank in ranks]
         assert answers[0] == answers[1]
         found.append(answers[0])

@@ -47,9 +47,9 @@ class OnEmulatedCard:
         if peers.meetings is not None:
             peers.meetings.open_stores()
         device = GraphDevice("cpu", peers.rank, peers.meetings)
-        rows = CardRows(lambda gang: cuda.make_table(emulated_card(), gang=gang))
+        rows = CardRows(lambda rank_group: cuda.make_table(emulated_card(), rank_group=rank_group))
         if config.ops != "cuda":  # they are not tried, which takes its time
-            device.ops, rows = rows.make(device.gang), None
+            device.ops, rows = rows.make(device.rank_group), None
         self.core = ModelRunner(config, model, Parts(device, DeviceInputs, make_plan, rows), arena, peers, features=features)
 
 

@@ -13,12 +13,12 @@ import pytest
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
-from ops._cpu import GuessChances
+from ops._cpu import DraftChances
 from tests.workers.checkpoints import to_paddle_layout, write_config, write_safetensors
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.deepseek import DeepseekForward
 from tests.workers.forward import Forward
-from tests.workers.mtp import Trunk, drafting, guesses, write_walk, write_with_layers
+from tests.workers.mtp import Trunk, draft_tokens, drafting, write_walk, write_with_layers
 from tests.workers.serving import GOLDEN, Sample, Serving, make_runner, swap_slots
 from tests.workers.test_drafts import samples
 from tests.workers.test_mixtures import COMMON, ERNIE
@@ -39,7 +39,7 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
 PROMPT = [5 + index * 11 % 80 for index in range(40)]
 
 
-def guessed(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
+def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
     """Logits of the guesses that the layers make now for a slot."""
     assert runner.mtp is not None
     last = np.array([runner.slots.num_tokens[slot] - 1], np.int32)
@@ -48,16 +48,16 @@ def guessed(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
     runner.slots.is_drafted_by_layers[slot] = True
     found: list[np.ndarray] = []
 
-    def guess(logits: np.ndarray) -> np.ndarray:
+    def draft_token(logits: np.ndarray) -> np.ndarray:
         found.append(logits[0].copy())
         return likeliest(logits)
 
-    runner.mtp.draft(rows, runner.mode, guess)
+    runner.mtp.draft(rows, runner.mode, draft_token)
     return np.array(found)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_guesses_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
+def test_draft_tokens_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
     """After a prompt in one piece and in chunks, and after tokens that were guessed right or wrong, by layers or others."""
     options, num_layers = SHAPES[name]
     tensors = write_with_layers(tmp_path, options, num_layers)
@@ -77,14 +77,14 @@ def test_guesses_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
         for num_outputs in (1, 2, 6, 14):
             while len(sample.outputs) < num_outputs:
                 serving.step([sample])
-            expected = guesses(config, trunk, sample.tokens, K)
-            np.testing.assert_allclose(guessed(runner, 1, K), expected, atol=2e-4)
+            expected = draft_tokens(config, trunk, sample.tokens, K)
+            np.testing.assert_allclose(drafted(runner, 1, K), expected, atol=2e-4)
         whole = sample.outputs
     assert 3 in serving.num_tokens_of_rows
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3, two in turn"])
-def test_a_chain_is_the_guesses_one_after_another(name: str, tmp_path: Path) -> None:
+def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path) -> None:
     """Of rows that want different numbers of them: tapes with nothing of Python between, and a replay for each."""
     write_with_layers(tmp_path, *SHAPES[name])
     runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
@@ -98,10 +98,10 @@ def test_a_chain_is_the_guesses_one_after_another(name: str, tmp_path: Path) -> 
     rows = StepRows(slots, runner.slots.num_tokens[:4] - 1, 1 + num_drafts, 1 + num_drafts, num_drafts)
     runner.slots.is_drafted_by_layers[:] = True
     found: list[list[list[int]]] = []
-    for guess in (likeliest, lambda logits: likeliest(logits)):
+    for draft_token in (likeliest, lambda logits: likeliest(logits)):
         for slot, last in enumerate(rows.starts):
             runner.slots.token_ids[slot, last + 1 :] = -1
-        runner.mtp.draft(rows, runner.mode, guess)
+        runner.mtp.draft(rows, runner.mode, draft_token)
         behind = (runner.slots.token_ids[slot, last + 1 :] for slot, last in enumerate(rows.starts))
         found.append([tokens[tokens >= 0].tolist() for tokens in behind])
     assert found[0] == found[1]
@@ -118,7 +118,7 @@ def test_a_chain_is_the_guesses_one_after_another(name: str, tmp_path: Path) -> 
         (0.0, (0.1, 0.1, 0.1), [2, 0, 3, 1]),
     ],
 )
-def test_a_chain_ends_where_a_guess_hardly_stands(
+def test_a_chain_ends_where_a_draft_hardly_stands(
     least: float, chances: tuple[float, ...], expected: list[int], walking: dict[bool, Path]
 ) -> None:
     """With those before it. Rows are that much shorter; guesses before its end are as they were."""
@@ -132,7 +132,7 @@ def test_a_chain_ends_where_a_guess_hardly_stands(
     lasts = runner.slots.num_tokens[:4] - 1
     rows = StepRows(slots, lasts, 1 + num_drafts, 1 + num_drafts, num_drafts.copy())
     runner.slots.is_drafted_by_layers[:] = True
-    runner.mtp.ends[:-1] = np.repeat(chances, GuessChances.NUM_CLASSES)
+    runner.mtp.ends[:-1] = np.repeat(chances, DraftChances.NUM_CLASSES)
     runner.mtp.expect(least)
     runner.mtp.draft(rows, runner.mode)
     assert rows.num_drafts.tolist() == expected
@@ -142,7 +142,7 @@ def test_a_chain_ends_where_a_guess_hardly_stands(
         assert all(int(WALK[before]) == after for before, after in itertools.pairwise(tokens))
 
 
-def test_what_came_of_guesses_is_learned(walking: dict[bool, Path]) -> None:
+def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None:
     """By their place and how sure the layer was: here all stand."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     assert runner.mtp is not None
@@ -157,7 +157,7 @@ def test_what_came_of_guesses_is_learned(walking: dict[bool, Path]) -> None:
     assert serving.num_tokens_of_rows.count(1 + K) > 9, "nothing was cut"
 
 
-def test_guesses_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
+def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
     """Those see next to nothing, so nothing is learned from them."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     assert runner.mtp is not None
@@ -193,7 +193,7 @@ def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: An
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_c7_no_byte_depends_on_what_layers_guess(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_c7_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """The golden models have drawn layers that draft, but for Qwen3."""
     path = GOLDEN / name
     if name == "qwen3":
@@ -214,7 +214,7 @@ def test_c7_no_byte_depends_on_where_chains_end() -> None:
     assert 0 < 2 * ended[1] < whole[1]
 
 
-def test_reference_ops_guess_too(walking: dict[bool, Path]) -> None:
+def test_reference_ops_draft_too(walking: dict[bool, Path]) -> None:
     """Alike: what a layer knows stands, step by step."""
     sample_of = [Sample(STROLL[:9], SamplingParams(temperature=0.0), 14) for _ in range(2)]
     counts = []
@@ -296,7 +296,7 @@ def test_what_a_layer_knows_is_accepted(serve: Callable[[Serving, Sample], None]
     assert sorted(decoding[:-1]) == [1] * num_starts + [1 + K] * (len(decoding) - 1 - num_starts)
 
 
-def test_guesses_are_the_likeliest_at_any_temperature(walking: dict[bool, Path]) -> None:
+def test_draft_tokens_are_the_likeliest_at_any_temperature(walking: dict[bool, Path]) -> None:
     """They stand as far as the answer is the walk."""
     outputs, counts = accepted(walking[False], undisturbed, temperature=0.5, seed=5)
     expected, place = [1], 1
@@ -318,8 +318,8 @@ def test_attention_sees_what_lies_behind_the_last_hole(tmp_path: Path) -> None:
 
     def check(sample: Sample, first: int) -> None:
         assert runner.slots.first_entries[sample.slot] == first
-        expected = guesses(config, trunk, sample.tokens, K, first)
-        np.testing.assert_allclose(guessed(runner, sample.slot, K), expected, atol=2e-4)
+        expected = draft_tokens(config, trunk, sample.tokens, K, first)
+        np.testing.assert_allclose(drafted(runner, sample.slot, K), expected, atol=2e-4)
 
     sample = Sample(PROMPT, SamplingParams(temperature=0.0), 60)
     serving.place(sample, 1)
@@ -351,7 +351,7 @@ def test_attention_sees_what_lies_behind_the_last_hole(tmp_path: Path) -> None:
     check(again, 32)
 
 
-def test_guesses_do_not_depend_on_the_way(tmp_path: Path) -> None:
+def test_draft_tokens_do_not_depend_on_the_way(tmp_path: Path) -> None:
     """Bit for bit the same in pieces, in company, from the cache, by a worker that is new, and of another slot."""
     write_with_layers(tmp_path, DEEPSEEK)
     options = {"max_model_len": 128, "num_kv_blocks": 80, "speculative_config": drafting(K)}
@@ -372,12 +372,12 @@ def test_guesses_do_not_depend_on_the_way(tmp_path: Path) -> None:
         while len(sample.outputs) < 5:
             serving.step([sample, *others])
         assert runner.slots.first_entries[sample.slot] == 1
-        found.append(guessed(runner, sample.slot, K))
+        found.append(drafted(runner, sample.slot, K))
         shared = sample.block_ids[:2] if len(found) >= 3 else []
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
     swap_slots(runner.slots, 4, 9)
-    np.testing.assert_array_equal(guessed(runner, 9, K), found[0])
+    np.testing.assert_array_equal(drafted(runner, 9, K), found[0])
 
 
 def test_paddle_layout(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_paddle_layout(tmp_path: Path) -> None:
         serving, sample = Serving(runner), Sample(PROMPT, SamplingParams(temperature=0.0), 9)
         serving.place(sample, 0)
         serving.step([sample])
-        found.append(guessed(runner, 0, K))
+        found.append(drafted(runner, 0, K))
     np.testing.assert_array_equal(*found)
 
 

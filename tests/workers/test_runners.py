@@ -148,7 +148,9 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
         return {key: found.graph.num_replays for key, found in plan._captured.items()}  # type: ignore[union-attr,attr-defined]
 
     before = replays()
-    assert set(before) == {(-1, size) for size in (12, 6, 3)} | {(guess, size) for guess in (0, 1) for size in (4, 3, 2, 1)}
+    assert set(before) == {(-1, size) for size in (12, 6, 3)} | {
+        (draft_token, size) for draft_token in (0, 1) for size in (4, 3, 2, 1)
+    }
     assert answers(runner) == expected
     after = replays()
     assert len(after) == len(before)
@@ -174,7 +176,9 @@ class Recording(Serving):
         return result
 
 
-def guesses_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, **options: Any) -> tuple[object, object, int]:
+def draft_tokens_of_all_kinds(
+    path: Path, kind: Callable[..., Runner], method: str, **options: Any
+) -> tuple[object, object, int]:
     """Answers of rows that the device draws and that the host draws, one of them in a form, in chunks, from a known prefix and
     in slots that change places; with all guesses, and how many tokens a row brought at most."""
     drafts = drafting(2, method=method)
@@ -213,7 +217,7 @@ def guesses_of_all_kinds(path: Path, kind: Callable[..., Runner], method: str, *
     ],
     ids=["whose guesses stand", "two in turn"],
 )
-def test_guesses_of_a_device_are_those_of_the_host(
+def test_draft_tokens_of_a_device_are_those_of_the_host(
     write: Callable[[Path], object], method: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step, wherever rows are drawn, and whoever has to know a guess before."""
@@ -222,10 +226,10 @@ def test_guesses_of_a_device_are_those_of_the_host(
     write(tmp_path)
     pieces = [bytes([33 + index]) for index in range(79)] + [b"<end>"]
     GrammarTokens.of(pieces, [79], [], [79], 80).write(tmp_path / "vocabulary")
-    expected = guesses_of_all_kinds(tmp_path, CpuRunner, method)
+    expected = draft_tokens_of_all_kinds(tmp_path, CpuRunner, method)
     assert expected[2] >= most
-    assert guesses_of_all_kinds(tmp_path, xpu_runner, method) == expected
-    assert guesses_of_all_kinds(tmp_path, WithGraphs, method, **captured(3)) == expected
+    assert draft_tokens_of_all_kinds(tmp_path, xpu_runner, method) == expected
+    assert draft_tokens_of_all_kinds(tmp_path, WithGraphs, method, **captured(3)) == expected
 
 
 PROMPTS: dict[str, Any] = {

@@ -182,7 +182,7 @@ def test_start(engine: Engine) -> None:
     texts = engine.progress()
     assert texts[0] == "starting"
     assert texts[-1].startswith("weights [####################] ")
-    assert worker.context.counter("weights_version").value == 1
+    assert worker.context.counter("rank_weight_version").value == 1
     assert worker.context.counter("weights_bytes").value > 0
     assert worker.context.counter("weights_load_seconds").value > 0
 
@@ -194,7 +194,7 @@ def test_a_step_beats_from_within(tmp_path: Path, options: dict[str, str]) -> No
     worker = engine.worker()
     worker.context.row.beat(1)
     engine.send(step_of(0, PROMPT, 0, is_start=True))
-    assert worker.step() == 1
+    assert worker.do_work() == 1
     assert worker.context.row.heartbeat_ns > 1
     engine.close()
 
@@ -242,7 +242,7 @@ def test_reload(engine: Engine, tmp_path: Path) -> None:
     changed = engine.ask(worker, LoadWeights("c1", str(other), 2, []))
     assert isinstance(changed, WeightsChanged)
     assert (changed.command_id, changed.version, changed.path, changed.error) == ("c1", 2, str(other), "")
-    assert worker.context.counter("weights_version").value == 2
+    assert worker.context.counter("rank_weight_version").value == 2
     result = engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))
     assert isinstance(result, StepResult)
     assert result.weight_version == 2
@@ -440,7 +440,7 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
     assert worker.context.row.state != State.FAILED
 
 
-# ------------------------------------------------------------------------------------------------------------- gangs
+# ------------------------------------------------------------------------------------------------------------- rank groups
 
 
 @pytest.fixture
@@ -456,33 +456,33 @@ def test_a_rank_greets_as_a_member_and_with_each_epoch(pair: Engine) -> None:
     assert pair.received() == []
     for rank in ("worker0", "worker1"):
         pair.segments.set_member(rank, True)
-        worker.step()
+        worker.do_work()
         hello = hello_of(pair)
-        assert (hello.actor, hello.gang_epoch) == ("worker0", pair.segments.gangs[0].epoch)
-    worker.step()
+        assert (hello.actor, hello.rank_group_epoch) == ("worker0", pair.segments.rank_groups[0].epoch)
+    worker.do_work()
     assert pair.received() == []
     worker.on_peer("scheduler", 2)
-    assert hello_of(pair).gang_epoch == 3
+    assert hello_of(pair).rank_group_epoch == 3
 
 
-def test_a_step_ends_with_its_gang(pair: Engine) -> None:
+def test_a_step_ends_with_its_rank_group(pair: Engine) -> None:
     """The peer never comes, and is gone then: the step has no result, the rank greets with the new epoch. It stays."""
     worker = pair.worker()
     for rank in ("worker0", "worker1"):
         pair.segments.set_member(rank, True)
-    worker.step()
+    worker.do_work()
     hello_of(pair)
-    step = msgspec.structs.replace(step_of(7, PROMPT, 0, is_start=True), gang_epoch=3)
+    step = msgspec.structs.replace(step_of(7, PROMPT, 0, is_start=True), rank_group_epoch=3)
     pair.send(step)
-    running = Thread(target=worker.step)
+    running = Thread(target=worker.do_work)
     running.start()
-    gang = pair.segments.gangs[0]
-    wait_until(lambda: gang.last_call(0).step == 7, what="rank 0 waits")
+    rank_group = pair.segments.rank_groups[0]
+    wait_until(lambda: rank_group.last_call(0).step == 7, what="rank 0 waits")
     pair.segments.evict("worker1")
     running.join()
     hello = hello_of(pair)
-    assert (hello.epoch, hello.gang_epoch) == (1, gang.epoch)
+    assert (hello.epoch, hello.rank_group_epoch) == (1, rank_group.epoch)
     pair.segments.set_member("worker1", True)
     pair.send(step)  # of an epoch that is over
-    worker.step()
-    assert hello_of(pair).gang_epoch == gang.epoch
+    worker.do_work()
+    assert hello_of(pair).rank_group_epoch == rank_group.epoch

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.options.argument_parser import ArgumentParser
-from shm.gang import GangHeader, buffers_at
+from shm.rank_group import RankGroupHeader, buffers_at
 from shm.segment import MemoryFile
 from tools.units import size as size_text
 from workers.parallel.communicator import Communicator
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 def _measure(sizes: list[int], rounds: int) -> Times:
     context = multiprocessing.get_context("spawn")
     arena = MemoryFile.create("tokamak-bench-comm", buffers_at(NUM_RANKS))
-    header = GangHeader.begin(arena.buffer, NUM_RANKS)
+    header = RankGroupHeader.begin(arena.buffer, NUM_RANKS)
     for rank in range(NUM_RANKS):
         header.set_member(rank, True)
     ours, theirs = context.Pipe(duplex=False)

@@ -30,7 +30,7 @@ from engine.options.resolve_device import ARENA_LIBRARIES, InstalledPaddle, inst
 from engine.supervisor.device_arenas import device_arenas
 from ops.cuda.library import BuildError, Library, RowError
 from tests.devices.child import call_there
-from tests.devices.lasting_worker import NUM_BYTES, run_worker
+from tests.devices.persistent_arena_worker import NUM_BYTES, run_worker
 from tests.e2e.engine_process import GOLDEN
 from tests.workers.serving import ARCHITECTURES
 from tools.bench import dense_shape, shape

@@ -1,5 +1,5 @@
-"""What the engine does, as lines of figures: requests, blocks, tokens, and what else it has (gangs, experts, media, drafts,
-adapters, devices).
+"""What the engine does, as lines of figures: requests, blocks, tokens, and what else it has (rank groups, experts, media,
+drafts, adapters, devices).
 
 Pure: called by screen.py.
 """
@@ -16,7 +16,7 @@ from engine.observation.snapshot import Snapshot
 from tools.top.fitting import figure, lines
 from tools.units import count, seconds, share, size, sparkline
 
-MAX_GANGS = 4
+MAX_RANK_GROUPS = 4
 MAX_ADAPTERS = 5
 
 
@@ -39,7 +39,7 @@ def work_lines(
     return [
         *_load(figures, generation_rates, width),
         *_routed(figures, width),
-        *_gangs(figures, width),
+        *_rank_groups(figures, width),
         *_experts(figures, width),
         *_media(figures, width),
         *_drafts(figures, width),
@@ -82,20 +82,20 @@ def _routed(figures: Figures, width: int) -> list[Text]:
     return lines(width, "routed", parts or [Text()]) if figures.replica else []
 
 
-def _gangs(figures: Figures, width: int) -> list[Text]:
-    """A line for each gang of ranks, as far as there is room."""
-    shown = figures.gangs[: MAX_GANGS - (len(figures.gangs) > MAX_GANGS)]
+def _rank_groups(figures: Figures, width: int) -> list[Text]:
+    """A line for each rank group, as far as there is room."""
+    shown = figures.rank_groups[: MAX_RANK_GROUPS - (len(figures.rank_groups) > MAX_RANK_GROUPS)]
     found = []
-    for gang in shown:
-        name = f"group {gang.ranks[0]}" if len(figures.gangs) > 1 else "group"
+    for rank_group in shown:
+        name = f"group {rank group.ranks[0]}" if len(figures.rank_groups) > 1 else "group"
         parts = [
-            figure(f"{gang.num_members} of {len(gang.ranks)}", f"ranks in epoch {gang.epoch}"),
-            figure(share(gang.collective_share), "of steps in collectives"),
+            figure(f"{rank_group.num_members} of {len(rank_group.ranks)}", f"ranks in epoch {rank_group.epoch}"),
+            figure(share(rank_group.collective_share), "of steps in collectives"),
         ]
-        if gang.num_steps:
-            parts += [figure(count(gang.num_steps), "group steps"), figure(share(gang.empty_share), "empty")]
+        if rank_group.num_steps:
+            parts += [figure(count(rank_group.num_steps), "group steps"), figure(share(rank_group.empty_share), "empty")]
         found += lines(width, name, parts)
-    num_others = len(figures.gangs) - len(shown)
+    num_others = len(figures.rank_groups) - len(shown)
     return [*found, Text(f"and {num_others} more rank groups", style="dim")] if num_others else found
 
 

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class CardRows(msgspec.Struct, frozen=True):
     """Rows that nobody has tried on this card yet. `needed_by`: the option that no other ops on a card have, or none."""
 
-    make: Callable[[Any], OpTable]  # of a gang (`Device.gang`); None: of one rank
+    make: Callable[[Any], OpTable]  # of a rank group (`Device.rank group`); None: of one rank
     needed_by: str = ""
 
 
@@ -43,7 +43,7 @@ def card_rows(needed_by: str = "") -> CardRows | None:
     except BuildError as error:
         leave_rows(str(error), needed_by, " or install nvcc")
         return None
-    return CardRows(lambda gang: make_table(library, current_stream, gang), needed_by)
+    return CardRows(lambda rank_group: make_table(library, current_stream, rank_group), needed_by)
 
 
 def current_stream() -> int:

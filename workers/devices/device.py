@@ -21,7 +21,7 @@ from engine.installation import BUILD_AGAIN
 from ops import _cpu
 from ops.cpu import table as native
 from ops.cpu.executors import Immediate
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.modules import Tensor
 from ops.table import OpTable
 from workers.devices import kernels
@@ -29,8 +29,8 @@ from workers.devices.blas import configure_blas
 from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.cores import rank_cores
 from workers.devices.enqueued import Fetch, Fetched, Graph, Traffic
-from workers.devices.lasting import LastingArena
-from workers.parallel.meetings import Meetings
+from workers.devices.persistent_kv_arena import PersistentKvArena
+from workers.parallel.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Device(Protocol):
     """A place for tensors, and the ops that run there."""
 
     ops: OpTable
-    gang: Any  # `GangOps` of Paddle's tensors; None: there is one rank, or what ranks exchange goes through `Gang`
+    rank_group: Any  # `GangOps` of Paddle's tensors; None: there is one rank, or what ranks exchange goes through `Rank group`
     fallbacks: tuple[tuple[str, str], ...]  # op and candidate, of what was found to be wrong here (`op_choice.py`)
     place: Any  # Paddle's; None: memory of the host
     traffic: Traffic
@@ -89,18 +89,20 @@ class Device(Protocol):
 
 class HostDevice:
     """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
-    variant of the kernels that `variants` has for each part. `gang`: the ranks that share a model's matrices."""
+    variant of the kernels that `variants` has for each part. `rank group`: the ranks that share a model's matrices."""
 
     place = None
-    gang = None
+    rank_group = None
     fallbacks: tuple[tuple[str, str], ...] = ()
     capabilities = Capabilities("cpu", False, True, ("float32", "bfloat16"))
 
-    def __init__(self, num_threads: int, cores: list[int], variants: Mapping[str, str], gang: Gang | None = None) -> None:
+    def __init__(
+        self, num_threads: int, cores: list[int], variants: Mapping[str, str], rank_group: RankGroup | None = None
+    ) -> None:
         kernels.select(variants)
         self._num_threads, self._cores, self._allowed = num_threads, cores, os.sched_getaffinity(0)
         _cpu.set_num_threads(num_threads, cores)
-        self.ops = native.make_table(Immediate(gang))
+        self.ops = native.make_table(Immediate(rank_group))
         self.traffic = Traffic()
         if missing := missing_variants():
             _LOG.warning("kernels: %s, though this processor runs %s; %s", _cpu.variant(), ", ".join(missing), BUILD_AGAIN)
@@ -170,19 +172,19 @@ def make_device(
     place: int = 0,
     num_beside: int = 1,
     variants: Mapping[str, str] | None = None,
-    gang: Gang | None = None,
-    meetings: Meetings | None = None,
-    lasting: LastingArena | None = None,
+    rank_group: RankGroup | None = None,
+    meetings: Rendezvous | None = None,
+    lasting: PersistentKvArena | None = None,
 ) -> Device:
     """The device `name` (as `--device`) with the op table "native" (on a CPU alone), or else the reference's. Raises
-    OptionError where the installed Paddle has no such device. Ranks that exchange tensors do so in a `gang` with native ops,
-    with reference ops in groups of processes, which find each other as `meetings` says. `place` of `num_beside` ranks that may
-    use the same cores; cards are each `rank`'s own. `lasting`: the card's memory for the cache, which outlives us."""
+    OptionError where the installed Paddle has no such device. Ranks that exchange tensors do so in a `rank group` with native
+    ops, with reference ops in groups of processes, which find each other as `meetings` says. `place` of `num_beside` ranks
+    that may use the same cores; cards are each `rank`'s own. `lasting`: the card's memory for the cache, which outlives us."""
     if ops == "native":
         assert name == "cpu", f"there are no native ops for {name}"
         allowed = os.sched_getaffinity(0)
         cores = rank_cores(place, num_beside, num_threads, allowed, os.cpu_count() or len(allowed))
-        return HostDevice(num_threads, cores, variants or {}, gang)
+        return HostDevice(num_threads, cores, variants or {}, rank_group)
     configure_blas(num_threads)
     if meetings is not None:
         meetings.open_stores()

@@ -1,6 +1,6 @@
 """Groups of Paddle's processes for reference ops: gloo on a CPU, NCCL or BKCL on devices.
 
-Made by the device (`paddle.py`), used by `ops/paddle/gang.py`. Before each collective the ranks meet in the
+Made by the device (`paddle.py`), used by `ops/paddle/rank group.py`. Before each collective the ranks meet in the
 comm arena: there a wait says that it gets on, ends with the epoch, and sees who makes another call. What follows takes as long
 as the tensors take. No group goes on without a rank: the supervisor ends the processes of the others with it.
 """
@@ -18,7 +18,7 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective
 
-from workers.parallel.meetings import Meeting
+from workers.parallel.rendezvous import Meeting
 from workers.parallel.store import LOOPBACK
 
 _BACKENDS = {"cpu": "gloo", "gpu": "nccl", "xpu": "bkcl"}  # of custom devices: xccl
@@ -71,7 +71,7 @@ class PaddleGroup:
         return told
 
     def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
-        """GangBroken: a rank is gone. RuntimeError: something else is wrong."""
+        """RankGroupBroken: a rank is gone. RuntimeError: something else is wrong."""
         y = paddle.empty([self.count * x.shape[0], x.shape[1]])
         if not self._is_recording:
             self._communicator.barrier()

@@ -20,7 +20,7 @@ from ops.table import OpTable
 from workers.devices.capabilities import DeviceError
 from workers.devices.card_ops import CardRows, leave_rows
 from workers.devices.device import Device
-from workers.devices.trial import Trial
+from workers.devices.self_test import SelfTest
 from workers.models import Model
 from workers.weights.declaration import Weights
 from workers.weights.precision import Precision
@@ -56,7 +56,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
     except (*_UNABLE, RowError) as error:
         fault = f"it fails: {cause_of(error)}"
     fault = device.agreed_fault(fault)
-    table = rows.make(device.gang)
+    table = rows.make(device.rank_group)
     if not fault:
         return ChosenOps(table)
     _LOG.warning("draw: sample is not taken on %s: %s", place, fault)
@@ -96,7 +96,7 @@ def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *
 def check_steps(device: Device, model: Model, kv_dtype: str, max_model_len: int, *, allows_variant: bool) -> None:
     """A prompt whole, and in chunks with others beside it: the same bits after the last layer, whatever its ops are, attention
     and experts too. OptionError where they are not."""
-    whole, in_parts = Trial(device, device.ops, model.config, kv_dtype, max_model_len).hidden_of(model)
+    whole, in_parts = SelfTest(device, device.ops, model.config, kv_dtype, max_model_len).hidden_of(model)
     if np.array_equal(whole, in_parts):
         return
     rows = np.flatnonzero((whole != in_parts).any(axis=1))

@@ -25,13 +25,13 @@ from engine.errors import OptionError
 from engine.metric_labels import DEVICE_DTYPES
 from ops.paddle import reference
 from ops.paddle.errors import cause_of
-from ops.paddle.gang import GangOps
+from ops.paddle.rank_group import RankGroupOps
 from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.enqueued import Fetch, Fetched, Traffic
 from workers.devices.graphs import PaddleGraph, replays
 from workers.devices.groups import PaddleGroup
-from workers.devices.lasting import ON_GPU, ON_HOST, LastingArena
-from workers.parallel.meetings import Meetings
+from workers.devices.persistent_kv_arena import ON_GPU, ON_HOST, PersistentKvArena
+from workers.parallel.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
 _LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch, one makes room for all
@@ -54,7 +54,9 @@ class PaddleDevice:
 
     fallbacks: tuple[tuple[str, str], ...] = ()
 
-    def __init__(self, name: str, rank: int = 0, meetings: Meetings | None = None, lasting: LastingArena | None = None) -> None:
+    def __init__(
+        self, name: str, rank: int = 0, meetings: Rendezvous | None = None, lasting: PersistentKvArena | None = None
+    ) -> None:
         _leave_signals_alone()
         custom = {kind: core.get_custom_device_count(kind) for kind in paddle.device.get_all_custom_device_type() or []}
         counts = dict(custom)
@@ -84,13 +86,13 @@ class PaddleDevice:
         core.set_cublas_switch(False)  # products of float32 in float32, where there are others (TF32)
         self._arrivals: dict[str, Any] = {}  # events, as long as the device: whoever destroys one waits for it
         self.ops = reference.TABLE
-        self.gang: GangOps | None = None  # of several ranks
+        self.rank_group: RankGroupOps | None = None  # of several ranks
         self._groups: list[PaddleGroup] = []
         if meetings is not None:
             kind = name if name not in custom else "custom"
             groups = [PaddleGroup(meeting, kind) if meeting else None for meeting in (meetings.tensor, meetings.experts)]
-            self.gang = GangOps(*groups)
-            self.ops = self.gang.table()
+            self.rank_group = RankGroupOps(*groups)
+            self.ops = self.rank_group.table()
             self._groups = [group for group in groups if group is not None]
         self.capabilities = self._ask(paddle.device.get_device())
 

@@ -20,7 +20,7 @@ from ops.modules import KvCache
 from ops.table import OpTable
 from workers.device_inputs import DeviceInputs
 from workers.devices.device import Device
-from workers.devices.trial import Trial
+from workers.devices.self_test import SelfTest
 from workers.sampling import sampler
 from workers.step.slots import Slots
 from workers.weights.loader import load_model
@@ -108,7 +108,7 @@ def _few(experts: ExpertsConfig, sparse_layers: tuple[int, ...]) -> ExpertsConfi
 def _hidden_of(
     device: Device, table: OpTable, config: ModelConfig, precision: Precision, kv_dtype: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    trial = Trial(device, table, config, kv_dtype)
+    trial = SelfTest(device, table, config, kv_dtype)
     loaded = load_model(
         Path("random"),
         config,

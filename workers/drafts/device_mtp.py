@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
 from engine.checkpoint.model_config import ModelConfig
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.paddle.layer_rows import NO_ENTRIES, OF_ENTRIES, OF_GUESSES, LayerMemory
 from ops.table import KEY_SPLIT, ROW_TILE
 from workers.captures import StepMode
@@ -41,16 +41,16 @@ class DeviceMtpDrafter(MtpDrafter):
         self._inputs: StepInputs = inputs
         self._device_plan: DeviceDraftPlan | None = None
         # slots, positions of their last tokens and numbers of guesses of those that are guessed for; with most guesses first
-        self._guessed = (np.zeros(0, np.int32),) * 3
+        self._drafted = (np.zeros(0, np.int32),) * 3
         self._max_key_splits = -(-config.max_model_len // KEY_SPLIT)
         most, group = max_rows(0, seats), 1 + num_drafts
-        guesses = np.zeros((OF_GUESSES, most), np.int32)
-        guesses[0], guesses[4] = seats, seats * group  # the dummy slot, and its state, which is 0
+        draft_tokens = np.zeros((OF_GUESSES, most), np.int32)
+        draft_tokens[0], draft_tokens[4] = seats, seats * group  # the dummy slot, and its state, which is 0
         entries = np.zeros((OF_ENTRIES, seats), np.int32)
         entries[0], entries[1] = NO_ENTRIES, seats * group
-        columns = inputs.reserve(np.concatenate([guesses.ravel(), entries.ravel()]))  # type: ignore[attr-defined]
-        self._guesses = inputs.beside[: guesses.size].reshape(guesses.shape)  # type: ignore[attr-defined]
-        self._entries = inputs.beside[guesses.size :].reshape(entries.shape)  # type: ignore[attr-defined]
+        columns = inputs.reserve(np.concatenate([draft_tokens.ravel(), entries.ravel()]))  # type: ignore[attr-defined]
+        self._draft_tokens = inputs.beside[: draft_tokens.size].reshape(draft_tokens.shape)  # type: ignore[attr-defined]
+        self._entries = inputs.beside[draft_tokens.size :].reshape(entries.shape)  # type: ignore[attr-defined]
         states = device.tensor(np.zeros(((seats + 1) * group, model.hidden_size), np.float32))
         fed = device.tensor(np.zeros((most, model.hidden_size), np.float32))
         most_kept = inputs.padded(max(config.cudagraph_capture_sizes, default=0))
@@ -70,7 +70,7 @@ class DeviceMtpDrafter(MtpDrafter):
         assert self._device_plan is not None, "a plan comes with the weights"
         return self._device_plan
 
-    def load(self, model: Model, on_op: Callable[[], None], gang: Gang | None) -> None:
+    def load(self, model: Model, on_op: Callable[[], None], rank_group: RankGroup | None) -> None:
         ops = telling(self._device.ops, on_op)
         self._device_plan = DeviceDraftPlan(model.drafts, self._device, ops, self._memory, self._cache, self._max_logit_rows)
 
@@ -89,46 +89,46 @@ class DeviceMtpDrafter(MtpDrafter):
         """Of guesses; `store` was called with each size of the trunk. What was sent last has no rows."""
         for size in self._sizes:
             for number in range(self._memory.group - 1):
-                self._layers_plan.guess(number, self._inputs.padded(size), self._max_key_splits, size)
+                self._layers_plan.draft_token(number, self._inputs.padded(size), self._max_key_splits, size)
 
     def prepare(self, rows: StepRows, mode: StepMode, are_drafting: np.ndarray) -> None:
         slots, group = self._slots, self._memory.group
         self._mode = mode
         states = slots.draft_states[rows.slots] * group + slots.hidden_places[rows.slots]
-        are_guessed = (rows.num_drafts > 0) & slots.is_drafted_by_layers[rows.slots]
+        are_drafted = (rows.num_drafts > 0) & slots.is_drafted_by_layers[rows.slots]
         # the entry of a row's first token: made by its first guess, or with the others, where the state before it is at hand
-        have_first = ~are_guessed & (rows.starts > 0) & (slots.hidden_positions[rows.slots] == rows.starts - 1)
+        have_first = ~are_drafted & (rows.starts > 0) & (slots.hidden_positions[rows.slots] == rows.starts - 1)
         firsts = rows.starts + ~have_first
         self._entries[:, : len(states)] = np.where(are_drafting, firsts, NO_ENTRIES), states
-        order = np.flatnonzero(are_guessed)
+        order = np.flatnonzero(are_drafted)
         order = order[np.argsort(-rows.num_drafts[order], kind="stable")]
-        self.has_guesses = len(order) > 0
-        if not self.has_guesses:
+        self.has_draft_tokens = len(order) > 0
+        if not self.has_draft_tokens:
             return
         chosen, starts, counts = rows.slots[order], rows.starts[order], rows.num_drafts[order]
         first_keys = self._enter(chosen, starts, starts + 1)
-        self._guesses[:, : len(order)] = chosen, starts, counts, first_keys, states[order]
+        self._draft_tokens[:, : len(order)] = chosen, starts, counts, first_keys, states[order]
         self._mark(chosen, starts, starts + 1)
-        self._guessed = chosen, starts, counts
+        self._drafted = chosen, starts, counts
         self._put(np.full((len(order), group - 1), -1))
 
-    def guess(self) -> None:
-        if not self.has_guesses:
+    def draft_token(self) -> None:
+        if not self.has_draft_tokens:
             return
-        _, starts, counts = self._guessed
+        _, starts, counts = self._drafted
         for number in range(int(counts[0])):
             count = int((counts > number).sum())
             size = self._size_of(count, self._mode)
             splits = self._max_key_splits if size else -(-(int(starts[:count].max()) + number + 1) // KEY_SPLIT)
-            self._layers_plan.guess(number, self._inputs.padded(size or count), splits, size)
+            self._layers_plan.draft_token(number, self._inputs.padded(size or count), splits, size)
 
     def tell(self) -> None:
-        counts = self._guessed[2]
-        self._put(self._layers_plan.guesses(len(counts), int(counts[0])))
+        counts = self._drafted[2]
+        self._put(self._layers_plan.draft_tokens(len(counts), int(counts[0])))
 
     def _put(self, token_ids: np.ndarray) -> None:
         """Those guessed for each of the rows, int32 [n, most], behind their slots' tokens; -1: the device alone has them."""
-        slots, starts, counts = self._guessed
+        slots, starts, counts = self._drafted
         rows = np.arange(len(slots)).repeat(counts)
         places = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
         self._slots.token_ids[slots[rows], starts[rows] + 1 + places] = token_ids[rows, places]

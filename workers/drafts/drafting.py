@@ -12,8 +12,8 @@ import numpy as np
 
 from engine.config import SpeculativeConfig
 from engine.messages import SlotStart, Step
+from workers.drafts.draft_length_policy import Lengths
 from workers.drafts.drafter import Drafter
-from workers.drafts.lengths import Lengths
 from workers.drafts.mtp import MtpDrafter
 from workers.drafts.ngram import NgramDrafter
 from workers.drafts.suffix import SuffixDrafter
@@ -147,14 +147,14 @@ class Drafting:
             return b"", 0
         self._rows, self._counts = rows, counts
         self._lengths.learn(rows.slots, rows.num_drafts, counts if self._has_drafts else counts * (1 + self._num_passed))
-        wanted, by_newcomers = self._lengths.wanted(rows.slots), self._lengths.wanted_by_newcomers()
+        wanted, by_new_requests = self._lengths.wanted(rows.slots), self._lengths.wanted_by_new_requests()
         is_wanted = bool(wanted.any())
-        was_resting, self._is_resting = self._is_resting, not by_newcomers and not is_wanted
+        was_resting, self._is_resting = self._is_resting, not by_new_requests and not is_wanted
         first, last = _RESTING_INTERVALS
         self._interval = min(2 * self._interval, last) if was_resting and self._is_resting else first
         if self._is_resting and self._are_all_layers:  # who guesses by itself may find something in any step
             self._interval = min(max(self._interval, self._lengths.num_idle(rows.slots)), _LONGEST_REST)
-        return wanted.tobytes() if is_wanted else b"", by_newcomers
+        return wanted.tobytes() if is_wanted else b"", by_new_requests
 
     def propose(self) -> None:
         """Guess what comes next in the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no

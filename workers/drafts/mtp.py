@@ -16,7 +16,7 @@ Used by the runner, twice a step, on every rank alike; `device_mtp.py` does the 
 
 A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one. How likely a
 layer finds its own guess is known when that is made, behind the choice of how many there are to be: chances are learned by it
-and by the place in the chain (ops/cpu/native/guesses.h), and end chains early. Which entries
+and by the place in the chain (ops/cpu/native/draft_tokens.h), and end chains early. Which entries
 there are is native (ops/cpu/native/layer_drafts.h), and so are whole chains of guesses where the plan is a tape.
 """
 
@@ -31,7 +31,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import Step
 from ops import _cpu
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.modules import KvCache
 from workers.captures import Phase, StepMode
 from workers.devices.device import Device
@@ -57,7 +57,7 @@ class MtpDrafter:
     of the slots for which it was chosen."""
 
     needs_hidden = True
-    has_guesses = False  # of the step, that nobody here knows
+    has_draft_tokens = False  # of the step, that nobody here knows
 
     def __init__(
         self,
@@ -90,25 +90,25 @@ class MtpDrafter:
         self._marks = marks
         # where chains end: of each place and class of a guess's own probability the chance that it stands, where those before
         # it do; and from which chance on it pays, with those before it
-        self.ends = np.zeros(num_drafts * _cpu.GuessChances.NUM_CLASSES + 1)
+        self.ends = np.zeros(num_drafts * _cpu.DraftChances.NUM_CLASSES + 1)
         self._chances, self._least_chance = self.ends[:-1], self.ends[-1:]
         self._layers = self._make_native()
 
     def _make_inputs(self, model: ModelConfig, inputs: StepInputs) -> None:
         seats, row_tile = self._config.max_num_seqs, self._device.ops.row_tile
         room = Room(seats, max_rows(self._config.max_num_batched_tokens, seats), row_tile)
-        self._standing = DraftInputs(self._device, room, inputs.block_tables, model.hidden_size)
+        self._accepted = DraftInputs(self._device, room, inputs.block_tables, model.hidden_size)
         single = Room(seats, max_rows(0, seats), row_tile, max(self._sizes, default=0))
         self._single = DraftInputs(self._device, single, inputs.block_tables, model.hidden_size)
 
     def _inputs_of_tapes(self) -> tuple[dict[str, int], dict[str, int], int]:
         """As `LayerDrafts` takes them."""
-        return self._standing.host_addresses(), self._single.host_addresses(), self._single.max_logit_rows
+        return self._accepted.host_addresses(), self._single.host_addresses(), self._single.max_logit_rows
 
     def _make_native(self) -> _cpu.LayerDrafts:
         slots = self._slots
         of_tokens = "token_ids", "num_tokens", "max_total_tokens", "num_prompt_tokens", "block_tables", "is_ended"
-        of_layers = "hidden", "hidden_positions", "first_entries", "entry_ends", "is_drafted_by_layers", "guess_classes"
+        of_layers = "hidden", "hidden_positions", "first_entries", "entry_ends", "is_drafted_by_layers", "draft_classes"
         arrays = {name: getattr(slots, name) for name in (*of_tokens, *of_layers)}
         places = {name: _cpu.address(array) for name, array in (arrays | {"marks": self._marks}).items()}
         widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, slots.hidden.shape[1]
@@ -120,10 +120,18 @@ class MtpDrafter:
         """Entries are in the KV arena, hidden states in the slots."""
         return 0
 
-    def load(self, model: Model, on_op: Callable[[], None], gang: Gang | None) -> None:
+    def load(self, model: Model, on_op: Callable[[], None], rank_group: RankGroup | None) -> None:
         """Go on with the layers of `model`."""
         self._plan = make_draft_plan(
-            self._config.plan, model.drafts, self._device, self._standing, self._single, self._cache, on_op, gang, self._sizes
+            self._config.plan,
+            model.drafts,
+            self._device,
+            self._accepted,
+            self._single,
+            self._cache,
+            on_op,
+            rank_group,
+            self._sizes,
         )
         if isinstance(self._plan, TapeDraftPlan):
             self._layers.set_tapes(*self._plan.tapes())
@@ -193,7 +201,7 @@ class MtpDrafter:
         """Before the step's inputs are set. `mode`: of the step; `are_drafting`: as the function says."""
         self.draft(rows, mode)
 
-    def guess(self) -> None:
+    def draft_token(self) -> None:
         """When they are, before they are read: the tokens are there by now."""
 
     def tell(self) -> None:
@@ -202,7 +210,7 @@ class MtpDrafter:
     def store(self, plan: Plan, mode: StepMode) -> None:
         """When the trunk has been run: entries are made by `keep`."""
 
-    def draft(self, rows: StepRows, mode: StepMode, guess: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
+    def draft(self, rows: StepRows, mode: StepMode, draft_token: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
         """Put guesses behind the last tokens of the rows that verify some of it. `mode`: of the step; `guess`: of logits
         [n, vocab]. Chains of tapes end where a guess says of itself that it hardly stands: rows have fewer drafts then. What is
         captured, or made op by op, has as many as were chosen."""
@@ -211,7 +219,7 @@ class MtpDrafter:
         if not is_drafting.any():
             return
         assert self._plan is not None, "a plan comes with the weights"
-        if isinstance(self._plan, TapeDraftPlan) and not mode.size and guess is likeliest:
+        if isinstance(self._plan, TapeDraftPlan) and not mode.size and draft_token is likeliest:
             self._plan.chain(self._layers, rows)
             return
         slots, starts, counts = rows.slots[is_drafting], rows.starts[is_drafting], rows.num_drafts[is_drafting]
@@ -234,7 +242,7 @@ class MtpDrafter:
             for begin in range(0, len(slots), self._single.max_logit_rows):
                 part = slice(begin, min(begin + self._single.max_logit_rows, len(slots)))
                 self._single.set_logit_rows(np.arange(part.start, part.stop))
-                token_ids[slots[part], positions[part] + 1] = guess(self._plan.logits(module)[: part.stop - begin])
+                token_ids[slots[part], positions[part] + 1] = draft_token(self._plan.logits(module)[: part.stop - begin])
 
     # ------------------------------------------------------------------------------------------------ tokens that stand
 
@@ -254,7 +262,7 @@ class MtpDrafter:
         slots, firsts, num_entries, first_keys = self._take(rows, counts, is_drafting, kept_ends, plan.hidden())
         if len(slots):  # the plan is no tape
             assert self._plan is not None, "a plan comes with the weights"
-            self._standing.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
+            self._accepted.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
             self._plan.store()
             self._mark(slots, firsts, firsts + num_entries)
 

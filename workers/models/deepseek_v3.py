@@ -56,13 +56,13 @@ class DeepseekV3Layer:
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
         x = h
         if self.query_down is not None and self.query_norm is not None:
-            x = ops.rms_norm(ops.gather(ops.linear(h, self.query_down)), self.query_norm)
-        queries, compressed = ops.linear(x, self.queries), ops.gather(ops.linear(h, self.compress))
+            x = ops.rms_norm(ops.all_gather(ops.linear(h, self.query_down)), self.query_norm)
+        queries, compressed = ops.linear(x, self.queries), ops.all_gather(ops.linear(h, self.compress))
         return ops.store_latent(inputs, queries, compressed, angles, self.latent_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
         latents = ops.latent_attention(step, ops.head_linear(queries, self.absorb), queries, self.shape, cache)
-        return ops.gather(ops.linear(ops.gather(ops.head_linear(latents, self.values)), self.output))
+        return ops.all_gather(ops.linear(ops.all_gather(ops.head_linear(latents, self.values)), self.output))
 
 
 class DeepseekV3(Llama):

@@ -27,7 +27,7 @@ class IsolatedMixture(FeedForward):
         self.media = Mixture(config, media, layer, weights, set=MEDIA, first=text.num_experts)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
-        return ops.gather(self.media.columns(ops, step, h, self.text.columns(ops, step, h, None)))
+        return ops.all_gather(self.media.columns(ops, step, h, self.text.columns(ops, step, h, None)))
 
 
 class Ernie4_5VLMoeLayer(LlamaLayer):

@@ -86,8 +86,8 @@ class LlamaLayer:
         return ops.rotate_and_store(inputs, qkv, angles, self.head_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
-        h = ops.gather(ops.attention(step, queries, self.shape, cache))
-        return ops.gather(linear(ops, step, h, self.output))
+        h = ops.all_gather(ops.attention(step, queries, self.shape, cache))
+        return ops.all_gather(linear(ops, step, h, self.output))
 
 
 class Llama:
@@ -147,4 +147,4 @@ class Llama:
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or of so many classes."""
         assert self.head is not None, "the model gives hidden states alone"
-        return ops.gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
+        return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))

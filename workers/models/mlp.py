@@ -28,12 +28,12 @@ class Mlp:
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
-        return ops.gather(self.columns(ops, step, h))
+        return ops.all_gather(self.columns(ops, step, h))
 
     def columns(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         """Those of the result that this rank computes."""
         gate_up = linear(ops, step, h, self.gate_up)
-        h = ops.gather(ops.activate_and_multiply(gate_up, self.activation))
+        h = ops.all_gather(ops.activate_and_multiply(gate_up, self.activation))
         return linear(ops, step, h, self.down)
 
 
@@ -76,7 +76,7 @@ class Mixture:
             self.shared = Mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
-        return ops.gather(self.columns(ops, step, h, None))
+        return ops.all_gather(self.columns(ops, step, h, None))
 
     def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None) -> Tensor:
         """What this rank computes of the result, and `shared`, which is added to it."""

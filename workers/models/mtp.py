@@ -62,7 +62,7 @@ class DraftModule:
         return h, h if self._is_fed_normalized else residual
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
-        return ops.gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
+        return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
 
     def _enter(self, ops: OpTable, inputs: Inputs, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the projection gives, normalized for the layer and as it is."""

@@ -3,8 +3,8 @@
 Called by the worker between steps. The lowest member leads: now and then it looks at the counts of all (no collective),
 computes a placement in a thread, and proposes it. Every rank faults in the weights of the experts that it gets and says that it
 is ready; then the leader puts the version in force two steps ahead of the clock: nobody can come to that step before the leader
-has run the one before it, so everybody sees the word in time. Whatever breaks the gang meanwhile leaves the old version in
-force, or the new one, for all alike (`balance_board.py`).
+has run the one before it, so everybody sees the word in time. Whatever breaks the rank group meanwhile leaves the old version
+in force, or the new one, for all alike (`balance_board.py`).
 
 An operator's order goes the same way at once, on the rank that leads. Where nobody has rows the leader begins steps without
 any, until the version's step has come.
@@ -35,7 +35,7 @@ class _Look(msgspec.Struct, frozen=True):
     """What the leader saw."""
 
     at_s: float
-    num_steps: int  # of the gang, that it has run
+    num_steps: int  # of the rank group, that it has run
     counts: np.ndarray  # [layers, experts], of all ranks, in all
 
 
@@ -109,7 +109,7 @@ class Balancer:
         return self._settled is not None and self._settled == self._board.words
 
     def begin_step(self, number: int) -> None:
-        """Before step `number` of the gang."""
+        """Before step `number` of the rank group."""
         self._num_steps += 1
         self._settled = None
         found = self._board.in_force
@@ -130,7 +130,7 @@ class Balancer:
         if members and members[0] == self._experts.communicator.rank:
             self._lead(epoch, now_s)
         elif self._order is not None:
-            self._end_order(503, f"rank {members[0] if members else 'none'} leads the gang by now; ask again")
+            self._end_order(503, f"rank {members[0] if members else 'none'} leads the rank group by now; ask again")
         is_leader = bool(members) and members[0] == self._experts.communicator.rank
         if not self._is_under_way(epoch) and (not is_leader or self._has_looked):
             self._settled = words

@@ -1,5 +1,5 @@
-"""The clock of a gang whose ranks share experts: it counts the steps that were begun in the gang's epoch, and every rank runs
-each of them once, with rows of its own or without.
+"""The clock of a rank group whose ranks share experts: it counts the steps that were begun in the rank group's epoch, and
+every rank runs each of them once, with rows of its own or without.
 
 Used by the worker. Whoever has rows, and has run all steps so far, moves the clock by compare-and-exchange and wakes the
 others; nobody asks whether there is work. A rank that is behind the clock runs the next step.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from workers.parallel.communicator import Communicator
 
 
-class GangClock:
+class RankGroupClock:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._epoch = 0

@@ -1,8 +1,8 @@
-"""A rank's part in its gang: collectives over the comm arena that the supervisor made (`shm/gang.py`).
+"""A rank's part in its rank group: collectives over the comm arena that the supervisor made (`shm/rank group.py`).
 
-Made by the worker, used by the runner and, as ops of a tape, by the native table (`ops/cpu/gang.py`). All members of the group
-make the same calls in the same order; a rank that dies ends them at once on all others (GangBroken), one that makes another
-call is an error on all that shows both.
+Made by the worker, used by the runner and, as ops of a tape, by the native table (`ops/cpu/rank group.py`). All members of the
+group make the same calls in the same order; a rank that dies ends them at once on all others (RankGroupBroken), one that makes
+another call is an error on all that shows both.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from ops import _cpu
-from ops.cpu.gang import ExpertGang, Gang
-from shm import gang as arena
-from shm.gang import GangHeader
+from ops.cpu.rank_group import ExpertRankGroup, RankGroup
+from shm import rank_group as arena
+from shm.rank_group import RankGroupHeader
 
-GangBroken = _cpu.GangBroken  # args: text, the rank that is gone or came back, the epoch now
+RankGroupBroken = _cpu.RankGroupBroken  # args: text, the rank that is gone or came back, the epoch now
 SPIN_NS = 40_000
 _ALL = (1 << arena.MAX_RANKS) - 1
 
@@ -27,13 +27,13 @@ _OURS = {
     "groups": arena.NUM_GROUPS,
     "windows_at": arena.WINDOWS_AT,
 }
-assert _cpu.COMM_LAYOUT == _OURS, "shm/gang.py and ops/cpu/native/comm.h lay the comm arena out differently"
+assert _cpu.COMM_LAYOUT == _OURS, "shm/rank group.py and ops/cpu/native/comm.h lay the comm arena out differently"
 
 
 class Communicator:
     """Of rank `rank` in the group of `count` ranks from `first` on. `spin_ns`: how long a wait looks before it sleeps; 0 where
     ranks have no cores of their own. `shares_experts`: it is the group of all ranks, and goes on without those that are
-    missing. `needs_all`: nobody is a member of a gang that is not complete. RuntimeError: a peer did not come within
+    missing. `needs_all`: nobody is a member of a rank group that is not complete. RuntimeError: a peer did not come within
     `timeout_s`, or made another call."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Communicator:
         shares_experts: bool = False,
         needs_all: bool = False,
     ) -> None:
-        self.header = GangHeader(memory)
+        self.header = RankGroupHeader(memory)
         self.rank = rank
         self.place = rank - first
         self.count = count
@@ -67,7 +67,7 @@ class Communicator:
 
     @property
     def is_elsewhere(self) -> bool:
-        """The gang is in another epoch than this rank."""
+        """The rank group is in another epoch than this rank."""
         return self.header.epoch != self.epoch
 
     def join(self) -> bool:
@@ -92,14 +92,15 @@ class Communicator:
         before, self._figures = self._figures, now
         return now[0] - before[0], now[1] - before[1]
 
-    def gang(self, experts: ExpertGang | None = None) -> Gang:
-        """For the ops of a tape. The rest of the arena is shared out among the gang's groups, which gather at the same time."""
+    def rank_group(self, experts: ExpertRankGroup | None = None) -> RankGroup:
+        """For the ops of a tape. The rest of the arena is shared out among the rank group's groups, which gather at the same
+        time."""
         buffers = self.memory[arena.buffers_at(self.header.num_ranks) :]
         if experts is not None:
             buffers = buffers[: experts.windows.ctypes.data - buffers.ctypes.data]
         size = len(buffers) * self.count // self.header.num_ranks // arena.LINE * arena.LINE
         begin = size * ((self.rank - self.place) // self.count)
-        return Gang(self.native, buffers[begin : begin + size], experts)
+        return RankGroup(self.native, buffers[begin : begin + size], experts)
 
     # --------------------------------------------------------------------------------------------------- collectives
 

@@ -1,8 +1,8 @@
 """A rank's part in computing the experts of all ranks: who computes which, and the memory through which rows and results go.
 
-Made by the worker, used by the runner. All members of the gang run every step of its clock (`clock.py`), with rows or without,
-and meet twice in each sparse layer: rows are shown, and results are there. A result lies with its row, and whoever has the row
-adds its results up in the row's own order; so where an expert is computed changes no bit.
+Made by the worker, used by the runner. All members of the rank group run every step of its clock (`clock.py`), with rows or
+without, and meet twice in each sparse layer: rows are shown, and results are there. A result lies with its row, and whoever
+has the row adds its results up in the row's own order; so where an expert is computed changes no bit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.checkpoint.comm_spec import expert_rows, expert_window_spans, expert
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.parallel.placement import LayerPlacement, first_placement, owners, without_missing
-from ops.cpu.gang import ExpertGang
+from ops.cpu.rank_group import ExpertRankGroup
 from workers.parallel.communicator import Communicator
 
 _PAGE = 4096
@@ -31,7 +31,7 @@ class ExpertRank:
         windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
         for begin, end in expert_window_spans(model, num_ranks, rows, config.num_max_dispatch_tokens_per_rank):
             windows[[*range(begin, end, _PAGE), end - 1]].max()  # to be read is enough, and disturbs nobody
-        self.gang = ExpertGang(communicator.native, windows, rows, communicator.rank // group * group, group)
+        self.rank_group = ExpertRankGroup(communicator.native, windows, rows, communicator.rank // group * group, group)
         self._num_experts = model.experts.num_experts
         num_layers = len(model.experts.sparse_layers)
         num_redundant = config.num_redundant_experts
@@ -43,7 +43,7 @@ class ExpertRank:
         self.owners = np.zeros((num_layers, self._num_experts, 1 + num_ranks), np.int32)
 
     def join(self) -> bool:
-        """Take the gang's epoch, and make up for who is missing in it; whether this rank is a member."""
+        """Take the rank group's epoch, and make up for who is missing in it; whether this rank is a member."""
         is_member = self.communicator.join()
         if is_member:
             self.place(self.placement, self.version)
@@ -54,7 +54,7 @@ class ExpertRank:
         return self.communicator.epoch
 
     def begin_step(self, number: int, weight_version: int) -> None:
-        """Step `number` of the gang. All must have the same weights, and experts where the others think them."""
+        """Step `number` of the rank group. All must have the same weights, and experts where the others think them."""
         self.communicator.begin_step(number, (weight_version & 0xFFFF) << 16 | self.version & 0xFFFF)
 
     def place(self, placement: tuple[LayerPlacement, ...], version: int) -> None:

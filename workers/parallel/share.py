@@ -24,7 +24,7 @@ class TensorShare(msgspec.Struct, frozen=True):
 
     rank: int = 0
     size: int = 1
-    shares_experts: bool = False  # whole ones, with all ranks of the gang: then no expert is cut
+    shares_experts: bool = False  # whole ones, with all ranks of the rank group: then no expert is cut
 
     def heads(self, shape: Shape) -> Shape:
         """The rank's query heads and those of the KV heads that they read: with fewer KV heads than ranks, several ranks have

@@ -1,8 +1,8 @@
 """The store in which process groups of Paddle find each other: what clients of its TCPStore talk to.
 
-Run by the first rank of a gang, for its life, on a port that the supervisor holds (`engine/supervisor/port.py`). Paddle's own
-server listens on every address of the machine, this one on the loopback alone; and it is there before Paddle is loaded, so that
-no client has to try again. Numbers are the machine's own, as Paddle sends them.
+Run by the first rank of a rank group, for its life, on a port that the supervisor holds (`engine/supervisor/port.py`).
+Paddle's own server listens on every address of the machine, this one on the loopback alone; and it is there before Paddle is
+loaded, so that no client has to try again. Numbers are the machine's own, as Paddle sends them.
 
     request    int32 command | uint64 length, key | ADD: int64 | SET: uint64 length, value
     answer     ADD: int64, the sum | GET: uint64 length, value | CHECK, WAIT: int32 | SET: none

@@ -1,9 +1,9 @@
-"""A rank's turns in a gang that shares experts: which step of the clock it runs next, and which of its replica's Steps goes
-with it.
+"""A rank's turns in a rank group that shares experts: which step of the clock it runs next, and which of its replica's Steps
+goes with it.
 
-Used by the worker. What comes on the broadcast ring waits here in order. A Step waits for a step of the gang: tensor rank 0
-begins one for it, or takes one that another replica began; its peers follow its word. What is no Step is carried out between
-two.
+Used by the worker. What comes on the broadcast ring waits here in order. A Step waits for a step of the rank group: tensor
+rank 0 begins one for it, or takes one that another replica began; its peers follow its word. What is no Step is carried out
+between two.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.messages import CompileGrammar, Message, Step, decode
-from shm import gang as arena
+from shm import rank_group as arena
 from shm.broadcast import BroadcastReader, ReaderBells
 from workers.parallel.balancer import Balancer
-from workers.parallel.clock import GangClock
+from workers.parallel.clock import RankGroupClock
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
 
@@ -26,7 +26,7 @@ _NO_STEP = -1
 _SLICE_NS = 100_000_000  # of a wait for a Step: then a heartbeat
 
 
-class GangTurns:
+class RankGroupTurns:
     """`tensor`: the ranks that have the same rows. `bells`: of all readers of all replicas' rings. `beat` says that the rank
     gets on."""
 
@@ -45,14 +45,14 @@ class GangTurns:
         self._reader = reader
         self._bells = bells
         self._beat = beat
-        self._clock = GangClock(experts.communicator)
+        self._clock = RankGroupClock(experts.communicator)
         self._waiting: deque[Message] = deque()
         self._grammars: list[CompileGrammar] = []
         self._has_weights = True
         self._has_slept = False  # the last wait was over without anything that it watches
 
     def join(self) -> None:
-        """Take the gang's epoch, in which the communicator of `tensor` is already."""
+        """Take the rank group's epoch, in which the communicator of `tensor` is already."""
         self._has_slept = False
         self._clock.join(self._experts.join())
         if self._balancer is not None:
@@ -83,7 +83,7 @@ class GangTurns:
             message = self._waiting[0]
             if not isinstance(message, Step):
                 return self._waiting.popleft()
-            if message.gang_epoch == self._tensor.epoch:
+            if message.rank_group_epoch == self._tensor.epoch:
                 break
             self._waiting.popleft()
         return None
@@ -102,7 +102,7 @@ class GangTurns:
         return self._clock.is_ahead
 
     def begin_turn(self, weight_version: int) -> Step | None:
-        """The Step that goes with this step of the gang; None: this rank has no rows in it. GangBroken."""
+        """The Step that goes with this step of the rank group; None: this rank has no rows in it. RankGroupBroken."""
         number = self._clock.num_done + 1
         if self._balancer is not None:
             self._balancer.begin_step(number)
@@ -119,7 +119,7 @@ class GangTurns:
         self._clock.end_step()
 
     def wait(self, timeout_ns: int) -> None:
-        """Until something comes on the ring, or another step of the gang was begun."""
+        """Until something comes on the ring, or another step of the rank group was begun."""
         if not self._has_slept:
             header = self._experts.communicator.header
             clock = header.clock

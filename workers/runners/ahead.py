@@ -31,7 +31,7 @@ class Ahead:
 
     def start(self, step: Step) -> None:
         assert len(self._begun) + len(self._results) < self.depth, "the host's memory is that of two steps"
-        if self._begun and not _is_drawn_there(self._begun[-1]):
+        if self._begun and not _sampled_on_device(self._begun[-1]):
             self._end()
         self._begun.append(self.core.begin(step))
 
@@ -51,5 +51,5 @@ class Ahead:
         self._results.append(self.core.end(self._begun.popleft()))
 
 
-def _is_drawn_there(begun: StepRun | StepResult) -> bool:
-    return isinstance(begun, StepRun) and begun.is_drawn_there
+def _sampled_on_device(begun: StepRun | StepResult) -> bool:
+    return isinstance(begun, StepRun) and begun.sampled_on_device

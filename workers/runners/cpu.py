@@ -39,7 +39,7 @@ class CpuRunner:
     ) -> None:
         places = peers.seat.place, peers.seat.count
         device = make_device(
-            config.device, config.ops, config.threads, peers.rank, *places, config.cpu_kernels, peers.gang, peers.meetings
+            config.device, config.ops, config.threads, peers.rank, *places, config.cpu_kernels, peers.rank_group, peers.meetings
         )
         parts = Parts(device, StepInputs, make_plan)
         self.core = ModelRunner(config, model_config, parts, arena, peers, on_op, features, adapters)

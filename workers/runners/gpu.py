@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from workers.device_inputs import DeviceInputs
 from workers.devices.card_ops import card_rows
 from workers.devices.device import make_device
-from workers.devices.lasting import LastingArena
+from workers.devices.persistent_kv_arena import PersistentKvArena
 from workers.features import Features
 from workers.runner import ModelRunner, Parts, Peers
 from workers.runners.ahead import Ahead
@@ -40,7 +40,7 @@ def gpu_runner(
     """`device_arena`: the descriptor of the supervisor's memory on the card; -1: the cache is the process's own."""
     lasting = None
     if device_arena >= 0:
-        lasting = LastingArena(config.device_arena_library, peers.rank, device_arena, arena)
+        lasting = PersistentKvArena(config.device_arena_library, peers.rank, device_arena, arena)
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
     rows = card_rows(_needed_by(config)) if config.ops == "cuda" else None
     return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan, rows), arena, peers, on_op, features))

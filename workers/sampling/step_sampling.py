@@ -45,8 +45,8 @@ class StepRun(msgspec.Struct):
     wanted: SampledTokens
     kept_rows: np.ndarray  # of `wanted`
     drawn: np.ndarray  # bool [m], of `wanted`: by the device
-    has_guesses: bool = False  # among the tokens that its rows read, which the device alone knows
-    is_drawn_there: bool = False  # what the next step reads of it is where that reads it
+    has_draft_tokens: bool = False  # among the tokens that its rows read, which the device alone knows
+    sampled_on_device: bool = False  # what the next step reads of it is where that reads it
     num_starts: np.ndarray | None = None  # of the slots of `wanted`, where it is
     num_tokens: int = 0
     fetches: list[tuple[slice, Fetch]] = []  # of what was drawn, some of `wanted` each
@@ -118,13 +118,13 @@ class StepSampling:
             of_slots = self._slots.sampling[slots]
             is_greedy = run.drawn & (of_slots["temperature"] <= 0) & (of_slots["num_logprobs"] < 0)
             run.drawn = np.full(len(slots), is_greedy.all())
-        run.is_drawn_there = bool(run.drawn.all()) and not run.prompt_rows and self._drafting is None
-        flags: np.ndarray = DRAWN * ((run.rows.num_sampled == 1) & run.is_drawn_there)
+        run.sampled_on_device = bool(run.drawn.all()) and not run.prompt_rows and self._drafting is None
+        flags: np.ndarray = DRAWN * ((run.rows.num_sampled == 1) & run.sampled_on_device)
         return flags
 
     def begin(self, run: StepRun) -> None:
         """Have the first logits made, and sent to the host; what the device draws is all drawn."""
-        if run.drawn.any() or run.has_guesses:
+        if run.drawn.any() or run.has_draft_tokens:
             self._num_begun += 1
             for part in self._parts(run.kept_rows):
                 self._inputs.set_logit_rows(run.kept_rows[part])
@@ -135,7 +135,7 @@ class StepSampling:
                     run.first = self._device.fetch("logits", logits)
         elif len(run.kept_rows):
             run.first = self._enqueue(run.plan, run.kept_rows[: self._inputs.max_logit_rows])
-        if run.is_drawn_there:
+        if run.sampled_on_device:
             run.num_starts = self._slots.num_starts[run.wanted.slots]
             self._slots.begin(run.wanted.slots, run.wanted.positions)
 
@@ -154,7 +154,7 @@ class StepSampling:
             drawn = self.draw(rest, wanted.slots[of_host], wanted.positions[of_host])
             found.put(of_host, drawn)
             chosen |= {int(of_host[row]): named for row, named in self._chosen(rest, wanted.slots[of_host], drawn)}
-        stands, counts = wanted.standing(rows, found.token_ids, self._slots.token_ids)
+        stands, counts = wanted.accepted(rows, found.token_ids, self._slots.token_ids)
         if self._constraints.is_used and self._constraints.late_rows:
             late = self._constraints.late_rows
             stands, counts = stands & ~np.isin(wanted.rows, late), counts.copy()
@@ -172,7 +172,7 @@ class StepSampling:
                 of_token = found.top_token_ids[index, tops].tobytes(), found.top_logprobs[index, tops].tobytes()
                 top_rows[int(place_of[index])] = of_token
             top_rows |= {int(place_of[index]): of_token for index, of_token in chosen.items() if stands[index]}
-        num_wanted, by_newcomers = (b"", 0) if self._drafting is None else self._drafting.verified(rows, counts)
+        num_wanted, by_new_requests = (b"", 0) if self._drafting is None else self._drafting.verified(rows, counts)
         result = StepResult(
             step_id=step.step_id,
             rank=self._rank,
@@ -186,7 +186,7 @@ class StepSampling:
             num_drafts=rows.num_drafts.tobytes() if step.num_drafts else b"",
             num_wanted=num_wanted,
             failed=failed,
-            num_wanted_by_newcomers=by_newcomers,
+            num_wanted_by_new_requests=by_new_requests,
         )
         for row, count in run.prompt_rows.items():
             first_kept = int(run.kept_ends[row] - rows.counts[row])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ops.cpu.array import Array
 from ops.cpu.executors import Recording, Tape
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.cpu.table import make_table
 from ops.modules import KvCache
 from ops.table import NUM_ROWS, NUM_SEQUENCES
@@ -23,13 +23,13 @@ class CapturedPlan(TapePlan):
     """`sizes`: numbers of rows, the largest first, in whose memory the others find room."""
 
     def __init__(
-        self, model: Model, inputs: StepInputs, cache: KvCache, gang: Gang | None = None, sizes: tuple[int, ...] = ()
+        self, model: Model, inputs: StepInputs, cache: KvCache, rank_group: RankGroup | None = None, sizes: tuple[int, ...] = ()
     ) -> None:
-        super().__init__(model, inputs, cache, gang)
+        super().__init__(model, inputs, cache, rank_group)
         self.captured: dict[int, tuple[Tape, Array]] = {}
         largest: Tape | None = None
         for size in sizes:
-            recording = Recording(gang, {NUM_ROWS: size, NUM_SEQUENCES: inputs.padded_sequences(size)})
+            recording = Recording(rank_group, {NUM_ROWS: size, NUM_SEQUENCES: inputs.padded_sequences(size)})
             hidden = model.forward(make_table(recording), inputs, cache)
             tape = recording.finish(hidden, within=largest)
             largest = largest or tape

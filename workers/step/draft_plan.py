@@ -15,7 +15,7 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording, Tape
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
 from ops.table import NUM_LOGIT_ROWS, NUM_ROWS, NUM_SEQUENCES, Inputs, OpTable
@@ -54,18 +54,18 @@ def make_draft_plan(
     name: str,
     modules: Sequence[DraftLayer],
     device: Device,
-    standing: DraftInputs,
+    accepted: DraftInputs,
     single: DraftInputs,
     cache: KvCache,
     on_op: Callable[[], None] = lambda: None,
-    gang: Gang | None = None,
+    rank_group: RankGroup | None = None,
     sizes: tuple[int, ...] = (),
 ) -> DraftPlan:
     """As `make_plan`; `sizes` of single rows."""
     ops = device.ops
     if name != "eager" and ops.name == "native":
-        return TapeDraftPlan(modules, standing, single, cache, gang, sizes)
-    return EagerDraftPlan(modules, telling(ops, on_op), standing, single, cache)
+        return TapeDraftPlan(modules, accepted, single, cache, rank_group, sizes)
+    return EagerDraftPlan(modules, telling(ops, on_op), accepted, single, cache)
 
 
 def store_entries(ops: OpTable, modules: Sequence[DraftLayer], inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
@@ -75,7 +75,7 @@ def store_entries(ops: OpTable, modules: Sequence[DraftLayer], inputs: Inputs, h
         module.store(ops, inputs, hidden, cache)
 
 
-def guess_of(
+def draft_of(
     ops: OpTable, modules: Sequence[DraftLayer], index: int, inputs: Inputs, hidden: Tensor, cache: KvCache
 ) -> tuple[Tensor, Tensor]:
     """One of them, with entries in the others' layers too: what its head reads, and what is fed to the next."""
@@ -88,22 +88,22 @@ class EagerDraftPlan:
     """Op by op."""
 
     def __init__(
-        self, modules: Sequence[DraftLayer], ops: OpTable, standing: DraftInputs, single: DraftInputs, cache: KvCache
+        self, modules: Sequence[DraftLayer], ops: OpTable, accepted: DraftInputs, single: DraftInputs, cache: KvCache
     ) -> None:
         self.num_modules, self.num_failed = len(modules), 0
         self._modules, self._ops, self._cache = modules, ops, cache
-        self._standing, self._single = standing, single
+        self._accepted, self._single = accepted, single
 
     def store(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
-        inputs = self._standing
+        inputs = self._accepted
         store_entries(self._ops, self._modules, inputs, inputs.hidden[: inputs.num_rows], self._cache)
 
     def forward(self, module: int, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
         inputs = self._single
         hidden = inputs.hidden[: inputs.num_rows]
-        self._read, self._fed = guess_of(self._ops, self._modules, module, inputs, hidden, self._cache)
+        self._read, self._fed = draft_of(self._ops, self._modules, module, inputs, hidden, self._cache)
 
     def forget(self) -> None:
         """Nothing was captured."""
@@ -124,25 +124,25 @@ class TapeDraftPlan:
     def __init__(
         self,
         modules: Sequence[DraftLayer],
-        standing: DraftInputs,
+        accepted: DraftInputs,
         single: DraftInputs,
         cache: KvCache,
-        gang: Gang | None = None,
+        rank_group: RankGroup | None = None,
         sizes: tuple[int, ...] = (),
     ) -> None:
         self.num_modules, self.num_failed = len(modules), 0
         self._single = single
-        recording = Recording(gang)
-        store_entries(make_table(recording), modules, standing, _hidden(recording, standing), cache)
+        recording = Recording(rank_group)
+        store_entries(make_table(recording), modules, accepted, _hidden(recording, accepted), cache)
         self._store = recording.finish()
         self._tapes = []
         self._captured: dict[tuple[int, int], tuple[Tape, tuple[Array, Array]]] = {}
         for index, module in enumerate(modules):
-            forward, (read, fed) = _forward(modules, index, single, cache, Recording(gang))
+            forward, (read, fed) = _forward(modules, index, single, cache, Recording(rank_group))
             for size in sizes:
-                recording = Recording(gang, {NUM_ROWS: size, NUM_SEQUENCES: single.padded_sequences(size)})
+                recording = Recording(rank_group, {NUM_ROWS: size, NUM_SEQUENCES: single.padded_sequences(size)})
                 self._captured[index, size] = _forward(modules, index, single, cache, recording)
-            recording = Recording(gang)
+            recording = Recording(rank_group)
             rows = recording.rows(single.host_counts, NUM_LOGIT_ROWS, single.max_logit_rows)
             logits = module.logits(make_table(recording), read, Array(rows, 1, address_of(single.logit_row_ids)))
             self._tapes.append((forward, read, fed, recording.finish(logits), logits))
@@ -195,7 +195,7 @@ def _forward(
 ) -> tuple[Tape, tuple[Array, Array]]:
     """The guess of one of the modules, as a tape: what the head reads of it, and what is fed to the next."""
     hidden = _hidden(recording, single)
-    read, fed = guess_of(make_table(recording), modules, index, single, hidden, cache)
+    read, fed = draft_of(make_table(recording), modules, index, single, hidden, cache)
     return recording.finish(read, fed), (read, fed)
 
 

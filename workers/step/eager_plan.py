@@ -19,13 +19,13 @@ class EagerPlan:
     failed_sizes: Collection[int] = ()
     captured: Mapping[int, object] = {}
 
-    def __init__(self, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache, max_unseen_rows: int = 0) -> None:
+    def __init__(self, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache, max_sync_free_rows: int = 0) -> None:
         """`max_unseen_rows`: the host looks at nothing of steps of so many rows. Of more it is quicker where it does: what many
         rows have in common is read once then."""
         self._model = model
         self._ops = ops
-        self._unseen_ops = ops.without_looking()
-        self._max_unseen_rows = max_unseen_rows
+        self._sync_free_ops = ops.sync_free()
+        self._max_sync_free_rows = max_sync_free_rows
         self._inputs = inputs
         self._cache = cache
 
@@ -34,7 +34,7 @@ class EagerPlan:
         self._run()
 
     def _run(self) -> None:
-        ops = self._unseen_ops if self._inputs.num_rows <= self._max_unseen_rows else self._ops
+        ops = self._sync_free_ops if self._inputs.num_rows <= self._max_sync_free_rows else self._ops
         self._hidden = self._model.forward(ops, self._inputs, self._cache)
 
     def forget(self) -> None:

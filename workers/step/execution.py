@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.modules import KvCache, Tensor
 from ops.table import OpTable
 from workers.devices.device import Device
@@ -65,21 +65,21 @@ def make_plan(
     inputs: StepInputs,
     cache: KvCache,
     on_op: Callable[[], None] = lambda: None,
-    gang: Gang | None = None,
+    rank_group: RankGroup | None = None,
     sizes: tuple[int, ...] = (),
-    max_unseen_rows: int = 0,
+    max_sync_free_rows: int = 0,
 ) -> Plan:
     """The plan "tape" or "captured" with these `sizes`, or "eager". Native ops are captured as tapes, others as graphs of the
     device. `on_op` is called after each op of a table that is not native: native ones say by themselves that they get on
-    (`ops/cpu/progress.py`). `gang`: as the table has it. `max_unseen_rows`: as `EagerPlan` has it."""
+    (`ops/cpu/progress.py`). `rank group`: as the table has it. `max_unseen_rows`: as `EagerPlan` has it."""
     ops = device.ops
     if ops.name == "native" and name == "captured":
-        return CapturedPlan(model, inputs, cache, gang, sizes)
+        return CapturedPlan(model, inputs, cache, rank_group, sizes)
     if ops.name == "native" and name == "tape":
-        return TapePlan(model, inputs, cache, gang)
+        return TapePlan(model, inputs, cache, rank_group)
     if name == "captured":
-        return GraphPlan(model, device, telling(ops, on_op), inputs, cache, max_unseen_rows)
-    return EagerPlan(model, telling(ops, on_op), inputs, cache, max_unseen_rows)
+        return GraphPlan(model, device, telling(ops, on_op), inputs, cache, max_sync_free_rows)
+    return EagerPlan(model, telling(ops, on_op), inputs, cache, max_sync_free_rows)
 
 
 def telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:

@@ -38,9 +38,9 @@ class Captured(msgspec.Struct, frozen=True):
 
 class GraphPlan(EagerPlan):
     def __init__(
-        self, model: Model, device: Device, ops: OpTable, inputs: StepInputs, cache: KvCache, max_unseen_rows: int = 0
+        self, model: Model, device: Device, ops: OpTable, inputs: StepInputs, cache: KvCache, max_sync_free_rows: int = 0
     ) -> None:
-        super().__init__(model, ops, inputs, cache, max_unseen_rows)
+        super().__init__(model, ops, inputs, cache, max_sync_free_rows)
         self._device = device
         self.captured: dict[int, Captured] = {}
         self.failed_sizes: Collection[int] = ()
@@ -86,7 +86,7 @@ class GraphPlan(EagerPlan):
         inputs.set_logit_rows(np.arange(num_rows))
         row_ids = inputs.logit_row_ids[: inputs.padded(num_rows)]
         written: dict[str, Tensor] = {}
-        ops = self._unseen_ops
+        ops = self._sync_free_ops
 
         def run() -> None:
             self._hidden = self._model.forward(ops, inputs, self._cache)

@@ -98,7 +98,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
         positions = (rows.ends - num_sampled + 1)[row_ids] + places
         return SampledTokens(row_ids, places, rows.slots[row_ids], positions)
 
-    def standing(self, rows: StepRows, token_ids: np.ndarray, slot_token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def accepted(self, rows: StepRows, token_ids: np.ndarray, slot_token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which of the sampled `token_ids` (int32 [m]) are the rows' next tokens, bool [m], and how many each row has,
         int32 [n]: those before the first that is not the draft in its place, and that one."""
         if not rows.num_drafts.any():

@@ -11,7 +11,7 @@ import numpy as np
 
 from ops.cpu.array import Array, address_of
 from ops.cpu.executors import Recording
-from ops.cpu.gang import Gang
+from ops.cpu.rank_group import RankGroup
 from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
 from ops.table import NUM_LOGIT_ROWS
@@ -26,14 +26,14 @@ class TapePlan:
     failed_sizes: Collection[int] = ()
     captured: Mapping[int, object] = {}
 
-    def __init__(self, model: Model, inputs: StepInputs, cache: KvCache, gang: Gang | None = None) -> None:
+    def __init__(self, model: Model, inputs: StepInputs, cache: KvCache, rank_group: RankGroup | None = None) -> None:
         self._inputs = inputs
-        recording = Recording(gang)
+        recording = Recording(rank_group)
         self._hidden = model.forward(make_table(recording), inputs, cache)
         self.tape = recording.finish(self._hidden)
         if model.head is None:
             return
-        recording = Recording(gang)
+        recording = Recording(rank_group)
         rows = recording.rows(inputs.host_counts, NUM_LOGIT_ROWS, inputs.max_logit_rows)
         self._logits = model.logits(make_table(recording), self._hidden, Array(rows, 1, address_of(inputs.logit_row_ids)))
         self.head = recording.finish(self._logits)

@@ -69,7 +69,7 @@ class Stored(Protocol):
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray: ...
     def kept(self, name: str) -> Kept: ...
     def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight: ...
-    def let_go(self) -> None: ...
+    def release(self) -> None: ...
     def check_unchanged(self) -> None: ...
 
 
@@ -297,7 +297,7 @@ class _Loading:
         for module, size in zip(self._modules, sizes, strict=True):
             self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
             if self.stored is not None:
-                self.stored.let_go()
+                self.stored.release()
             self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
             self._on_progress(self._num_done, self.num_bytes)
         if self.stored is not None:
@@ -361,7 +361,7 @@ class _Loading:
 
     def _values_of_expert(self, linear: Linear) -> Values:
         """What was read of those before is not needed any more."""
-        self._stored.let_go()
+        self._stored.release()
         return self._values(linear, [f"{name}.weight" for name in linear.names])
 
     def _source_by_rows(self, module: Linear | Embedding, names: list[str], counts: Sequence[int]) -> Source:

@@ -54,7 +54,7 @@ class RandomWeights:
     def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight:
         raise AssertionError(f"{name} is random, not {format}")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing is held."""
 
     def check_unchanged(self) -> None:

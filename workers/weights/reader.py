@@ -121,7 +121,7 @@ class Checkpoint:
             self._checked(weight.offsets, f"the zero points of {name}")
         return weight
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Count the pages that were read so far no longer as this process's memory."""
         for file in self._mapped():
             file.data.madvise(mmap.MADV_DONTNEED)
@@ -138,7 +138,7 @@ class Checkpoint:
         checksum of the contents of each file."""
         files = self._mapped()
         sums = checksums.of(files, partial(on_progress, 0, sum(file.status.st_size for file in files)))
-        self.let_go()
+        self.release()
         found = [(file.path.name, file.status.st_size, checksum) for file, checksum in zip(files, sums, strict=True)]
         return digest_of([repr(self._config.quantization), self.is_paddle_layout, *found])
 

@@ -1,4 +1,4 @@
-// What the ranks of a gang exchange tensors with: one piece of memory that all of them map, and rules of who writes where.
+// What the ranks of a rank group exchange tensors with: one piece of memory that all of them map, and rules of who writes where.
 //
 //     0          128 * rank of 64, two lines each, twice   WINDOWS_AT                          buffers_at
 //     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
@@ -12,7 +12,7 @@
 // with all that share the experts. It goes on to a call of the other while its peers still take what it wrote for the one.
 //
 // A wait looks for a short while and then sleeps, in slices that each say that the step gets on. It ends when all have come, when
-// the epoch changes (GangBroken), or after the limit.
+// the epoch changes (RankGroupBroken), or after the limit.
 #pragma once
 
 #include <atomic>
@@ -63,8 +63,8 @@ constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + COMM_GROUPS * MAX_RANKS * s
 static_assert(COMM_WINDOWS_AT % 64 == 0);
 
 // The epoch is not the one any more in which the rank joined: `rank` is gone, or came back.
-struct GangBroken : std::runtime_error {
-    GangBroken(const std::string &text, int gone, std::uint64_t now) : std::runtime_error(text), rank(gone), epoch(now) {}
+struct RankGroupBroken : std::runtime_error {
+    RankGroupBroken(const std::string &text, int gone, std::uint64_t now) : std::runtime_error(text), rank(gone), epoch(now) {}
     int rank;
     std::uint64_t epoch;
 };
@@ -86,7 +86,7 @@ public:
     void begin_step(std::uint64_t step, std::uint32_t versions = 0) { step_ = step, versions_ = versions; }
     std::int64_t waited_ns() const { return waited_ns_; }  // in all
     std::int64_t num_calls() const { return num_calls_; }
-    void check_epoch() const;  // GangBroken where it is another than that of `join`
+    void check_epoch() const;  // RankGroupBroken where it is another than that of `join`
 
     void meet(CommKind kind, std::int64_t bytes);  // returns when all have come here
     // y: of each rank `bytes`, in the order of the ranks

@@ -9,7 +9,7 @@ namespace {
 
 constexpr i32 kFirstPause = 16, kLongestPause = 256;    // tokens without drafts, then one is tried
 constexpr double kProbeShare = 0.005, kMostCredit = 1;  // steps: what that may cost of each step, and how much is saved up
-// Of layers: what makes ready for a guess, in the steps before, takes twice as much again as the one that verifies it.
+// Of layers: what makes ready for a draft token, in the steps before, takes twice as much again as the one that verifies it.
 constexpr double kLayersCost = 3;
 constexpr double kPriorWeight = 3;              // drafts that a class's prior is worth
 constexpr double kClassDecay = 0.98;            // for each draft more of the class
@@ -25,7 +25,7 @@ constexpr double kDoubtTrust = 0.25, kDoubtWeight = 1;  // then: a few samples a
 constexpr double kLeast = 0.05;                         // chance of a draft that is tried because it promises something
 constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
-// A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and guess in the next.
+// A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and draft token in the next.
 // Where nothing came of that it is asked for again.
 constexpr i64 kAsks = 2, kAskInterval = 4;
 
@@ -384,7 +384,7 @@ void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) {
     num_asked_ = (num_asked_ + 1) % kAskInterval;
 }
 
-i64 DraftLengths::wanted_by_newcomers() const {
+i64 DraftLengths::wanted_by_new_requests() const {
     double promised = 0;
     for (i64 method = 0; method < static_cast<i64>(recent_.size()); ++method)
         promised = std::max(promised, promise_of(method, recent_[method]));

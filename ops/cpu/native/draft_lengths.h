@@ -62,7 +62,7 @@ struct LengthSlots {
 
 // A sample goes on as a method expects, or it does not: drafts of the one kind stand as often as those of their class do, of the
 // other hardly ever. Which kind it is, is inferred from each of its drafts, and soon sure. One of which nothing is known yet is
-// taken for what the last ones were. Classes learn from samples of the first kind alone, so that text which cannot be guessed
+// taken for what the last ones were. Classes learn from samples of the first kind alone, so that text which cannot be drafted
 // does not spoil them.
 class DraftLengths {
 public:
@@ -84,10 +84,10 @@ public:
     void tell_layers(const i32 *slots, i64 num_slots);
     // How many drafts would pay in the next step.
     void wanted(const i32 *slots, i64 num_slots, i32 *wanted);
-    // So many steps more in which these slots have none, and what guesses by itself finds none, say nothing of drafts.
+    // So many steps more in which these slots have none, and what draft tokens by itself finds none, say nothing of drafts.
     i64 num_idle(const i32 *slots, i64 num_slots) const;
     // The same of a sample that comes.
-    i64 wanted_by_newcomers() const;
+    i64 wanted_by_new_requests() const;
     // From which chance on a draft more paid in the step that was chosen for last; 0: all do, or nobody knows.
     double least_chance() const { return is_adaptive_ ? least_chance_ : 0; }
     // A step, which stands for so many of its kind.

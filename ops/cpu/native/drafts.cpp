@@ -65,15 +65,15 @@ void NgramDrafts::propose(const DraftCall &call) {
         const i32 *source = state.is_prediction ? predicted : tokens;
         const i64 end = state.is_prediction ? static_cast<i64>(state.prediction.size()) : count;
         if (state.behind < 0 || state.behind >= end) continue;
-        i32 *guesses = call.drafts + row * call.k;
-        i64 num_guesses = call.limits[row];
-        if (state.is_prediction) num_guesses = std::min(num_guesses, end - state.behind);
-        for (i64 place = 0; place < num_guesses; ++place) {
-            const i64 at = state.behind + place;  // where the text repeats its own end, that is a guess itself
-            guesses[place] = at < end ? source[at] : guesses[at - end];
+        i32 *draft_tokens = call.drafts + row * call.k;
+        i64 num_draft_tokens = call.limits[row];
+        if (state.is_prediction) num_draft_tokens = std::min(num_draft_tokens, end - state.behind);
+        for (i64 place = 0; place < num_draft_tokens; ++place) {
+            const i64 at = state.behind + place;  // where the text repeats its own end, that is a draft token itself
+            draft_tokens[place] = at < end ? source[at] : draft_tokens[at - end];
             call.classes[row * call.k + place] = static_cast<i32>(std::min(state.num_agreed + place, kClasses - 1));
         }
-        call.counts[row] = static_cast<i32>(num_guesses);
+        call.counts[row] = static_cast<i32>(num_draft_tokens);
     }
 }
 

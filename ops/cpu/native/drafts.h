@@ -56,7 +56,7 @@ struct NgramText {
     i64 num_indexed = 0;  // n-grams that end before it are there
 };
 
-// Of one slot: its own text, and a guess at its answer that came with the request, where it is looked first.
+// Of one slot: its own text, and a draft token at its answer that came with the request, where it is looked first.
 //
 // A match outlives a token that it did not foresee: the text goes on behind the replaced one (`behind`), or where it was (`at`: one
 // was put in); whichever the next token agrees with.

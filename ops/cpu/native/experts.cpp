@@ -450,7 +450,7 @@ void serve(Engine &engine, const ApplyExperts &op, const Windows &windows) {
     op.windows.comm->meet(CommKind::COMBINE, hidden * static_cast<i64>(sizeof(float)));
 }
 
-// All ranks of the gang come here, with rows or without, and compute each other's. The results of rows that several ranks have are
+// All ranks of the rank group come here, with rows or without, and compute each other's. The results of rows that several ranks have are
 // where the one of them that showed the row finds them, and all of them may look there until the next dispatch.
 void exchange(Engine &engine, const ApplyExperts &op, i64 rows) {
     const Windows windows(op);

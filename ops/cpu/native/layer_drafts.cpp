@@ -9,7 +9,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i32 kNowhere = -1;
-constexpr i32 kFewEntries = 32;  // behind a hole: guesses that see so little stand less often
+constexpr i32 kFewEntries = 32;  // behind a hole: draft tokens that see so little stand less often
 // Counts of a step's inputs (ops/table.py).
 constexpr int kNumRows = 0, kNumSequences = 1, kNumLogitRows = 2, kHasBounds = 3, kNumTokens = 4;
 
@@ -117,28 +117,28 @@ void LayerDrafts::set_rows(const LayerInputs &inputs, const LayerRows &rows) con
 }
 
 // Of the first rows, whose tokens before are `place` behind their starts.
-void LayerDrafts::guess(const LayerTapes &tapes, i64 num_rows, i32 place) {
+void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
     const bool has_probabilities = *least_chance_ > 0;
-    guesses_.resize(num_rows);
+    draft_tokens_.resize(num_rows);
     for (i64 begin = 0; begin < num_rows; begin += single_.max_logit_rows) {
         const i64 count = std::min(num_rows - begin, single_.max_logit_rows);
         single_.counts[kNumLogitRows] = static_cast<i32>(count);
         std::iota(single_.logit_row_ids, single_.logit_row_ids + count, static_cast<i32>(begin));
         tapes.head->replay();
-        guess_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities, guesses_.data() + begin);
+        choose_draft_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities, draft_tokens_.data() + begin);
     }
     for (i64 row = 0; row < num_rows; ++row) {
         const i32 slot = rows_.slots[row];
-        slots_.token_ids[slot * slots_.width + rows_.starts[row] + place + 1] = guesses_[row].token_id;
+        slots_.token_ids[slot * slots_.width + rows_.starts[row] + place + 1] = draft_tokens_[row].token_id;
         if (!has_probabilities) continue;
-        const i64 which = GuessChances::class_of(guesses_[row].probability);
+        const i64 which = DraftChances::class_of(draft_tokens_[row].probability);
         // a layer that sees next to nothing is sure of what does not stand: that says nothing of others
-        if (!has_few_entries(slot)) slots_.guess_classes[slot * slots_.k + place] = static_cast<i32>(which);
+        if (!has_few_entries(slot)) slots_.draft_classes[slot * slots_.k + place] = static_cast<i32>(which);
         chances_of_rows_[row] *= chances_.of(place, which);
     }
 }
 
-// Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a guess
+// Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a draft token
 // costs, half is spent when it is known; and without any nobody would learn whether they stand.
 bool LayerDrafts::goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept) {
     num_kept = num_drafts;
@@ -173,7 +173,7 @@ void LayerDrafts::draft(const LayerStep &step) {
         if (place == 0) {
             for (i64 row = 0; row < num_rows; ++row) mark_of(rows_.slots[row], rows_.starts[row]) = true;
         }
-        guess(tapes, num_rows, place);
+        draft(tapes, num_rows, place);
         i64 num_left = 0;  // who goes on moves up
         for (i64 row = 0; row < num_rows; ++row) {
             const i64 of_step = order[row];
@@ -183,7 +183,7 @@ void LayerDrafts::draft(const LayerStep &step) {
                 chances_of_rows_[num_left] = chances_of_rows_[row];
                 for (std::vector<i32> *each : {&rows_.slots, &rows_.starts}) (*each)[num_left] = (*each)[row];
                 for (i32 *each : {single_.row_slots, single_.sequence_slots, single_.first_keys}) each[num_left] = each[row];
-                single_.token_ids[num_left] = guesses_[row].token_id;
+                single_.token_ids[num_left] = draft_tokens_[row].token_id;
                 single_.positions[num_left] = single_.positions[row] + 1;
                 single_.sequence_starts[num_left] = single_.sequence_starts[row] + 1;
                 single_.last_keys[num_left] = single_.last_keys[row] + 1;
@@ -198,12 +198,12 @@ void LayerDrafts::draft(const LayerStep &step) {
     }
 }
 
-// What came of guesses whose layers said how sure they are.
+// What came of draft tokens whose layers said how sure they are.
 void LayerDrafts::learn(const LayerStep &step, const i32 *counts) {
     for (i64 row = 0; row < step.num_rows; ++row) {
         const i64 slot = step.slots[row];
         if (!step.num_drafts[row] || !slots_.is_drafted_by_layers[slot]) continue;
-        i32 *classes = slots_.guess_classes + slot * slots_.k;
+        i32 *classes = slots_.draft_classes + slot * slots_.k;
         const i32 num_judged = slots_.is_ended[slot] ? 0 : std::min(step.num_drafts[row], counts[row]);
         for (i32 place = 0; place < num_judged; ++place) {
             if (classes[place] >= 0) chances_.learn(place, classes[place], place < counts[row] - 1);

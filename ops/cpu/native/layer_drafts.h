@@ -1,4 +1,4 @@
-// What layers that draft have of each slot, and the chain of their guesses (workers/drafts/mtp.py, which says what entries are).
+// What layers that draft have of each slot, and the chain of their draft tokens (workers/drafts/mtp.py, which says what entries are).
 //
 // Where the plan is a tape, the rows of a chain or of tokens that stand are set and replayed here, with nothing of Python in
 // between; other plans are told which rows these are.
@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "guesses.h"
+#include "draft_tokens.h"
 #include "ops.h"
 
 namespace tokamak::cpu {
@@ -23,14 +23,14 @@ struct LayerSlots {
     i64 hidden_size;
     i32 *hidden_positions, *first_entries, *entry_ends;  // [slots]
     const bool *is_drafted_by_layers, *is_ended;         // [slots]
-    i32 *guess_classes;                                  // [slots, k]: of guesses that are being verified; -1: none
+    i32 *draft_classes;                                  // [slots, k]: of draft tokens that are being verified; -1: none
     i64 k;
 };
 
 // Rows of a step, one of a slot at most: workers/step/rows.py.
 struct LayerStep {
     const i32 *slots, *starts;
-    i32 *counts, *num_sampled, *num_drafts;  // which fewer guesses than were thought to pay make less
+    i32 *counts, *num_sampled, *num_drafts;  // which fewer draft tokens than were thought to pay make less
     i64 num_rows;
 };
 
@@ -42,7 +42,7 @@ struct LayerInputs {
     i64 max_logit_rows;
 };
 
-// One module's guess, as tapes, and what is left by these.
+// One module's draft token, as tapes, and what is left by these.
 struct LayerTapes {
     Tape *forward, *head;
     const float *fed, *logits;
@@ -60,7 +60,7 @@ struct LayerRows {
 
 class LayerDrafts {
 public:
-    // `chances`: [k, GuessChances::kClasses]; `least_chance`: from which on a guess pays, with those before it; 0: all do.
+    // `chances`: [k, DraftChances::kClasses]; `least_chance`: from which on a draft token pays, with those before it; 0: all do.
     LayerDrafts(LayerSlots slots, LayerInputs standing, LayerInputs single, double *chances, const double *least_chance)
         : slots_(slots), standing_(standing), single_(single), chances_(slots.k, chances), least_chance_(least_chance) {}
 
@@ -73,13 +73,13 @@ public:
     void empty(const i32 *slots, const i32 *blocks, i64 count);
     // Which rows' tokens get entries.
     void choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const;
-    // How many guesses each slot can get, and their classes [num_slots, k]: by place, from k on where entries are few.
+    // How many draft tokens each slot can get, and their classes [num_slots, k]: by place, from k on where entries are few.
     void propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const;
     // Entries [begins[i], ends[i]) will be there: the first that there is then of each slot.
     void enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries);
     // They are.
     void mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends);
-    // Guesses behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too unlikely to
+    // Draft tokens behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too unlikely to
     // stand, by what its layer says of it; the row has fewer then, one at least.
     void draft(const LayerStep &step);
     // Of the tokens that stand after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
@@ -93,7 +93,7 @@ private:
     i32 enter(i32 slot, i32 begin, i32 end);
     void set_rows(const LayerInputs &inputs, const LayerRows &rows) const;
     bool has_few_entries(i32 slot) const;
-    void guess(const LayerTapes &tapes, i64 num_rows, i32 place);
+    void draft(const LayerTapes &tapes, i64 num_rows, i32 place);
     bool goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept);
     void learn(const LayerStep &step, const i32 *counts);
 
@@ -102,9 +102,9 @@ private:
     Tape *store_ = nullptr;
     std::vector<LayerTapes> modules_;
     LayerRows rows_, none_;
-    std::vector<Guess> guesses_;           // of the chain's rows
-    std::vector<double> chances_of_rows_;  // that all guesses of each stand
-    GuessChances chances_;
+    std::vector<DraftToken> draft_tokens_;           // of the chain's rows
+    std::vector<double> chances_of_rows_;  // that all draft tokens of each stand
+    DraftChances chances_;
     const double *least_chance_;
 };
 

@@ -523,7 +523,7 @@ void bind_drafts(nb::module_ &module) {
         .def("num_idle", [](const DraftLengths &self, Address slots, i64 count) { return self.num_idle(ints(slots), count); })
         .def("tell_layers", [](DraftLengths &self, Address slots, i64 count) { self.tell_layers(ints(slots), count); })
         .def_prop_ro("num_verified", &DraftLengths::num_verified)
-        .def("wanted_by_newcomers", &DraftLengths::wanted_by_newcomers)
+        .def("wanted_by_new_requests", &DraftLengths::wanted_by_new_requests)
         .def_prop_ro("least_chance", &DraftLengths::least_chance)
         .def("took", [](DraftLengths &self, bool has_prompts, bool has_drafts, i64 num_rows, double step_ns, i64 num_steps) {
             self.took(kind_of(has_prompts, has_drafts), num_rows, step_ns, num_steps);
@@ -572,21 +572,21 @@ LayerInputs layer_inputs(const nb::dict &arrays, i64 max_logit_rows) {
 
 void bind_layer_drafts(nb::module_ &module) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
-    module.def("guess_tokens", [](Address logits, i64 num_rows, i64 vocab) {
-        std::vector<Guess> guesses(num_rows);
-        guess_tokens(Engine::get(), floats(logits), num_rows, vocab, true, guesses.data());
+    module.def("choose_draft_tokens", [](Address logits, i64 num_rows, i64 vocab) {
+        std::vector<DraftToken> draft_tokens(num_rows);
+        choose_draft_tokens(Engine::get(), floats(logits), num_rows, vocab, true, draft_tokens.data());
         nb::list found;
-        for (const Guess &guess : guesses) found.append(nb::make_tuple(guess.token_id, guess.probability));
+        for (const DraftToken &draft_token : draft_tokens) found.append(nb::make_tuple(draft_token.token_id, draft_token.probability));
         return found;
     });
-    nb::class_<GuessChances> chances(module, "GuessChances");
-    chances.attr("NUM_CLASSES") = GuessChances::kClasses;
+    nb::class_<DraftChances> chances(module, "DraftChances");
+    chances.attr("NUM_CLASSES") = DraftChances::kClasses;
     chances
-        .def("__init__", [](GuessChances *self, i64 num_places,
-                            Address chances) { new (self) GuessChances(num_places, reinterpret_cast<double *>(chances)); })
-        .def_static("class_of", &GuessChances::class_of)
-        .def("learn", &GuessChances::learn)
-        .def("tell", &GuessChances::tell);
+        .def("__init__", [](DraftChances *self, i64 num_places,
+                            Address chances) { new (self) DraftChances(num_places, reinterpret_cast<double *>(chances)); })
+        .def_static("class_of", &DraftChances::class_of)
+        .def("learn", &DraftChances::learn)
+        .def("tell", &DraftChances::tell);
     nb::class_<LayerDrafts>(module, "LayerDrafts")
         .def("__init__",
              [](LayerDrafts *self, const nb::dict &slots, i64 width, i64 table_width, i64 block_size, i64 hidden_size,
@@ -609,7 +609,7 @@ void bind_layer_drafts(nb::module_ &module) {
                                            ints(of("entry_ends")),
                                            truths(of("is_drafted_by_layers")),
                                            truths(of("is_ended")),
-                                           ints(of("guess_classes")),
+                                           ints(of("draft_classes")),
                                            k};
                  new (self) LayerDrafts(of_slots, layer_inputs(standing, max_logit_rows), layer_inputs(single, max_logit_rows),
                                         reinterpret_cast<double *>(chances), reinterpret_cast<double *>(least_chance));
@@ -661,14 +661,14 @@ void bind_layer_drafts(nb::module_ &module) {
              });
 }
 
-// GangBroken(text, rank, epoch) in Python.
-void bind_gang_broken(nb::module_ &module) {
-    static PyObject *type = PyErr_NewException("ops._cpu.GangBroken", PyExc_RuntimeError, nullptr);
-    module.attr("GangBroken") = nb::borrow(type);
+// RankGroupBroken(text, rank, epoch) in Python.
+void bind_rank_group_broken(nb::module_ &module) {
+    static PyObject *type = PyErr_NewException("ops._cpu.RankGroupBroken", PyExc_RuntimeError, nullptr);
+    module.attr("RankGroupBroken") = nb::borrow(type);
     nb::register_exception_translator([](const std::exception_ptr &thrown, void *) {
         try {
             std::rethrow_exception(thrown);
-        } catch (const GangBroken &error) {
+        } catch (const RankGroupBroken &error) {
             PyErr_SetObject(type, nb::make_tuple(error.what(), error.rank, error.epoch).ptr());
         }
     });
@@ -676,7 +676,7 @@ void bind_gang_broken(nb::module_ &module) {
 
 void bind_comm(nb::module_ &module) {
     using Release = nb::call_guard<nb::gil_scoped_release>;
-    bind_gang_broken(module);
+    bind_rank_group_broken(module);
     nb::dict layout;
     layout["line"] = COMM_LINE;
     layout["ranks"] = MAX_RANKS;

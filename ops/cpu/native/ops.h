@@ -195,10 +195,10 @@ struct ExpertMatrices {
     LinearShape first;  // that of slot 0, without rows
 };
 
-// Where the ranks of a gang give each other rows and results: of each of them a line with the number of its rows, then of all
+// Where the ranks of a rank group give each other rows and results: of each of them a line with the number of its rows, then of all
 // the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
 struct ExpertWindows {
-    Comm *comm;  // of the whole gang; null: this rank has all experts
+    Comm *comm;  // of the whole rank group; null: this rank has all experts
     char *memory;
     i64 max_rows;               // of a rank
     int first_rank, num_ranks;  // who have the same rows as this one, and share them out
@@ -251,7 +251,7 @@ struct ExpertsMemory {
     std::vector<i64> begins;                   // [experts + 1]: of each one's rows among all
     std::vector<i32> row_ids, places;          // of x, in the order of the experts; where each (row, choice) is among these
     std::vector<i32> pair_experts, pair_rows;  // of the (row, choice) pairs that this rank computes
-    std::vector<i64> row_places, pair_places;  // of those rows and pairs among all of the gang's
+    std::vector<i64> row_places, pair_places;  // of those rows and pairs among all of the rank group's
 };
 
 // What ops run on, one for the process.

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from engine.messages import ChatPrompt, Part, Submit
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import wait_until
 
@@ -38,20 +38,20 @@ BLOCKS = [
 
 
 @pytest.fixture(scope="module")
-def claude(thinker: Edge) -> Iterator[anthropic.Anthropic]:
+def claude(thinker: ApiServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as made:
         yield made
 
 
-def ask(edge: Edge, body: dict[str, Any], path: str = "/v1/messages") -> httpx.Response:
-    return edge.post(path, {"max_tokens": 2, "messages": MESSAGES, **body})
+def ask(server: ApiServer, body: dict[str, Any], path: str = "/v1/messages") -> httpx.Response:
+    return server.post(path, {"max_tokens": 2, "messages": MESSAGES, **body})
 
 
-def submit_of(edge: Edge, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
+def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
     """What the engine is asked."""
-    answer = ask(edge, body)
+    answer = ask(server, body)
     assert answer.status_code == 200, answer.text
-    submit = edge.peer.submits()[-1]
+    submit = server.peer.submits()[-1]
     assert isinstance(submit.prompt, ChatPrompt)
     return submit, submit.prompt, orjson.loads(submit.prompt.messages)
 
@@ -66,7 +66,7 @@ def test_whole(claude: anthropic.Anthropic) -> None:
     assert message._request_id
 
 
-def test_stream_equals_whole(thinker: Edge, claude: anthropic.Anthropic) -> None:
+def test_stream_equals_whole(thinker: ApiServer, claude: anthropic.Anthropic) -> None:
     thinker.peer.script = CALLS
     try:
         tools: Any = [TOOL]
@@ -87,7 +87,7 @@ def test_stream_equals_whole(thinker: Edge, claude: anthropic.Anthropic) -> None
     assert events[-1] == "message_stop"
 
 
-def test_events(thinker: Edge) -> None:
+def test_events(thinker: ApiServer) -> None:
     """In order, with what each has; a block ends before another begins. Silence is filled with pings."""
     with thinker.paced(0):
         body = {"max_tokens": 9, "messages": MESSAGES, "stream": True}
@@ -109,7 +109,7 @@ def test_events(thinker: Edge) -> None:
     assert end["usage"]["output_tokens"] == 9
 
 
-def test_an_answer_that_is_whole_with_its_first_tokens_begins_empty(thinker: Edge) -> None:
+def test_an_answer_that_is_whole_with_its_first_tokens_begins_empty(thinker: ApiServer) -> None:
     body = {"max_tokens": 1, "messages": MESSAGES, "stream": True}
     answer = httpx.post(f"{thinker.url}/v1/messages", json=body)
     datas = [orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -118,7 +118,7 @@ def test_an_answer_that_is_whole_with_its_first_tokens_begins_empty(thinker: Edg
     assert [data["delta"]["text"] for data in datas if data["type"] == "content_block_delta"] == [said_text(1)]
 
 
-def test_thinking_is_left_out_where_it_is_not_to_be_shown(thinker: Edge) -> None:
+def test_thinking_is_left_out_where_it_is_not_to_be_shown(thinker: ApiServer) -> None:
     thinker.peer.script = CALLS[:3]
     try:
         answer = ask(thinker, {"thinking": {"type": "adaptive", "display": "omitted"}, "max_tokens": 9}).json()
@@ -129,7 +129,7 @@ def test_thinking_is_left_out_where_it_is_not_to_be_shown(thinker: Edge) -> None
     assert thinking["signature"]
 
 
-def test_conversation(thinker: Edge) -> None:
+def test_conversation(thinker: ApiServer) -> None:
     """All blocks, in the order of chat."""
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=36ee5;"}
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -193,7 +193,7 @@ def test_conversation(thinker: Edge) -> None:
     assert refused.json()["error"]["message"].startswith("messages[0]: this model takes text alone")
 
 
-def test_a_turn_that_was_begun_goes_on(thinker: Edge) -> None:
+def test_a_turn_that_was_begun_goes_on(thinker: ApiServer) -> None:
     _, prompt, messages = submit_of(thinker, {"messages": [*MESSAGES, {"role": "assistant", "content": "The answer is"}]})
     assert messages[-1] == {"role": "assistant", "content": "The answer is"}
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == (False, True)
@@ -207,13 +207,13 @@ def test_a_turn_that_was_begun_goes_on(thinker: Edge) -> None:
         ({"type": "tool", "name": "weather"}, ("named", ["weather"]), True),
     ],
 )
-def test_tool_choice(thinker: Edge, choice: dict[str, Any], expected: tuple[str, list[str]], is_parallel: bool) -> None:
+def test_tool_choice(thinker: ApiServer, choice: dict[str, Any], expected: tuple[str, list[str]], is_parallel: bool) -> None:
     parsing = submit_of(thinker, {"tools": [TOOL], "tool_choice": choice})[0].text.parsing
     assert parsing is not None
     assert ((parsing.choice, parsing.names), parsing.is_parallel) == (expected, is_parallel)
 
 
-def test_parameters(thinker: Edge) -> None:
+def test_parameters(thinker: ApiServer) -> None:
     body = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "stop_sequences": ["x"], "max_tokens": 10**6, "tools": [TOOL]}
     thinker.peer.script = CALLS[2:3]
     try:
@@ -262,7 +262,7 @@ def test_parameters(thinker: Edge) -> None:
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0]"),
     ],
 )
-def test_mistakes(thinker: Edge, body: dict[str, Any], says: str) -> None:
+def test_mistakes(thinker: ApiServer, body: dict[str, Any], says: str) -> None:
     answer = ask(thinker, body)
     assert answer.status_code == 400, answer.text
     error = answer.json()
@@ -277,7 +277,7 @@ USED = {"type": "tool_use", "id": "call_a", "name": "ToolSearch", "input": {"que
 FOUND = {"type": "tool_result", "tool_use_id": "call_a", "content": [{"type": "tool_reference", "tool_name": "weather"}]}
 
 
-def test_deferred_tool_waits_for_its_reference(thinker: Edge) -> None:
+def test_deferred_tool_waits_for_its_reference(thinker: ApiServer) -> None:
     body: dict[str, Any] = {"tools": [SEARCH, DEFERRED]}
     before = submit_of(thinker, body)[1]
     assert [tool["function"]["name"] for tool in orjson.loads(before.tools)] == ["ToolSearch"]
@@ -290,7 +290,7 @@ def test_deferred_tool_waits_for_its_reference(thinker: Edge) -> None:
     assert counted.status_code == 200, counted.text
 
 
-def test_omitted_thinking_is_filled_with_pings(thinker: Edge) -> None:
+def test_omitted_thinking_is_filled_with_pings(thinker: ApiServer) -> None:
     thinker.peer.script = [Part("reasoning", "hm ")] * 20 + [Part("content", "So.")]
     thinking = {"type": "adaptive", "display": "omitted"}
     body = {"model": "tiny", "messages": MESSAGES, "thinking": thinking, "stream": True, "max_tokens": 100}
@@ -302,12 +302,12 @@ def test_omitted_thinking_is_filled_with_pings(thinker: Edge) -> None:
         thinker.peer.script = []
 
 
-def test_effort_alone_does_not_turn_thinking_on(thinker: Edge) -> None:
+def test_effort_alone_does_not_turn_thinking_on(thinker: ApiServer) -> None:
     kwargs = orjson.loads(submit_of(thinker, {"output_config": {"effort": "medium"}})[1].chat_template_kwargs)
     assert kwargs == {"reasoning_effort": "medium"}
 
 
-def test_results_of_another_servers_tools_are_shown(thinker: Edge) -> None:
+def test_results_of_another_servers_tools_are_shown(thinker: ApiServer) -> None:
     hit = {"type": "web_search_result", "title": "Rain", "url": "http://x", "encrypted_content": "EqgfCioI"}
     turn = [
         {"type": "text", "text": "I look."},
@@ -323,7 +323,7 @@ def test_results_of_another_servers_tools_are_shown(thinker: Edge) -> None:
     assert messages[3]["content"] == "It rains."
 
 
-def test_search_of_another_server_brings_its_tools(thinker: Edge) -> None:
+def test_search_of_another_server_brings_its_tools(thinker: ApiServer) -> None:
     found = {"type": "tool_search_tool_search_result", "tool_references": [{"type": "tool_reference", "tool_name": "weather"}]}
     turn = [
         {"type": "server_tool_use", "id": "srv_1", "name": "tool_search_tool_regex", "input": {"query": "w"}},
@@ -334,7 +334,7 @@ def test_search_of_another_server_brings_its_tools(thinker: Edge) -> None:
     assert [tool["function"]["name"] for tool in orjson.loads(prompt.tools)] == ["ToolSearch", "weather"]
 
 
-def test_failed_result_says_so(thinker: Edge) -> None:
+def test_failed_result_says_so(thinker: ApiServer) -> None:
     used = {"role": "assistant", "content": [USED]}
     result = {"type": "tool_result", "tool_use_id": "call_a", "content": "no route", "is_error": True}
     _, _, messages = submit_of(thinker, {"messages": [*MESSAGES, used, {"role": "user", "content": [result]}]})
@@ -343,7 +343,7 @@ def test_failed_result_says_so(thinker: Edge) -> None:
     assert "no route" in shown
 
 
-def test_newer_blocks_reach_the_prompt(thinker: Edge) -> None:
+def test_newer_blocks_reach_the_prompt(thinker: ApiServer) -> None:
     summary = {"role": "assistant", "content": [{"type": "compaction", "content": "So far."}]}
     used = {"role": "assistant", "content": [USED]}
     state = {"type": "browser_state", "tabs": [{"title": "News", "url": "http://x"}]}
@@ -356,30 +356,30 @@ def test_newer_blocks_reach_the_prompt(thinker: Edge) -> None:
     assert orjson.loads(prompt.chat_template_kwargs)["enable_thinking"] is True
 
 
-def test_reference_of_a_user_names_its_tool(thinker: Edge) -> None:
+def test_reference_of_a_user_names_its_tool(thinker: ApiServer) -> None:
     reference = [{"role": "user", "content": [{"type": "tool_reference", "tool_name": "weather"}]}]
     _, prompt, messages = submit_of(thinker, {"messages": reference, "tools": [DEFERRED]})
     assert messages == [{"role": "user", "content": "Tool found: weather"}]
     assert [tool["function"]["name"] for tool in orjson.loads(prompt.tools)] == ["weather"]
 
 
-def test_examples_of_inputs_reach_the_prompt(thinker: Edge) -> None:
+def test_examples_of_inputs_reach_the_prompt(thinker: ApiServer) -> None:
     _, prompt, _ = submit_of(thinker, {"tools": [TOOL | {"input_examples": [{"city": "Rome"}]}]})
     assert orjson.loads(prompt.tools)[0]["function"]["parameters"]["examples"] == [{"city": "Rome"}]
 
 
-def test_empty_system_block_is_no_message(thinker: Edge) -> None:
+def test_empty_system_block_is_no_message(thinker: ApiServer) -> None:
     _, _, messages = submit_of(thinker, {"system": [{"type": "text", "text": ""}]})
     assert messages == MESSAGES
 
 
 @pytest.mark.parametrize("kind", ["clear_tool_uses_20250919", "clear_thinking_20251015"])
-def test_context_edit_is_taken(thinker: Edge, kind: str) -> None:
+def test_context_edit_is_taken(thinker: ApiServer, kind: str) -> None:
     edit = {"type": kind, "trigger": {"type": "input_tokens", "value": 9}, "keep": {"type": "tool_uses", "value": 3}}
     assert ask(thinker, {"context_management": {"edits": [edit]}}).status_code == 200
 
 
-def test_errors(claude: anthropic.Anthropic, thinker: Edge) -> None:
+def test_errors(claude: anthropic.Anthropic, thinker: ApiServer) -> None:
     with pytest.raises(anthropic.NotFoundError, match="nobody"):
         claude.messages.create(model="nobody", max_tokens=2, messages=MESSAGES)
     with pytest.raises(anthropic.NotFoundError, match="nothing here"):

@@ -16,7 +16,7 @@ import pytest
 from api.batches.batch import MAX_REQUESTS, count_requests
 from api.batches.routes import MAX_STORED
 from engine.errors import RequestError
-from tests.api.edge import CHILD, Edge
+from tests.api.api_server import CHILD, ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -24,13 +24,13 @@ LIMIT = 3 << 20
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    with Edge(tmp_path_factory.mktemp("run"), max_files_size_per_user=LIMIT, max_num_seqs=4) as running:
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path_factory.mktemp("run"), max_files_size_per_user=LIMIT, max_num_seqs=4) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(keeper: Edge) -> Iterator[openai.OpenAI]:
+def client(keeper: ApiServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{keeper.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
@@ -45,8 +45,8 @@ def begin(client: openai.OpenAI, *lines: str, endpoint: Any = "/v1/completions")
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"})
 
 
-def names(edge: Edge) -> list[str]:
-    return sorted(path.name for path in edge.run.files_path.glob("*"))
+def names(server: ApiServer) -> list[str]:
+    return sorted(path.name for path in server.run.files_path.glob("*"))
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Any:
@@ -89,7 +89,7 @@ def test_file_comes_back_as_it_was_uploaded(client: openai.OpenAI, tmp_path: Pat
             client.files.delete(file.id)
 
 
-def test_batch_is_answered_line_by_line(keeper: Edge, client: openai.OpenAI) -> None:
+def test_batch_is_answered_line_by_line(keeper: ApiServer, client: openai.OpenAI) -> None:
     lines = [*(line(f"r{number}", 3 + number) for number in range(20)), line("wrong", temperature=7)]
     batch = begin(client, *lines)
     assert (batch.object, batch.endpoint, batch.completion_window, batch.metadata) == (
@@ -133,7 +133,7 @@ def test_every_endpoint_of_batches_is_answered(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("victim", ["tokenizer", "api"])
-def test_batch_goes_on_after_a_kill(keeper: Edge, client: openai.OpenAI, victim: str) -> None:
+def test_batch_goes_on_after_a_kill(keeper: ApiServer, client: openai.OpenAI, victim: str) -> None:
     with keeper.paced(5):
         batch = begin(client, *(line(f"r{number}", 3 if number < 6 else 9) for number in range(20)))
         wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed == 6, what="some are answered")
@@ -152,7 +152,7 @@ def test_batch_goes_on_after_a_kill(keeper: Edge, client: openai.OpenAI, victim:
     }
 
 
-def test_cancelled_batch_keeps_its_answers(keeper: Edge, client: openai.OpenAI) -> None:
+def test_cancelled_batch_keeps_its_answers(keeper: ApiServer, client: openai.OpenAI) -> None:
     with keeper.paced(5):
         batch = begin(client, *(line(f"r{number}", 3 if number < 6 else 9) for number in range(20)))
         wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed == 6, what="some are answered")
@@ -166,7 +166,7 @@ def test_cancelled_batch_keeps_its_answers(keeper: Edge, client: openai.OpenAI) 
     assert client.files.delete(batch.input_file_id).deleted
 
 
-def test_expired_batch_keeps_its_answers(keeper: Edge, client: openai.OpenAI) -> None:
+def test_expired_batch_keeps_its_answers(keeper: ApiServer, client: openai.OpenAI) -> None:
     with keeper.paced(5):
         batch = begin(client, *(line(f"r{number}", 3 if number < 6 else 9) for number in range(20)))
         wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed == 6, what="some are answered")
@@ -220,7 +220,7 @@ def test_too_many_requests_are_refused(tmp_path: Path) -> None:
         count_requests(path, "/v1/completions")
 
 
-def test_files_of_a_user_are_limited(keeper: Edge, client: openai.OpenAI) -> None:
+def test_files_of_a_user_are_limited(keeper: ApiServer, client: openai.OpenAI) -> None:
     """What does not fit is refused, and leaves nothing behind."""
     kept = client.files.create(file=("a", b"x" * (LIMIT // 2)), purpose="user_data")
     before = names(keeper)
@@ -234,7 +234,7 @@ def test_files_of_a_user_are_limited(keeper: Edge, client: openai.OpenAI) -> Non
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", ".", "a/b", "a\\b", "a\x1bb", "x" * 256])
-def test_name_with_a_path_is_refused(keeper: Edge, name: str) -> None:
+def test_name_with_a_path_is_refused(keeper: ApiServer, name: str) -> None:
     files = {"file": (name, b"x")}
     answer = httpx.post(f"{keeper.url}/v1/files", files=files, data={"purpose": "batch"}, timeout=WATCHDOG_S)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "file"), answer.text
@@ -266,7 +266,7 @@ WRONG_BODIES: list[tuple[str, bytes]] = [
 
 
 @pytest.mark.parametrize(("kind", "body"), WRONG_BODIES)
-def test_wrong_upload_is_refused(keeper: Edge, kind: str, body: bytes) -> None:
+def test_wrong_upload_is_refused(keeper: ApiServer, kind: str, body: bytes) -> None:
     before = names(keeper)
     headers = {"content-type": kind}
     answer = httpx.post(f"{keeper.url}/v1/files", content=body, headers=headers, timeout=WATCHDOG_S)
@@ -291,7 +291,7 @@ def test_wrong_upload_is_refused(keeper: Edge, kind: str, body: bytes) -> None:
         ("/v1/batches", "limit=x", 400),
     ],
 )
-def test_unknown_id_or_wrong_query_is_refused(keeper: Edge, path: str, query: str, status: int) -> None:
+def test_unknown_id_or_wrong_query_is_refused(keeper: ApiServer, path: str, query: str, status: int) -> None:
     assert keeper.get(f"{path}?{query}").status_code == status
 
 
@@ -308,13 +308,13 @@ def test_unknown_id_or_wrong_query_is_refused(keeper: Edge, path: str, query: st
         ({"metadata": {"a" * 65: "b"}}, 400, "metadata"),
     ],
 )
-def test_wrong_batch_is_refused(keeper: Edge, fields: dict[str, Any], status: int, param: str) -> None:
+def test_wrong_batch_is_refused(keeper: ApiServer, fields: dict[str, Any], status: int, param: str) -> None:
     body = {"input_file_id": "file-" + "0" * 32, "endpoint": "/v1/completions", "completion_window": "24h", **fields}
     answer = keeper.post("/v1/batches", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
-def test_answers_wait_for_room(keeper: Edge, client: openai.OpenAI) -> None:
+def test_answers_wait_for_room(keeper: ApiServer, client: openai.OpenAI) -> None:
     """Where files leave no room, a batch says so, and goes on once some are deleted."""
     file = client.files.create(file=("in.jsonl", "\n".join(line(f"r{n}") for n in range(6)).encode()), purpose="batch")
     used = sum(entry.stat().st_size for entry in os.scandir(keeper.run.files_path))
@@ -329,7 +329,7 @@ def test_answers_wait_for_room(keeper: Edge, client: openai.OpenAI) -> None:
     assert (done.status, done.errors, len(answers(client, done.output_file_id))) == ("completed", None, 6)
 
 
-def test_oldest_batch_that_is_over_makes_room(keeper: Edge, client: openai.OpenAI) -> None:
+def test_oldest_batch_that_is_over_makes_room(keeper: ApiServer, client: openai.OpenAI) -> None:
     first = begin(client, line("a"))
     ended(client, first.id)
     stored = json.loads((keeper.run.files_path / f"{first.id}.json").read_text())
@@ -356,7 +356,7 @@ def test_file_lives_as_long_as_its_batch(client: openai.OpenAI) -> None:
     assert client.files.retrieve(file.id).expires_at == batch.expires_at
 
 
-def test_upload_of_a_dead_process_makes_room(keeper: Edge, client: openai.OpenAI) -> None:
+def test_upload_of_a_dead_process_makes_room(keeper: ApiServer, client: openai.OpenAI) -> None:
     half = FILE[:-2] + b"x" * (LIMIT // 2)
     head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BOUNDARY}\r\nContent-Length: {LIMIT}\r\n\r\n"
     with keeper.connection(head.encode() + half):

@@ -111,7 +111,7 @@ def name_of(message: Message) -> str:
     return message.call_id
 
 
-def test_a_queue_of_many_requests_refuses_newcomers(bench: Bench) -> None:
+def test_a_queue_of_many_requests_refuses_new_requests(bench: Bench) -> None:
     bench.send(*(submits("0", 1, "x" * 20_000)[0] for _ in range(9)))
     for index in range(1, 3):
         bench.send(*submits(str(index), 1, "x" * 20_000))

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from engine.messages import Delta, Deltas, Rejected
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -21,9 +21,9 @@ KEEP_ALIVE = ": keep-alive"
 
 
 @pytest.fixture(scope="module")
-def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """Its streams may be silent for 20 ms."""
-    with Edge(tmp_path_factory.mktemp("run"), sse_keep_alive_interval_s=0.02) as running:
+    with ApiServer(tmp_path_factory.mktemp("run"), sse_keep_alive_interval_s=0.02) as running:
         yield running
 
 
@@ -97,7 +97,7 @@ class Reader:
         assert not self._thread.is_alive()
 
 
-def test_a_prompt_that_takes_long_outlives_a_proxy(silent: Edge) -> None:
+def test_a_prompt_that_takes_long_outlives_a_proxy(silent: ApiServer) -> None:
     proxy = Proxy(silent.port)
     try:
         with silent.paced(0):
@@ -116,7 +116,7 @@ def test_a_prompt_that_takes_long_outlives_a_proxy(silent: Edge) -> None:
     assert [line for line in reader.lines if line][-1] == "data: [DONE]"
 
 
-def test_silence_within_an_answer(silent: Edge) -> None:
+def test_silence_within_an_answer(silent: ApiServer) -> None:
     with silent.paced(3):
         reader = Reader(silent.url, "within", max_tokens=5)
         wait_until(lambda: KEEP_ALIVE in list(reader.lines), what="kept alive")
@@ -124,7 +124,7 @@ def test_silence_within_an_answer(silent: Edge) -> None:
     assert "".join(event["choices"][0]["text"] for event in reader.events) == said_text(5)
 
 
-def test_errors_are_a_status_before_the_head_and_an_event_after_it(silent: Edge) -> None:
+def test_errors_are_a_status_before_the_head_and_an_event_after_it(silent: ApiServer) -> None:
     refused = Reader(silent.url, "at-once", prompt="!reject 429")
     refused.finish()
     assert (refused.status, refused.headers["retry-after"]) == (429, "7")
@@ -139,24 +139,24 @@ def test_errors_are_a_status_before_the_head_and_an_event_after_it(silent: Edge)
     assert [line for line in late.lines if line][-1] == "data: [DONE]"
 
 
-def test_an_ordinary_stream_has_no_comments(edge: Edge) -> None:
-    reader = Reader(edge.url, "ordinary", max_tokens=5)
+def test_an_ordinary_stream_has_no_comments(server: ApiServer) -> None:
+    reader = Reader(server.url, "ordinary", max_tokens=5)
     reader.finish()
     assert KEEP_ALIVE not in reader.lines
     assert reader.headers["x-tokamak-weight-version"] == "1"
 
 
-def test_progress_of_prompts(edge: Edge) -> None:
+def test_progress_of_prompts(server: ApiServer) -> None:
     """Of two prompts of two samples each; only what is more than before is told, also after a crash."""
-    with edge.paced(0):
-        reader = Reader(edge.url, "progress", prompt=["hello", "you"], n=2, return_progress=True, max_tokens=2)
-        submits = wait_until(lambda: edge.peer.submits("progress~") if len(edge.peer.submits("progress~")) == 4 else [])
+    with server.paced(0):
+        reader = Reader(server.url, "progress", prompt=["hello", "you"], n=2, return_progress=True, max_tokens=2)
+        submits = wait_until(lambda: server.peer.submits("progress~") if len(server.peer.submits("progress~")) == 4 else [])
         assert all(submit.options.returns_progress for submit in submits)
 
         def tell(index: int, num_computed: int, num_events: int) -> None:
             delta = Delta(submits[index].request_id, submits[index].attempt, [], "", num_prompt_tokens=9, num_cached_tokens=4)
             delta.num_computed_tokens = num_computed
-            edge.peer.send(Deltas([delta]))
+            server.peer.send(Deltas([delta]))
             wait_until(lambda: len(reader.events) == num_events, what="told")
 
         tell(0, 6, 1)
@@ -167,5 +167,5 @@ def test_progress_of_prompts(edge: Edge) -> None:
     told = [event["prompt_progress"] for event in reader.events if "prompt_progress" in event]
     assert [(one["total"], one["cache"], one["processed"]) for one in told] == [(9, 4, 6), (18, 8, 13), (18, 8, 16)]
     assert all(event["choices"] == [] for event in reader.events if "prompt_progress" in event)
-    refused = edge.post("/v1/completions", {"prompt": "x", "return_progress": True})
+    refused = server.post("/v1/completions", {"prompt": "x", "return_progress": True})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_progress")

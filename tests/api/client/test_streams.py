@@ -17,7 +17,7 @@ import pytest
 
 from api.client.client import MAX_CALLS
 from engine.messages import Delta, Deltas, Rejected, Tokenize, Tokenized
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import DEFAULT_NUM_TOKENS, said, said_text
 from tests.waiting import WATCHDOG_S, wait_until
 
@@ -34,10 +34,10 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 class Reader:
     """Reads one stream in a thread."""
 
-    def __init__(self, edge: Edge, request_id: str, **fields: Any) -> None:
+    def __init__(self, server: ApiServer, request_id: str, **fields: Any) -> None:
         self.chunks: list[dict[str, Any]] = []
         self.response: httpx.Response | None = None
-        self._client = httpx.Client(base_url=edge.url, timeout=WATCHDOG_S)
+        self._client = httpx.Client(base_url=server.url, timeout=WATCHDOG_S)
         body = {"prompt": "hello", "stream": True, "return_token_ids": True, "max_tokens": DEFAULT_NUM_TOKENS, **fields}
         self._thread = threading.Thread(target=self._read, args=(body, request_id))
         self._thread.start()
@@ -68,10 +68,10 @@ class Reader:
 
 
 @pytest.fixture
-def paced(edge: Edge) -> Iterator[Edge]:
+def paced(server: ApiServer) -> Iterator[ApiServer]:
     """Each sample stops after 10 tokens until the test gives more credits."""
-    with edge.paced(10):
-        yield edge
+    with server.paced(10):
+        yield server
 
 
 # -------------------------------------------------------------------------------------------------------------- events
@@ -99,27 +99,29 @@ def test_chat_stream_logprobs(client: openai.OpenAI) -> None:
     assert b"".join(bytes(entry.bytes or []) for entry in entries) == said(30)
 
 
-def test_usage_events(edge: Edge) -> None:
+def test_usage_events(server: ApiServer) -> None:
     body = {"prompt": "hello", "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
-    *pieces, last = events(edge.post("/v1/completions", body))
+    *pieces, last = events(server.post("/v1/completions", body))
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 5
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
     assert last["weight_version"] == "1"
     assert all(piece["usage"] is None for piece in pieces)
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    *pieces, _ = events(edge.post("/v1/completions", body))
+    *pieces, _ = events(server.post("/v1/completions", body))
     counts = [piece["usage"]["completion_tokens"] for piece in pieces]
     assert counts == sorted(counts)
     assert counts[-1] == 5
     del body["stream_options"]
-    assert all("usage" not in piece for piece in events(edge.post("/v1/completions", body)))
+    assert all("usage" not in piece for piece in events(server.post("/v1/completions", body)))
 
 
-def test_completion_stream_equals_the_whole(edge: Edge) -> None:
+def test_completion_stream_equals_the_whole(server: ApiServer) -> None:
     body = {"prompt": ["a\xfc", "b"], "n": 2, "max_tokens": 40, "echo": True, "logprobs": 2, "return_token_ids": True}
-    whole = edge.post("/v1/completions", body).json()["choices"]
-    pieces = [choice for event in events(edge.post("/v1/completions", {**body, "stream": True})) for choice in event["choices"]]
+    whole = server.post("/v1/completions", body).json()["choices"]
+    pieces = [
+        choice for event in events(server.post("/v1/completions", {**body, "stream": True})) for choice in event["choices"]
+    ]
     for choice in whole:
         own = [piece for piece in pieces if piece["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in own) == choice["text"]
@@ -130,22 +132,22 @@ def test_completion_stream_equals_the_whole(edge: Edge) -> None:
         assert own[-1]["finish_reason"] == choice["finish_reason"] == "length"
 
 
-def test_scoring_stream(edge: Edge) -> None:
-    (event,) = events(edge.post("/v1/completions", {"prompt": "abc", "max_tokens": 0, "echo": True, "stream": True}))
+def test_scoring_stream(server: ApiServer) -> None:
+    (event,) = events(server.post("/v1/completions", {"prompt": "abc", "max_tokens": 0, "echo": True, "stream": True}))
     assert (event["choices"][0]["text"], event["choices"][0]["finish_reason"]) == ("abc", "length")
 
 
-def test_headers(edge: Edge) -> None:
-    response = edge.post("/v1/completions", {"prompt": "hello", "stream": True}, headers={"x-request-id": "mine"})
+def test_headers(server: ApiServer) -> None:
+    response = server.post("/v1/completions", {"prompt": "hello", "stream": True}, headers={"x-request-id": "mine"})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["x-request-id"] == "mine"
     assert response.headers["x-tokamak-weight-version"] == "1"
     assert "content-length" not in response.headers
 
 
-def test_async_streams_at_once(edge: Edge) -> None:
+def test_async_streams_at_once(server: ApiServer) -> None:
     async def run() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
 
             async def one(num_tokens: int) -> str:
                 stream = await client.completions.create(model="tiny", prompt="x", max_tokens=num_tokens, stream=True)
@@ -155,14 +157,14 @@ def test_async_streams_at_once(edge: Edge) -> None:
 
     texts = asyncio.run(run())
     assert texts == [said_text(num_tokens) for num_tokens in range(20, 52)]
-    assert edge.count("open_requests") == 0
+    assert server.count("open_requests") == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_an_error_before_the_first_token_is_an_answer(edge: Edge) -> None:
-    response = edge.post("/v1/completions", {"prompt": "!reject 429", "stream": True})
+def test_an_error_before_the_first_token_is_an_answer(server: ApiServer) -> None:
+    response = server.post("/v1/completions", {"prompt": "!reject 429", "stream": True})
     assert response.status_code == 429
     assert response.headers["retry-after"] == "7"
     assert response.json() == {
@@ -170,7 +172,7 @@ def test_an_error_before_the_first_token_is_an_answer(edge: Edge) -> None:
     }
 
 
-def test_an_error_after_the_first_token_is_an_event(paced: Edge) -> None:
+def test_an_error_after_the_first_token_is_an_event(paced: ApiServer) -> None:
     reader = Reader(paced, "late-error")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
     (submit,) = paced.peer.submits("late-error~")
@@ -179,7 +181,7 @@ def test_an_error_after_the_first_token_is_an_event(paced: Edge) -> None:
     assert reader.chunks[-1] == {"error": {"message": "out of luck", "type": "server_error", "param": None, "code": None}}
 
 
-def test_one_rejected_sample_ends_the_request(paced: Edge) -> None:
+def test_one_rejected_sample_ends_the_request(paced: ApiServer) -> None:
     response = paced.post("/v1/completions", {"prompt": ["hello", "!reject 400"]}, headers={"x-request-id": "half"})
     assert response.status_code == 400
     wait_until(lambda: len(paced.peer.aborts("half~")) == 1, what="the other sample aborted")
@@ -190,7 +192,7 @@ def test_one_rejected_sample_ends_the_request(paced: Edge) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}])
-def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
+def test_a_client_that_leaves(paced: ApiServer, fields: dict[str, bool]) -> None:
     """Its samples are aborted at once."""
     name = f"leaver-{fields['stream']}"
     before = paced.count("http_disconnects_total"), paced.count("request_success_total", finished_reason="abort")
@@ -208,47 +210,47 @@ def test_a_client_that_leaves(paced: Edge, fields: dict[str, bool]) -> None:
     wait_until(lambda: paced.count("open_requests") == 0, what="nothing open")
 
 
-def test_calls_are_bounded_and_end_with_their_clients(edge: Edge) -> None:
-    """/tokenize while the tokenizer does not answer: newcomers are refused, and what nobody waits for is called off."""
+def test_calls_are_bounded_and_end_with_their_clients(server: ApiServer) -> None:
+    """/tokenize while the tokenizer does not answer: new requests are refused, and what nobody waits for is called off."""
     body = orjson.dumps({"prompt": "hello"})
     request = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    before = edge.count("cancelled_calls_total")
-    edge.peer.is_answering_calls = False
+    before = server.count("cancelled_calls_total")
+    server.peer.is_answering_calls = False
     with contextlib.ExitStack() as stack:
-        stack.callback(setattr, edge.peer, "is_answering_calls", True)
+        stack.callback(setattr, server.peer, "is_answering_calls", True)
         for _ in range(MAX_CALLS):
-            stack.enter_context(socket.create_connection(("127.0.0.1", edge.port))).sendall(request)
-        wait_until(lambda: edge.count("open_calls") == MAX_CALLS, what="all asked")
-        refused = edge.post("/tokenize", {"prompt": "hello"})
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port))).sendall(request)
+        wait_until(lambda: server.count("open_calls") == MAX_CALLS, what="all asked")
+        refused = server.post("/tokenize", {"prompt": "hello"})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        other = socket.create_connection(("127.0.0.1", edge.port), source_address=("127.0.0.2", 0))
+        other = socket.create_connection(("127.0.0.1", server.port), source_address=("127.0.0.2", 0))
         stack.enter_context(other).sendall(request)
-        wait_until(lambda: edge.count("open_calls") == MAX_CALLS + 1, what="another's")
-    wait_until(lambda: edge.count("open_calls") == 0, what="all called off")
-    wait_until(lambda: edge.count("cancelled_calls_total") == before + MAX_CALLS + 1, what="all counted")
-    calls = {message.call_id for message in edge.peer.received if isinstance(message, Tokenize)}
-    wait_until(lambda: len(calls.intersection(abort.request_id for abort in edge.peer.aborts())) == MAX_CALLS + 1, what="told")
-    assert edge.post("/tokenize", {"prompt": "ab"}).json()["tokens"] == [97, 98]
+        wait_until(lambda: server.count("open_calls") == MAX_CALLS + 1, what="another's")
+    wait_until(lambda: server.count("open_calls") == 0, what="all called off")
+    wait_until(lambda: server.count("cancelled_calls_total") == before + MAX_CALLS + 1, what="all counted")
+    calls = {message.call_id for message in server.peer.received if isinstance(message, Tokenize)}
+    wait_until(lambda: len(calls.intersection(abort.request_id for abort in server.peer.aborts())) == MAX_CALLS + 1, what="told")
+    assert server.post("/tokenize", {"prompt": "ab"}).json()["tokens"] == [97, 98]
 
 
-def test_a_client_that_leaves_within_its_body(edge: Edge) -> None:
-    before = edge.count("http_disconnects_total")
-    with socket.create_connection(("127.0.0.1", edge.port)) as connection:
+def test_a_client_that_leaves_within_its_body(server: ApiServer) -> None:
+    before = server.count("http_disconnects_total")
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
-    wait_until(lambda: edge.count("http_disconnects_total") == before + 1, what="disconnect counted")
+    wait_until(lambda: server.count("http_disconnects_total") == before + 1, what="disconnect counted")
 
 
-def test_a_slow_reader_misses_nothing(edge: Edge) -> None:
+def test_a_slow_reader_misses_nothing(server: ApiServer) -> None:
     """While nobody reads, what comes is gathered; afterwards it is all there."""
     body = orjson.dumps({"prompt": "x" * 200, "stream": True, "max_tokens": 256, "logprobs": 20, "n": 8})
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", edge.port))
-        before = edge.count("request_success_total", finished_reason="length")
+        connection.connect(("127.0.0.1", server.port))
+        before = server.count("request_success_total", finished_reason="length")
         connection.sendall(head + body)
         wait_until(
-            lambda: edge.count("request_success_total", finished_reason="length") == before + 8, what="all samples ended"
+            lambda: server.count("request_success_total", finished_reason="length") == before + 8, what="all samples ended"
         )
         received = bytearray()
         while part := connection.recv(65536):
@@ -259,9 +261,9 @@ def test_a_slow_reader_misses_nothing(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_stream_without_reader_is_paused_and_goes_on(edge: Edge, chat: bool) -> None:
+def test_stream_without_reader_is_paused_and_goes_on(server: ApiServer, chat: bool) -> None:
     """What waits for a reader is bounded; once it reads, everything comes, once and in order."""
-    num_samples, pauses = 64, edge.count("stream_pauses_total")
+    num_samples, pauses = 64, server.count("stream_pauses_total")
     if chat:
         fields: dict[str, Any] = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}
     else:
@@ -272,10 +274,10 @@ def test_stream_without_reader_is_paused_and_goes_on(edge: Edge, chat: bool) -> 
     with socket.socket() as connection:
         connection.settimeout(WATCHDOG_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", edge.port))
+        connection.connect(("127.0.0.1", server.port))
         connection.sendall(head + body)
-        wait_until(lambda: edge.count("stream_pauses_total") > pauses, what="paused")
-        wait_until(lambda: not edge.peer.streams, what="nothing in the engine")
+        wait_until(lambda: server.count("stream_pauses_total") > pauses, what="paused")
+        wait_until(lambda: not server.peer.streams, what="nothing in the engine")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         received = bytearray()
         while part := connection.recv(1 << 20):
@@ -292,7 +294,7 @@ def test_stream_without_reader_is_paused_and_goes_on(edge: Edge, chat: bool) -> 
 
 
 @pytest.mark.parametrize("victim", ["tokenizer", "scheduler"])
-def test_a_crash_behind_the_edge(paced: Edge, victim: str) -> None:
+def test_a_crash_behind_the_api(paced: ApiServer, victim: str) -> None:
     name = f"survivor-{victim}"
     reader = Reader(paced, name, logprobs=1, n=1)
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
@@ -321,23 +323,23 @@ def test_a_crash_behind_the_edge(paced: Edge, victim: str) -> None:
 
 def test_who_moved_to_a_replica_that_dies_before_it_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
     """It is submitted again by its present attempt, which nobody has answered, not by where it was before."""
-    with Edge(tmp_path_factory.mktemp("run"), data_parallel_size=2) as edge:
-        edge.peer.credits, edge.peer.replica = 10, 1
-        reader = Reader(edge, "moved", logprobs=1, n=1)
+    with ApiServer(tmp_path_factory.mktemp("run"), data_parallel_size=2) as server:
+        server.peer.credits, server.peer.replica = 10, 1
+        reader = Reader(server, "moved", logprobs=1, n=1)
         wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens, of replica 1")
         for num_before, scheduler in enumerate(("scheduler1", "scheduler0", "scheduler1"), 1):
-            edge.begin(scheduler, edge.counters.actor(scheduler).epoch + 1)
-            wait_until(lambda count=num_before: len(edge.peer.submits("moved")) > count, what="submitted again")
-        edge.peer.credits, edge.peer.replica = None, 0
+            server.begin(scheduler, server.counters.actor(scheduler).epoch + 1)
+            wait_until(lambda count=num_before: len(server.peer.submits("moved")) > count, what="submitted again")
+        server.peer.credits, server.peer.replica = None, 0
         reader.finish()
         assert bytes(reader.token_ids) == said(DEFAULT_NUM_TOKENS)
-        submits = edge.peer.submits("moved")
+        submits = server.peer.submits("moved")
         assert [(submit.attempt, submit.replica) for submit in submits] == [(0, -1), (1, 1), (2, -1), (3, -1)]
         assert reader.response is not None
         assert reader.response.headers["x-tokamak-replica"] == "1"
 
 
-def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: Edge) -> None:
+def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: ApiServer) -> None:
     """All open samples come back at once; one that the scheduler has no room for asks again."""
     reader = Reader(paced, "back-in-line")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
@@ -355,20 +357,20 @@ def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: Edge) -> None
 @pytest.mark.slow
 def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All samples of a prompt go to one tokenizer; the other one's are left alone."""
-    with Edge(tmp_path_factory.mktemp("run"), tokenizer_processes=2) as edge, contextlib.ExitStack() as stack:
-        dies, lives = edge.peers
+    with ApiServer(tmp_path_factory.mktemp("run"), tokenizer_processes=2) as server, contextlib.ExitStack() as stack:
+        dies, lives = server.peers
         dies.credits = lives.credits = 5
-        readers = [Reader(edge, f"id-{index}", n=2) for index in range(12)]
+        readers = [Reader(server, f"id-{index}", n=2) for index in range(12)]
         for reader in readers:
             stack.callback(reader.finish)
         stack.callback(setattr, dies, "credits", None)
         stack.callback(setattr, lives, "credits", None)
         wait_until(lambda: all(len(reader.token_ids) == 10 for reader in readers), what="five tokens each")
-        on_each = [{submit.group_id for submit in peer.submits()} for peer in edge.peers]
+        on_each = [{submit.group_id for submit in peer.submits()} for peer in server.peers]
         assert min(map(len, on_each)) > 0
         assert not on_each[0] & on_each[1]
-        num_on_each = [len(peer.submits()) for peer in edge.peers]
-        edge.restart_tokenizer()
+        num_on_each = [len(peer.submits()) for peer in server.peers]
+        server.restart_tokenizer()
         wait_until(lambda: len(dies.submits()) == 2 * num_on_each[0], what="submitted again")
         stack.close()
         assert len(lives.submits()) == num_on_each[1]
@@ -379,7 +381,7 @@ def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.Te
                 assert "".join(own) == said_text(DEFAULT_NUM_TOKENS, index)
 
 
-def test_prompt_logprobs_are_not_asked_for_twice(paced: Edge) -> None:
+def test_prompt_logprobs_are_not_asked_for_twice(paced: ApiServer) -> None:
     with httpx.Client(base_url=paced.url, timeout=WATCHDOG_S) as client:
         answers: list[httpx.Response] = []
         body = {"prompt": "abc", "prompt_logprobs": 1, "max_tokens": 20, "return_token_ids": True}
@@ -398,7 +400,7 @@ def test_prompt_logprobs_are_not_asked_for_twice(paced: Edge) -> None:
     assert choice["text"] == said_text(20)
 
 
-def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
+def test_calls_and_aborts_survive_a_tokenizer(paced: ApiServer) -> None:
     paced.peer.is_answering_calls = False
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(paced.post("/tokenize", {"prompt": "ab"})))
@@ -415,7 +417,7 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
         paced.restart_tokenizer()
         wait_until(lambda: len(paced.peer.aborts("aborted-before")) == 2, what="the new tokenizer hears of it")
         calls = [message for message in paced.peer.received[num_before:] if isinstance(message, Tokenize)]
-        assert [call.attempt for call in calls] == [0, 1]  # it takes no newcomer's place
+        assert [call.attempt for call in calls] == [0, 1]  # it takes no new request's place
         call_id = calls[0].call_id
         paced.peer.send(Rejected(call_id, 0, "api0", 429, "what the ring still had of the first one"))
         paced.peer.send(Tokenized(call_id, array("i", [97, 98]).tobytes(), 256))
@@ -425,7 +427,7 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: Edge) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_ring_delays_its_sender_alone(paced: Edge) -> None:
+def test_a_full_ring_delays_its_sender_alone(paced: ApiServer) -> None:
     """A tokenizer that does not read: who brings more than the ring holds waits, and those who come later pass it by."""
     reader = Reader(paced, "before-the-jam")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
@@ -462,13 +464,13 @@ def test_a_full_ring_delays_its_sender_alone(paced: Edge) -> None:
     assert max(order.index(f"small-{index}") for index in range(20)) < len(order) - 1 - order[::-1].index("large")
 
 
-def test_a_request_longer_than_the_ring_needs_no_second_try(edge: Edge) -> None:
-    response = edge.post("/v1/completions", {"prompt": ["x" * 100_000] * 40, "max_tokens": 1})
+def test_a_request_longer_than_the_ring_needs_no_second_try(server: ApiServer) -> None:
+    response = server.post("/v1/completions", {"prompt": ["x" * 100_000] * 40, "max_tokens": 1})
     assert response.status_code == 200, response.text
     assert len(response.json()["choices"]) == 40
 
 
-def test_deadlines_hold_without_a_scheduler(paced: Edge) -> None:
+def test_deadlines_hold_without_a_scheduler(paced: ApiServer) -> None:
     paced.peer.credits = 0
     answer = paced.post("/v1/completions", {"prompt": "x", "timeout": 0.2}, headers={"x-request-id": "late"}).json()
     assert answer["choices"][0]["finish_reason"] == "timeout"

@@ -16,7 +16,7 @@ import pytest
 
 from engine.messages import MediaItem, Tokenize
 from shm.extent_slab import GRANULE_BYTES
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.media.file_server import CONTENT, SLOW, FileServer
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
@@ -42,8 +42,8 @@ SEEING: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    with Edge(tmp_path_factory.mktemp("seeing"), **SEEING) as running:
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path_factory.mktemp("seeing"), **SEEING) as running:
         yield running
 
 
@@ -63,8 +63,8 @@ def gate_is_closed(files: FileServer) -> None:
 def nothing_is_held_in_the_end(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "seeing" in request.fixturenames:
-        edge: Edge = request.getfixturevalue("seeing")
-        wait_until(lambda: edge.count("media_held_bytes") == 0, what="the media slab empty")
+        server: ApiServer = request.getfixturevalue("seeing")
+        wait_until(lambda: server.count("media_held_bytes") == 0, what="the media slab empty")
 
 
 def data(content: bytes, kind: str = "image/png") -> str:
@@ -80,25 +80,25 @@ def asking(*parts: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
 
 
-def media_of(edge: Edge, answer: httpx.Response) -> list[MediaItem]:
+def media_of(server: ApiServer, answer: httpx.Response) -> list[MediaItem]:
     """What the tokenizer got of an answered request."""
     assert answer.status_code == 200, answer.text
-    (submit,) = edge.peer.submits(answer.headers["x-request-id"])
+    (submit,) = server.peer.submits(answer.headers["x-request-id"])
     return submit.media
 
 
-def contents_of(edge: Edge, items: list[MediaItem]) -> list[tuple[bytes, ...]]:
-    found = {message.source.parts: content for message, content in zip(*_received(edge), strict=True)}
+def contents_of(server: ApiServer, items: list[MediaItem]) -> list[tuple[bytes, ...]]:
+    found = {message.source.parts: content for message, content in zip(*_received(server), strict=True)}
     return [found[item.source.parts] for item in items]
 
 
-def _received(edge: Edge) -> tuple[list[Any], list[tuple[bytes, ...]]]:
-    (peer,) = edge.media_peers
+def _received(server: ApiServer) -> tuple[list[Any], list[tuple[bytes, ...]]]:
+    (peer,) = server.media_peers
     return peer.received, peer.contents
 
 
-def refusal(edge: Edge, path: str, body: Any, status: int = 400) -> dict[str, Any]:
-    answer = edge.post(path, body)
+def refusal(server: ApiServer, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    answer = server.post(path, body)
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
     return error
@@ -107,7 +107,7 @@ def refusal(edge: Edge, path: str, body: Any, status: int = 400) -> dict[str, An
 # -------------------------------------------------------------------------------------------------------------------- items
 
 
-def test_a_conversation_brings_its_items_in_order(seeing: Edge, files: FileServer) -> None:
+def test_a_conversation_brings_its_items_in_order(seeing: ApiServer, files: FileServer) -> None:
     linked, given, clip = f"{files.url}/file/a", data(b"picture " * 5000), data(b"clip", "video/mp4")
     body = asking(
         "What?", image(linked), image(given), "and", {"type": "video_url", "video_url": clip, "uuid": "x"}, image(linked)
@@ -125,7 +125,7 @@ def test_a_conversation_brings_its_items_in_order(seeing: Edge, files: FileServe
     assert [part for part in content if part["type"] != "text"] == kinds, "no bytes, no links"
 
 
-def test_a_bare_prompt_brings_its_items_by_kind(seeing: Edge, files: FileServer) -> None:
+def test_a_bare_prompt_brings_its_items_by_kind(seeing: ApiServer, files: FileServer) -> None:
     body = {
         "prompt": [1, 3, 5, 4, 2],
         "multi_modal_data": {"image": [data(b"a"), f"{files.url}/file/x"], "video": data(b"v", "video/mp4")},
@@ -144,13 +144,13 @@ def test_a_bare_prompt_brings_its_items_by_kind(seeing: Edge, files: FileServer)
     assert {item.source.settings for item in media} == {b'{"mm_processor_kwargs":{"max_pixels":3136}}'}
 
 
-def test_single_feature_link_may_be_a_text(seeing: Edge, files: FileServer) -> None:
+def test_single_feature_link_may_be_a_text(seeing: ApiServer, files: FileServer) -> None:
     body = {"prompt": [1, 3, 2], "image_feature_urls": f"{files.url}/file/features", "image_grid_thws": [[1, 2, 4]]}
     media = media_of(seeing, seeing.post(COMPLETION, body))
     assert [(item.source.is_features, item.source.grid_thw) for item in media] == [(True, (1, 2, 4))]
 
 
-def test_features_come_by_link_or_as_base64_with_their_grid(seeing: Edge, files: FileServer) -> None:
+def test_features_come_by_link_or_as_base64_with_their_grid(seeing: ApiServer, files: FileServer) -> None:
     encoded = base64.b64encode(b"rows").decode()
     nested = {"type": "image_embeds", "image_embeds": {"image_embeds": encoded, "image_grid_thw": [1, 4, 2]}}
     flat = {"type": "video_embeds", "video_embeds": f"{files.url}/file/f", "video_grid_thw": [2, 4, 4]}
@@ -164,7 +164,7 @@ def test_features_come_by_link_or_as_base64_with_their_grid(seeing: Edge, files:
     assert (error["code"], error["param"]) == ("invalid_features", "messages[0].content[0]")
 
 
-def test_a_video_may_come_as_pictures(seeing: Edge) -> None:
+def test_a_video_may_come_as_pictures(seeing: ApiServer) -> None:
     frames = ",".join(base64.b64encode(frame).decode() for frame in (b"one", b"two", b"three"))
     (item,) = media_of(
         seeing, seeing.post(CHAT, asking({"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}))
@@ -172,14 +172,14 @@ def test_a_video_may_come_as_pictures(seeing: Edge) -> None:
     assert contents_of(seeing, [item]) == [(b"one", b"two", b"three")]
 
 
-def test_tokenize_brings_items_too(seeing: Edge) -> None:
+def test_tokenize_brings_items_too(seeing: ApiServer) -> None:
     assert seeing.post("/tokenize", {"prompt": "x", "multi_modal_data": {"image": data(b"a")}}).status_code == 200
     assert seeing.post("/tokenize", asking(image(data(b"b")))).status_code == 200
     calls = [message for message in seeing.peer.received if isinstance(message, Tokenize)][-2:]
     assert [contents_of(seeing, call.media) for call in calls] == [[(b"a",)], [(b"b",)]]
 
 
-def test_mask_offsets_become_bounds(seeing: Edge) -> None:
+def test_mask_offsets_become_bounds(seeing: ApiServer) -> None:
     answer = seeing.post(COMPLETION, {"prompt": [7, 8, 9, 9], "attention_mask_offset": [0, 3, [1, 3], [2, 3]]})
     (submit,) = seeing.peer.submits(answer.headers["x-request-id"])
     assert list(memoryview(submit.mask_bounds).cast("i")) == [0, 0, 0, 3, 1, 3, 2, 3]
@@ -188,7 +188,7 @@ def test_mask_offsets_become_bounds(seeing: Edge) -> None:
         assert error["param"] == f"attention_mask_offset[{place}]"
 
 
-def test_the_openai_client_sends_pictures(seeing: Edge) -> None:
+def test_the_openai_client_sends_pictures(seeing: ApiServer) -> None:
     with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0) as client:
         parts: Any = [{"type": "text", "text": "?"}, image(data(b"p"))]
         stream = client.chat.completions.create(
@@ -225,7 +225,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("link", MISTAKES, ids=lambda link: link[:30])
-def test_a_mistake_names_its_part(seeing: Edge, files: FileServer, link: str) -> None:
+def test_a_mistake_names_its_part(seeing: ApiServer, files: FileServer, link: str) -> None:
     code, fragment = MISTAKES[link]
     error = refusal(seeing, CHAT, asking("a", image(data(b"fine")), "b", image(link.format(files=files.url))))
     assert (error["code"], error["param"]) == (code, "messages[0].content[3]")
@@ -238,29 +238,29 @@ def test_a_mistake_names_its_part(seeing: Edge, files: FileServer, link: str) ->
 def test_links_are_fetched_in_order_eight_at_a_time(tmp_path: Path, files: FileServer) -> None:
     """By default. Of several that fail, the first in order is reported, and what has not begun never begins."""
     assert "media_download_parallel" not in SEEING
-    with Edge(tmp_path, **(SEEING | {"limit_mm_per_prompt": {"image": 99}})) as edge:
+    with ApiServer(tmp_path, **(SEEING | {"limit_mm_per_prompt": {"image": 99}})) as server:
         files.max_at_once = 0
         answers: list[httpx.Response] = []
         links = [f"{files.url}/gate/order{index:02}" for index in range(20)]
-        asking_them = threading.Thread(target=lambda: answers.append(edge.post(CHAT, asking(*map(image, links)))))
+        asking_them = threading.Thread(target=lambda: answers.append(server.post(CHAT, asking(*map(image, links)))))
         asking_them.start()
         wait_until(lambda: files.num_heard("/gate/order") == 8, what="eight links under way")
         heard = [path for path, _ in files.heard if path.startswith("/gate/order")]
         assert sorted(heard) == [f"/gate/order{index:02}" for index in range(8)]
         files.gate.set()
         asking_them.join()
-        assert len(media_of(edge, answers[0])) == 20
+        assert len(media_of(server, answers[0])) == 20
         assert files.max_at_once == 8
 
         links = [f"{files.url}/file/first", *(f"{files.url}/status/{status}" for status in (404, 410, 500))]
         late = [f"{files.url}/file/late{index}" for index in range(20)]
-        error = refusal(edge, CHAT, asking(*map(image, links + late)))
+        error = refusal(server, CHAT, asking(*map(image, links + late)))
         assert "404" in error["message"]
         assert error["param"] == "messages[0].content[1]"
         assert files.num_heard("/file/late") < len(late)
 
 
-def test_too_many_items_are_refused_before_anything_is_fetched(seeing: Edge, files: FileServer) -> None:
+def test_too_many_items_are_refused_before_anything_is_fetched(seeing: ApiServer, files: FileServer) -> None:
     num_heard, num_prepared = len(files.heard), len(seeing.media_peers[0].received)
     error = refusal(seeing, CHAT, asking(*[image(f"{files.url}/file/{index}") for index in range(6)]))
     assert (error["code"], error["param"]) == ("too_many_items", "messages[0].content[5]")
@@ -269,29 +269,29 @@ def test_too_many_items_are_refused_before_anything_is_fetched(seeing: Edge, fil
     assert (len(files.heard), len(seeing.media_peers[0].received)) == (num_heard, num_prepared)
 
 
-def test_grids_and_features_come_in_pairs(seeing: Edge) -> None:
+def test_grids_and_features_come_in_pairs(seeing: ApiServer) -> None:
     body = {"prompt": "x", "image_feature_urls": ["http://127.0.0.1/x"], "image_grid_thws": []}
     error = refusal(seeing, COMPLETION, body)
     assert (error["code"], error["param"]) == ("invalid_features", "image_grid_thws")
     assert "1 entries" in error["message"]
 
 
-def test_media_belong_to_one_prompt(seeing: Edge) -> None:
+def test_media_belong_to_one_prompt(seeing: ApiServer) -> None:
     body = {"prompt": ["a", "b"], "multi_modal_data": {"image": data(b"x")}}
     assert refusal(seeing, COMPLETION, body)["param"] == "prompt"
 
 
-def test_a_model_of_text_takes_no_pictures(edge: Edge) -> None:
-    error = refusal(edge, CHAT, asking("a", image(data(b"x"))))
+def test_a_model_of_text_takes_no_pictures(server: ApiServer) -> None:
+    error = refusal(server, CHAT, asking("a", image(data(b"x"))))
     assert (error["code"], error["param"]) == ("unsupported_media", "messages[0].content[1]")
-    error = refusal(edge, COMPLETION, {"prompt": "x", "multi_modal_data": {"video": data(b"x")}})
+    error = refusal(server, COMPLETION, {"prompt": "x", "multi_modal_data": {"video": data(b"x")}})
     assert (error["code"], error["param"]) == ("unsupported_media", "multi_modal_data.video[0]")
 
 
 # ------------------------------------------------------------------------------------------------------ how long it is held
 
 
-def test_bytes_are_held_until_the_answer_ends(seeing: Edge) -> None:
+def test_bytes_are_held_until_the_answer_ends(seeing: ApiServer) -> None:
     """However it ends: to its end, streamed or not, refused, given up by its client, or out of time."""
     picture = image(data(b"x" * 1000))
     with seeing.paced(2):
@@ -317,7 +317,7 @@ def test_bytes_are_held_until_the_answer_ends(seeing: Edge) -> None:
     assert seeing.count("media_held_bytes") == 0
 
 
-def test_the_facts_outlive_a_tokenizer(seeing: Edge) -> None:
+def test_the_facts_outlive_a_tokenizer(seeing: ApiServer) -> None:
     with seeing.paced(2), httpx.stream("POST", seeing.url + CHAT, json=asking(image(data(b"x")), stream=True)) as stream:
         chunks = stream.iter_bytes()
         next(chunks)
@@ -331,24 +331,24 @@ def test_the_facts_outlive_a_tokenizer(seeing: Edge) -> None:
 
 
 @contextlib.contextmanager
-def unanswered(edge: Edge, body: Any, num_held_bytes: int) -> Iterator[list[httpx.Response]]:
+def unanswered(server: ApiServer, body: Any, num_held_bytes: int) -> Iterator[list[httpx.Response]]:
     """A request whose items, of so many bytes in the slab, nobody looks at; its answer, after the block."""
-    (peer,) = edge.media_peers
+    (peer,) = server.media_peers
     peer.is_answering = False
     num_before = len(peer.received)
     answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(edge.post(CHAT, body)))
+    thread = threading.Thread(target=lambda: answers.append(server.post(CHAT, body)))
     thread.start()
     try:
         wait_until(lambda: len(peer.received) > num_before, what="an item asked for")
-        wait_until(lambda: edge.count("media_held_bytes") == num_held_bytes, what="the others there")
+        wait_until(lambda: server.count("media_held_bytes") == num_held_bytes, what="the others there")
         yield answers
     finally:
         peer.is_answering = True
         thread.join()
 
 
-def test_a_media_process_that_comes_back_is_asked_again(seeing: Edge) -> None:
+def test_a_media_process_that_comes_back_is_asked_again(seeing: ApiServer) -> None:
     with unanswered(seeing, asking(image(data(b"a")), image(data(b"b"))), 2 * GRANULE_BYTES) as answers:
         assert not answers
         seeing.media_peers[0].is_answering = True
@@ -356,7 +356,7 @@ def test_a_media_process_that_comes_back_is_asked_again(seeing: Edge) -> None:
     assert contents_of(seeing, media_of(seeing, answers[0])) == [(b"a",), (b"b",)]
 
 
-def test_a_request_asks_for_one_item_at_a_time(seeing: Edge) -> None:
+def test_a_request_asks_for_one_item_at_a_time(seeing: ApiServer) -> None:
     """What it sends at once waits here, and not before the files of others; all its items go one way, its own."""
     (peer,) = seeing.media_peers
     num_before = len(peer.received)
@@ -377,7 +377,7 @@ def test_a_request_asks_for_one_item_at_a_time(seeing: Edge) -> None:
     assert asked[0].request in answers[0].json()["id"]
 
 
-def test_pictures_are_waited_for_as_long_as_the_request_may_take(seeing: Edge, files: FileServer) -> None:
+def test_pictures_are_waited_for_as_long_as_the_request_may_take(seeing: ApiServer, files: FileServer) -> None:
     """Its files are let go of then, at which what is still asked of a media process ends."""
     (peer,) = seeing.media_peers
     peer.is_answering = False
@@ -389,7 +389,7 @@ def test_pictures_are_waited_for_as_long_as_the_request_may_take(seeing: Edge, f
     peer.is_answering = True
 
 
-def test_settings_that_no_record_takes_are_refused(seeing: Edge) -> None:
+def test_settings_that_no_record_takes_are_refused(seeing: ApiServer) -> None:
     """The ring to the media process would end this process, each time that it is started."""
     body = asking(image(data(b"a"))) | {"mm_processor_kwargs": {"nothing": "x" * (1 << 20)}}
     answer = seeing.post(CHAT, body)
@@ -398,7 +398,7 @@ def test_settings_that_no_record_takes_are_refused(seeing: Edge) -> None:
     assert seeing.post(CHAT, asking(image(data(b"b")))).status_code == 200
 
 
-def test_a_full_slab_is_429(seeing: Edge) -> None:
+def test_a_full_slab_is_429(seeing: ApiServer) -> None:
     large = [image(data(bytes([index]) * LIMIT)) for index in range(5)]
     with unanswered(seeing, asking(*large), 5 * LIMIT) as answers:
         answer = seeing.post(CHAT, asking(*large))
@@ -409,7 +409,7 @@ def test_a_full_slab_is_429(seeing: Edge) -> None:
     assert len(media_of(seeing, answers[0])) == 5
 
 
-def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: Edge, files: FileServer) -> None:
+def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: ApiServer, files: FileServer) -> None:
     """Ten of them take what nearly eight files of the largest size do; what would be more is refused at once."""
     answers: list[httpx.Response] = []
 
@@ -430,7 +430,7 @@ def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: Edge, 
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
-def test_what_a_conversation_cannot_have_is_refused(seeing: Edge) -> None:
+def test_what_a_conversation_cannot_have_is_refused(seeing: ApiServer) -> None:
     assert_mistake(seeing.post(CHAT, asking("hi") | {"attention_mask_offset": [0]}), "attention_mask_offset")
     given = {"prompt": "x", "multi_modal_data": {"audio": data(b"a")}}
     assert_mistake(seeing.post(COMPLETION, given), "multi_modal_data")
@@ -441,7 +441,7 @@ def assert_mistake(answer: httpx.Response, param: str) -> None:
     assert (answer.status_code, error["param"]) == (400, param), error
 
 
-def test_a_client_that_leaves_meanwhile_leaves_nothing(seeing: Edge, files: FileServer) -> None:
+def test_a_client_that_leaves_meanwhile_leaves_nothing(seeing: ApiServer, files: FileServer) -> None:
     body = json.dumps(asking(image(data(b"held")), image(f"{files.url}/gate/slow"))).encode()
     head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
     with seeing.connection(head + body):

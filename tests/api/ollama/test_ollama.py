@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from engine.messages import ChatPrompt, Part, Submit, TextPrompt
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -38,29 +38,29 @@ TIMES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_durati
 
 
 @pytest.fixture(scope="module")
-def client(thinker: Edge) -> Iterator[ollama.Client]:
+def client(thinker: ApiServer) -> Iterator[ollama.Client]:
     with ollama.Client(thinker.url) as made:
         yield made
 
 
 @pytest.fixture
-def script(thinker: Edge) -> Iterator[None]:
+def script(thinker: ApiServer) -> Iterator[None]:
     thinker.peer.script = CALLS
     yield
     thinker.peer.script = []
 
 
-def ask(edge: Edge, body: dict[str, Any], path: str = "/api/chat") -> httpx.Response:
+def ask(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> httpx.Response:
     asked = {"messages": MESSAGES} if path == "/api/chat" else {"prompt": "hi"}
-    return edge.post(path, {"stream": False, **asked, **body})
+    return server.post(path, {"stream": False, **asked, **body})
 
 
-def submit_of(edge: Edge, body: dict[str, Any], path: str = "/api/chat") -> Submit:
+def submit_of(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> Submit:
     """What the engine is asked."""
     options = {"num_predict": 2} | body.pop("options", {})
-    answer = ask(edge, body | {"options": options}, path)
+    answer = ask(server, body | {"options": options}, path)
     assert answer.status_code == 200, answer.text
-    return edge.peer.submits()[-1]
+    return server.peer.submits()[-1]
 
 
 def messages_of(submit: Submit) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_whole(client: ollama.Client) -> None:
 
 
 @pytest.mark.usefixtures("script")
-def test_stream_equals_whole(thinker: Edge, client: ollama.Client) -> None:
+def test_stream_equals_whole(thinker: ApiServer, client: ollama.Client) -> None:
     """By a client whose lines end where any of Python's do."""
     whole = ask(thinker, {"tools": [TOOL]}).json()
     expected = {"role": "assistant", "content": "I " + STRANGE, "thinking": "Two cities.", "tool_calls": MADE}
@@ -98,7 +98,7 @@ def test_stream_equals_whole(thinker: Edge, client: ollama.Client) -> None:
     assert said == expected["content"]
 
 
-def test_lines(thinker: Edge) -> None:
+def test_lines(thinker: ApiServer) -> None:
     """A stream where nothing is said of it; silence is filled with lines that say nothing."""
     with thinker.paced(0), httpx.stream("POST", f"{thinker.url}/api/chat", json={"messages": MESSAGES}) as answer:
         assert answer.headers["content-type"] == "application/x-ndjson"
@@ -112,7 +112,7 @@ def test_lines(thinker: Edge) -> None:
     assert "".join(each["message"]["content"] for each in rest) == said_text(200)
 
 
-def test_logprobs(thinker: Edge) -> None:
+def test_logprobs(thinker: ApiServer) -> None:
     body = {"logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
     for path in ("/api/chat", "/api/generate"):
         for more in ({}, {"raw": True} if path == "/api/generate" else {}):
@@ -123,7 +123,7 @@ def test_logprobs(thinker: Edge) -> None:
             assert all(len(entry["top_logprobs"]) == 2 for entry in whole)
 
 
-def test_options_act(thinker: Edge) -> None:
+def test_options_act(thinker: ApiServer) -> None:
     options = {
         **{"temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "typical_p": 0.5, "seed": 9, "num_predict": 5},
         **{"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repeat_last_n": -1, "stop": ["x", "y"]},
@@ -150,7 +150,7 @@ def test_options_act(thinker: Edge) -> None:
     assert first != second
 
 
-def test_forms_and_thinking(thinker: Edge) -> None:
+def test_forms_and_thinking(thinker: ApiServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for path, body in (("/api/chat", {}), ("/api/generate", {}), ("/api/generate", {"raw": True})):
         for given, expected in (("json", {"type": "object"}), (schema, schema), ({}, {})):
@@ -171,7 +171,7 @@ def test_forms_and_thinking(thinker: Edge) -> None:
     assert submit_of(thinker, {"truncate": True}).text.truncate_prompt_tokens == -1
 
 
-def test_a_conversation(thinker: Edge) -> None:
+def test_a_conversation(thinker: ApiServer) -> None:
     """Results get the ids of their calls, which clients drop."""
 
     def called(*names: str) -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ def test_a_conversation(thinker: Edge) -> None:
     assert (forced.choice, forced.binds) == ("required", True)
 
 
-def test_prompts(thinker: Edge) -> None:
+def test_prompts(thinker: ApiServer) -> None:
     system = messages_of(submit_of(thinker, {"system": "s"}, "/api/generate"))
     assert system == [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
     for body, expected in (({"raw": True}, TextPrompt("hi")), ({"suffix": "there"}, TextPrompt("hi", True, "there"))):
@@ -218,7 +218,7 @@ def test_prompts(thinker: Edge) -> None:
 
 
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
-def test_nothing_is_asked(thinker: Edge, path: str, field: str) -> None:
+def test_nothing_is_asked(thinker: ApiServer, path: str, field: str) -> None:
     """So clients have a model loaded, and unloaded."""
     num_before = len(thinker.peer.submits())
     for body, reason in (({}, "load"), ({"keep_alive": 0}, "unload"), ({"keep_alive": "5m"}, "load")):
@@ -228,7 +228,7 @@ def test_nothing_is_asked(thinker: Edge, path: str, field: str) -> None:
     assert len(thinker.peer.submits()) == num_before
 
 
-def test_models(thinker: Edge, client: ollama.Client) -> None:
+def test_models(thinker: ApiServer, client: ollama.Client) -> None:
     assert [model.model for model in client.list().models] == ["tiny:latest", "alias:latest"]
     (running,) = client.ps().models
     assert (running.model, running.context_length) == ("tiny:latest", 256)
@@ -245,7 +245,7 @@ def test_models(thinker: Edge, client: ollama.Client) -> None:
     assert httpx.head(thinker.url).status_code == 200
 
 
-def test_pull_of_a_served_model_succeeds(thinker: Edge, client: ollama.Client) -> None:
+def test_pull_of_a_served_model_succeeds(thinker: ApiServer, client: ollama.Client) -> None:
     """`codex --oss` and others pull the model that they are started with when /api/tags has it with a tag only."""
     for name in ("tiny", "tiny:latest", "alias"):
         assert client.pull(name).status == "success"
@@ -253,7 +253,7 @@ def test_pull_of_a_served_model_succeeds(thinker: Edge, client: ollama.Client) -
 
 
 @pytest.mark.parametrize("name", ["tiny:latest", "alias:latest"])
-def test_latest_tag_is_accepted_in_every_api(thinker: Edge, name: str) -> None:
+def test_latest_tag_is_accepted_in_every_api(thinker: ApiServer, name: str) -> None:
     """Ollama's clients learn names with a tag from /api/tags and use them in OpenAI's routes."""
     turns = [{"role": "user", "content": "a"}]
     for path, fields in (
@@ -266,7 +266,7 @@ def test_latest_tag_is_accepted_in_every_api(thinker: Edge, name: str) -> None:
         assert (answer.status_code, answer.json().get("model")) == (200, name.removesuffix(":latest")), (path, answer.text)
 
 
-def test_what_changes_models_says_how_one_is_chosen(thinker: Edge, client: ollama.Client) -> None:
+def test_what_changes_models_says_how_one_is_chosen(thinker: ApiServer, client: ollama.Client) -> None:
     for order in (
         lambda: client.pull("llama3"),
         lambda: next(client.pull("llama3", stream=True)),
@@ -315,19 +315,19 @@ def test_what_changes_models_says_how_one_is_chosen(thinker: Edge, client: ollam
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_mistakes(thinker: Edge, path: str, body: dict[str, Any], status: int, says: str, stream: bool) -> None:
+def test_mistakes(thinker: ApiServer, path: str, body: dict[str, Any], status: int, says: str, stream: bool) -> None:
     answer = ask(thinker, body | {"stream": stream}, path)
     assert answer.status_code == status
     assert list(answer.json()) == ["error"]
     assert says in answer.json()["error"]
 
 
-def test_a_model_that_does_not_think(edge: Edge) -> None:
-    assert "does not think" in ask(edge, {"think": True}).json()["error"]
-    assert ask(edge, {"think": False, "options": {"num_predict": 1}}).status_code == 200
+def test_a_model_that_does_not_think(server: ApiServer) -> None:
+    assert "does not think" in ask(server, {"think": True}).json()["error"]
+    assert ask(server, {"think": False, "options": {"num_predict": 1}}).status_code == 200
 
 
-def test_an_error_ends_a_stream(thinker: Edge) -> None:
+def test_an_error_ends_a_stream(thinker: ApiServer) -> None:
     with thinker.paced(3), httpx.stream("POST", f"{thinker.url}/api/chat", json={"messages": MESSAGES}) as answer:
         lines = answer.iter_lines()
         first = orjson.loads(next(lines))

@@ -11,17 +11,17 @@ import pytest
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.messages import ChatPrompt, Tokenize
-from tests.api.edge import MODEL, Edge
+from tests.api.api_server import MODEL, ApiServer
 from tests.api.tokenizer_peer import said_text
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-def chat_prompt(edge: Edge, body: dict[str, Any]) -> ChatPrompt:
+def chat_prompt(server: ApiServer, body: dict[str, Any]) -> ChatPrompt:
     """The prompt that the tokenizer gets for a body."""
-    answer = edge.post("/v1/chat/completions", {"max_tokens": 1, **body})
+    answer = server.post("/v1/chat/completions", {"max_tokens": 1, **body})
     assert answer.status_code == 200, answer.text
-    prompt = edge.peer.submits()[-1].prompt
+    prompt = server.peer.submits()[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -54,9 +54,9 @@ def test_logprobs_and_n(client: openai.OpenAI) -> None:
     assert (first.content[9].token, first.content[9].bytes) == ("bytes:\\xc3", [0xC3])
 
 
-def test_prompt_logprobs_and_token_ids(edge: Edge) -> None:
+def test_prompt_logprobs_and_token_ids(server: ApiServer) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, "prompt_logprobs": 0, "return_token_ids": True, "n": 2, "best_of": 3}
-    answer = edge.post("/v1/chat/completions", body).json()
+    answer = server.post("/v1/chat/completions", body).json()
     prompt = list(b'["hi"]')
     assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [prompt, prompt]
     assert answer["choices"][0]["token_ids"] == list(said_text(2, 2).encode())
@@ -64,7 +64,7 @@ def test_prompt_logprobs_and_token_ids(edge: Edge) -> None:
     assert answer["prompt_logprobs"][1] == {"34": {"logprob": -0.5, "rank": 2, "decoded_token": '"'}}
 
 
-def test_the_conversation_goes_as_it_came(edge: Edge) -> None:
+def test_the_conversation_goes_as_it_came(server: ApiServer) -> None:
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "be"}, "brief"]},
         {"role": "user", "content": "hi", "name": "me", "mood": "good"},
@@ -79,19 +79,19 @@ def test_the_conversation_goes_as_it_came(edge: Edge) -> None:
         "chat_template": "T",
         "chat_template_kwargs": {"a": [1]},
     }
-    prompt = chat_prompt(edge, body | {"response_format": {"type": "text"}})
+    prompt = chat_prompt(server, body | {"response_format": {"type": "text"}})
     assert orjson.loads(prompt.messages) == messages
     assert orjson.loads(prompt.tools) == tools
     assert orjson.loads(prompt.chat_template_kwargs) == {"a": [1]}
     assert prompt.chat_template == "T"
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == (True, False)
-    assert chat_prompt(edge, {**body, "tool_choice": "none"}).tools == b""
+    assert chat_prompt(server, {**body, "tool_choice": "none"}).tools == b""
 
 
 def test_variables_of_the_template_that_requests_leave_out(tmp_path: Path) -> None:
     """Of --default-chat-template-kwargs, in every API of conversations; what a request says goes before."""
     default = {"enable_thinking": False, "style": {"short": True}, "reasoning_effort": "high"}
-    with Edge(tmp_path, default_chat_template_kwargs=default) as edge:
+    with ApiServer(tmp_path, default_chat_template_kwargs=default) as server:
         for path, body, expected in (
             ("/v1/chat/completions", {"messages": MESSAGES}, default),
             ("/v1/chat/completions", {"messages": MESSAGES, "reasoning_effort": "low"}, {"reasoning_effort": "low"}),
@@ -100,14 +100,14 @@ def test_variables_of_the_template_that_requests_leave_out(tmp_path: Path) -> No
             ("/v1/responses", {"input": "hi", "store": False}, default),
             ("/api/chat", {"messages": MESSAGES, "stream": False}, default),
         ):
-            assert edge.post(path, {"model": "tiny", **body}).status_code == 200
-            prompt = edge.peer.submits()[-1].prompt
+            assert server.post(path, {"model": "tiny", **body}).status_code == 200
+            prompt = server.peer.submits()[-1].prompt
             assert isinstance(prompt, ChatPrompt)
             found = orjson.loads(prompt.chat_template_kwargs)
             assert found.items() >= expected.items(), (path, found)
             assert found["style"] == expected.get("style", default["style"])
-        assert edge.post("/tokenize", {"messages": MESSAGES}).status_code == 200
-        (call,) = [message for message in edge.peer.received if isinstance(message, Tokenize)]
+        assert server.post("/tokenize", {"messages": MESSAGES}).status_code == 200
+        (call,) = [message for message in server.peer.received if isinstance(message, Tokenize)]
         assert isinstance(call.prompt, ChatPrompt)
         assert orjson.loads(call.prompt.chat_template_kwargs) == default
 
@@ -121,8 +121,8 @@ def test_variables_of_the_template_that_requests_leave_out(tmp_path: Path) -> No
         ({"add_generation_prompt": None, "continue_final_message": False}, (True, False)),
     ],
 )
-def test_how_the_prompt_ends(edge: Edge, fields: dict[str, Any], expected: tuple[bool, bool]) -> None:
-    prompt = chat_prompt(edge, {"messages": MESSAGES, **fields})
+def test_how_the_prompt_ends(server: ApiServer, fields: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    prompt = chat_prompt(server, {"messages": MESSAGES, **fields})
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == expected
 
 
@@ -139,16 +139,16 @@ def test_models(client: openai.OpenAI) -> None:
     assert raised.value.code == "model_not_found"
 
 
-def test_tokenize(edge: Edge) -> None:
-    text = edge.post("/tokenize", {"prompt": "ab", "return_token_strs": True, "model": "tiny"}).json()
+def test_tokenize(server: ApiServer) -> None:
+    text = server.post("/tokenize", {"prompt": "ab", "return_token_strs": True, "model": "tiny"}).json()
     assert text == {"count": 2, "max_model_len": 256, "tokens": [97, 98], "token_strs": ["a", "b"]}
-    chat = edge.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()
+    chat = server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()
     assert bytes(chat["tokens"]) == b'["hi"]'
     assert chat["token_strs"] is None
-    assert edge.post("/detokenize", {"tokens": [97, 98]}).json() == {"prompt": "ab"}
-    assert edge.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
-    assert edge.post("/detokenize", {"tokens": [2000]}).status_code == 400
-    assert edge.post("/tokenize", {"prompt": "ab", "model": "nobody"}).status_code == 404
+    assert server.post("/detokenize", {"tokens": [97, 98]}).json() == {"prompt": "ab"}
+    assert server.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    assert server.post("/detokenize", {"tokens": [2000]}).status_code == 400
+    assert server.post("/tokenize", {"prompt": "ab", "model": "nobody"}).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -163,19 +163,19 @@ def test_tokenize(edge: Edge) -> None:
         ),
     ],
 )
-def test_how_much_to_think_is_told_to_the_template(edge: Edge, fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert orjson.loads(chat_prompt(edge, {"messages": MESSAGES, **fields}).chat_template_kwargs or b"{}") == expected
+def test_how_much_to_think_is_told_to_the_template(server: ApiServer, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert orjson.loads(chat_prompt(server, {"messages": MESSAGES, **fields}).chat_template_kwargs or b"{}") == expected
 
 
-def test_without_parsers_calls_stay_text_and_cannot_be_demanded(edge: Edge) -> None:
+def test_without_parsers_calls_stay_text_and_cannot_be_demanded(server: ApiServer) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    chat_prompt(edge, {"messages": MESSAGES, "tools": tools})
-    assert edge.peer.submits()[-1].text.parsing is None
+    chat_prompt(server, {"messages": MESSAGES, "tools": tools})
+    assert server.peer.submits()[-1].text.parsing is None
     for fields, param in (
         ({"tool_choice": "required"}, "tool_choice"),
         ({"thinking_token_budget": 3}, "thinking_token_budget"),
     ):
-        answer = edge.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, **fields})
+        answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, **fields})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -190,7 +190,7 @@ def test_without_parsers_calls_stay_text_and_cannot_be_demanded(edge: Edge) -> N
     ],
 )
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_what_a_choice_allows(thinker: Edge, choice: Any, mode: str, says: str) -> None:
+def test_what_a_choice_allows(thinker: ApiServer, choice: Any, mode: str, says: str) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     if isinstance(choice, tuple):
         named = [{"type": "function", "function": {"name": name}} for name in choice]
@@ -214,7 +214,7 @@ def test_what_a_choice_allows(thinker: Edge, choice: Any, mode: str, says: str) 
         ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
     ],
 )
-def test_what_is_left_in_the_content(thinker: Edge, fields: dict[str, Any], expected: tuple[bool, bool] | str) -> None:
+def test_what_is_left_in_the_content(thinker: ApiServer, fields: dict[str, Any], expected: tuple[bool, bool] | str) -> None:
     """The fields of SGLang and llama.cpp."""
     answer = thinker.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **fields})
     if isinstance(expected, str):
@@ -235,7 +235,7 @@ def test_what_is_left_in_the_content(thinker: Edge, fields: dict[str, Any], expe
         ({"response_format": {"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<a"]}}, False),
     ],
 )
-def test_an_answer_with_tools_and_a_format_is_either(thinker: Edge, form: dict[str, Any], has_form: bool) -> None:
+def test_an_answer_with_tools_and_a_format_is_either(thinker: ApiServer, form: dict[str, Any], has_form: bool) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     body = {"messages": MESSAGES, "max_tokens": 1, "tools": [tool], **form}
     assert thinker.post("/v1/chat/completions", body).status_code == 200

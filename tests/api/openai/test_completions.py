@@ -9,7 +9,7 @@ import pytest
 
 from api.openai.logprobs import LEAST_LOGPROB
 from engine.messages import TextPrompt, TokensPrompt
-from tests.api.edge import MODEL, Edge
+from tests.api.api_server import MODEL, ApiServer
 from tests.api.tokenizer_peer import said_text
 
 
@@ -38,22 +38,22 @@ def test_sixteen_tokens_unless_asked_for(client: openai.OpenAI) -> None:
     ("prompt", "num_tokens"),
     [([104, 105], [2]), (["a", "bcd"], [1, 3]), ([[104], [105, 106, 107]], [1, 3])],
 )
-def test_forms_of_prompts(edge: Edge, client: openai.OpenAI, prompt: list[str], num_tokens: list[int]) -> None:
-    num_before = len(edge.peer.submits())
+def test_forms_of_prompts(server: ApiServer, client: openai.OpenAI, prompt: list[str], num_tokens: list[int]) -> None:
+    num_before = len(server.peer.submits())
     answer = client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=4)
     assert [choice.index for choice in answer.choices] == list(range(2 * len(num_tokens)))
     assert [choice.text for choice in answer.choices] == [said_text(4, 0), said_text(4, 1)] * len(num_tokens)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(num_tokens)
     assert answer.usage.completion_tokens == 8 * len(num_tokens)
-    submits = edge.peer.submits()[num_before:]
+    submits = server.peer.submits()[num_before:]
     assert [submit.sampling.sample_index for submit in submits] == [0, 1] * len(num_tokens)
     assert len({submit.group_id for submit in submits}) == len(num_tokens)
     assert len({submit.request_id for submit in submits}) == 2 * len(num_tokens)
     assert len({submit.sampling.seed for submit in submits}) == 1
 
 
-def test_what_the_engine_gets(edge: Edge) -> None:
+def test_what_the_engine_gets(server: ApiServer) -> None:
     body = {
         "prompt": "x",
         "add_special_tokens": False,
@@ -81,8 +81,8 @@ def test_what_the_engine_gets(edge: Edge) -> None:
         "something_unknown": {"is": "ignored"},
         "n": None,
     }
-    assert edge.post("/v1/completions", body, headers={"x-request-id": "all-of-it"}).status_code == 200
-    (submit,) = edge.peer.submits("all-of-it~")
+    assert server.post("/v1/completions", body, headers={"x-request-id": "all-of-it"}).status_code == 200
+    (submit,) = server.peer.submits("all-of-it~")
     sampling, text = submit.sampling, submit.text
     assert submit.prompt == TextPrompt("x", False)
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 0, 0.25, 0.125)
@@ -96,11 +96,11 @@ def test_what_the_engine_gets(edge: Edge) -> None:
     assert (submit.api, submit.api_epoch, submit.attempt) == ("api0", 1, 0)
 
 
-def test_minus_one_is_no_seed(edge: Edge) -> None:
+def test_minus_one_is_no_seed(server: ApiServer) -> None:
     """As in vLLM and llama.cpp, whose clients send it where they want another answer each time."""
     for _ in range(2):
-        assert edge.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "seed": -1}).status_code == 200
-    first, second = edge.peer.submits()[-2:]
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "seed": -1}).status_code == 200
+    first, second = server.peer.submits()[-2:]
     assert first.sampling.seed != second.sampling.seed
 
 
@@ -118,11 +118,11 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert alone.choices[0].logprobs.top_logprobs == [{"P": -1.0}]
 
 
-def test_impossible_tokens_have_a_number(edge: Edge) -> None:
-    answer = edge.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "logprobs": 20}).json()
+def test_impossible_tokens_have_a_number(server: ApiServer) -> None:
+    answer = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "logprobs": 20}).json()
     top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     assert min(top.values()) > LEAST_LOGPROB
-    deepest = edge.post("/v1/completions", {"prompt": "xy", "max_tokens": 1, "prompt_logprobs": 20}).json()
+    deepest = server.post("/v1/completions", {"prompt": "xy", "max_tokens": 1, "prompt_logprobs": 20}).json()
     assert len(deepest["choices"][0]["prompt_logprobs"][1]) == 20
 
 
@@ -150,9 +150,9 @@ def test_scoring_a_prompt(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 0
 
 
-def test_prompt_logprobs_and_token_ids(edge: Edge) -> None:
+def test_prompt_logprobs_and_token_ids(server: ApiServer) -> None:
     body = {"prompt": "abc", "max_tokens": 3, "prompt_logprobs": 1, "return_token_ids": True}
-    choice = edge.post("/v1/completions", body).json()["choices"][0]
+    choice = server.post("/v1/completions", body).json()["choices"][0]
     assert choice["token_ids"] == list(b"Pla")
     assert choice["prompt_token_ids"] == list(b"abc")
     assert choice["prompt_logprobs"] == [
@@ -168,8 +168,8 @@ def test_prompt_logprobs_and_token_ids(edge: Edge) -> None:
     ]
 
 
-def test_prompts_of_one_token_have_a_null_alone(edge: Edge) -> None:
-    choice = edge.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "prompt_logprobs": 1}).json()["choices"][0]
+def test_prompts_of_one_token_have_a_null_alone(server: ApiServer) -> None:
+    choice = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "prompt_logprobs": 1}).json()["choices"][0]
     assert choice["prompt_logprobs"] == [None]
 
 
@@ -183,19 +183,19 @@ def test_best_of_returns_the_likeliest(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 40)
 
 
-def test_stop_reason(edge: Edge) -> None:
-    choice = edge.post("/v1/completions", {"prompt": "a", "stop_token_ids": [ord("m")]}).json()["choices"][0]
+def test_stop_reason(server: ApiServer) -> None:
+    choice = server.post("/v1/completions", {"prompt": "a", "stop_token_ids": [ord("m")]}).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("Plasm", "stop", ord("m"))
 
 
-def test_request_ids_and_weight_versions(edge: Edge) -> None:
-    given = edge.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "my.own:id_1"})
+def test_request_ids_and_weight_versions(server: ApiServer) -> None:
+    given = server.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "my.own:id_1"})
     assert given.headers["x-request-id"] == "my.own:id_1"
     assert given.json()["id"] == "cmpl-my.own:id_1"
-    made = edge.post("/v1/completions", {"prompt": "a"})
+    made = server.post("/v1/completions", {"prompt": "a"})
     assert made.json()["id"] == f"cmpl-{made.headers['x-request-id']}"
     assert made.headers["x-tokamak-weight-version"] == "1"
-    submit = edge.peer.submits("my.own:id_1~")[0]
+    submit = server.peer.submits("my.own:id_1~")[0]
     assert submit.request_id.partition("~")[0] == "my.own:id_1"
     assert isinstance(submit.prompt, TextPrompt)
 
@@ -205,7 +205,7 @@ def test_defaults_are_the_checkpoints(tmp_path_factory: pytest.TempPathFactory) 
     model = tmp_path_factory.mktemp("model")
     shutil.copy(MODEL / "config.json", model)
     (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7, "top_p": 0.25, "max_new_tokens": 9}')
-    with Edge(tmp_path_factory.mktemp("run"), model=str(model)) as other:
+    with ApiServer(tmp_path_factory.mktemp("run"), model=str(model)) as other:
         other.post("/v1/completions", {"prompt": [1, 2], "top_p": 0.75})
         other.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 3})
         submit, shorter = other.peer.submits()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from engine.messages import ChatPrompt, Part, Submit
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 FUNCTION: dict[str, Any] = {
@@ -38,16 +38,16 @@ CALLS = [
 
 
 @pytest.fixture
-def calling(thinker: Edge) -> Iterator[None]:
+def calling(thinker: ApiServer) -> Iterator[None]:
     thinker.peer.script = CALLS
     yield
     thinker.peer.script = []
 
 
-def submit_of(edge: Edge, **fields: Any) -> tuple[Submit, ChatPrompt]:
-    answer = edge.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **fields})
+def submit_of(server: ApiServer, **fields: Any) -> tuple[Submit, ChatPrompt]:
+    answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **fields})
     assert answer.status_code == 200, answer.text
-    submit = edge.peer.submits()[-1]
+    submit = server.peer.submits()[-1]
     assert isinstance(submit.prompt, ChatPrompt)
     return submit, submit.prompt
 
@@ -66,7 +66,7 @@ def test_call_of_a_custom_tool_has_its_input(responder: openai.OpenAI) -> None:
 
 
 @pytest.mark.usefixtures("calling")
-def test_stream_of_a_custom_call_adds_up_to_the_whole(thinker: Edge) -> None:
+def test_stream_of_a_custom_call_adds_up_to_the_whole(thinker: ApiServer) -> None:
     body = {"messages": MESSAGES, "tools": [CUSTOM, FUNCTION], "stream": True}
     lines = thinker.post("/v1/chat/completions", body).text.splitlines()
     chunks = [orjson.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -85,7 +85,7 @@ def test_stream_of_a_custom_call_adds_up_to_the_whole(thinker: Edge) -> None:
     assert all(delta for delta in deltas)
 
 
-def test_custom_tool_is_a_function_to_the_model(thinker: Edge) -> None:
+def test_custom_tool_is_a_function_to_the_model(thinker: ApiServer) -> None:
     submit, prompt = submit_of(thinker, tools=[CUSTOM, FUNCTION])
     function = {"name": "patch", "description": "d", "parameters": PARAMETERS}
     assert orjson.loads(prompt.tools) == [{"type": "function", "function": function}, FUNCTION]
@@ -100,7 +100,7 @@ def test_custom_tool_is_a_function_to_the_model(thinker: Edge) -> None:
         assert submit.text.parsing.binds
 
 
-def test_history_of_custom_calls_reaches_the_prompt(thinker: Edge) -> None:
+def test_history_of_custom_calls_reaches_the_prompt(thinker: ApiServer) -> None:
     call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
     turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "ok"}]
     _, prompt = submit_of(thinker, messages=turns)
@@ -130,7 +130,7 @@ def test_history_of_custom_calls_reaches_the_prompt(thinker: Edge) -> None:
         ),
     ],
 )
-def test_choice_names_a_custom_tool(thinker: Edge, choice: Any, expected: tuple[str, list[str]]) -> None:
+def test_choice_names_a_custom_tool(thinker: ApiServer, choice: Any, expected: tuple[str, list[str]]) -> None:
     parsing = submit_of(thinker, tools=[CUSTOM, FUNCTION], tool_choice=choice)[0].text.parsing
     assert parsing is not None
     assert (parsing.choice, parsing.names) == expected
@@ -162,6 +162,6 @@ def test_choice_names_a_custom_tool(thinker: Edge, choice: Any, expected: tuple[
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
     ],
 )
-def test_wrong_custom_tool_is_refused(thinker: Edge, fields: dict[str, Any], param: str) -> None:
+def test_wrong_custom_tool_is_refused(thinker: ApiServer, fields: dict[str, Any], param: str) -> None:
     answer = thinker.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

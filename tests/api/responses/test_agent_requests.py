@@ -11,7 +11,7 @@ import pytest
 from api.responses.routes import DROPPED_HEADER
 from api.responses.seal import seal
 from engine.messages import ChatPrompt, Part
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 
 PARAMETERS = {"type": "object", "properties": {"target": {"type": "string"}}, "required": ["target"]}
 CLOSE: dict[str, Any] = {"type": "function", "name": "close_agent", "strict": False, "parameters": PARAMETERS}
@@ -38,25 +38,25 @@ USER = {"type": "message", "role": "user", "content": "hi"}
 
 
 @pytest.fixture(autouse=True)
-def silent(thinker: Edge) -> Iterator[None]:
+def silent(thinker: ApiServer) -> Iterator[None]:
     yield
     thinker.peer.script = []
 
 
-def prompt_of(edge: Edge, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+def prompt_of(server: ApiServer, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     """The messages and functions of the prompt, and what the answer says was left out."""
-    answer = edge.post("/v1/responses", {"max_output_tokens": 2, **body})
+    answer = server.post("/v1/responses", {"max_output_tokens": 2, **body})
     assert answer.status_code == 200, answer.text
-    prompt = edge.peer.submits()[-1].prompt
+    prompt = server.peer.submits()[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     tools = [tool["function"] for tool in orjson.loads(prompt.tools or b"[]")]
     return orjson.loads(prompt.messages), tools, answer.headers.get(DROPPED_HEADER, "")
 
 
-def output_of(edge: Edge, body: dict[str, Any], script: list[Part]) -> list[dict[str, Any]]:
+def output_of(server: ApiServer, body: dict[str, Any], script: list[Part]) -> list[dict[str, Any]]:
     """The items of a stream, which are those of its last event."""
-    edge.peer.script = script
-    text = edge.post("/v1/responses", {"input": "hi", **body, "stream": True}).text
+    server.peer.script = script
+    text = server.post("/v1/responses", {"input": "hi", **body, "stream": True}).text
     events = [orjson.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     assert events[-1]["type"] == "response.completed", text
     done: list[dict[str, Any]] = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -64,7 +64,7 @@ def output_of(edge: Edge, body: dict[str, Any], script: list[Part]) -> list[dict
     return done
 
 
-def test_codex_request_is_answered(thinker: Edge) -> None:
+def test_codex_request_is_answered(thinker: ApiServer) -> None:
     messages, tools, dropped = prompt_of(thinker, CODEX)
     assert [tool["name"] for tool in tools] == ["exec_command", "close_agent"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
@@ -86,7 +86,7 @@ def test_codex_request_is_answered(thinker: Edge) -> None:
         "apply_patch",
     ],
 )
-def test_hosted_tool_is_dropped_and_named(thinker: Edge, kind: str) -> None:
+def test_hosted_tool_is_dropped_and_named(thinker: ApiServer, kind: str) -> None:
     _, tools, dropped = prompt_of(thinker, {"input": "hi", "tools": [{"type": kind, "server_label": "x"}, EXEC]})
     assert [tool["name"] for tool in tools] == ["exec_command"]
     assert kind in dropped
@@ -95,7 +95,7 @@ def test_hosted_tool_is_dropped_and_named(thinker: Edge, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["close_agent", "multi_agent_v1__close_agent"])
-def test_call_carries_its_namespace(thinker: Edge, name: str) -> None:
+def test_call_carries_its_namespace(thinker: ApiServer, name: str) -> None:
     script = [Part("call", name, 0, "call_a"), Part("arguments", '{"target": "a"}', 0)]
     (call,) = output_of(thinker, {"tools": CODEX["tools"]}, script)
     assert (call["type"], call["name"], call["namespace"]) == ("function_call", "close_agent", "multi_agent_v1")
@@ -106,7 +106,7 @@ def test_call_carries_its_namespace(thinker: Edge, name: str) -> None:
     assert messages[1]["tool_calls"][0]["function"]["name"] == "close_agent"
 
 
-def test_equal_names_of_namespaces_stay_apart(thinker: Edge) -> None:
+def test_equal_names_of_namespaces_stay_apart(thinker: ApiServer) -> None:
     other = {**NAMESPACE, "name": "other"}
     script = [Part("call", "other__close_agent", 0, "call_a"), Part("arguments", "{}", 0)]
     (call,) = output_of(thinker, {"tools": [NAMESPACE, other, CLOSE]}, script)
@@ -119,7 +119,7 @@ def test_equal_names_of_namespaces_stay_apart(thinker: Edge) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
 
 
-def test_tool_search_is_the_clients(thinker: Edge) -> None:
+def test_tool_search_is_the_clients(thinker: ApiServer) -> None:
     deferred = {**NAMESPACE, "tools": [{**CLOSE, "defer_loading": True}]}
     script = [Part("call", "tool_search", 0, "call_a"), Part("arguments", '{"target": "agents"}', 0)]
     (call,) = output_of(thinker, {"tools": [SEARCH, deferred]}, script)
@@ -136,7 +136,7 @@ def test_tool_search_is_the_clients(thinker: Edge) -> None:
     assert ([tool["name"] for tool in tools], dropped) == (["close_agent"], "tool_search")  # the server's search
 
 
-def test_local_shell_call_is_returned_and_taken(thinker: Edge) -> None:
+def test_local_shell_call_is_returned_and_taken(thinker: ApiServer) -> None:
     script = [Part("call", "local_shell", 0, "call_a"), Part("arguments", '{"command": ["ls", "-l"]}', 0)]
     (call,) = output_of(thinker, {"tools": [{"type": "local_shell"}]}, script)
     assert (call["type"], call["action"]["type"], call["action"]["command"]) == ("local_shell_call", "exec", ["ls", "-l"])
@@ -163,7 +163,7 @@ def test_local_shell_call_is_returned_and_taken(thinker: Edge) -> None:
         ({"type": "shell_call", "id": "s", "call_id": "c", "action": {"commands": ["ls"]}}, "commands"),
     ],
 )
-def test_foreign_item_becomes_text(thinker: Edge, item: dict[str, Any], shown: str) -> None:
+def test_foreign_item_becomes_text(thinker: ApiServer, item: dict[str, Any], shown: str) -> None:
     messages, _, _ = prompt_of(thinker, {"input": [USER, item, USER]})
     assert shown in orjson.dumps(messages).decode()
 
@@ -178,7 +178,7 @@ def test_foreign_item_becomes_text(thinker: Edge, item: dict[str, Any], shown: s
         ({"type": "shell_call", "action": {"commands": ["ls"]}}, {"type": "shell_call_output", "output": [{"stdout": "one"}]}),
     ],
 )
-def test_foreign_call_has_one_result(thinker: Edge, call: dict[str, Any], output: dict[str, Any]) -> None:
+def test_foreign_call_has_one_result(thinker: ApiServer, call: dict[str, Any], output: dict[str, Any]) -> None:
     messages, _, _ = prompt_of(thinker, {"input": [USER, call | {"call_id": "c"}, output | {"call_id": "c"}, USER]})
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user"]
     assert "one" in messages[2]["content"]
@@ -193,18 +193,18 @@ def test_foreign_call_has_one_result(thinker: Edge, call: dict[str, Any], output
         {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []},
     ],
 )
-def test_foreign_item_is_left_out_and_named(thinker: Edge, item: dict[str, Any]) -> None:
+def test_foreign_item_is_left_out_and_named(thinker: ApiServer, item: dict[str, Any]) -> None:
     messages, _, dropped = prompt_of(thinker, {"input": [USER, item, USER]})
     assert len(messages) == 2
     assert dropped in (item.get("type"), "item_reference")
 
 
-def test_foreign_reasoning_without_a_summary_is_left_out(thinker: Edge) -> None:
+def test_foreign_reasoning_without_a_summary_is_left_out(thinker: ApiServer) -> None:
     messages, _, _ = prompt_of(thinker, {"input": [USER, {"type": "reasoning", "summary": [], "encrypted_content": "gAA"}]})
     assert messages == [{"role": "user", "content": "hi"}]
 
 
-def test_item_reference_is_a_stored_item(thinker: Edge) -> None:
+def test_item_reference_is_a_stored_item(thinker: ApiServer) -> None:
     thinker.peer.script = [Part("content", "A stored answer.")]
     stored = thinker.post("/v1/responses", {"input": "hi"}).json()
     thinker.peer.script = []
@@ -213,7 +213,7 @@ def test_item_reference_is_a_stored_item(thinker: Edge) -> None:
     assert (messages[1], dropped) == ({"role": "assistant", "content": "A stored answer."}, "")
 
 
-def test_compaction_trigger_is_answered_with_a_summary(thinker: Edge) -> None:
+def test_compaction_trigger_is_answered_with_a_summary(thinker: ApiServer) -> None:
     script = [Part("reasoning", "hm"), Part("content", "All "), Part("content", "done.")]
     (item,) = output_of(thinker, {"input": [USER, {"type": "compaction_trigger"}], "tools": [EXEC]}, script)
     assert item["type"] == "compaction"
@@ -222,7 +222,7 @@ def test_compaction_trigger_is_answered_with_a_summary(thinker: Edge) -> None:
     assert "All done." in messages[0]["content"]
 
 
-def test_compact_returns_messages_and_summary(thinker: Edge) -> None:
+def test_compact_returns_messages_and_summary(thinker: ApiServer) -> None:
     thinker.peer.script = [Part("content", "All done.")]
     body = {"model": "tiny", "instructions": "i", "input": [USER, {"role": "assistant", "content": "yes"}], "tools": [EXEC]}
     answer = thinker.post("/v1/responses/compact", body)
@@ -237,6 +237,6 @@ def test_compact_returns_messages_and_summary(thinker: Edge) -> None:
 
 
 @pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
-def test_verbosity_is_taken(thinker: Edge, verbosity: str) -> None:
+def test_verbosity_is_taken(thinker: ApiServer, verbosity: str) -> None:
     prompt_of(thinker, {"input": "hi", "text": {"verbosity": verbosity}})
     assert thinker.post("/v1/responses", {"input": "hi", "text": {"verbosity": "loud"}}).status_code == 400

@@ -16,7 +16,7 @@ from api.responses.store import MAX_RESPONSE_BYTES
 from api.responses.truncation import choices_of
 from api.schemas.requests import convert
 from engine.messages import ChatPrompt
-from tests.api.edge import CHILD, Edge
+from tests.api.api_server import CHILD, ApiServer
 from tests.api.tokenizer_peer import said_text
 from tests.waiting import wait_until
 
@@ -37,7 +37,7 @@ def ended(client: openai.OpenAI, response_id: str) -> Any:
     return found[0]
 
 
-def test_background_response_is_got_when_it_is_done(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_background_response_is_got_when_it_is_done(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         begun = start(responder, 20)
         assert (begun.status, begun.background, begun.output) == ("queued", True, [])
@@ -53,7 +53,7 @@ def test_background_response_is_got_when_it_is_done(thinker: Edge, responder: op
     assert len(responder.responses.input_items.list(second.id).data) == 3
 
 
-def test_background_response_outlives_the_tokenizer(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_background_response_outlives_the_tokenizer(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         begun = start(responder, 20)
         wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
@@ -61,7 +61,7 @@ def test_background_response_outlives_the_tokenizer(thinker: Edge, responder: op
     assert ended(responder, begun.id).output_text == said_text(20)
 
 
-def test_background_stream_goes_on_behind_any_event(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_background_stream_goes_on_behind_any_event(thinker: ApiServer, responder: openai.OpenAI) -> None:
     """Its client leaves in the middle, and comes back; another reads all of it again."""
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
@@ -79,7 +79,7 @@ def test_background_stream_goes_on_behind_any_event(thinker: Edge, responder: op
     assert list(responder.responses.retrieve(response_id, stream=True, starting_after=10_000)) == []
 
 
-def test_cancelled_response_keeps_what_was_made(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_cancelled_response_keeps_what_was_made(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         begun = start(responder, 20)
         wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
@@ -95,7 +95,7 @@ def test_cancelled_response_keeps_what_was_made(thinker: Edge, responder: openai
         responder.responses.cancel("resp_nothing")
 
 
-def test_cancelled_stream_ends(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_cancelled_stream_ends(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
         seen = [next(stream) for _ in range(5)]
@@ -104,7 +104,7 @@ def test_cancelled_stream_ends(thinker: Edge, responder: openai.OpenAI) -> None:
     assert rest[-1].response.status == "cancelled"
 
 
-def test_response_is_cancelled_before_it_is_deleted(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_response_is_cancelled_before_it_is_deleted(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         begun = start(responder, 20)
         responder.responses.delete(begun.id)
@@ -113,7 +113,7 @@ def test_response_is_cancelled_before_it_is_deleted(thinker: Edge, responder: op
         responder.responses.retrieve(begun.id)
 
 
-def test_background_responses_are_limited(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_background_responses_are_limited(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(1):
         begun = [start(responder, 5) for _ in range(MAX_OPEN)]
         with pytest.raises(openai.RateLimitError, match="background"):
@@ -126,19 +126,19 @@ def test_background_responses_are_limited(thinker: Edge, responder: openai.OpenA
         assert ended(responder, start(responder, 1).id).output_text == said_text(1)
 
 
-def kill_http(edge: Edge, *, is_gentle: bool = False) -> None:
+def kill_http(server: ApiServer, *, is_gentle: bool = False) -> None:
     """The HTTP process ends, and its next life begins."""
     if is_gentle:
-        edge.child.terminate()
+        server.child.terminate()
     else:
-        edge.child.kill()
-    edge.child.wait()
-    edge.start_child(edge.counters.actor(CHILD).epoch + 1)
+        server.child.kill()
+    server.child.wait()
+    server.start_child(server.counters.actor(CHILD).epoch + 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_gentle", [False, True])
-def test_background_stream_outlives_its_http_process(thinker: Edge, responder: openai.OpenAI, is_gentle: bool) -> None:
+def test_background_stream_outlives_its_http_process(thinker: ApiServer, responder: openai.OpenAI, is_gentle: bool) -> None:
     """The next life makes it with the same seed, though in other pieces, and its events follow those that were read."""
     over = ended(responder, start(responder, 3).id)
     fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "metadata": {"a": "b"}}
@@ -171,7 +171,7 @@ def test_background_stream_outlives_its_http_process(thinker: Edge, responder: o
     assert not list(thinker.run.responses_path.glob("*.request"))
 
 
-def test_response_can_be_cancelled_after_its_process_died(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_response_can_be_cancelled_after_its_process_died(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         begun = start(responder, 20)
         wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
@@ -181,7 +181,7 @@ def test_response_can_be_cancelled_after_its_process_died(thinker: Edge, respond
         wait_until(lambda: thinker.count("open_requests") == 0, what="the engine has dropped it")
 
 
-def test_response_without_its_request_has_failed(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_response_without_its_request_has_failed(thinker: ApiServer, responder: openai.OpenAI) -> None:
     """As where it had to make room, and its process died then."""
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
@@ -197,13 +197,13 @@ def test_response_without_its_request_has_failed(thinker: Edge, responder: opena
     assert responder.responses.cancel(response_id).status == "failed"
 
 
-def test_logprobs_of_background_responses_are_let_go(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_logprobs_of_background_responses_are_released(thinker: ApiServer, responder: openai.OpenAI) -> None:
     fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
     assert ended(responder, start(responder, 20, **fields).id).output_text == said_text(20)
     wait_until(lambda: thinker.count("held_logprobs") == 0, what="nothing is held")
 
 
-def test_response_without_a_stream_has_no_events(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_response_without_a_stream_has_no_events(thinker: ApiServer, responder: openai.OpenAI) -> None:
     for options in ({}, {"background": True}):
         made = responder.responses.create(model="tiny", input="hi", max_output_tokens=1, **options)
         answer = thinker.get(f"/v1/responses/{made.id}?stream=true")
@@ -214,7 +214,7 @@ def test_response_without_a_stream_has_no_events(thinker: Edge, responder: opena
 
 
 @pytest.mark.parametrize("field", ["instructions", "user", "metadata"])
-def test_long_background_response_is_refused(thinker: Edge, responder: openai.OpenAI, field: str) -> None:
+def test_long_background_response_is_refused(thinker: ApiServer, responder: openai.OpenAI, field: str) -> None:
     """What comes back with a response counts, though it is no item: later there would be no room for the answer."""
     long = "x" * (MAX_RESPONSE_BYTES // 2)
     body = {"input": "hi", "background": True, field: {"a": long} if field == "metadata" else long}
@@ -245,7 +245,7 @@ def test_input_items_are_paged(responder: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nobody"])
-def test_wrong_page_is_refused(thinker: Edge, responder: openai.OpenAI, query: str) -> None:
+def test_wrong_page_is_refused(thinker: ApiServer, responder: openai.OpenAI, query: str) -> None:
     made = responder.responses.create(model="tiny", input="hi", max_output_tokens=1)
     answer = thinker.get(f"/v1/responses/{made.id}/input_items?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
@@ -259,13 +259,13 @@ def turns(num_turns: int, length: int) -> list[Any]:
     ]
 
 
-def contents(edge: Edge) -> list[str]:
-    prompt = edge.peer.submits()[-1].prompt
+def contents(server: ApiServer) -> list[str]:
+    prompt = server.peer.submits()[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     return [str(message["content"])[:2].strip() for message in orjson.loads(prompt.messages)]
 
 
-def test_oldest_turns_go_where_the_prompt_is_too_long(thinker: Edge) -> None:
+def test_oldest_turns_go_where_the_prompt_is_too_long(thinker: ApiServer) -> None:
     """The model takes 256 tokens; a token is a byte here."""
     body = {"instructions": "S", "input": [*turns(6, 20), {"role": "user", "content": "now"}], "max_output_tokens": 40}
     answer = thinker.post("/v1/responses", body | {"truncation": "auto"})

@@ -13,7 +13,7 @@ import pytest
 from api.responses.items import digest
 from api.responses.routes import MAX_ITEMS
 from engine.messages import ChatPrompt, Part, Submit
-from tests.api.edge import Edge
+from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
 
 FUNCTION: dict[str, Any] = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}}
@@ -32,27 +32,27 @@ CALLS = [
 
 
 @pytest.fixture
-def calling(thinker: Edge) -> Iterator[None]:
+def calling(thinker: ApiServer) -> Iterator[None]:
     thinker.peer.script = CALLS
     yield
     thinker.peer.script = []
 
 
-def ask(edge: Edge, body: dict[str, Any]) -> httpx.Response:
-    return edge.post("/v1/responses", {"max_output_tokens": 2, "input": "hi", **body})
+def ask(server: ApiServer, body: dict[str, Any]) -> httpx.Response:
+    return server.post("/v1/responses", {"max_output_tokens": 2, "input": "hi", **body})
 
 
-def submit_of(edge: Edge, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
+def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
     """What the engine is asked."""
-    answer = ask(edge, body)
+    answer = ask(server, body)
     assert answer.status_code == 200, answer.text
-    submit = edge.peer.submits()[-1]
+    submit = server.peer.submits()[-1]
     assert isinstance(submit.prompt, ChatPrompt)
     return submit, submit.prompt, orjson.loads(submit.prompt.messages)
 
 
-def events_of(edge: Edge, body: dict[str, Any]) -> list[dict[str, Any]]:
-    text = ask(edge, {**body, "stream": True}).text
+def events_of(server: ApiServer, body: dict[str, Any]) -> list[dict[str, Any]]:
+    text = ask(server, {**body, "stream": True}).text
     return [orjson.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
@@ -87,7 +87,7 @@ def test_whole(responder: openai.OpenAI) -> None:
 
 
 @pytest.mark.usefixtures("calling")
-def test_a_stream_has_the_items_of_the_whole(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_a_stream_has_the_items_of_the_whole(thinker: ApiServer, responder: openai.OpenAI) -> None:
     tools: Any = [FUNCTION, CUSTOM]
     body = {"tools": tools, "include": ["reasoning.encrypted_content"], "max_output_tokens": 50}
     events = events_of(thinker, body)
@@ -120,7 +120,7 @@ def test_a_stream_has_the_items_of_the_whole(thinker: Edge, responder: openai.Op
     assert whole.usage.output_tokens_details.reasoning_tokens == 2
 
 
-def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_log_probabilities_are_those_of_the_content(thinker: ApiServer, responder: openai.OpenAI) -> None:
     """Of its tokens alone: neither thinking nor markers nor calls have a share in them."""
     nothing = Part("", "")
     thinker.peer.script = [
@@ -152,7 +152,7 @@ def test_log_probabilities_are_those_of_the_content(thinker: Edge, responder: op
     assert [part["logprobs"] for part in begun if part["type"] == "output_text"] == [[], []]
 
 
-def test_items_become_turns(thinker: Edge) -> None:
+def test_items_become_turns(thinker: ApiServer) -> None:
     sealed = "VHdvIGNhbGxzLg=="
     items = [
         {"role": "developer", "content": "brief"},
@@ -201,7 +201,7 @@ def test_items_become_turns(thinker: Edge) -> None:
         ({"syntax": "regex", "definition": "^a/b\\/\\n$"}, "start: /a\\/b\\/\\n/"),
     ],
 )
-def test_formats_of_custom_tools(thinker: Edge, given: dict[str, str], grammar: str) -> None:
+def test_formats_of_custom_tools(thinker: ApiServer, given: dict[str, str], grammar: str) -> None:
     """They bind: the tokenizer's grammars are tested beside its parsers."""
     tool = CUSTOM | {"format": {"type": "grammar", **given}}
     (custom,) = orjson.loads(submit_of(thinker, {"tools": [tool]})[1].tools)
@@ -222,7 +222,7 @@ def test_formats_of_custom_tools(thinker: Edge, given: dict[str, str], grammar: 
         ),
     ],
 )
-def test_tool_choice(thinker: Edge, choice: Any, expected: tuple[str, list[str]]) -> None:
+def test_tool_choice(thinker: ApiServer, choice: Any, expected: tuple[str, list[str]]) -> None:
     parsing = submit_of(thinker, {"tools": [FUNCTION, CUSTOM], "tool_choice": choice, "parallel_tool_calls": False})[
         0
     ].text.parsing
@@ -231,7 +231,7 @@ def test_tool_choice(thinker: Edge, choice: Any, expected: tuple[str, list[str]]
 
 
 @pytest.mark.usefixtures("calling")
-def test_a_stored_response_is_gone_on_from(thinker: Edge, responder: openai.OpenAI) -> None:
+def test_a_stored_response_is_gone_on_from(thinker: ApiServer, responder: openai.OpenAI) -> None:
     """Its instructions are not."""
     tools: Any = [FUNCTION, CUSTOM]
     first = responder.responses.create(model="tiny", input="hi", tools=tools, instructions="be brief")
@@ -259,7 +259,7 @@ def test_a_stored_response_is_gone_on_from(thinker: Edge, responder: openai.Open
     assert (raised.value.code, raised.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_no_log_tells_where_a_response_is(thinker: Edge) -> None:
+def test_no_log_tells_where_a_response_is(thinker: ApiServer) -> None:
     """The id of a request is in logs and spans, which others may read; that of its response is the key to it."""
     answers = [thinker.post("/v1/responses", {"input": "hi"}) for _ in range(2)]
     for answer in answers:
@@ -296,14 +296,14 @@ def test_input_tokens(responder: openai.OpenAI) -> None:
         ({"temperature": 3}, "temperature"),
     ],
 )
-def test_mistakes(thinker: Edge, body: dict[str, Any], param: str) -> None:
+def test_mistakes(thinker: ApiServer, body: dict[str, Any], param: str) -> None:
     answer = ask(thinker, body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert param in answer.json()["error"]["message"]
 
 
-def test_a_stream_that_fails(thinker: Edge) -> None:
+def test_a_stream_that_fails(thinker: ApiServer) -> None:
     """The engine goes away while it answers: the response is complete, as a failed one, which can be got."""
     with thinker.paced(3):
         body = {"input": "hi", "stream": True, "max_output_tokens": 9}
@@ -320,6 +320,6 @@ def test_a_stream_that_fails(thinker: Edge) -> None:
     assert thinker.get(f"/v1/responses/{response['id']}").json() == response
 
 
-def test_a_picture_of_the_assistant(thinker: Edge) -> None:
+def test_a_picture_of_the_assistant(thinker: ApiServer) -> None:
     items = [{"role": "assistant", "content": [{"type": "input_image", "image_url": ""}]}]
     assert ask(thinker, {"input": items}).json()["error"]["param"] == "input[0]"

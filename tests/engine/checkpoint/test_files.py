@@ -38,8 +38,8 @@ def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     replace_file(path, b"ours")
     assert (other.read_bytes(), path.is_symlink(), path.read_bytes()) == (b"somebody's", False, b"ours")
     monkeypatch.setattr(os, "urandom", bytes)  # zeros, so that the name can be foreseen
-    guessed = path.with_suffix(f".{bytes(8).hex()}.partial")
-    guessed.symlink_to(other)
+    drafted = path.with_suffix(f".{bytes(8).hex()}.partial")
+    drafted.symlink_to(other)
     with pytest.raises(FileExistsError):
         replace_file(path, b"new")
     assert (other.read_bytes(), path.read_bytes()) == (b"somebody's", b"ours")

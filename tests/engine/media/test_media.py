@@ -202,7 +202,7 @@ def test_what_is_wrong_is_answered_and_nothing_else_suffers(bench: Bench) -> Non
     assert isinstance(pixels, Pixels)
 
 
-def test_a_file_that_its_owner_let_go_of(bench: Bench) -> None:
+def test_a_file_that_its_owner_released(bench: Bench) -> None:
     source = bench.source(PLAIN)
     item = bench.item(PLAIN)
     for handle in (*source.parts, *item.source.parts):
@@ -266,12 +266,12 @@ def test_a_picture_does_not_wait_for_a_whole_video(bench: Bench) -> None:
     assert [name for name in made if name != "picture"] == ["clip0", "clip1", "clip2", "clip3"]
 
 
-def test_a_newcomers_file_is_looked_at_before_pixels_of_others_are_made(bench: Bench) -> None:
+def test_a_new_requests_file_is_looked_at_before_pixels_of_others_are_made(bench: Bench) -> None:
     items = [bench.item((VISION / "large.jpg").read_bytes() + bytes([number])) for number in range(3)]
     for number, item in enumerate(items):
         bench.wanted(str(number), item)
     bench.loop.turn()  # one is made
-    bench.tell("api0", Prepare("newcomer", "api0", 1, bench.source(PLAIN), "newcomer"))
+    bench.tell("api0", Prepare("new request", "api0", 1, bench.source(PLAIN), "new request"))
     bench.loop.turn()
     (answer,) = (decode(payload) for _, payload in bench.inboxes["api0"].receive(10))
     assert isinstance(answer, Prepared)
@@ -483,7 +483,7 @@ def test_what_a_new_scheduler_asks_for_before_it_is_heard_of_is_kept(bench: Benc
     (old,) = bench.heard("scheduler")
     assert isinstance(old, Pixels)
     bench.actor.on_message("scheduler", WantPixels("mine", "scheduler", 2, other, 0, "r"))
-    bench.actor.step()
+    bench.actor.do_work()
     with pytest.raises(SharedMemoryError, match="let go of it"):
         bench.context_of("media0").pixel_slab("media0").read(old.handle)
     bench.actor.on_message("scheduler", WantPixels("next", "scheduler", 2, item, 0, "r"))

@@ -37,10 +37,10 @@ def test_gauges() -> None:
 
 def test_replicas_are_compared_and_not_added() -> None:
     rows = [counter("engine_state", f"scheduler{replica}", 1) for replica in range(2)]
-    rows += [counter("weight_version", f"scheduler{replica}", 4) for replica in range(2)]
+    rows += [counter("engine_weight_version", f"scheduler{replica}", 4) for replica in range(2)]
     result = figures(snapshot(1.0, rows))
     assert (result.engine_state, result.weight_version) == ("paused", "4")
-    rows += [counter("engine_state", "scheduler2", 3), counter("weight_version", "scheduler2", 3)]
+    rows += [counter("engine_state", "scheduler2", 3), counter("engine_weight_version", "scheduler2", 3)]
     result = figures(snapshot(1.0, rows))
     assert (result.engine_state, result.weight_version) == ("paused, loading", "3, 4")
 
@@ -127,7 +127,7 @@ def test_report_has_rows_and_figures() -> None:
     assert document["run"]["run_id"] == "1a2b3c4d"
     assert document["derived"]["num_running"] == 12
     assert document["derived"]["step"]["run"]["time"]["count"] == 200
-    assert {"name": "weight_version", "value": 2}.items() <= {**document["rows"][5], "help": ""}.items()
+    assert {"name": "engine_weight_version", "value": 2}.items() <= {**document["rows"][5], "help": ""}.items()
     assert len(document["actors"]) == 6
     assert document["errors"][0]["actor"] == "worker0"
 
@@ -186,10 +186,10 @@ def drafting(taken_s: float) -> Snapshot:
         counter("spec_decode_num_draft_tokens_by_method_total", "worker0", 4 * taken_s, method="suffix"),
         counter("spec_decode_num_accepted_tokens_by_method_total", "worker0", 1 * taken_s, method="suffix"),
     ]
-    for place, standing in enumerate((8, 3, 1)):
+    for place, accepted in enumerate((8, 3, 1)):
         rows.append(counter("spec_decode_num_draft_tokens_per_pos_total", "scheduler", 8 * taken_s, position=str(place)))
         rows.append(
-            counter("spec_decode_num_accepted_tokens_per_pos_total", "scheduler", standing * taken_s, position=str(place))
+            counter("spec_decode_num_accepted_tokens_per_pos_total", "scheduler", accepted * taken_s, position=str(place))
         )
     return snapshot(taken_s, rows)
 

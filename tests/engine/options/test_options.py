@@ -21,7 +21,7 @@ from engine.options.resolve_device import installed_paddle
 from engine.options.resolve_ranks import available_cores
 from engine.options.table import GROUPS, OPTIONS, Option, make_parser, read_options
 from engine.process.topology import default_plan
-from shm.gang import buffers_at
+from shm.rank_group import buffers_at
 from tests.engine.echo_engine import REPOSITORY
 from tools.demo import MODEL, MODELS, VISION_MODEL
 

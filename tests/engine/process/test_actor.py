@@ -42,7 +42,7 @@ class Recorder(Actor):
     def on_peer(self, name: str, epoch: int) -> None:
         self.peers.append((name, epoch))
 
-    def step(self) -> int:
+    def do_work(self) -> int:
         done, self.num_todo = self.num_todo, 0
         return done
 
@@ -204,7 +204,7 @@ def test_a_whole_life(engine: Engine) -> None:
         def on_start(self) -> None:
             stages.append(f"start {self.context.row.state.name}")
 
-        def step(self) -> int:
+        def do_work(self) -> int:
             self.context.request_stop()
             return 0
 
@@ -227,7 +227,7 @@ def test_a_peer_that_is_started_again_during_the_start_is_noticed(engine: Engine
         def on_peer(self, name: str, epoch: int) -> None:
             peers.append((name, epoch))
 
-        def step(self) -> int:
+        def do_work(self) -> int:
             self.context.request_stop()
             return 0
 

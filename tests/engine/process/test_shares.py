@@ -19,10 +19,10 @@ def test_one_alone_has_the_limit_and_the_next_has_room(limit: int) -> None:
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 5), max_size=200))
-def test_who_is_refused_has_as_much_as_is_left(limit: int, newcomers: list[int]) -> None:
+def test_who_is_refused_has_as_much_as_is_left(limit: int, new_requests: list[int]) -> None:
     """In any order of arrivals."""
     waiting = [0] * 6
-    for source in newcomers:
+    for source in new_requests:
         if has_room(waiting[source], sum(waiting), limit):
             waiting[source] += 1
         else:

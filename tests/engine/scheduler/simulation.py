@@ -275,7 +275,7 @@ class EchoRank:
             encoded=encoded,
             num_drafts=array("i", num_drafts).tobytes(),
             num_wanted=array("i", [self.simulation.num_wanted_drafts] * len(rows)).tobytes(),
-            num_wanted_by_newcomers=self.simulation.num_wanted_drafts,
+            num_wanted_by_new_requests=self.simulation.num_wanted_drafts,
         )
 
     def _verify(self, slot: Slot, num_drafts: int, chance: random.Random) -> list[tuple[int, float]]:

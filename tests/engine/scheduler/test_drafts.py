@@ -64,7 +64,7 @@ def test_the_same_tokens_in_every_condition(directory: Path, options: dict[str, 
             assert simulation.metric("prefix_cache_hits_total") > 0
 
 
-def test_ends_inside_what_stood(directory: Path) -> None:
+def test_ends_inside_what_accepted(directory: Path) -> None:
     """Stop tokens, lengths and `min_tokens` end a sequence at the same token, with what is said of each."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
         simulation.num_wanted_drafts = K
@@ -86,25 +86,25 @@ def test_ends_inside_what_stood(directory: Path) -> None:
 def test_c8_drafts_are_counted_by_position(directory: Path) -> None:
     """What was verified, what stood, and what of that became part of an answer."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
-        simulation.num_wanted_drafts = simulation.scheduler.batch.num_wanted_by_newcomers = K
+        simulation.num_wanted_drafts = simulation.scheduler.batch.num_wanted_by_new_requests = K
         streams = submit_all(simulation, 30, stop_token_ids=[9, 27, 40], max_tokens=60)
         simulation.finish()
         simulation.check()
-        drafted, standing, emitted = (
+        drafted, accepted, emitted = (
             [simulation.metric(f"spec_decode_num_{what}_tokens_per_pos_total", position=str(place)) for place in range(16)]
             for what in ("draft", "accepted", "emitted")
         )
         assert sum(drafted) == simulation.metric("spec_decode_num_draft_tokens_total")
-        assert sum(standing) == simulation.metric("spec_decode_num_accepted_tokens_total")
+        assert sum(accepted) == simulation.metric("spec_decode_num_accepted_tokens_total")
         assert drafted[0] == simulation.metric("spec_decode_num_drafts_total")
-        for numbers in (drafted, standing, emitted):
+        for numbers in (drafted, accepted, emitted):
             assert numbers[0] > 0 == numbers[K]
             assert numbers == sorted(numbers, reverse=True)
-        assert all(one >= two >= three for one, two, three in zip(drafted, standing, emitted, strict=True))
+        assert all(one >= two >= three for one, two, three in zip(drafted, accepted, emitted, strict=True))
         num_tokens = sum(len(stream.token_ids) for stream in streams)
         num_rows = simulation.metric("spec_decode_num_rows_total")
-        assert sum(emitted) < sum(standing), "some answers end within a row"
-        assert num_rows + sum(standing) >= num_tokens
+        assert sum(emitted) < sum(accepted), "some answers end within a row"
+        assert num_rows + sum(accepted) >= num_tokens
 
 
 def test_ranks_hear_which_answers_are_complete(directory: Path) -> None:
@@ -207,7 +207,7 @@ def test_blocks_for_drafts_come_back_before_anybody_gives_way(directory: Path) -
         assert simulation.metric("num_preemptions_total") == 0
 
 
-def test_newcomers_begin_as_recent_samples(directory: Path) -> None:
+def test_new_requests_begin_as_recent_samples(directory: Path) -> None:
     """Where those of the last steps want no drafts, one that comes has none granted, nor is its prompt made ready for any."""
     with simulate(directory, **DRAFTS) as simulation:
         for seed, (num_wanted, wants) in enumerate([(K, True), (0, True), (0, False), (K, False), (K, True)]):
@@ -330,7 +330,7 @@ def test_prefixes_are_found_as_often(directory: Path, drafts: dict[str, Any], nu
     assert share_found(**drafts) >= 0.98 * without
 
 
-def test_aborts_within_what_stood(directory: Path) -> None:
+def test_aborts_within_what_accepted(directory: Path) -> None:
     """What was told is the beginning of the answer; the others go on, and nothing is held."""
     with simulate(directory, **DRAFTS, num_kv_blocks=60) as simulation:
         simulation.num_wanted_drafts = K

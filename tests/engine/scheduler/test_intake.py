@@ -1,4 +1,4 @@
-"""Newcomers where ranks share experts: who is held and until when, and prefill apart from decode."""
+"""New requests where ranks share experts: who is held and until when, and prefill apart from decode."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ HELD_FOREVER = {"enable_expert_parallel": True, "ep_batched_token_timeout_ms": 3
 
 
 @dataclass
-class GangWorld(World):
-    """A replica of a gang at a time of its own. Whoever is added comes at that time."""
+class RankGroupWorld(World):
+    """A replica of a rank group at a time of its own. Whoever is added comes at that time."""
 
     kind: StepKind = StepKind.MIXED
     now_ns: int = 1
@@ -88,7 +88,7 @@ class GangWorld(World):
         assert self.batch.pool.num_free == self.num_blocks
 
 
-def started(world: GangWorld, num_samples: int = 1, max_tokens: int = 1000) -> GangWorld:
+def started(world: RankGroupWorld, num_samples: int = 1, max_tokens: int = 1000) -> RankGroupWorld:
     """Samples decode, and this has been so for long."""
     world.add(*(make_sample(f"old{index}", [5], max_tokens, order=-9 + index) for index in range(num_samples)))
     world.now_ns += TIMEOUT_NS
@@ -115,7 +115,7 @@ def test_the_time_counts_from_the_first(since_ns: list[int], now_ns: int) -> Non
 
 
 def test_later_ones_do_not_hold_up_the_first() -> None:
-    world = started(GangWorld(make_limits(max_tokens=64, max_running=8), 64))
+    world = started(RankGroupWorld(make_limits(max_tokens=64, max_running=8), 64))
     begin_ns = world.now_ns
     for order in range(4):
         world.add(make_sample(f"s{order}", [1, 2, 3], order=order))
@@ -142,7 +142,7 @@ def test_later_ones_do_not_hold_up_the_first() -> None:
 )
 def test_who_fills_a_step_goes_in(limits: Any, num_blocks: int, lengths: list[int], num_admitted: int) -> None:
     """What is held, or has no room, counts against nothing: the same prompts go in once the time is over."""
-    world = started(GangWorld(limits, num_blocks))
+    world = started(RankGroupWorld(limits, num_blocks))
     world.add(*(make_sample(f"s{order}", [7 + order] * length, order=order) for order, length in enumerate(lengths)))
     plan = world.plan()
     assert (len(plan.admitted), bool(plan.held_until_ns)) == (num_admitted, not num_admitted)
@@ -156,7 +156,7 @@ def test_held_requests_leave_drafts_their_room() -> None:
     """What is held takes no tokens and no blocks of a step from drafts of running sequences."""
 
     def drafts_with(num_waiting: int) -> int:
-        world = started(GangWorld(replace(make_limits(max_tokens=16, max_running=8), max_drafts=16), 9))
+        world = started(RankGroupWorld(replace(make_limits(max_tokens=16, max_running=8), max_drafts=16), 9))
         world.land()
         world.batch.running[0].num_wanted = 8
         world.add(*(make_sample(f"s{order}", [7 + order] * 12, order=order) for order in range(num_waiting)))
@@ -168,7 +168,7 @@ def test_held_requests_leave_drafts_their_room() -> None:
 
 
 def test_b5_the_wait_counts_from_the_clock(directory: Path) -> None:
-    """A newcomer that is alone goes in when its time is over, and not before."""
+    """A new request that is alone goes in when its time is over, and not before."""
     options = {"enable_expert_parallel": True, "ep_batched_token_timeout_ms": 150, "max_model_len": 8192, "num_kv_blocks": 2200}
     with simulate(directory, **options) as simulation:
         simulation.start(simulation.submit([1, 2, 3], max_tokens=8000))
@@ -193,8 +193,8 @@ def test_b7_preempted_requests_count_as_waiting_on_their_way_back() -> None:
     assert (world.batch.num_leaving, world.batch.num_waiting) == (0, 1)
 
 
-def test_an_idle_gang_holds_nobody() -> None:
-    world = GangWorld(make_limits(max_tokens=64), 64)
+def test_an_idle_rank_group_holds_nobody() -> None:
+    world = RankGroupWorld(make_limits(max_tokens=64), 64)
     world.add(make_sample("a", [1, 2, 3]))
     assert world.plan().held_until_ns == world.now_ns + TIMEOUT_NS  # others compute
     world.is_rest_idle = True
@@ -204,7 +204,7 @@ def test_an_idle_gang_holds_nobody() -> None:
 
 
 def test_who_finds_prompts_under_way_goes_along() -> None:
-    world = started(GangWorld(make_limits(max_tokens=16), 64))
+    world = started(RankGroupWorld(make_limits(max_tokens=16), 64))
     world.add(make_sample("long", [1] * 20, order=1))
     assert [row.num_tokens for row in world.dispatch().rows] == [1, 15]
     world.add(make_sample("late", [2, 3], order=2))
@@ -213,7 +213,7 @@ def test_who_finds_prompts_under_way_goes_along() -> None:
 
 def test_who_was_admitted_before_is_not_held() -> None:
     """A preempted sample, and one whose group is there, which take others along."""
-    world = GangWorld(make_limits(max_tokens=64, max_running=8, has_prefix_cache=False), 64, is_rest_idle=True)
+    world = RankGroupWorld(make_limits(max_tokens=64, max_running=8, has_prefix_cache=False), 64, is_rest_idle=True)
     world.add(make_sample("a", [5], group_id="g"), make_sample("b", [5], order=1))
     world.dispatch()
     world.land()
@@ -230,7 +230,7 @@ def test_who_was_admitted_before_is_not_held() -> None:
 
 
 def test_prefill_and_decode_take_turns() -> None:
-    world = started(GangWorld(make_limits(max_tokens=4), 64, kind=StepKind.DECODE))
+    world = started(RankGroupWorld(make_limits(max_tokens=4), 64, kind=StepKind.DECODE))
     world.add(make_sample("long", [1] * 12, max_tokens=2))
     world.land()
     for _ in range(7):
@@ -271,7 +271,7 @@ def test_everything_ends_whoever_is_held(
     longest = max(num_prompt + max_tokens for num_prompt, max_tokens, _, _, _ in prompts)
     limits = make_limits(budget, max_running, block_size, has_cache)
     kind = StepKind.DECODE if is_apart else StepKind.MIXED
-    world = GangWorld(limits, -(-longest // block_size) + spare_blocks, kind=kind, is_rest_idle=is_rest_idle)
+    world = RankGroupWorld(limits, -(-longest // block_size) + spare_blocks, kind=kind, is_rest_idle=is_rest_idle)
     for order, (num_prompt, max_tokens, priority, group_id, pause_ns) in enumerate(prompts):
         world.now_ns += pause_ns
         sample = make_sample(f"s{order}", [1] * num_prompt, max_tokens, priority, order % 3, order, group_id)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.dispatch import build_step
-from engine.scheduler.policy import Limits, Row, SchedulerOutput, next_row, schedule
+from engine.scheduler.policy import Limits, SchedulerOutput, SequenceChunk, next_row, schedule
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, SequenceState, start_bytes
 from engine.scheduler.step_cost import StepCost, StepLoad
@@ -27,11 +27,11 @@ class World:
     limits: Limits
     num_blocks: int
     num_wanted: int = 0
-    flights: deque[list[Row]] = field(default_factory=deque)
+    flights: deque[list[SequenceChunk]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.batch = BatchState(self.limits, BlockPool(self.num_blocks), lambda entries: None)
-        self.batch.num_wanted_by_newcomers = self.num_wanted
+        self.batch.num_wanted_by_new_requests = self.num_wanted
         self.num_preemptions = 0
         self.passed_over: Sequence | None = None
         self.cost = StepCost(0)
@@ -103,7 +103,7 @@ class World:
                 ):
                     self.batch.finish(sequence)
             if not sequence.num_in_flight:
-                self.batch.landed(sequence)
+                self.batch.release_drained(sequence)
 
     def run_to_the_end(self, max_steps: int = 5000) -> None:
         for _ in range(max_steps):
@@ -436,13 +436,13 @@ def test_without_prefix_cache_siblings_start_at_once() -> None:
 
 def test_a_slow_reader_gets_no_tokens() -> None:
     world = World(make_limits(), 64)
-    slow, fast, newcomer = (make_sample(name, [1, 2], order=order) for order, name in enumerate(["slow", "fast", "new"]))
+    slow, fast, new_request = (make_sample(name, [1, 2], order=order) for order, name in enumerate(["slow", "fast", "new"]))
     world.add(slow, fast)
     world.dispatch()
-    for sequence in (slow, newcomer):
+    for sequence in (slow, new_request):
         assert isinstance(sequence.reader, ListReader)
         sequence.reader.is_slow = True
-    world.add(newcomer)
+    world.add(new_request)
     assert [row.sequence for row in world.dispatch().rows] == [fast]
 
 
@@ -460,7 +460,7 @@ def test_starts_are_spread_over_steps_that_fit_a_record() -> None:
 def test_the_end_is_known_ahead(max_tokens: int) -> None:
     sequence = make_sample("a", [1, 2, 3], max_tokens=max_tokens)
     row = next_row(sequence, 0, 16)
-    assert row == Row(sequence, 0, 3, max_tokens == 1)
+    assert row == SequenceChunk(sequence, 0, 3, max_tokens == 1)
     sequence.num_unknown = max_tokens
     assert next_row(sequence, 3, 16) is None
 

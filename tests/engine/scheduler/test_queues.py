@@ -1,4 +1,4 @@
-"""Order: priority, then arrival, then intake; newcomers stand aside while the intake is held."""
+"""Order: priority, then arrival, then intake; new requests stand aside while the intake is held."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_removing_a_stranger_is_our_bug() -> None:
         queue.remove(make_sample("a", [1]))
 
 
-def test_newcomers_wait_outside_while_the_intake_is_held() -> None:
+def test_new_requests_wait_outside_while_the_intake_is_held() -> None:
     old, new, gone, back = samples_of([(0, 1), (-5, 2), (0, 3), (0, 4)])
     queue = WaitingQueue()
-    queue.add_newcomer(old)
+    queue.add_new_request(old)
     queue.hold()
-    queue.add_newcomer(new)
-    queue.add_newcomer(gone)
+    queue.add_new_request(new)
+    queue.add_new_request(gone)
     queue.push(back)
     assert names(queue) == ["s0", "s3"]
     assert queue.num_waiting == 4

@@ -41,28 +41,28 @@ def test_a_new_epoch_is_not_there_before_it_says_so() -> None:
     assert ranks.are_complete
 
 
-def in_gang(rank: int, epoch: int, gang_epoch: int) -> Hello:
-    return Hello(f"worker{rank}", epoch, 1, "/old", "", gang_epoch)
+def in_rank_group(rank: int, epoch: int, rank_group_epoch: int) -> Hello:
+    return Hello(f"worker{rank}", epoch, 1, "/old", "", rank_group_epoch)
 
 
-def test_ranks_of_different_epochs_of_their_gang_are_not_complete() -> None:
+def test_ranks_of_different_epochs_of_their_rank_group_are_not_complete() -> None:
     """One dies and comes back; the other greets again, which is no return of it."""
     ranks = Ranks(2)
     for rank in ranks.all:
-        assert ranks.greet(rank, in_gang(rank, 1, 3))
-        assert ranks.joined(rank, in_gang(rank, 1, 3))
-    assert (ranks.are_complete, ranks.gang_epoch) == (True, 3)
-    assert not ranks.greet(0, in_gang(0, 1, 4))  # before the table shows that its peer is gone
-    assert ranks.joined(0, in_gang(0, 1, 4))
-    assert not ranks.joined(0, in_gang(0, 1, 4))
+        assert ranks.greet(rank, in_rank_group(rank, 1, 3))
+        assert ranks.joined(rank, in_rank_group(rank, 1, 3))
+    assert (ranks.are_complete, ranks.rank_group_epoch) == (True, 3)
+    assert not ranks.greet(0, in_rank_group(0, 1, 4))  # before the table shows that its peer is gone
+    assert ranks.joined(0, in_rank_group(0, 1, 4))
+    assert not ranks.joined(0, in_rank_group(0, 1, 4))
     assert not ranks.are_complete
     ranks.restarted(1, 2)
-    assert not ranks.joined(1, in_gang(1, 1, 4))  # of a life that is over
+    assert not ranks.joined(1, in_rank_group(1, 1, 4))  # of a life that is over
     for rank, epoch in ((0, 1), (1, 2)):
         assert not ranks.are_complete
-        assert ranks.greet(rank, in_gang(rank, epoch, 5)) == (rank == 1)
-        assert ranks.joined(rank, in_gang(rank, epoch, 5))
-    assert (ranks.are_complete, ranks.gang_epoch) == (True, 5)
+        assert ranks.greet(rank, in_rank_group(rank, epoch, 5)) == (rank == 1)
+        assert ranks.joined(rank, in_rank_group(rank, epoch, 5))
+    assert (ranks.are_complete, ranks.rank_group_epoch) == (True, 5)
 
 
 def record(*ranks: tuple[str, int], state: WeightsState = WeightsState.NORMAL) -> WeightsRecord:

@@ -61,15 +61,15 @@ def counts(simulation: Simulation) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("mode", "left"), [("abort", (0, 0)), ("wait", (0, 0)), ("requeue", (0, 8)), ("keep", (4, 4))])
 def test_pause_and_resume(simulation: Simulation, mode: str, left: tuple[int, int]) -> None:
-    """The answer comes when all is at rest; newcomers are held and then served; nothing else is lost."""
+    """The answer comes when all is at rest; new requests are held and then served; nothing else is lost."""
     streams = running_streams(simulation)
     reply = simulation.ask(Pause(mode))
     assert (reply.status, reply.details["state"]) == (200, "PAUSED")
     assert simulation.scheduler.dispatcher.num_in_flight == 0
     assert counts(simulation) == left
-    newcomer = simulation.submit([1, 2, 3])
+    new_request = simulation.submit([1, 2, 3])
     assert counts(simulation) == (left[0], left[1] + 1)
-    assert not newcomer.outputs
+    assert not new_request.outputs
     again = simulation.ask(Pause(mode))
     assert (again.status, "PAUSED" in again.message) == (409, True)
     assert simulation.ask(Resume()).status == 200
@@ -77,19 +77,19 @@ def test_pause_and_resume(simulation: Simulation, mode: str, left: tuple[int, in
     simulation.finish()
     if mode == "abort":
         assert {stream.finish_reason for stream in streams} == {"abort"}
-        simulation.check(newcomer)
+        simulation.check(new_request)
     else:
         simulation.check()
     simulation.check_idle()
 
 
-def test_newcomers_stay_outside_while_others_run_to_their_end(simulation: Simulation) -> None:
+def test_new_requests_stay_outside_while_others_run_to_their_end(simulation: Simulation) -> None:
     streams = running_streams(simulation)
     command_id = simulation.order(Pause("wait"))
-    newcomer = simulation.submit([1], priority=-9)
+    new_request = simulation.submit([1], priority=-9)
     simulation.run_until(lambda: command_id in simulation.replies, "the pause")
     simulation.check(*streams)
-    assert not newcomer.outputs
+    assert not new_request.outputs
     assert counts(simulation) == (0, 1)
     simulation.ask(Resume())
     simulation.finish()
@@ -145,7 +145,7 @@ def test_kept_samples_share_no_blocks_of_two_weights(simulation: Simulation) -> 
 @pytest.mark.parametrize("path", ["", MODEL])
 def test_reading_the_same_path_again_is_a_new_version(simulation: Simulation, path: str) -> None:
     assert simulation.ask(ReloadWeights(path)).details == {"state": "NORMAL", "weight_version": 2, "path": MODEL}
-    assert simulation.metric("weight_version") == 2
+    assert simulation.metric("engine_weight_version") == 2
 
 
 def test_a_reload_leaves_a_pause_in_place(simulation: Simulation) -> None:
@@ -163,7 +163,7 @@ def test_cleared_and_back(simulation: Simulation, drop: Order, raise_: Order) ->
     streams = running_streams(simulation)
     assert simulation.ask(drop).details["state"] == "CLEARED"
     assert state_of(simulation) is WeightsState.CLEARED
-    assert simulation.metric("weight_version") == 0
+    assert simulation.metric("engine_weight_version") == 0
     assert counts(simulation) == (0, 8)
     for order in (Pause(), Pause("abort", "sleep"), DropWeights()):
         reply = simulation.ask(order)

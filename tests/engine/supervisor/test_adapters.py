@@ -13,7 +13,7 @@ from engine.config import LoraModule
 from engine.messages import Adapter, Command, LoadAdapter, Reply, UnloadAdapter
 from engine.process.run_directory import Run, new_run_id
 from engine.process.segments import rows_of
-from engine.supervisor.adapters import QUIET_NS, AdapterOrders
+from engine.supervisor.adapters import QUIET_NS, AdapterCommands
 from shm.counters import Counters
 from tests.configurations import engine_config
 
@@ -35,7 +35,7 @@ class Desk:
         self.answers: dict[str, tuple[int, str]] = {}
         self.trouble = ""
         self.now_ns = 1
-        self.orders = AdapterOrders(self.run, config, self.counters, NAMES, self._tell, self._answer)
+        self.orders = AdapterCommands(self.run, config, self.counters, NAMES, self._tell, self._answer)
 
     def _tell(self, actor: str, command: Command) -> str:
         assert actor == "worker0"

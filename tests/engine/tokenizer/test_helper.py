@@ -75,7 +75,7 @@ class Bench(Lanes):
 
     def ask(self, *jobs: Job) -> None:
         for job in jobs:
-            self.add(job, is_newcomer=True)
+            self.add(job, is_new_request=True)
 
     def answer(self, call_id: str) -> Answer:
         return wait_until(lambda: (self.look(), self.answers.get(call_id))[1], what=call_id)
@@ -142,7 +142,7 @@ def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: py
     monkeypatch.setattr("engine.tokenizer.lanes.FIRST_FORM_NS", 100_000_000)
     flood = [form(f"slow{index}", "flood", "spin") for index in range(9)]
     for job in (*flood, form("small", "other")):
-        lanes.add(job, is_newcomer=False)
+        lanes.add(job, is_new_request=False)
     assert lanes.text("small") == "small"
     refused = {key for key, answer in lanes.answers.items() if isinstance(answer, Refusal) and answer.status == 429}
     assert lanes.answers.keys() == {"small", *refused}  # more than can wait among the slow ones
@@ -173,7 +173,7 @@ def test_queues_are_bounded(lanes: Bench, gate: Path, size: int, limit: int) -> 
     with pytest.raises(RequestError) as caught:
         lanes.ask(call("one more", text))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
-    lanes.add(call("again", text), is_newcomer=False)  # begun before a crash
+    lanes.add(call("again", text), is_new_request=False)  # begun before a crash
 
 
 def test_who_fills_a_queue_leaves_room_for_others(lanes: Bench, gate: Path) -> None:

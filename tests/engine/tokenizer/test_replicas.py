@@ -187,7 +187,7 @@ def test_a_group_stays_together_while_it_is_open(engine: Engine) -> None:
 def test_a_sample_that_moved_is_aborted_where_it_was(engine: Engine, before: int, aborted: list[int]) -> None:
     submit = Submit("r", "api0", 1, 2, TokensPrompt(b""), SamplingParams(), TextOptions(), replica=before)
     engine.replicas.leave(1, "r", submit)
-    engine.replicas.leave(1, "r", msgspec.structs.replace(submit, attempt=0, replica=UNKNOWN))  # a newcomer was nowhere
+    engine.replicas.leave(1, "r", msgspec.structs.replace(submit, attempt=0, replica=UNKNOWN))  # a new request was nowhere
     engine.replicas.flush()
     assert [replica for replica in range(2) for message in engine.received(replica) if message == Abort("r", 1)] == aborted
 

@@ -12,7 +12,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
 from ops.cuda import table as cuda
 from ops.cuda.library import RowError
-from ops.table import Drawing, OpTable
+from ops.table import DeviceSampler, OpTable
 from tests.ops.cuda.card import emulated_card
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
@@ -32,7 +32,7 @@ def rows() -> OpTable:
 def taken(table: OpTable, name: str, precision: Precision, kv_dtype: str, needed_by: str = "") -> ChosenOps | None:
     return take_rows(
         PaddleDevice("cpu"),
-        CardRows(lambda gang: table, needed_by),
+        CardRows(lambda rank_group: table, needed_by),
         ModelConfig.read(GOLDEN / name),
         precision,
         kv_dtype,
@@ -93,7 +93,7 @@ def test_tokens_that_are_not_the_samplers(rows: OpTable, caplog: pytest.LogCaptu
     """The host draws then."""
     drawing = rows.drawing
     assert drawing is not None
-    other = replace(rows, drawing=Drawing(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))
+    other = replace(rows, drawing=DeviceSampler(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))
     found = taken(other, "llama", Precision(), "float32")
     assert found is not None
     assert (found.ops.name, found.ops.drawing, found.fallbacks) == ("cuda", None, (("draw", "sample"),))

@@ -51,7 +51,7 @@ class Rig:
         self.drafting.verified(rows, one * count)
         self.drafting.propose()
 
-    def guesses(self, slot: int) -> list[int]:
+    def draft_tokens(self, slot: int) -> list[int]:
         self.ran(slot, 0, 1)
         return [int(token_id) for token_id in self.slots.drafts[slot, : self.slots.num_drafts[slot]]]
 
@@ -62,9 +62,9 @@ def test_the_one_that_promises_more() -> None:
     rig.put(0, [1], answer)
     rig.step(ended=int32(0, 9))
     rig.put(1, [5, 6, 7, 8, 9, 10, 5, 6, 7, 8], [])
-    assert rig.guesses(1) == [9, 10, 5, 6], "n-gram finds it in the text itself"
+    assert rig.draft_tokens(1) == [9, 10, 5, 6], "n-gram finds it in the text itself"
     rig.put(2, [3], [40, 41, 42, 43])
-    assert rig.guesses(2) == [44, 45, 46, 47], "suffix in another answer"
+    assert rig.draft_tokens(2) == [44, 45, 46, 47], "suffix in another answer"
     rig.ran(1, 4, 3)
     rig.ran(2, 3, 1)
     assert rig.drafting.take_figures() == [("ngram", 4, 2), ("suffix", 3, 0)]
@@ -78,7 +78,7 @@ def test_an_answer_is_what_its_scheduler_says() -> None:
     rig.put(0, [1], [40, 41, 42, 43, 44, 45])
     rig.step(ended=int32(0, 4))
     rig.put(1, [3], [40, 41])
-    assert rig.guesses(1) == [42]
+    assert rig.draft_tokens(1) == [42]
     rig.step(ended=int32(2, 50))  # a slot that this worker knows nothing of
 
 
@@ -87,29 +87,29 @@ def test_the_emptied_prefix_cache_empties_the_answers_too() -> None:
     rig.put(0, [1], [40, 41, 42, 43, 44, 45])
     rig.step(ended=int32(0, 7))
     rig.put(1, [3], [40, 41])
-    assert rig.guesses(1) == [42, 43, 44, 45]
+    assert rig.draft_tokens(1) == [42, 43, 44, 45]
     rig.step(generation=1)
-    assert rig.guesses(1) == []
+    assert rig.draft_tokens(1) == []
 
 
 def test_a_prediction_is_where_is_looked_first() -> None:
     prompt = [1, 2, 3, 11, 12, 99, 98]
     rig = Rig("ngram")
     rig.put(0, prompt, [], (11, 12, 13, 14, 15, 16))
-    assert rig.guesses(0) == [11, 12, 13, 14], "the answer begins as predicted"
+    assert rig.draft_tokens(0) == [11, 12, 13, 14], "the answer begins as predicted"
     rig.put(0, prompt, [11, 12], (11, 12, 13, 14, 15, 16))
-    assert rig.guesses(0) == [13, 14, 15, 16], "not as in the prompt"
+    assert rig.draft_tokens(0) == [13, 14, 15, 16], "not as in the prompt"
     rig.put(0, prompt, [11, 12, 77, 14, 15], (11, 12, 13, 14, 15, 16))
-    assert rig.guesses(0) == [16], "behind a token that was replaced"
+    assert rig.draft_tokens(0) == [16], "behind a token that was replaced"
     rig.put(0, prompt, [60, 61, 62, 63, 64, 11, 12], (11, 12, 13, 14, 15, 16))
-    assert rig.guesses(0) == [13, 14, 15, 16]
+    assert rig.draft_tokens(0) == [13, 14, 15, 16]
     rig.put(0, prompt, [60, 61, 62, 63, 64, 2, 3], (11, 12, 13))
-    assert rig.guesses(0) == [11, 12, 99, 98], "then in the text itself"
+    assert rig.draft_tokens(0) == [11, 12, 99, 98], "then in the text itself"
     rig.put(0, prompt, [11, 12])
-    assert rig.guesses(0) == [99, 98, 11, 12], "nothing is left of the prediction of the sequence before"
+    assert rig.draft_tokens(0) == [99, 98, 11, 12], "nothing is left of the prediction of the sequence before"
 
 
-class Guessing:
+class OneTokenDrafter:
     """One token for whoever is asked for, which never stands; by layers, or not."""
 
     num_bytes = 0
@@ -134,7 +134,7 @@ def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
     num_looks = []
     for needs_hidden in (True, False):
         slots, one = Slots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
-        drafting = Drafting({"mtp": Guessing(needs_hidden=needs_hidden)}, slots, is_adaptive=True)
+        drafting = Drafting({"mtp": OneTokenDrafter(needs_hidden=needs_hidden)}, slots, is_adaptive=True)
         coming, have_looked = deque([b"", b""]), []
         for number in range(3000):
             granted = coming.popleft()

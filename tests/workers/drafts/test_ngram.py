@@ -34,7 +34,7 @@ def say(slots: Slots, slot: int, token_id: int) -> None:
     slots.append(np.array([slot]), place, np.array([token_id]))
 
 
-def guesses(slots: Slots, drafter: NgramDrafter, slot: int, num_calls: int = 4) -> list[int]:
+def draft_tokens(slots: Slots, drafter: NgramDrafter, slot: int, num_calls: int = 4) -> list[int]:
     """After so many steps, which is time for long texts to be indexed."""
     which = np.array([slot], np.int32)
     for _ in range(num_calls):
@@ -61,7 +61,7 @@ def test_what_followed_the_longest_match(seed: int) -> None:
         slots = slots_of()
         drafter = drafter_of(slots)
         put(slots, drafter, 1, tokens)
-        found, num_matched = guesses(slots, drafter, 1), longest(tokens, 2, 5)
+        found, num_matched = draft_tokens(slots, drafter, 1), longest(tokens, 2, 5)
         assert bool(found) == bool(num_matched)
         if found:
             text = tokens + found
@@ -74,9 +74,9 @@ def test_a_text_that_repeats_its_own_end() -> None:
     slots = slots_of()
     drafter = drafter_of(slots)
     put(slots, drafter, 0, [9, 7, 7, 7])
-    assert guesses(slots, drafter, 0) == [7, 7, 7, 7]
+    assert draft_tokens(slots, drafter, 0) == [7, 7, 7, 7]
     put(slots, drafter, 0, [1, 2, 3, 1, 2])
-    assert guesses(slots, drafter, 0) == [3, 1, 2, 3]
+    assert draft_tokens(slots, drafter, 0) == [3, 1, 2, 3]
 
 
 def test_a_match_outlives_a_replaced_token_and_one_put_in() -> None:
@@ -84,28 +84,28 @@ def test_a_match_outlives_a_replaced_token_and_one_put_in() -> None:
     slots = slots_of()
     drafter = drafter_of(slots)
     put(slots, drafter, 0, [*source, 5, 100, 101, 102])
-    assert guesses(slots, drafter, 0) == [103, 104, 105, 106]
+    assert draft_tokens(slots, drafter, 0) == [103, 104, 105, 106]
     say(slots, 0, 7)  # in place of 103
-    assert guesses(slots, drafter, 0) == [104, 105, 106, 107]
+    assert draft_tokens(slots, drafter, 0) == [104, 105, 106, 107]
     say(slots, 0, 104)
     say(slots, 0, 8)  # put in before 105
-    guesses(slots, drafter, 0)
+    draft_tokens(slots, drafter, 0)
     say(slots, 0, 105)
-    assert guesses(slots, drafter, 0) == [106, 107, 108, 109]
+    assert draft_tokens(slots, drafter, 0) == [106, 107, 108, 109]
     for token_id in (1, 2, 3, 4):
         say(slots, 0, token_id)
-    assert guesses(slots, drafter, 0) == []
+    assert draft_tokens(slots, drafter, 0) == []
 
 
 def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
     slots = slots_of()
     drafter = drafter_of(slots)
     put(slots, drafter, 2, [1, 2, 3, 4, 1, 2])
-    assert guesses(slots, drafter, 2) == [3, 4, 1, 2]
+    assert draft_tokens(slots, drafter, 2) == [3, 4, 1, 2]
     put(slots, drafter, 2, [8, 1, 2])
-    assert guesses(slots, drafter, 2) == []
+    assert draft_tokens(slots, drafter, 2) == []
     slots.reset(2)
-    assert guesses(slots, drafter, 2) == []
+    assert draft_tokens(slots, drafter, 2) == []
 
 
 def test_taken_on_token_by_token_is_the_same_as_at_once() -> None:
@@ -115,10 +115,10 @@ def test_taken_on_token_by_token_is_the_same_as_at_once() -> None:
     grown, fresh = drafter_of(slots), drafter_of(slots)
     put(slots, grown, 0, tokens[:2])
     for token_id in tokens[2:]:
-        guesses(slots, grown, 0)
+        draft_tokens(slots, grown, 0)
         say(slots, 0, token_id)
     assert longest(tokens, 2, 5) == 5
-    assert len(guesses(slots, grown, 0)) == len(guesses(slots, fresh, 0)) == K
+    assert len(draft_tokens(slots, grown, 0)) == len(draft_tokens(slots, fresh, 0)) == K
 
 
 def test_a_long_text_takes_several_steps() -> None:
@@ -127,7 +127,7 @@ def test_a_long_text_takes_several_steps() -> None:
     slots = slots_of()
     drafter = drafter_of(slots)
     put(slots, drafter, 0, [*tokens, *tokens[:8]])
-    found = [guesses(slots, drafter, 0, num_calls=1) for _ in range(3)]
+    found = [draft_tokens(slots, drafter, 0, num_calls=1) for _ in range(3)]
     assert found == [[], [], tokens[8 : 8 + K]]
 
 

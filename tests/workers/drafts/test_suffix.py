@@ -45,7 +45,7 @@ class Rig:
         self.complete(3)
         self.drafter.known(NONE, NONE)
 
-    def guesses(self, slot: int, most: int = K) -> list[int]:
+    def draft_tokens(self, slot: int, most: int = K) -> list[int]:
         which = np.array([slot], np.int32)
         self.drafter.known(which, which)
         found = self.drafter.propose(which, np.full(1, most, np.int32))
@@ -73,19 +73,19 @@ def expected(rig: Rig, trees: list[list[list[int]]], text: list[int]) -> list[in
     best, best_promise = [], 0.0
     for texts in trees:
         for size in range(min(len(text), config.suffix_decoding_max_tree_depth - 1), 0, -1):
-            match, guess = text[len(text) - size :], []
+            match, draft_token = text[len(text) - size :], []
             chance, promise = 1.0, 0.0
-            while len(guess) < min(K, int(config.suffix_decoding_max_spec_factor * size)):
-                if len(match) + len(guess) >= config.suffix_decoding_max_tree_depth:
+            while len(draft_token) < min(K, int(config.suffix_decoding_max_spec_factor * size)):
+                if len(match) + len(draft_token) >= config.suffix_decoding_max_tree_depth:
                     break
-                token, share = followers(texts, match + guess)
+                token, share = followers(texts, match + draft_token)
                 chance *= share
                 if token is None or chance < config.suffix_decoding_min_token_prob:
                     break
-                guess.append(token)
+                draft_token.append(token)
                 promise += chance
             if promise > best_promise:
-                best, best_promise = guess, promise
+                best, best_promise = draft_token, promise
     return best
 
 
@@ -101,7 +101,7 @@ def test_equal_to_counting(seed: int, num_words: int, factor: float, chance: flo
     text = rng.integers(1, 1 + num_words, rng.integers(1, 40)).tolist()
     rig.put(0, text[:1], text[1:])
     for _ in range(6):
-        assert rig.guesses(0) == expected(rig, [[text], answers], text)
+        assert rig.draft_tokens(0) == expected(rig, [[text], answers], text)
         more = rng.integers(1, 1 + num_words, rng.integers(1, 4)).tolist()
         rig.say(0, more)
         text = text + more
@@ -113,10 +113,10 @@ def test_equal_to_counting(seed: int, num_words: int, factor: float, chance: flo
 def test_a_text_that_repeats_itself_is_bounded_by_its_match() -> None:
     rig = Rig(depth=24)
     rig.put(1, [1, 2, 3, 4, 5, 6, 7], [2, 3])
-    assert rig.guesses(1) == [4, 5]
+    assert rig.draft_tokens(1) == [4, 5]
     rig.say(1, [4, 5])
-    assert rig.guesses(1) == [6, 7, 2, 3]
-    assert rig.guesses(1, 3) == [6, 7, 2]
+    assert rig.draft_tokens(1) == [6, 7, 2, 3]
+    assert rig.draft_tokens(1, 3) == [6, 7, 2]
 
 
 def test_answers_are_found_once_they_are_complete_and_forgotten_on_demand() -> None:
@@ -124,25 +124,25 @@ def test_answers_are_found_once_they_are_complete_and_forgotten_on_demand() -> N
     answer = list(range(20, 40))
     rig.put(2, [5, 6], answer)
     rig.put(1, [7], [20, 21])
-    assert rig.guesses(1) == []
+    assert rig.draft_tokens(1) == []
     rig.complete(2)
     rig.complete(2)
-    assert (rig.guesses(1), rig.drafter.num_answers) == ([22, 23, 24, 25, 26, 27], 1)
+    assert (rig.draft_tokens(1), rig.drafter.num_answers) == ([22, 23, 24, 25, 26, 27], 1)
     rig.put(1, [6], [])
-    assert rig.guesses(1) == [], "prompts are not remembered"
+    assert rig.draft_tokens(1) == [], "prompts are not remembered"
     rig.put(1, [7], [20, 21])
     rig.drafter.forget()
-    assert (rig.guesses(1), rig.drafter.num_answers) == ([], 0)
+    assert (rig.draft_tokens(1), rig.drafter.num_answers) == ([], 0)
 
 
 def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
     rig = Rig()
     rig.put(2, [1, 2, 3, 4, 1, 2], [])
-    assert rig.guesses(2) == [3, 4]
+    assert rig.draft_tokens(2) == [3, 4]
     rig.put(2, [8, 1, 2], [])
-    assert rig.guesses(2) == []
+    assert rig.draft_tokens(2) == []
     rig.slots.reset(2)
-    assert rig.guesses(2) == []
+    assert rig.draft_tokens(2) == []
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 5, 8])
@@ -152,7 +152,7 @@ def test_bounded_in_answers(most: int) -> None:
         rig.answered([1], [100 + 3 * index, 101 + 3 * index, 102 + 3 * index])
         assert rig.drafter.num_answers <= most
     rig.put(0, [1], [187])
-    assert rig.guesses(0) == ([188] if most else []), "the last one is remembered"
+    assert rig.draft_tokens(0) == ([188] if most else []), "the last one is remembered"
 
 
 def test_bounded_in_bytes() -> None:
@@ -172,13 +172,13 @@ def test_long_texts_take_several_steps() -> None:
     for text in (rng.integers(0, 900, 4500).tolist(), [7] * 900):
         rig = Rig(depth=24, max_spec_factor=4.0)
         rig.put(0, [*text, *text[:10]], [])
-        found = [len(rig.guesses(0)) for _ in range(12)]
+        found = [len(rig.draft_tokens(0)) for _ in range(12)]
         assert found[0] == 0 < found[-1] == K
         rig = Rig(depth=24, max_spec_factor=4.0)
         rig.put(3, [1], [*text, *range(901, 921)])
         rig.complete(3)
         rig.put(0, [1], [*range(901, 905)])
-        counts = [len(rig.guesses(0)) for _ in range(12)]
+        counts = [len(rig.draft_tokens(0)) for _ in range(12)]
         assert counts[0] == 0 < counts[-1] == K
         assert rig.drafter.num_answers == 1
 
@@ -205,4 +205,4 @@ def test_swapped_slots_keep_what_they_know() -> None:
     rig.put(0, [1, 2, 3, 4, 1, 2], [])
     rig.put(1, [5, 6, 7, 5], [])
     swap_slots(rig.slots, 0, 1)
-    assert (rig.guesses(1), rig.guesses(0)) == ([3, 4], [6])
+    assert (rig.draft_tokens(1), rig.draft_tokens(0)) == ([3, 4], [6])

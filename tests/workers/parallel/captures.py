@@ -1,4 +1,5 @@
-"""What a rank of a gang does in tests of captured plans: it drafts, answers, and says which sizes model and layers replayed."""
+"""What a rank of a rank group does in tests of captured plans: it drafts, answers, and says which sizes model and layers
+replayed."""
 
 from __future__ import annotations
 

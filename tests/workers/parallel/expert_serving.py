@@ -1,4 +1,5 @@
-"""What each rank of a gang runs in tests of expert parallelism: its replica's samples on a runner that shares the experts."""
+"""What each rank of a rank group runs in tests of expert parallelism: its replica's samples on a runner that shares the
+experts."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from shm.segment import MemoryFile
 from tests.configurations import engine_config
 from tests.workers.parallel.serving import samples
 from tests.workers.serving import Serving, make_runner
-from workers.parallel.clock import GangClock
-from workers.parallel.communicator import Communicator, GangBroken
+from workers.parallel.clock import RankGroupClock
+from workers.parallel.communicator import Communicator, RankGroupBroken
 from workers.parallel.experts import ExpertRank
 
 
@@ -43,7 +44,7 @@ def share_experts(
     of_config = {name: value for name, value in settings.items() if name != "kind"}
     config = engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **of_config)
     experts = ExpertRank(whole, config, ModelConfig.read(path))
-    clock = GangClock(whole)
+    clock = RankGroupClock(whole)
     clock.join(experts.join())
     runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, rank=rank, **settings)
     serving = Serving(runner, chunk=40)
@@ -97,7 +98,7 @@ def outlive(communicator: Communicator, path: Path, num_steps: int, options: dic
         experts.begin_step(number, 1)
         try:
             serving.step(left)
-        except GangBroken:
+        except RankGroupBroken:
             assert experts.join()
             broken += 1
         number += 1

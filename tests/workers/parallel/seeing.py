@@ -1,4 +1,5 @@
-"""What each rank of a gang runs in tests of models that see: golden pictures are encoded by several ranks, and read by all."""
+"""What each rank of a rank group runs in tests of models that see: golden pictures are encoded by several ranks, and read by
+all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank of a gang runs in tests of tensor parallelism: the same samples on runners with its share of a model."""
+"""What each rank of a rank group runs in tests of tensor parallelism: the same samples on runners with its share of a model."""
 
 from __future__ import annotations
 

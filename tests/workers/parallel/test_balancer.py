@@ -20,7 +20,7 @@ from engine.parallel.expert_view import expert_view
 from engine.parallel.placement import owners
 from shm.broadcast import BroadcastReader, BroadcastWriter
 from shm.experts import ExpertTable, SharedExperts
-from shm.gang import GangHeader
+from shm.rank_group import RankGroupHeader
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
@@ -29,7 +29,7 @@ from workers.parallel.balance_board import BalanceBoard
 from workers.parallel.balancer import Balancer
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
-from workers.parallel.turns import GangTurns
+from workers.parallel.turns import RankGroupTurns
 
 MODEL = GOLDEN / "qwen3_moe"
 RANKS = (0, 1)
@@ -47,7 +47,7 @@ class Pair:
         self._model, self._config = model, engine_config(model="", run_id="", run_dir="", max_num_seqs=32, **SETTINGS)
         num_bytes = comm_bytes(model, 1, 2, self._config.max_num_batched_tokens, 32, shares_experts=True)
         self._memory = memoryview(bytearray(num_bytes))
-        self.header = GangHeader.begin(self._memory, 2)
+        self.header = RankGroupHeader.begin(self._memory, 2)
         own, experts = Communicator(self._memory, 0, 0, 1, timeout_s=60.0), self._expert_rank(0)
         self._runner = make_runner(MODEL, communicator=own, experts=experts, weight_cache_dir=str(directory), **SETTINGS)
         num_experts = model.experts.num_experts
@@ -300,7 +300,7 @@ def test_a_rank_sleeps_on_until_something_has_come(pair: Pair) -> None:
     """A record, a step that another began, a word on the board, an order, another epoch."""
     own = Communicator(pair.experts[1].communicator.header.memory, 1, 1, 1, timeout_s=60.0)
     own.join()
-    turns = GangTurns(pair.experts[1], own, pair.ring, [], lambda: None, pair.balancers[1])
+    turns = RankGroupTurns(pair.experts[1], own, pair.ring, [], lambda: None, pair.balancers[1])
 
     def has_slept() -> bool:
         turns.receive()

@@ -1,20 +1,20 @@
-"""The clock of a gang: each step is begun once and run once by every member, and an epoch's steps are its own."""
+"""The clock of a rank group: each step is begun once and run once by every member, and an epoch's steps are its own."""
 
 from __future__ import annotations
 
-from shm.gang import GangHeader, buffers_at
-from workers.parallel.clock import GangClock
+from shm.rank_group import RankGroupHeader, buffers_at
+from workers.parallel.clock import RankGroupClock
 from workers.parallel.communicator import Communicator
 
 
-def clocks(num_ranks: int) -> tuple[GangHeader, list[Communicator], list[GangClock]]:
+def clocks(num_ranks: int) -> tuple[RankGroupHeader, list[Communicator], list[RankGroupClock]]:
     memory = memoryview(bytearray(buffers_at(num_ranks)))
-    header = GangHeader.begin(memory, num_ranks)
+    header = RankGroupHeader.begin(memory, num_ranks)
     ranks = [Communicator(memory, rank, 0, num_ranks, timeout_s=1.0, shares_experts=True) for rank in range(num_ranks)]
-    return header, ranks, [GangClock(rank) for rank in ranks]
+    return header, ranks, [RankGroupClock(rank) for rank in ranks]
 
 
-def join(ranks: list[Communicator], own: list[GangClock]) -> None:
+def join(ranks: list[Communicator], own: list[RankGroupClock]) -> None:
     for rank, clock in zip(ranks, own, strict=True):
         clock.join(rank.join())
 

@@ -11,9 +11,9 @@ from ops import _cpu
 from ops.cpu.array import Array, address_of, array_of
 from ops.cpu.executors import Immediate, Recording, barrier_arguments
 from ops.cpu.table import make_table
-from shm.gang import WINDOW_BYTES
+from shm.rank_group import WINDOW_BYTES
 from tests.waiting import wait_until
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from workers.parallel.communicator import Communicator
 
 SIZES = (1, 1000, WINDOW_BYTES // 4 + 7, 3 * WINDOW_BYTES // 4)  # floats: within a window, and in rounds
@@ -48,8 +48,8 @@ def all_collectives(communicator: Communicator) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_collectives(num_ranks: int) -> None:
-    with gang_of(num_ranks) as gang:
-        assert gang.run(all_collectives) == [None] * num_ranks
+    with rank_group_of(num_ranks) as rank_group:
+        assert rank_group.run(all_collectives) == [None] * num_ranks
 
 
 def sends(sender: int, to: int) -> np.ndarray:
@@ -58,7 +58,7 @@ def sends(sender: int, to: int) -> np.ndarray:
     return np.random.default_rng([sender, to]).integers(0, 256, size, np.uint8)
 
 
-def exchange(communicator: Communicator, most: int) -> None:
+def context(communicator: Communicator, most: int) -> None:
     me, count = communicator.place, communicator.count
     found = communicator.all_to_all([sends(me, to) for to in range(count)], most)
     for sender, part in enumerate(found):
@@ -80,18 +80,18 @@ def alternate(communicator: Communicator, num_rounds: int) -> int:
 
 @pytest.mark.slow
 def test_what_a_rank_sends_to_one_group_it_does_not_write_over_for_the_other() -> None:
-    with gang_of(2) as gang:
-        assert gang.run(alternate, 4_000) == [0, 0]
+    with rank_group_of(2) as rank_group:
+        assert rank_group.run(alternate, 4_000) == [0, 0]
 
 
 def test_all_to_all_of_any_sizes() -> None:
-    with gang_of(3) as gang:
-        assert gang.run(exchange, 4 * WINDOW_BYTES) == [None] * 3
+    with rank_group_of(3) as rank_group:
+        assert rank_group.run(context, 4 * WINDOW_BYTES) == [None] * 3
 
 
 def test_all_to_all_that_is_too_much_fails_there_alone() -> None:
-    with gang_of(3) as gang:
-        answers = gang.run(exchange, WINDOW_BYTES)
+    with rank_group_of(3) as rank_group:
+        answers = rank_group.run(context, WINDOW_BYTES)
     assert [answer[0] for answer in answers] == ["ValueError"] * 3  # each is sent one that is too long
     assert f"is sent {WINDOW_BYTES + 77 + 5} bytes and has room for {WINDOW_BYTES}" in answers[0][1]
 
@@ -103,18 +103,18 @@ def on_a_tape(communicator: Communicator) -> Any:
     x = np.arange(8 * width, dtype=np.float32).reshape(8, width) + 100 * me
     total = np.zeros_like(x)
     kind = _cpu.COMM_KINDS.index("all_reduce")
-    gang = communicator.gang()
-    whole = gang.half(0, 8 * 2 * width * 4).reshape(8, 2 * width)
+    rank_group = communicator.rank_group()
+    whole = rank_group.half(0, 8 * 2 * width * 4).reshape(8, 2 * width)
     to, of = address_of(total), address_of(x)
     sent, received, swapped = np.array([4, 12], np.int64), np.zeros(2, np.int64), np.zeros(6, np.float32)
     exchange_kind = _cpu.COMM_KINDS.index("all_to_all")
     numbers = (exchange_kind, 4, 0, address_of(received), address_of(sent), counter, 6)
     tape = _cpu.Tape(
         [
-            _cpu.collective(*(0 if value is None else value for value in barrier_arguments(gang)), counter, 8),
-            _cpu.collective(to, of, gang.comm.address, kind, 4 * width, 0, 0, 0, counter, 8),
-            _cpu.collective(address_of(swapped), of, gang.comm.address, *numbers),
-            _cpu.gather(address_of(whole), of, gang.comm.address, 2 * width, width, me * width, 0, width, counter, 8),
+            _cpu.collective(*(0 if value is None else value for value in barrier_arguments(rank_group)), counter, 8),
+            _cpu.collective(to, of, rank_group.comm.address, kind, 4 * width, 0, 0, 0, counter, 8),
+            _cpu.collective(address_of(swapped), of, rank_group.comm.address, *numbers),
+            _cpu.gather(address_of(whole), of, rank_group.comm.address, 2 * width, width, me * width, 0, width, counter, 8),
         ]
     )
     tape.replay()
@@ -125,8 +125,8 @@ def on_a_tape(communicator: Communicator) -> Any:
 
 
 def test_ops_of_a_tape() -> None:
-    with gang_of(2) as gang:
-        answers = gang.run(on_a_tape)
+    with rank_group_of(2) as rank_group:
+        answers = rank_group.run(on_a_tape)
     x = np.arange(40, dtype=np.float32).reshape(8, 5)
     for rank, (before, total, whole, swapped) in enumerate(answers):
         np.testing.assert_array_equal(swapped[: 2 if rank == 0 else 6], [0, 100] if rank == 0 else [1, 2, 3, 101, 102, 103])
@@ -140,14 +140,14 @@ def gathered(communicator: Communicator, inner: int) -> Any:
     """Twice what each activates of [8, 2 inner]; the second time its columns are read once more afterwards. Whether these were
     written where they were gathered, and what was."""
     begin, end = (communicator.place * inner // 2, (communicator.place + 1) * inner // 2)
-    recording = Recording(communicator.gang())
+    recording = Recording(communicator.rank_group())
     k = make_table(recording)
     x = gate_and_up(inner)
     x.columns = ((begin, end), (inner + begin, inner + end))
     parts = [k.activate_and_multiply(x, "silu")]
-    wholes = [k.gather(parts[0])]
+    wholes = [k.all_gather(parts[0])]
     parts.append(k.activate_and_multiply(x, "silu"))
-    wholes.append(k.gather(parts[1]))
+    wholes.append(k.all_gather(parts[1]))
     tape = recording.finish(k.activate(parts[1], "silu"))
     for _ in range(3):
         tape.replay()
@@ -164,8 +164,8 @@ def test_columns_are_written_where_they_are_gathered() -> None:
     """Unless ranks meet within a panel, or somebody reads the rank's own afterwards."""
     for inner, is_there in ((64, True), (40, False)):
         whole = make_table(Immediate()).activate_and_multiply(gate_and_up(inner), "silu").numpy()
-        with gang_of(2) as gang:
-            answers = gang.run(gathered, inner)
+        with rank_group_of(2) as rank_group:
+            answers = rank_group.run(gathered, inner)
         for are_there, found in answers:
             assert are_there == [is_there, False]
             np.testing.assert_array_equal(found, [whole, whole])
@@ -185,30 +185,30 @@ def meet_once(communicator: Communicator) -> None:
 
 def test_a_killed_peer_ends_the_collective_at_once() -> None:
     """kill -9 in the middle of calls; the supervisor's new epoch wakes who waits."""
-    with gang_of(3) as gang:
-        ranks = [gang.start(rank, meet_often) for rank in range(3)]
-        wait_until(lambda: min(gang.header.last_call(rank).sequence for rank in range(3)) > 20)
+    with rank_group_of(3) as rank_group:
+        ranks = [rank_group.start(rank, meet_often) for rank in range(3)]
+        wait_until(lambda: min(rank_group.header.last_call(rank).sequence for rank in range(3)) > 20)
         ranks[1].kill()
-        gang.header.set_member(1, False)
-        epoch = gang.header.epoch
+        rank_group.header.set_member(1, False)
+        epoch = rank_group.header.epoch
         for survivor in (ranks[0], ranks[2]):
             kind, text, rank, now = survivor.answer()
-            assert (kind, rank, now) == ("GangBroken", 1, epoch)
+            assert (kind, rank, now) == ("RankGroupBroken", 1, epoch)
             assert f"rank 1, epoch {epoch}" in text
 
 
 @pytest.mark.slow
-def test_a_gang_that_is_whole_again_goes_on() -> None:
-    with gang_of(2) as gang:
-        gang.start(1, meet_often).kill()
-        gang.header.set_member(1, False)
-        gang.header.set_member(1, True)
-        assert gang.run(all_collectives) == [None, None]
+def test_a_rank_group_that_is_whole_again_goes_on() -> None:
+    with rank_group_of(2) as rank_group:
+        rank_group.start(1, meet_often).kill()
+        rank_group.header.set_member(1, False)
+        rank_group.header.set_member(1, True)
+        assert rank_group.run(all_collectives) == [None, None]
 
 
 def test_a_silent_peer_is_named_after_the_limit() -> None:
-    with gang_of(2, timeout_s=0.2) as gang:
-        kind, text = gang.start(0, meet_once).answer()
+    with rank_group_of(2, timeout_s=0.2) as rank_group:
+        kind, text = rank_group.start(0, meet_once).answer()
     assert kind == "RuntimeError"
     assert "rank 1 did not come to barrier 1 of 0 bytes in step 0, where rank 0 waited 200 ms" in text
     assert "--hang-timeout" in text
@@ -227,8 +227,8 @@ def in_step(communicator: Communicator, steps: list[int], sizes: list[int]) -> N
     ],
 )
 def test_ranks_that_do_different_things_are_told(steps: list[int], sizes: list[int], texts: tuple[str, str]) -> None:
-    with gang_of(2) as gang:
-        for kind, text in gang.run(in_step, steps, sizes):
+    with rank_group_of(2) as rank_group:
+        for kind, text in rank_group.run(in_step, steps, sizes):
             assert kind == "RuntimeError"
             assert all(side in text for side in texts), text
 
@@ -242,8 +242,8 @@ def greet_again(communicator: Communicator) -> None:
 
 
 def test_a_second_greeting_in_an_epoch_changes_nothing() -> None:
-    with gang_of(2) as gang:
-        assert gang.run(greet_again) == [None, None]
+    with rank_group_of(2) as rank_group:
+        assert rank_group.run(greet_again) == [None, None]
 
 
 def different_calls(communicator: Communicator) -> None:
@@ -254,8 +254,8 @@ def different_calls(communicator: Communicator) -> None:
 
 
 def test_different_calls_are_told() -> None:
-    with gang_of(2) as gang:
-        for kind, text in gang.run(different_calls):
+    with rank_group_of(2) as rank_group:
+        for kind, text in rank_group.run(different_calls):
             assert kind == "RuntimeError"
             assert "all_reduce 1 of 16 bytes" in text
             assert "all_gather 1 of 16 bytes" in text

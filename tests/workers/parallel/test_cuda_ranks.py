@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from engine.checkpoint.model_config import ModelConfig
 from engine.supervisor.port import reserve_port
 from ops.cuda import table as cuda
-from ops.table import Drawing
+from ops.table import DeviceSampler
 from tests.configurations import engine_config
 from tests.ops.cuda.card import emulated_card
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.parallel.expert_serving import share_experts
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.serving import Answers, serve, serve_all
 from tests.workers.parallel.test_tensor_parallel import ODD_EXPERTS, on_each
 from tests.workers.test_cuda_rows import OnEmulatedCard
@@ -25,7 +25,7 @@ from workers.devices.card_ops import CardRows
 from workers.devices.op_choice import take_rows
 from workers.devices.paddle import PaddleDevice
 from workers.parallel.communicator import Communicator
-from workers.parallel.meetings import Meetings
+from workers.parallel.rendezvous import Rendezvous
 from workers.weights.precision import Precision
 
 pytestmark = pytest.mark.slow
@@ -47,15 +47,15 @@ def take(communicator: Communicator, port: int, breaks_all: bool) -> list[object
     if communicator.rank == 1 and breaks_all:
         rows = replace(rows, linear=lambda x, module: linear(x, module) * 1.1)
     elif communicator.rank == 1:
-        rows = replace(rows, drawing=Drawing(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))
+        rows = replace(rows, drawing=DeviceSampler(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))
     options = {"tensor_parallel_size": 2, "group_ports": (port,), "num_kv_blocks": 2, "max_model_len": 64}
     config = engine_config(model="", run_id="", run_dir="", ops="reference", **options)
-    meetings = Meetings.of(config, communicator.rank, communicator, None)
+    meetings = Rendezvous.of(config, communicator.rank, communicator, None)
     assert meetings is not None
     meetings.open_stores()
     device = PaddleDevice("cpu", communicator.rank, meetings)
     model = ModelConfig.read(GOLDEN / "llama")
-    found = take_rows(device, CardRows(lambda gang: rows), model, Precision(), "float32")
+    found = take_rows(device, CardRows(lambda rank_group: rows), model, Precision(), "float32")
     return [found and found.ops.drawing is not None, found and found.fallbacks]
 
 
@@ -63,8 +63,8 @@ def take(communicator: Communicator, port: int, breaks_all: bool) -> list[object
 def test_what_is_wrong_on_one_card_no_rank_takes(breaks_all: bool, found: list[object]) -> None:
     """They would meet in what the others do not do."""
     emulated_card()  # compiled before each rank asks for it
-    with reserve_port("127.0.0.1", 0) as port, gang_of(2) as gang:
-        assert gang.run(take, port.getsockname()[1], breaks_all) == [found] * 2
+    with reserve_port("127.0.0.1", 0) as port, rank_group_of(2) as rank_group:
+        assert rank_group.run(take, port.getsockname()[1], breaks_all) == [found] * 2
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def test_two_ranks_give_the_bytes_of_one(model: Path, alone: Answers) -> None:
 def test_ranks_that_share_experts_give_the_bytes_of_one(model: Path, alone: Answers, plan: str) -> None:
     """Two replicas, of which one is idle at first and at last; experts move before every step."""
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
-    with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, gang_of(2) as gang:
+    with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, rank_group_of(2) as rank_group:
         ports = first.getsockname()[1], second.getsockname()[1]
         settings = {**CARD, "plan": plan, "num_kv_blocks": 64, "weight_cache_dir": str(model), "group_ports": ports}
         if plan == "captured":
             settings |= {"cudagraph_capture_sizes": (2,), "max_cudagraph_capture_size": 2}
-        assert gang.run(share_experts, model, None, placements, settings) == [alone[0::2], alone[1::2]]
+        assert rank_group.run(share_experts, model, None, placements, settings) == [alone[0::2], alone[1::2]]

@@ -12,12 +12,12 @@ import pytest
 from engine.checkpoint.comm_spec import comm_bytes, expert_windows_bytes
 from engine.checkpoint.model_config import ModelConfig
 from engine.parallel.placement import LayerPlacement, linear, round_robin
-from shm.gang import GangHeader
+from shm.rank_group import RankGroupHeader
 from shm.segment import MemoryFile
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from tests.workers.parallel.expert_serving import outlive, share_experts
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.serving import serve
 from workers.parallel.communicator import Communicator
 from workers.parallel.experts import ExpertRank
@@ -37,10 +37,10 @@ def answers_of(
     num_ranks: int, path: Path, placements: list[LayerPlacement], options: dict[str, Any], *, is_one: bool
 ) -> list[Any]:
     """Of each rank; `is_one`: they are one replica."""
-    with gang_of(num_ranks) as gang:
+    with rank_group_of(num_ranks) as rank_group:
         arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
         ranks = [
-            gang.start(
+            rank_group.start(
                 rank,
                 share_experts,
                 path,
@@ -81,10 +81,10 @@ def test_tensor_ranks_that_share_experts(precision: str, tmp_path: Path) -> None
 def test_who_is_left_goes_on_alone(tmp_path: Path) -> None:
     """A rank ends between two steps; the other drops its step, computes all experts, and answers the same."""
     path, options = GOLDEN / "qwen3_moe", {"weight_cache_dir": str(tmp_path), "max_num_batched_tokens": 512}
-    with gang_of(2) as gang:
-        first, second = (gang.start(rank, outlive, path, 5, options) for rank in range(2))
+    with rank_group_of(2) as rank_group:
+        first, second = (rank_group.start(rank, outlive, path, 5, options) for rank in range(2))
         assert second.answer() == []
-        gang.header.set_member(1, False)
+        rank_group.header.set_member(1, False)
         num_broken, num_steps, *found = first.answer()
     assert (num_broken, num_steps > 8) == (1, True)
     assert found == serve(path, options)
@@ -102,8 +102,8 @@ def test_rows_of_a_decode_step_are_resident_from_the_start() -> None:
     num_bytes = comm_bytes(model, 1, 2, 512, 32, shares_experts=True)
     taken = []
     for limit in (32, 64, 512, 4096):
-        memory = MemoryFile.create("tokamak-test-gang", num_bytes)
-        GangHeader.begin(memory.buffer, 2)
+        memory = MemoryFile.create("tokamak-test-rank group", num_bytes)
+        RankGroupHeader.begin(memory.buffer, 2)
         communicator = Communicator(memory.buffer, 1, 0, 2, timeout_s=1.0, shares_experts=True)
         before = os.fstat(memory.fd).st_blocks
         options = {"data_parallel_size": 2, "num_max_dispatch_tokens_per_rank": limit, "num_kv_blocks": 2, "max_model_len": 64}

@@ -15,12 +15,12 @@ from shm.segment import MemoryFile
 from tests.waiting import WATCHDOG_S
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.parallel.expert_serving import share_experts
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.serving import serve, serve_all, serve_golden
 from tests.workers.parallel.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, on_each
 from tests.workers.serving import golden_cases
 from workers.parallel.communicator import Communicator
-from workers.parallel.meetings import Meeting
+from workers.parallel.rendezvous import Meeting
 from workers.parallel.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -59,10 +59,10 @@ def test_ranks_that_share_experts_give_the_bytes_of_one(options: dict[str, Any],
     alone = serve(tmp_path, options)
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
     arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
-    with gang_of(2) as gang:
+    with rank_group_of(2) as rank_group:
         memory = (lambda: (DupFd(arena.fd), ARENA_BYTES)) if is_one_replica else (lambda: None)
         settings = {**options, "num_kv_blocks": 64, "weight_cache_dir": str(tmp_path)}
-        ranks = [gang.start(rank, share_experts, tmp_path, memory(), placements, settings) for rank in range(2)]
+        ranks = [rank_group.start(rank, share_experts, tmp_path, memory(), placements, settings) for rank in range(2)]
         found = [rank.answer() for rank in ranks]
     assert found == ([alone, alone] if is_one_replica else [alone[0::2], alone[1::2]])
 
@@ -84,10 +84,10 @@ def cut(communicator: Communicator, port: int) -> None:
 
 
 def test_who_waits_in_a_collective_that_is_cut_leaves_with_the_epoch(options: dict[str, Any]) -> None:
-    with gang_of(2) as gang:
-        first, second = (gang.start(rank, cut, options["group_ports"][0]) for rank in range(2))
+    with rank_group_of(2) as rank_group:
+        first, second = (rank_group.start(rank, cut, options["group_ports"][0]) for rank in range(2))
         second.process.join(WATCHDOG_S)
         assert second.process.exitcode == 9
-        gang.header.set_member(1, False)
+        rank_group.header.set_member(1, False)
         kind, *_ = first.answer()
-        assert kind == "GangBroken"
+        assert kind == "RankGroupBroken"

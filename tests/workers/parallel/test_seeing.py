@@ -10,7 +10,7 @@ from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.workers.encoding import make_slab, units_of
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.seeing import see
 from tests.workers.seeing import golden_prompts, shape_of_arena
 from tests.workers.serving import golden_cases
@@ -25,8 +25,8 @@ def test_two_ranks_agree_with_transformers(name: str) -> None:
     rows = MemoryFile.create("rows", EncoderArena.num_bytes_of(*shape_of_arena(GOLDEN / name)))
     kv = MemoryFile.create("kv", KV_BYTES)
     calls = [units_of(name, sample, case, slab) for case, sample in enumerate(golden_prompts(name))]
-    with gang_of(2) as gang:
+    with rank_group_of(2) as rank_group:
         shared = [(DupFd(memory.fd), memory.num_bytes) for _ in range(2) for memory in (kv, rows, slab.memory)]
-        ranks = [gang.start(rank, see, *shared[3 * rank : 3 * rank + 3], name, calls) for rank in range(2)]
+        ranks = [rank_group.start(rank, see, *shared[3 * rank : 3 * rank + 3], name, calls) for rank in range(2)]
         expected = [case["greedy_token_ids"] for case in golden_cases(name)]
         assert [rank.answer() for rank in ranks] == [(["rank 1 reads no pixels"], expected)] * 2

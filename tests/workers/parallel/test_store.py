@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from paddle.base import core
 
 from engine.supervisor.port import reserve_port
-from shm.gang import GangHeader, buffers_at
+from shm.rank_group import RankGroupHeader, buffers_at
 from tests.configurations import engine_config
 from tests.waiting import WATCHDOG_S
 from workers.parallel.communicator import Communicator
-from workers.parallel.meetings import Meetings
+from workers.parallel.rendezvous import Rendezvous
 from workers.parallel.store import LOOPBACK, GroupStore
 
 
@@ -27,18 +27,18 @@ def test_clients_of_paddle() -> None:
         assert waiting.result(WATCHDOG_S) == (None, b"value")
 
 
-def test_each_life_of_a_gang_meets_under_a_name_of_its_own() -> None:
+def test_each_life_of_a_rank_group_meets_under_a_name_of_its_own() -> None:
     """What processes that are gone left in a store is nobody's."""
     memory = memoryview(bytearray(buffers_at(2)))
-    GangHeader.begin(memory, 2)
+    RankGroupHeader.begin(memory, 2)
     tensor, experts = (Communicator(memory, 1, 0, 2, timeout_s=1.0, shares_experts=shares) for shares in (False, True))
     options = {"tensor_parallel_size": 2, "group_ports": (7, 9), "num_kv_blocks": 2, "max_model_len": 64}
     config = engine_config(model="", run_id="", run_dir="", ops="reference", **options)
     for epoch in (1, 2):
-        found = Meetings.of(config, 1, tensor, experts, epoch)
+        found = Rendezvous.of(config, 1, tensor, experts, epoch)
         assert found is not None
         assert found.tensor is not None
         assert found.experts is not None
         assert (found.tensor.life, found.experts.life) == (f"tensor.{epoch}", f"experts.{epoch}")
         assert (found.tensor.port, found.experts.port) == (7, 9)
-    assert Meetings.of(engine_config(model="", run_id="", run_dir="", **options), 1, tensor, experts) is None, "native ops"
+    assert Rendezvous.of(engine_config(model="", run_id="", run_dir="", **options), 1, tensor, experts) is None, "native ops"

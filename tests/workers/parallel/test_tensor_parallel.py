@@ -16,7 +16,7 @@ from tests.paths import GOLDEN
 from tests.workers import deepseek
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.mtp import drafting, write_walk
-from tests.workers.parallel.gangs import gang_of
+from tests.workers.parallel.rank_groups import rank_group_of
 from tests.workers.parallel.serving import serve, serve_all, serve_golden
 from tests.workers.serving import ARCHITECTURES, golden_cases
 
@@ -77,9 +77,9 @@ ODD_LATENTS = {
 
 def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What each rank answers, over a KV arena that they share."""
-    with gang_of(num_ranks) as gang:
+    with rank_group_of(num_ranks) as rank_group:
         arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
-        ranks = [gang.start(rank, function, (DupFd(arena.fd), ARENA_BYTES), *arguments) for rank in range(num_ranks)]
+        ranks = [rank_group.start(rank, function, (DupFd(arena.fd), ARENA_BYTES), *arguments) for rank in range(num_ranks)]
         return [rank.answer() for rank in ranks]
 
 

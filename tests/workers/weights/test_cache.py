@@ -148,7 +148,7 @@ class TestHit:
         assert not weight.values.owner.flags.writeable
         assert str(directory) in Path("/proc/self/maps").read_text()
 
-    def test_pages_of_the_checkpoint_are_let_go(self, model: Path, directory: Path) -> None:
+    def test_pages_of_the_checkpoint_are_released(self, model: Path, directory: Path) -> None:
         loaded = load(model, directory)
         assert loaded.cache == "miss"
         assert resident_bytes(model) == 0

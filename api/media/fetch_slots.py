@@ -34,7 +34,7 @@ def busy(num_turns: int) -> RequestError:
     )
 
 
-class Turns:
+class FetchSlots:
     """`num_turns` at a time, each with at most one thread at a time."""
 
     def __init__(self, name: str, num_turns: int) -> None:
@@ -119,7 +119,7 @@ class Turns:
 class Turn:
     """Of one link. Ends with the last of those who hold it."""
 
-    def __init__(self, turns: Turns, source: object) -> None:
+    def __init__(self, turns: FetchSlots, source: object) -> None:
         self._turns = turns
         self._source = source
         self._num_holders = 1

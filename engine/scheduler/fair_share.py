@@ -101,7 +101,7 @@ class _Source(_Owner, eq=False):
                 ahead[level] = following
 
 
-class Turns:
+class FairShare:
     """What waits, and how many run of each source and request."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class ExpertOps(NamedTuple):
     """What a rank does of experts by itself."""
 
     experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, of a rank that has some columns of each expert too
-    unseen: Callable[..., paddle.Tensor | Cut]  # the same, and no host looks at numbers
+    sync_free_ops: Callable[..., paddle.Tensor | Cut]  # the same, and no host looks at numbers
     products: Callable[..., paddle.Tensor]  # as `reference.expert_products`
     combine: Callable[..., paddle.Tensor]  # as `reference.add_choices`
     # rows, ids, module, activation, neighbouring experts -> [R * chosen, hidden], of choices of others whatever it be, and no
@@ -46,7 +46,7 @@ class ExpertOps(NamedTuple):
     chosen_of_some: Callable[..., paddle.Tensor] | None = None
 
 
-class GangOps:
+class RankGroupOps:
     """Ops of one rank. `tensor`: the ranks that have the same rows and share matrices; None: there is one. `sharing`: those
     that share experts, one replica's after another's; None: nobody does."""
 
@@ -59,7 +59,7 @@ class GangOps:
         """The reference's."""
         of_reference = ExpertOps(
             self.experts_of_reference,
-            self.unseen_experts_of_reference,
+            self.sync_free_experts_of_reference,
             reference.expert_products,
             reference.add_choices,
         )
@@ -96,11 +96,11 @@ class GangOps:
             return run
 
         run_experts = of_experts(self._shared_results, experts.experts, experts.products)
-        unseen_experts = of_experts(self._shared_results_of_all, experts.unseen, experts.chosen_of_some)
-        ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.gather, "experts": run_experts}
-        return replace(table, **ops, unseen={"experts": unseen_experts})
+        sync_free_experts = of_experts(self._shared_results_of_all, experts.sync_free_ops, experts.chosen_of_some)
+        ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.all_gather, "experts": run_experts}
+        return replace(table, **ops, sync_free_ops={"experts": sync_free_experts})
 
-    def gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
+    def all_gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
         if not isinstance(x, Cut):
             return x
         assert self._tensor is not None, f"columns from {x.begin} on of {x.width}, and no rank has the others"
@@ -121,21 +121,21 @@ class GangOps:
         results = reference.expert_products(activated, choices, ids, module.weight.down)
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
-    def unseen_experts_of_reference(
+    def sync_free_experts_of_reference(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
         """As `reference.unseen_experts`, of a rank that has some columns of each too."""
         if not module.is_cut:
-            return reference.unseen_experts(x, routing, module, activation, shared)
+            return reference.sync_free_experts(x, routing, module, activation, shared)
         ids, ((begin, _),) = paddle.clip(routing.ids, min=0).flatten(), module.down[0].columns
-        gate_up = reference.unseen_products(reference.rows_of_choices(x, routing), ids, module.weight.gate_up)
-        results = reference.unseen_products(self.activated(gate_up, module, activation), ids, module.weight.down)
+        gate_up = reference.sync_free_products(reference.rows_of_choices(x, routing), ids, module.weight.gate_up)
+        results = reference.sync_free_products(self.activated(gate_up, module, activation), ids, module.weight.down)
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
         """All columns of what goes into `down`, of this rank's columns of gate and up."""
         first = module.gate_up[0].columns[0][0]
-        return self.gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
+        return self.all_gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
 
     def _shared_results(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, products: Callable[..., paddle.Tensor]

@@ -1,4 +1,4 @@
-"""The comm arena of a gang: the memory that its ranks exchange tensors through, as the supervisor and its readers see it.
+"""The comm arena of a rank group: the memory that its ranks exchange tensors through, as the supervisor and its readers see it.
 
 A memfd that the supervisor holds and passes to the ranks. Its layout is `ops/cpu/native/comm.h`'s; `workers/parallel` says that
 this page agrees. The supervisor alone writes the header.
@@ -7,7 +7,8 @@ this page agrees. The supervisor alone writes the header.
     +--------+-------------------------------+---------------------------+----------------------------------+
     | header | LINE_BYTES of each rank, twice| twice 2 windows of each   | buffers of gathers, of experts   |
     +--------+-------------------------------+---------------------------+----------------------------------+
-      u64 epoch, members (a bit for each rank), clock (epoch << 40 | steps of the whole gang that were begun in it), num_ranks
+      u64 epoch, members (a bit for each rank), clock (epoch << 40 | steps of the whole rank group that were begun in it),
+      num_ranks
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ class CallSnapshot(msgspec.Struct, frozen=True):
     kind: int
 
 
-class GangHeader:
+class RankGroupHeader:
     """Over the arena's memory. Epoch 0: it has not begun."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
 
     @staticmethod
-    def begin(memory: memoryview, num_ranks: int) -> GangHeader:
+    def begin(memory: memoryview, num_ranks: int) -> RankGroupHeader:
         """Epoch 1, without members: they come when they are READY."""
-        header = GangHeader(memory)
+        header = RankGroupHeader(memory)
         _native.store_u64(memory, _NUM_RANKS, num_ranks)
         _native.store_u64(memory, _EPOCH, 1)
         return header
@@ -87,7 +88,7 @@ class GangHeader:
 
     @staticmethod
     def num_begun(clock: int, epoch: int) -> int:
-        """Steps of the whole gang that were begun in this epoch, as the clock shows them."""
+        """Steps of the whole rank group that were begun in this epoch, as the clock shows them."""
         return clock & (1 << _EPOCH_SHIFT) - 1 if clock >> _EPOCH_SHIFT == epoch else 0
 
     def begin_next(self, epoch: int, num_done: int) -> bool:

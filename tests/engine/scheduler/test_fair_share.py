@@ -143,7 +143,7 @@ def test_a_source_alone_with_one_slot_still_gives_way() -> None:
     assert small not in list(world.batch.waiting)
 
 
-def test_a_source_is_not_passed_over_by_newcomers_for_ever() -> None:
+def test_a_source_is_not_passed_over_by_new_requests_for_ever() -> None:
     world = World(make_limits(max_running=1), 64)
     first, second = sample("1", "A", 0), sample("1", "A", 1)
     world.add(first, second)

@@ -19,7 +19,7 @@ NUM_BYTES = 9 << 20  # of an arena that has room for it
 # Computes a prompt, prints its answer and then waits for its death; or goes on from the blocks that are there.
 _WORKER = """
 import json, sys
-from tests.devices.lasting_worker import serve
+from tests.devices.persistent_arena_worker import serve
 print(json.dumps(serve(*json.loads(sys.argv[1]))), flush=True)
 sys.stdin.read()
 """

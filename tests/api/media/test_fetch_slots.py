@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from api.media.turns import WAITING_FACTOR, Turn, Turns
+from api.media.fetch_slots import WAITING_FACTOR, FetchSlots, Turn
 from engine.errors import RequestError
 from tests.waiting import WATCHDOG_S
 
@@ -19,7 +19,7 @@ async def settled() -> None:
 
 def test_a_request_that_has_none_finds_a_turn_where_others_hold_many() -> None:
     async def scenario() -> None:
-        turns = Turns("test", 8)
+        turns = FetchSlots("test", 8)
         greedy = [asyncio.ensure_future(turns.take("greedy", WATCHDOG_S)) for _ in range(20)]
         await settled()
         held = [task.result() for task in greedy if task.done()]
@@ -41,7 +41,7 @@ def test_a_request_that_has_none_finds_a_turn_where_others_hold_many() -> None:
 
 def test_source_leaves_others_room_to_wait() -> None:
     async def scenario() -> None:
-        turns = Turns("test", 4)
+        turns = FetchSlots("test", 4)
         own = [asyncio.ensure_future(turns.take("greedy", WATCHDOG_S)) for _ in range(10 * WAITING_FACTOR)]
         await settled()
         refused = [task for task in own if task.done() and task.exception() is not None]
@@ -58,7 +58,7 @@ def test_source_leaves_others_room_to_wait() -> None:
 
 def test_a_queue_is_bounded_and_forgets_who_leaves() -> None:
     async def scenario() -> None:
-        turns = Turns("test", 1)
+        turns = FetchSlots("test", 1)
         turn = await turns.take("a", WATCHDOG_S)
         waiting = [asyncio.ensure_future(turns.take(f"b{index}", WATCHDOG_S)) for index in range(2 * WAITING_FACTOR)]
         await settled()
@@ -80,7 +80,7 @@ def test_a_queue_is_bounded_and_forgets_who_leaves() -> None:
 
 def test_a_thread_that_nobody_waits_for_holds_its_turn_until_it_ends() -> None:
     async def scenario() -> None:
-        turns, gate = Turns("test", 1), threading.Event()
+        turns, gate = FetchSlots("test", 1), threading.Event()
         turn = await turns.take("a", WATCHDOG_S)
         call = turn.run(gate.wait, WATCHDOG_S)
         call.cancel()

@@ -1,5 +1,5 @@
-"""Ranks that exchange tensors, as the counters file shows them: for `tokamak ctl gangs`, also of a dead engine, and
-`GET /admin/gangs`. Pure."""
+"""Ranks that exchange tensors, as the counters file shows them: for `tokamak ctl rank groups`, also of a dead engine, and
+`GET /admin/rank-groups`. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from engine.process.topology import index_of, role_of
 
-FIGURES = ("gang_epoch", "collectives_total", "collective_wait_seconds_total")
+FIGURES = ("rank_group_epoch", "collectives_total", "collective_wait_seconds_total")
 
 
-def gang_ranks(
+def rank_group_ranks(
     states: Mapping[str, str], values: Mapping[tuple[str, str], float], tensor_parallel_size: int
 ) -> list[dict[str, str | int | float]]:
     """One entry a rank, of actors with their `states`; `values`: by actor and metric."""

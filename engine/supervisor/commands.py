@@ -4,7 +4,7 @@
     LoadAdapter, UnloadAdapter             a Command on the control ring of the first rank (`adapters.py`)
     RebalanceExperts                       a Command on the control ring of the rank that leads (`rebalances.py`)
     everything else                        a Command on each scheduler's control ring, whose Reply comes back as an event
-                                           (`replica_orders.py`)
+                                           (`replica_commands.py`)
 
 Every order is answered once: when it is done, or with 503 when whoever was to carry it out died meanwhile.
 """
@@ -31,10 +31,10 @@ from engine.process.control_client import check_length
 from engine.process.run_directory import Run
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, role_of
-from engine.supervisor.adapters import AdapterOrders
+from engine.supervisor.adapters import AdapterCommands
 from engine.supervisor.child_process import Child
 from engine.supervisor.rebalances import Rebalances
-from engine.supervisor.replica_orders import ReplicaOrders, changes_weights, spoken
+from engine.supervisor.replica_commands import ReplicaCommands, changes_weights, spoken
 from shm.counters import ActorSnapshot
 from shm.mailbox import MailboxSender
 
@@ -68,7 +68,7 @@ class Engine(Protocol):
         """End `name` so that it is started again."""
 
 
-class Orders:
+class SupervisorCommands:
     """Takes the orders for one engine."""
 
     def __init__(self, engine: Engine, server: ControlServer) -> None:
@@ -76,10 +76,10 @@ class Orders:
         self._server = server
         self._senders: dict[str, MailboxSender] = {}  # to schedulers and ranks
         schedulers = actors_of(SCHEDULER, (plan.name for plan in engine.plan))
-        self._replicas = ReplicaOrders(engine.run, schedulers, self._tell, server.reply)
+        self._replicas = ReplicaCommands(engine.run, schedulers, self._tell, server.reply)
         self._rebalances = Rebalances(self._tell, server.reply)
         names = [plan.name for plan in engine.plan]
-        self.adapters = AdapterOrders(engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply)
+        self.adapters = AdapterCommands(engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply)
         self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
 
     def handle(self, command: Command) -> None:
@@ -168,7 +168,7 @@ class Orders:
         elif (trouble := self._replicas.why_no_weights()) is not None:
             self._refuse(command, trouble.status, trouble.message)
         else:
-            self._rebalances.begin(command, self._engine.segments.gangs[0].members, config.num_ranks)
+            self._rebalances.begin(command, self._engine.segments.rank_groups[0].members, config.num_ranks)
 
     def _forward(self, command: Command) -> None:
         if self._rebalances.is_under_way and changes_weights(command.order):

@@ -45,7 +45,7 @@ ADMIN_KEY = "operator"
 OPERATOR = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
-class Edge:
+class ApiServer:
     def __init__(self, directory: Path, **options: Any) -> None:
         run_id = new_run_id()
         self._open_until_end = contextlib.ExitStack()
@@ -90,7 +90,7 @@ class Edge:
 
     # ------------------------------------------------------------------------------------------------------------ life
 
-    def __enter__(self) -> Edge:
+    def __enter__(self) -> ApiServer:
         for name in self._others:
             self.begin(name, 1)
         for peer in (*self.peers, *self.media_peers):

@@ -11,8 +11,8 @@ import pytest
 from engine.messages import SamplingParams, SlotStart
 from ops._cpu import StepTimes
 from tests.workers.serving import swap_slots
+from workers.drafts.draft_length_policy import LONGEST_PAUSE, Lengths
 from workers.drafts.drafter import Drafts
-from workers.drafts.lengths import LONGEST_PAUSE, Lengths
 from workers.step.slots import Slots
 
 K = 8
@@ -93,7 +93,7 @@ def test_as_many_as_stand() -> None:
     assert np.median(chosen[50:]) == 2
 
 
-def test_text_that_cannot_be_guessed_costs_next_to_nothing() -> None:
+def test_text_that_cannot_be_drafted_costs_next_to_nothing() -> None:
     rig = Rig(1, steep)
     num_drafts = [rig.step(1, [0])[0] for _ in range(4000)]
     assert 0 < sum(num_drafts[100:]) <= 4000 / LONGEST_PAUSE + 6
@@ -101,7 +101,7 @@ def test_text_that_cannot_be_guessed_costs_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
-def test_answers_that_cannot_be_guessed_take_their_time_and_no_more(num_slots: int) -> None:
+def test_answers_that_cannot_be_drafted_take_their_time_and_no_more(num_slots: int) -> None:
     """One after the other, where each row more of a step costs a sixteenth."""
     rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
     shares = []
@@ -139,7 +139,7 @@ def test_short_answers_are_tried_again() -> None:
         if count % 12 == 0:
             for slot in range(4):
                 rig.start(slot)
-            granted[:] = rig.lengths.wanted_by_newcomers()
+            granted[:] = rig.lengths.wanted_by_new_requests()
         rig.propose(2)
         chosen = rig.lengths.choose(rig.which, granted, 4, 4)
         num_rows = 4 + int(chosen.sum())
@@ -153,12 +153,12 @@ def test_short_answers_are_tried_again() -> None:
 def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[int, bool]]:
     """Each ends after 12 steps, and another comes: of steps, how many drafts were verified and whether
     anybody was ready for some."""
-    granted, found = np.full(len(rig.which), rig.lengths.wanted_by_newcomers(), np.int32), []
+    granted, found = np.full(len(rig.which), rig.lengths.wanted_by_new_requests(), np.int32), []
     for count in range(num_steps):
         if count % 12 == 0:
             for slot in rig.which.tolist():
                 rig.start(slot)
-            granted[:] = rig.lengths.wanted_by_newcomers()
+            granted[:] = rig.lengths.wanted_by_new_requests()
         rig.propose(1)
         chosen = rig.lengths.choose(rig.which, granted, len(rig.which), len(rig.which))
         rig.lengths.learn(rig.which, chosen, 1 + np.minimum(chosen, num_right))
@@ -212,18 +212,18 @@ def test_who_is_tried_is_made_ready_in_one_step() -> None:
     assert 3 * 0.5 * num_tried < 0.005 * 8000 + 2, "making ready counts twice what the row more takes"
 
 
-def test_newcomers_begin_as_recent_samples() -> None:
+def test_new_requests_begin_as_recent_samples() -> None:
     rig = Rig(4)
-    assert rig.lengths.wanted_by_newcomers() == K, "the first ones are worth a try"
+    assert rig.lengths.wanted_by_new_requests() == K, "the first ones are worth a try"
     for right in (0, K):
         for _ in range(600):
             rig.step(1, [right] * 4)
         rig.start(0)
-        assert rig.lengths.wanted_by_newcomers() == rig.lengths.wanted(rig.which)[0] == right
+        assert rig.lengths.wanted_by_new_requests() == rig.lengths.wanted(rig.which)[0] == right
         rig.propose(1)
         grants = np.full(4, K, np.int32)
         assert rig.lengths.choose(rig.which, grants, 4, 4)[0] == right
-    assert Rig(2, is_adaptive=False).lengths.wanted_by_newcomers() == K
+    assert Rig(2, is_adaptive=False).lengths.wanted_by_new_requests() == K
 
 
 def test_a_probe_that_stands_is_believed() -> None:
@@ -304,7 +304,7 @@ def test_what_was_drafted_behind_a_stop_token_says_nothing() -> None:
         rig.slots.is_ended[0] = True
         rig.lengths.learn(rig.which, np.full(1, K, np.int32), np.ones(1, np.int32))
         assert last == [K]
-    assert rig.lengths.wanted_by_newcomers() == K
+    assert rig.lengths.wanted_by_new_requests() == K
     rig.start(0)
     rig.propose(2)
     assert rig.slots.draft_chances[0, 0] > 0.9, "as if no answer had ended"
@@ -362,13 +362,13 @@ def test_who_comes_is_tried_again() -> None:
     rig = Rig(4, flat)
     for _ in range(600):
         rig.step(1, [0] * 4)
-    assert rig.lengths.wanted_by_newcomers() == 0
+    assert rig.lengths.wanted_by_new_requests() == 0
     granted, are_drafted, num_drafts = np.zeros(4, np.int32), np.ones(4, np.bool_), []
     for count in range(3000):
         if count % 12 == 0:
             for slot in range(4):
                 rig.start(slot)
-            granted[:], are_drafted[:] = rig.lengths.wanted_by_newcomers(), True
+            granted[:], are_drafted[:] = rig.lengths.wanted_by_new_requests(), True
         rig.propose(1)
         chosen = rig.lengths.choose(rig.which, granted, 4, 4)
         are_drafted &= chosen > 0

@@ -1,4 +1,4 @@
-// What layers that draft guess, how sure they are of it, and how often such guesses stand (workers/drafts/mtp.py).
+// What layers that draft draft token, how sure they are of it, and how often such draft tokens stand (workers/drafts/mtp.py).
 #pragma once
 
 #include <vector>
@@ -7,28 +7,28 @@
 
 namespace tokamak::cpu {
 
-struct Guess {
+struct DraftToken {
     i32 token_id;
     float probability;  // that the layer gives it; 0: nobody asked, or no number is there
 };
 
 // The likeliest token of each row of logits [rows, vocab], the first of the largest, by the sampler's pass over them.
-void guess_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities, Guess *guesses);
+void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities, DraftToken *draft_tokens);
 
-// Of each place in a chain and each class of probabilities: the chance that such a guess stands where all before it do. In
+// Of each place in a chain and each class of probabilities: the chance that such a draft token stands where all before it do. In
 // memory of the runner, since of several ranks all have the first one's (workers/drafts/drafting.py).
 //
-// What was met is forgotten with the guesses that come after it, wherever these are: chances of a place that chains do not
+// What was met is forgotten with the draft tokens that come after it, wherever these are: chances of a place that chains do not
 // reach any more become those of the place before, and those of the first place are always met.
-class GuessChances {
+class DraftChances {
 public:
     static constexpr i64 kClasses = 8;
 
     // `chances`: [places, kClasses]
-    GuessChances(i64 num_places, double *chances);
+    DraftChances(i64 num_places, double *chances);
     static i64 class_of(float probability);
     double of(i64 place, i64 which) const { return chances_[place * kClasses + which]; }
-    // A guess was verified, and all before it stood. Believed after `tell`.
+    // A draft token was verified, and all before it stood. Believed after `tell`.
     void learn(i64 place, i64 which, bool stood);
     void tell();
 

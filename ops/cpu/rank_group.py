@@ -8,7 +8,7 @@ import numpy as np
 from ops import _cpu
 
 
-class ExpertGang(msgspec.Struct, frozen=True):
+class ExpertRankGroup(msgspec.Struct, frozen=True):
     """The ranks that share the experts. `windows`: uint8, memory that all of them have mapped, where `max_rows` rows of each
     have room (native/ops.h, ExpertWindows). The `num_ranks` ranks from `first_rank` on have the same rows as this one."""
 
@@ -19,13 +19,13 @@ class ExpertGang(msgspec.Struct, frozen=True):
     num_ranks: int
 
 
-class Gang(msgspec.Struct, frozen=True):
+class RankGroup(msgspec.Struct, frozen=True):
     """`buffers`: uint8, memory that all of them have mapped, for gathered arrays. Two halves take turns: an array in one may be
     read until this rank comes to the next gather; the half is written again after that one alone."""
 
     comm: _cpu.Comm
     buffers: np.ndarray
-    experts: ExpertGang | None = None
+    experts: ExpertRankGroup | None = None
 
     def half(self, turn: int, num_bytes: int) -> np.ndarray:
         """float32 memory at a cache line, of the turn's half."""

@@ -1,4 +1,4 @@
-#include "guesses.h"
+#include "draft_tokens.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,16 +8,16 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i64 kBlocksAlone = 8;        // of logits, that are no work for several threads
-constexpr double kGuessDecay = 0.998;  // for each row with guesses
-constexpr double kGuessPrior = 8;      // guesses: what the place before, or the layer itself, says of a class
-constexpr float kEnds[GuessChances::kClasses - 1] = {0.1F, 0.25F, 0.4F, 0.55F, 0.7F, 0.85F, 0.95F};
-constexpr double kOwn[GuessChances::kClasses] = {0.05, 0.17, 0.32, 0.47, 0.62, 0.77, 0.9, 0.97};  // of a class, about
+constexpr double kDraftDecay = 0.998;  // for each row with draft tokens
+constexpr double kDraftPrior = 8;      // draft tokens: what the place before, or the layer itself, says of a class
+constexpr float kEnds[DraftChances::kClasses - 1] = {0.1F, 0.25F, 0.4F, 0.55F, 0.7F, 0.85F, 0.95F};
+constexpr double kOwn[DraftChances::kClasses] = {0.05, 0.17, 0.32, 0.47, 0.62, 0.77, 0.9, 0.97};  // of a class, about
 
-struct GuessScan {
+struct DraftScan {
     std::vector<float> lane_largest, largest, sums;  // [blocks, lanes], [blocks]
 };
 
-Guess guess_token(const Kernels &kernels, const float *logits, i64 vocab, bool has_probability, GuessScan &scan) {
+DraftToken choose_draft_token(const Kernels &kernels, const float *logits, i64 vocab, bool has_probability, DraftScan &scan) {
     const i64 num_blocks = (vocab + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK;
     scan.lane_largest.resize(num_blocks * kernels.lanes);
     scan.largest.resize(num_blocks);
@@ -41,40 +41,40 @@ Guess guess_token(const Kernels &kernels, const float *logits, i64 vocab, bool h
 
 }  // namespace
 
-void guess_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities, Guess *guesses) {
-    static std::vector<GuessScan> scans;  // of each thread; one plan runs at a time
+void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities, DraftToken *draft_tokens) {
+    static std::vector<DraftScan> scans;  // of each thread; one plan runs at a time
     scans.resize(engine.pool().num_threads());
-    const auto guess = [&](i64 row, int thread) {
-        guesses[row] = guess_token(engine.kernels(), logits + row * vocab, vocab, has_probabilities, scans[thread]);
+    const auto choose = [&](i64 row, int thread) {
+        draft_tokens[row] = choose_draft_token(engine.kernels(), logits + row * vocab, vocab, has_probabilities, scans[thread]);
     };
-    if (num_rows > 1 && num_rows * vocab > kBlocksAlone * SAMPLING_BLOCK) return engine.pool().run(num_rows, guess);
-    for (i64 row = 0; row < num_rows; ++row) guess(row, 0);
+    if (num_rows > 1 && num_rows * vocab > kBlocksAlone * SAMPLING_BLOCK) return engine.pool().run(num_rows, choose);
+    for (i64 row = 0; row < num_rows; ++row) choose(row, 0);
 }
 
-GuessChances::GuessChances(i64 num_places, double *chances)
+DraftChances::DraftChances(i64 num_places, double *chances)
     : num_places_(num_places), chances_(chances), tried_(num_places * kClasses), stood_(num_places * kClasses) {
     tell();
 }
 
-i64 GuessChances::class_of(float probability) {
+i64 DraftChances::class_of(float probability) {
     return std::upper_bound(std::begin(kEnds), std::end(kEnds), probability) - std::begin(kEnds);
 }
 
-void GuessChances::learn(i64 place, i64 which, bool stood) {
+void DraftChances::learn(i64 place, i64 which, bool stood) {
     num_learned_ += place == 0;
     tried_[place * kClasses + which] += 1;
     stood_[place * kClasses + which] += stood;
 }
 
-void GuessChances::tell() {
-    const double decay = std::pow(kGuessDecay, static_cast<double>(num_learned_));
+void DraftChances::tell() {
+    const double decay = std::pow(kDraftDecay, static_cast<double>(num_learned_));
     num_learned_ = 0;
     for (i64 place = 0; place < num_places_; ++place) {
         const double *before = place ? chances_ + (place - 1) * kClasses : kOwn;
         for (i64 which = 0; which < kClasses; ++which) {
             const i64 cell = place * kClasses + which;
             tried_[cell] *= decay, stood_[cell] *= decay;
-            chances_[cell] = (kGuessPrior * before[which] + stood_[cell]) / (kGuessPrior + tried_[cell]);
+            chances_[cell] = (kDraftPrior * before[which] + stood_[cell]) / (kDraftPrior + tried_[cell]);
         }
     }
 }

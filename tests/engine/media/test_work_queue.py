@@ -1,4 +1,4 @@
-"""Whose turn it is: shares of the work, newcomers, large files, and that nobody waits for ever."""
+"""Whose turn it is: shares of the work, new requests, large files, and that nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
-from engine.media.turns import Turns
+from engine.media.work_queue import WorkQueue
 
 
 class Requests:
     """Requests with files of so many pixels each, worked on one after the other."""
 
     def __init__(self) -> None:
-        self.turns: Turns[tuple[str, int], int] = Turns()
+        self.turns: WorkQueue[tuple[str, int], int] = WorkQueue()
         self.num_added: Counter[str] = Counter()
         self.done: list[str] = []
 
@@ -56,13 +56,13 @@ def test_many_small_files_go_before_the_second_large_one(requests: Requests) -> 
     assert requests.work(11) == " ".join(["large"] * 11)
 
 
-def test_a_newcomer_waits_for_what_is_in_hands_and_for_nothing_else(requests: Requests) -> None:
+def test_a_new_request_waits_for_what_is_in_hands_and_for_nothing_else(requests: Requests) -> None:
     """Also while others that came before have a share: it is due at once."""
     requests.ask("large", *[1000] * 50)
     for number in range(40):
         requests.work()
-        requests.ask(f"newcomer{number}", 1)
-        assert requests.work() == f"newcomer{number}"
+        requests.ask(f"new request{number}", 1)
+        assert requests.work() == f"new request{number}"
     requests.ask("one", 1)
     requests.ask("two", 1)
     assert sorted(requests.work(2).split()) == ["one", "two"]
@@ -81,24 +81,24 @@ def test_who_comes_again_and_again_gets_no_more_than_its_share(requests: Request
     assert shares["patient"] >= shares["greedy"] - 1000
 
 
-def test_newcomers_without_end_starve_nobody(requests: Requests) -> None:
+def test_new_requests_without_end_starve_nobody(requests: Requests) -> None:
     requests.ask("large", 1000, 1000)
     assert requests.work() == "large"
     requests.ask("newcomer0", 100)
     for number in range(1, 100):
-        requests.ask(f"newcomer{number}", 100)  # there is always one more
+        requests.ask(f"new request{number}", 100)  # there is always one more
         if requests.work() == "large":
             break
     assert number <= 3 * 1000 // 100 + 3  # three lines at most share what is done meanwhile
 
 
-def test_who_was_behind_and_then_alone_owes_a_newcomer_nothing_and_is_owed_nothing(requests: Requests) -> None:
+def test_who_was_behind_and_then_alone_owes_a_new_request_nothing_and_is_owed_nothing(requests: Requests) -> None:
     """What it had less than another is made up for while it has everything to itself."""
     requests.ask("large", 1000)
     requests.ask("many", *[10] * 60)
     assert requests.work(3) == "large many many"
-    requests.ask("newcomer", *[10] * 20)
-    assert Counter(requests.work(20).split())["newcomer"] >= 9
+    requests.ask("new request", *[10] * 20)
+    assert Counter(requests.work(20).split())["new request"] >= 9
 
 
 @pytest.mark.parametrize("seed", range(20))

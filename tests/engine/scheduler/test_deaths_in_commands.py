@@ -28,8 +28,8 @@ from engine.messages import (
 )
 from engine.process.events import EventSender
 from engine.process.run_directory import Run, WeightsRecord
+from engine.scheduler.commands import SchedulerCommands
 from engine.scheduler.dispatch import Dispatcher
-from engine.scheduler.orders import Orders
 from engine.scheduler.weight_updates import WeightUpdates
 from tests.engine.scheduler.simulation import Simulation, Stream, expected_tokens, ints, simulate
 
@@ -66,7 +66,7 @@ class Killed(BaseException):
 
 Point = tuple[str, str, int]  # function, call or return, which time
 _FUNCTIONS: list[Callable[..., Any]] = [
-    *(Orders.handle, Run.write_weights, Dispatcher.send, EventSender.send),
+    *(SchedulerCommands.handle, Run.write_weights, Dispatcher.send, EventSender.send),
     *(vars(WeightUpdates)[name] for name in ("begin", "rank_answered", "_succeed", "write", "_end")),
 ]
 _CODES = {function.__code__ for function in _FUNCTIONS}
@@ -158,12 +158,12 @@ def check(simulation: Simulation, case: Case, *allowed: WeightsRecord) -> None:
     for rank, weights in zip(simulation.ranks, record.ranks, strict=True):
         assert (rank.version == 0) if is_cleared else ((rank.path, rank.version) == weights)
     if record.state is not WeightsState.NORMAL:
-        newcomer = simulation.submit([5, 5])
+        new_request = simulation.submit([5, 5])
         simulation.run_until(lambda: simulation.turn() == 0, "rest")
         num_open = sum(not stream.is_over for stream in simulation.streams.values())
         counts = simulation.metric("num_requests_running"), simulation.metric("num_requests_waiting")
         assert sum(counts) == num_open > 0
-        assert not newcomer.outputs
+        assert not new_request.outputs
         assert simulation.ask(Resume()).status == 200
         simulation.finish()
     for number, stream in enumerate(simulation.streams.values()):

@@ -19,7 +19,7 @@ _BLOCK_SIZE, _NUM_SLOTS, _LENGTH = 16, 3, 100
 Sequences = list[tuple[int, int, int]]  # slot, first position, positions
 
 
-class Trial:
+class SelfTest:
     """Inputs and cache for a model of `config` on `table`."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Trial:
         cut += [[(0, others, 1), (1, end, 1), (2, others // 2, 1)], [(1, end + 1, 1)]]
         if not self._is_cut:
             cut = [[(0, 0, others), (1, 0, length), (2, 0, others // 2)]]
-        return self._run(model, self._table, [[(1, 0, length)]]), self._run(model, self._table.without_looking(), cut)
+        return self._run(model, self._table, [[(1, 0, length)]]), self._run(model, self._table.sync_free(), cut)
 
     def _run(self, model: Model, table: OpTable, steps: list[Sequences]) -> np.ndarray:
         found = []

@@ -40,7 +40,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (c_void_p, ctypes.c_char_p, c_void_p)
 
 
-class LastingArena:
+class PersistentKvArena:
     """On card `card`; laid out as `arena`, memory of the host that nobody writes but for marks."""
 
     def __init__(self, library: str, card: int, descriptor: int, arena: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Gangs and shared experts in the figures and on the screen of `tokamak top`."""
+"""Rank groups and shared experts in the figures and on the screen of `tokamak top`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ LOADS = [
 ]
 
 
-def gang_snapshot(taken_s: float, num_replicas: int = 2, tensor_ranks: int = 1, *, shares_experts: bool = True) -> Snapshot:
-    """Each second 10 steps of the gang, a fifth of the time in steps waited; worker1 has rows in none of them. The last rank is
-    an epoch behind."""
+def rank_group_snapshot(
+    taken_s: float, num_replicas: int = 2, tensor_ranks: int = 1, *, shares_experts: bool = True
+) -> Snapshot:
+    """Each second 10 steps of the rank group, a fifth of the time in steps waited; worker1 has rows in none of them. The last
+    rank is an epoch behind."""
     base = snapshot(taken_s)
     like = base.actors[-1]
     num_ranks = num_replicas * tensor_ranks
@@ -32,33 +34,33 @@ def gang_snapshot(taken_s: float, num_replicas: int = 2, tensor_ranks: int = 1, 
     for rank in range(num_ranks):
         name = f"worker{rank}"
         rows += [
-            counter("gang_epoch", name, 7 - (rank == num_ranks - 1)),
+            counter("rank_group_epoch", name, 7 - (rank == num_ranks - 1)),
             counter("collective_wait_seconds_total", name, 0.1 * taken_s),
             counter("worker_busy_seconds_total", name, 0.5 * taken_s),
-            counter("gang_steps_total", name, 10 * taken_s if shares_experts else 0),
-            counter("empty_gang_steps_total", name, 10 * taken_s if shares_experts and rank == 1 else 0),
+            counter("rank_group_steps_total", name, 10 * taken_s if shares_experts else 0),
+            counter("empty_rank_group_steps_total", name, 10 * taken_s if shares_experts and rank == 1 else 0),
         ]
     experts = LOADS if shares_experts else []
     return msgspec.structs.replace(base, actors=actors, rows=rows, experts=experts, placement_version=3)
 
 
-def test_ranks_that_share_experts_are_one_gang() -> None:
-    (gang,) = figures(gang_snapshot(8.0), window=gang_snapshot(3.0)).gangs
-    assert (gang.ranks, gang.epoch, gang.num_members) == (["worker0", "worker1"], 7, 1)
-    assert (gang.collective_share, gang.empty_share) == (pytest.approx(0.2), pytest.approx(0.5))
-    assert (gang.num_steps, gang.num_empty_steps) == (80, 80)
+def test_ranks_that_share_experts_are_one_rank_group() -> None:
+    (rank_group,) = figures(rank_group_snapshot(8.0), window=rank_group_snapshot(3.0)).rank_groups
+    assert (rank_group.ranks, rank_group.epoch, rank_group.num_members) == (["worker0", "worker1"], 7, 1)
+    assert (rank_group.collective_share, rank_group.empty_share) == (pytest.approx(0.2), pytest.approx(0.5))
+    assert (rank_group.num_steps, rank_group.num_empty_steps) == (80, 80)
 
 
 def test_ranks_of_a_replica_are_one() -> None:
-    gangs = figures(gang_snapshot(8.0, 2, 2, shares_experts=False)).gangs
-    assert [gang.ranks for gang in gangs] == [["worker0", "worker1"], ["worker2", "worker3"]]
-    assert [gang.num_members for gang in gangs] == [2, 1]
-    assert [gang.empty_share for gang in gangs] == [None, None]
-    assert figures(busy(8.0)).gangs == []
+    rank_groups = figures(rank_group_snapshot(8.0, 2, 2, shares_experts=False)).rank_groups
+    assert [rank_group.ranks for rank_group in rank_groups] == [["worker0", "worker1"], ["worker2", "worker3"]]
+    assert [rank_group.num_members for rank_group in rank_groups] == [2, 1]
+    assert [rank_group.empty_share for rank_group in rank_groups] == [None, None]
+    assert figures(busy(8.0)).rank_groups == []
 
 
 def test_experts() -> None:
-    experts = figures(gang_snapshot(8.0)).experts
+    experts = figures(rank_group_snapshot(8.0)).experts
     assert experts is not None
     assert (experts.placement_version, experts.num_rebalances) == (3, 3)
     assert experts.imbalance == pytest.approx(4 / 3)
@@ -70,7 +72,7 @@ def test_experts() -> None:
 
 @pytest.mark.parametrize("height", [24, 50, None])
 def test_the_screen_has_a_line_for_each(height: int | None) -> None:
-    lines = screen(gang_snapshot(8.0), 120, height)
+    lines = screen(rank_group_snapshot(8.0), 120, height)
     assert height is None or len(lines) <= height
     text = "\n".join(lines)
     for wanted in ("1 of 2 ranks in epoch 7", "23% of steps in collectives", "80 group steps", "50% empty"):
@@ -81,8 +83,8 @@ def test_the_screen_has_a_line_for_each(height: int | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("height", [24, 30, 40])
-def test_many_ranks_and_gangs_fold(height: int) -> None:
-    lines = screen(gang_snapshot(8.0, 32, 2, shares_experts=False), 80, height)
+def test_many_ranks_and_rank_groups_fold(height: int) -> None:
+    lines = screen(rank_group_snapshot(8.0, 32, 2, shares_experts=False), 80, height)
     text = "\n".join(lines)
     assert len(lines) <= height
     assert "more actors" in text

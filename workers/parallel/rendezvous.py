@@ -10,14 +10,14 @@ from workers.parallel.store import open_store
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """A group of ranks, and the port of its store, whose keys have the name of this life of the gang."""
+    """A group of ranks, and the port of its store, whose keys have the name of this life of the rank group."""
 
     communicator: Communicator
     port: int
     life: str
 
 
-class Meetings(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """With the ranks that share this one's matrices, and with all that share experts; None: there are no others."""
 
     tensor: Meeting | None = None
@@ -26,13 +26,13 @@ class Meetings(msgspec.Struct, frozen=True):
     @staticmethod
     def of(
         config: EngineConfig, rank: int, tensor: Communicator | None, experts: Communicator | None, epoch: int = 1
-    ) -> Meetings | None:
+    ) -> Rendezvous | None:
         """Of rank `rank` of the engine; None: it exchanges no tensors with Paddle's groups. `epoch`: of its process, which is
         the others' too, since they end and begin together."""
         if config.ops == "native" or (tensor is None and experts is None):
             return None
         ports = config.group_ports
-        return Meetings(
+        return Rendezvous(
             Meeting(tensor, ports[rank // config.tensor_parallel_size], f"tensor.{epoch}") if tensor else None,
             Meeting(experts, ports[-1], f"experts.{epoch}") if experts else None,
         )

@@ -55,7 +55,7 @@ class _OpenOrder(msgspec.Struct):
         return changes_weights(self.command.order)
 
 
-class ReplicaOrders:
+class ReplicaCommands:
     """The orders under way. `tell` puts one on a scheduler's control ring and says why that cannot be, or nothing."""
 
     def __init__(

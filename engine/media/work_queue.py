@@ -2,9 +2,9 @@
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989), with work that is known when it is done. A request has had its share
 up to its `share`, an amount of work; the present is what a request has had of it that was there all along. A turn of one moves
-the present by what it was to each of those who wait, so whoever waits gets on, whatever newcomers come. A newcomer begins at
-the present. Who would have had the least after a turn goes next, if the turn is as long as its last: so a newcomer waits for
-what is in hands, and no request has a second large file worked on before everybody else had as much.
+the present by what it was to each of those who wait, so whoever waits gets on, whatever new requests come. A new request
+begins at the present. Who would have had the least after a turn goes next, if the turn is as long as its last: so a new
+request waits for what is in hands, and no request has a second large file worked on before everybody else had as much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Line(Generic[K, T]):
     waiting: dict[K, T] = field(default_factory=dict)
 
 
-class Turns(Generic[K, T]):
+class WorkQueue(Generic[K, T]):
     """Work that waits, by request and key."""
 
     def __init__(self) -> None:

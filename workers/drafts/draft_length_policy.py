@@ -96,6 +96,6 @@ class Lengths:
         """So many steps more in which `slots` (int32 [n]) have no drafts say nothing of these: no try is due, or paid for."""
         return self._native.num_idle(_cpu.address(slots), len(slots))
 
-    def wanted_by_newcomers(self) -> int:
+    def wanted_by_new_requests(self) -> int:
         """How many are expected to pay for a sample of which nothing is known."""
-        return self._native.wanted_by_newcomers()
+        return self._native.wanted_by_new_requests()

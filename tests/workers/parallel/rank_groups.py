@@ -12,7 +12,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from shm.gang import GangHeader, buffers_at
+from shm.rank_group import RankGroupHeader, buffers_at
 from shm.segment import MemoryFile
 from tests.waiting import WATCHDOG_S
 from workers.parallel.communicator import Communicator
@@ -37,12 +37,12 @@ class Rank:
         self.process.join()
 
 
-class GangOfProcesses:
+class RankGroupOfProcesses:
     """An arena, and ranks that are forked to run something."""
 
     def __init__(self, num_ranks: int, *, timeout_s: float, spin_ns: int) -> None:
-        self.memory = MemoryFile.create("tokamak-test-gang", buffers_at(num_ranks) + BUFFER_BYTES)
-        self.header = GangHeader.begin(self.memory.buffer, num_ranks)
+        self.memory = MemoryFile.create("tokamak-test-rank group", buffers_at(num_ranks) + BUFFER_BYTES)
+        self.header = RankGroupHeader.begin(self.memory.buffer, num_ranks)
         self.num_ranks = num_ranks
         self._settings = {"timeout_s": timeout_s, "spin_ns": spin_ns}
         self._ranks: list[Rank] = []
@@ -86,16 +86,16 @@ def _run(
         assert communicator.join()
         answers.send(function(communicator, *arguments))
         with contextlib.suppress(EOFError):
-            answers.recv()  # stays until the gang is closed: another may not have read yet what this one tells
+            answers.recv()  # stays until the rank group is closed: another may not have read yet what this one tells
     except Exception as error:
         traceback.print_exc()
         answers.send((type(error).__name__, *error.args))
 
 
 @contextlib.contextmanager
-def gang_of(num_ranks: int, *, timeout_s: float = WATCHDOG_S, spin_ns: int = 5_000) -> Iterator[GangOfProcesses]:
-    gang = GangOfProcesses(num_ranks, timeout_s=timeout_s, spin_ns=spin_ns)
+def rank_group_of(num_ranks: int, *, timeout_s: float = WATCHDOG_S, spin_ns: int = 5_000) -> Iterator[RankGroupOfProcesses]:
+    rank_group = RankGroupOfProcesses(num_ranks, timeout_s=timeout_s, spin_ns=spin_ns)
     try:
-        yield gang
+        yield rank_group
     finally:
-        gang.close()
+        rank_group.close()

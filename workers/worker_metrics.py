@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from workers.runner import ModelRunner
 
 
-class RankFigures:
+class WorkerMetrics:
     """The cells of one rank, written by its loop."""
 
     def __init__(self, context: ActorContext) -> None:
@@ -36,14 +36,14 @@ class RankFigures:
         self._constraint_wait = context.counter("constraint_wait_seconds_total")
         self._collectives = context.counter("collectives_total")
         self._collective_wait = context.counter("collective_wait_seconds_total")
-        self.gang_epoch = context.counter("gang_epoch")
-        self.gang_steps = context.counter("gang_steps_total")
-        self.empty_gang_steps = context.counter("empty_gang_steps_total")
+        self.rank_group_epoch = context.counter("rank_group_epoch")
+        self.rank_group_steps = context.counter("rank_group_steps_total")
+        self.empty_rank_group_steps = context.counter("empty_rank_group_steps_total")
         self._rebalances = context.counter("eplb_rebalances_total")
         self._moved_experts = context.counter("eplb_moved_experts_total")
         self._imbalance = context.counter("eplb_predicted_imbalance")
         self._weights_bytes = context.counter("weights_bytes")
-        self._weights_version = context.counter("weights_version")
+        self._weights_version = context.counter("rank_weight_version")
         self._load_seconds = context.counter("weights_load_seconds")
         self._cache_loads = {found: context.counter("weight_cache_loads_total", found=found) for found in WEIGHT_CACHE_OUTCOMES}
         self._uncaptured_sizes = context.counter("uncaptured_step_sizes")
@@ -80,7 +80,7 @@ class RankFigures:
         self._encoder_seconds.set(core.encode_ns / 1e9)
 
     def ended_without_rows(self, busy_ns: int, communicators: Sequence[Communicator]) -> None:
-        """As `ended`, of a step of the gang in which this replica had nothing to do."""
+        """As `ended`, of a step of the rank group in which this replica had nothing to do."""
         self._take_collectives(communicators)
         self._busy_seconds.add(busy_ns / 1e9)
 
@@ -102,7 +102,7 @@ class RankFigures:
         for num_rows, is_captured in core.ran:
             (self._captured_rows if is_captured else self._eager_rows).observe(num_rows)
         core.ran.clear()
-        self._show_captures(core)  # ranks of a gang capture in a step
+        self._show_captures(core)  # ranks of a rank group capture in a step
         traffic = core.device.traffic
         self._to_device.set(traffic.num_to_device)
         self._to_host.set(traffic.num_to_host)

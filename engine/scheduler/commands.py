@@ -30,7 +30,7 @@ from engine.scheduler.weight_updates import WeightUpdates
 LEVELS = ("pause", "sleep")
 
 
-class Orders:
+class SchedulerCommands:
     """Takes orders."""
 
     def __init__(self, weights: WeightState, ranks: Ranks, aborts: Aborts, updates: WeightUpdates) -> None:

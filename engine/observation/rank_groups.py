@@ -1,4 +1,5 @@
-"""What snapshots say of ranks that compute together: gangs, and the experts that they share. Pure; used by `figures.py`."""
+"""What snapshots say of ranks that compute together: rank groups, and the experts that they share. Pure; used by
+`figures.py`."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from engine.process.topology import SCHEDULER, actors_of, readers_of
 NUM_HOTTEST = 3
 
 
-class GangFigures(msgspec.Struct, frozen=True):
+class RankGroupFigures(msgspec.Struct, frozen=True):
     """Ranks that exchange tensors: those of a replica, or all that share experts. Shares: in the window, or since the start."""
 
     ranks: list[str]
     epoch: int  # the newest that one of them is in
     num_members: int  # that are in it
     collective_share: float | None  # of the time in steps, in which ranks waited for each other
-    num_steps: int  # of a gang that shares experts, that its busiest rank ran
+    num_steps: int  # of a rank group that shares experts, that its busiest rank ran
     num_empty_steps: int  # in which a rank had no rows of its own, of all ranks
     empty_share: float | None  # of the ranks' steps
 
@@ -35,14 +36,18 @@ class ExpertFigures(msgspec.Struct, frozen=True):
     hottest: list[dict[str, Any]]  # layer, expert, share of its layer's rows, ranks where it lies
 
 
-def gang_figures(now: Snapshot, window: Snapshot | None) -> list[GangFigures]:
+def rank_group_figures(now: Snapshot, window: Snapshot | None) -> list[RankGroupFigures]:
     names = [actor.name for actor in now.actors]
     schedulers = actors_of(SCHEDULER, names)
     if now.experts:
-        gangs = [actors_of("worker", names)]
+        rank_groups = [actors_of("worker", names)]
     else:
-        gangs = [readers_of(scheduler, names) for scheduler in schedulers]
-    return [_gang(ranks, now, window) for ranks in gangs if any(now.total("gang_epoch", actor=rank) for rank in ranks)]
+        rank_groups = [readers_of(scheduler, names) for scheduler in schedulers]
+    return [
+        _rank_group(ranks, now, window)
+        for ranks in rank_groups
+        if any(now.total("rank_group_epoch", actor=rank) for rank in ranks)
+    ]
 
 
 def expert_figures(now: Snapshot) -> ExpertFigures | None:
@@ -64,18 +69,18 @@ def expert_figures(now: Snapshot) -> ExpertFigures | None:
     )
 
 
-def _gang(ranks: tuple[str, ...], now: Snapshot, window: Snapshot | None) -> GangFigures:
-    epochs = {actor.name: int(now.total("gang_epoch", actor=actor.name)) for actor in now.actors if actor.name in ranks}
+def _rank_group(ranks: tuple[str, ...], now: Snapshot, window: Snapshot | None) -> RankGroupFigures:
+    epochs = {actor.name: int(now.total("rank_group_epoch", actor=actor.name)) for actor in now.actors if actor.name in ranks}
     epoch = max(epochs.values())
     is_alive = {actor.name: actor.is_alive for actor in now.actors}
-    return GangFigures(
+    return RankGroupFigures(
         ranks=list(ranks),
         epoch=epoch,
         num_members=sum(is_alive[rank] and epochs[rank] == epoch for rank in ranks),
         collective_share=_share("collective_wait_seconds_total", "worker_busy_seconds_total", ranks, now, window),
-        num_steps=int(max(now.total("gang_steps_total", actor=rank) for rank in ranks)),
-        num_empty_steps=int(_sum("empty_gang_steps_total", ranks, now)),
-        empty_share=_share("empty_gang_steps_total", "gang_steps_total", ranks, now, window),
+        num_steps=int(max(now.total("rank_group_steps_total", actor=rank) for rank in ranks)),
+        num_empty_steps=int(_sum("empty_rank_group_steps_total", ranks, now)),
+        empty_share=_share("empty_rank_group_steps_total", "rank_group_steps_total", ranks, now, window),
     )
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ops import _cpu
-from ops._cpu import GuessChances
+from ops._cpu import DraftChances
 
-NUM_CLASSES = GuessChances.NUM_CLASSES
+NUM_CLASSES = DraftChances.NUM_CLASSES
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 64, 1023, 1024, 1025, 5000])
@@ -21,7 +21,7 @@ def test_the_likeliest_token_and_its_probability(vocab: int, num_rows: int) -> N
         logits[1, : vocab // 2] = -np.inf
         logits[2, vocab // 2] = 60
     weights = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    token_ids, probabilities = zip(*_cpu.guess_tokens(_cpu.address(logits), num_rows, vocab), strict=True)
+    token_ids, probabilities = zip(*_cpu.choose_draft_tokens(_cpu.address(logits), num_rows, vocab), strict=True)
     assert list(token_ids) == logits.argmax(1).tolist()
     np.testing.assert_allclose(probabilities, 1 / weights.sum(1), rtol=1e-5)
 
@@ -29,13 +29,13 @@ def test_the_likeliest_token_and_its_probability(vocab: int, num_rows: int) -> N
 def test_logits_that_are_no_numbers() -> None:
     logits = np.zeros((3, 2000), np.float32)
     logits[0, 1500], logits[1, 30], logits[2] = np.nan, np.inf, -np.inf
-    found = _cpu.guess_tokens(_cpu.address(logits), 3, 2000)
+    found = _cpu.choose_draft_tokens(_cpu.address(logits), 3, 2000)
     assert all(0 <= token_id < 2000 for token_id, _ in found)
     assert [probability for _, probability in found] == [0, 0, 0]
 
 
 def test_classes_are_in_the_order_of_probabilities() -> None:
-    found = [GuessChances.class_of(number / 1000) for number in range(1001)]
+    found = [DraftChances.class_of(number / 1000) for number in range(1001)]
     assert found == sorted(found)
     assert set(found) == set(range(NUM_CLASSES))
 
@@ -45,7 +45,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.table = np.zeros((3, NUM_CLASSES))
-        self.native = GuessChances(3, _cpu.address(self.table))
+        self.native = DraftChances(3, _cpu.address(self.table))
 
     def met(self, place: int, which: int, share: float, count: int = 400) -> None:
         """So many guesses, of which a share stands."""

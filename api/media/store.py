@@ -29,7 +29,7 @@ class _Call(msgspec.Struct):
     answer: asyncio.Future[Prepared]
 
 
-class MediaDesk:
+class MediaStore:
     def __init__(self, context: ActorContext) -> None:
         self._name = context.name
         self._epoch = context.epoch
@@ -42,9 +42,9 @@ class MediaDesk:
         self._num_coming_bytes = 0  # of links under way
         self._num_held_bytes = context.counter("media_held_bytes")
 
-    def hold(self, request: str, deadline_ns: int = 0) -> HeldMedia:
+    def hold(self, request: str, deadline_ns: int = 0) -> MediaLease:
         """For one request; at its deadline (0: it has none) nobody waits for what is held."""
-        return HeldMedia(self, request, deadline_ns)
+        return MediaLease(self, request, deadline_ns)
 
     def allocate(self, num_bytes: int) -> SlabHandle:
         """Room in the slab. RequestError (429) where there is none now."""
@@ -132,10 +132,10 @@ class MediaDesk:
             outbox.flush()
 
 
-class HeldMedia:
+class MediaLease:
     """What one request holds of the slab, and the facts of its items."""
 
-    def __init__(self, desk: MediaDesk | None = None, request: str = "", deadline_ns: int = 0) -> None:
+    def __init__(self, desk: MediaStore | None = None, request: str = "", deadline_ns: int = 0) -> None:
         self.items: list[MediaItem] = []
         self.deadline_ns = deadline_ns
         self._desk = desk
@@ -151,7 +151,7 @@ class HeldMedia:
         return handle, self._desk.writable(handle)
 
     async def prepare(self, source: MediaSource) -> MediaItem:
-        """As MediaDesk.prepare; its files wait for each other here, and not before the files of others."""
+        """As MediaStore.prepare; its files wait for each other here, and not before the files of others."""
         assert self._desk is not None
         async with self._is_asking:
             return await self._desk.prepare(source, self._request, self.deadline_ns)

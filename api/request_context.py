@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from api.body_budget import GRACE_NS, LEAST_BODY_BYTES_PER_S, BodyBudget, BodyShare
-from api.client.client import EdgeClient
+from api.client.client import EngineClient
 from api.client.generation import ClientGone, Generation
 from api.fingerprint import Fingerprints
 from api.json_body import BodyDecoder
@@ -46,7 +46,7 @@ class Services(msgspec.Struct, frozen=True):
     """What the handlers of one api process share."""
 
     context: ActorContext
-    client: EdgeClient
+    client: EngineClient
     model: ServedModel
     control: ControlClient
     decoder: BodyDecoder
@@ -63,7 +63,7 @@ class Services(msgspec.Struct, frozen=True):
     spans: Spans | None = None  # where somebody collects them
 
 
-class Exchange:
+class RequestContext:
     def __init__(self, services: Services, request_id: str, key: str, source: str = "") -> None:
         self.services = services
         self.request_id = request_id  # as the client sees it
@@ -74,8 +74,8 @@ class Exchange:
         self.span: SpanContext | None = None  # of its span, where it gets one
 
     @staticmethod
-    def of(request: Request) -> Exchange:
-        return cast(Exchange, request.scope[SCOPE_KEY])
+    def of(request: Request) -> RequestContext:
+        return cast(RequestContext, request.scope[SCOPE_KEY])
 
     def opened(self, generation: Generation) -> Generation:
         """The engine has taken the request."""
