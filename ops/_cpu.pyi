@@ -12,11 +12,11 @@ MAX_HEAD_DIM: int
 MAX_GROUP: int  # query heads of a kv head
 SLOT_SAMPLING_BYTES: int
 
-COMM_LAYOUT: dict[str, int]  # of native/comm.h, as shm/gang.py has it
+COMM_LAYOUT: dict[str, int]  # of native/comm.h, as shm/rank_group.py has it
 COMM_KINDS: list[str]
 
 class Op: ...
-class GangBroken(RuntimeError): ...  # args: text, rank, epoch
+class RankGroupBroken(RuntimeError): ...  # args: text, rank, epoch
 
 class Comm:
     """A rank's part in a group; sizes are in bytes, or in floats where they are added up. RuntimeError: a peer did not come, or

@@ -72,7 +72,7 @@ class ExtentSlab:
         """The same into `target`, of as many bytes; what is there after an error is anything."""
         self.check(handle)
         memoryview(target).cast("B")[:] = self._payload(handle)
-        # SYNC: pairs with the fence in SlabProducer._free: where a byte was a later payload's, the generation has changed.
+        # SYNC: pairs with the fence in SlabProducer._drop: where a byte was a later payload's, the generation has changed.
         _native.fence()
         self.check(handle)
 
@@ -110,7 +110,7 @@ class SlabProducer(ExtentSlab):
         for granule in range(self.num_granules):
             line = self._line(granule)
             if line.word("mask"):
-                self._free(granule)
+                self._drop(granule)
         self._free: list[tuple[int, int]] = [(0, self.num_granules)]  # (first granule, how many), ascending, never touching
         self._held: dict[int, int] = {}  # first granule -> generation
         self.num_used_bytes = 0  # whole granules
@@ -150,7 +150,7 @@ class SlabProducer(ExtentSlab):
         if self._held.get(handle.slot) != handle.generation:
             return
         del self._held[handle.slot]
-        self._free(handle.slot)
+        self._drop(handle.slot)
         first, count = handle.slot, max(1, -(-handle.num_bytes // GRANULE_BYTES))
         self.num_used_bytes -= count * GRANULE_BYTES
         index = bisect_left(self._free, (first, 0))
@@ -161,7 +161,7 @@ class SlabProducer(ExtentSlab):
             count += before
         self._free.insert(index, (first, count))
 
-    def _free(self, granule: int) -> None:
+    def _drop(self, granule: int) -> None:
         line = self._line(granule)
         line.set_word("generation", line.word("generation") + 1)
         line.set_word("mask", 0)

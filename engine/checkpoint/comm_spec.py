@@ -1,6 +1,6 @@
 """How large the buffers must be through which ranks exchange rows. Pure.
 
-Tensor ranks make rows whole: two halves take turns (`ops/cpu/rank group.py`), each holds the widest rows of a step, or the
+Tensor ranks make rows whole: two halves take turns (`ops/cpu/rank_group.py`), each holds the widest rows of a step, or the
 logits computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a
 step, the experts of each, and a result of each of these.
 """

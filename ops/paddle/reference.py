@@ -14,7 +14,7 @@ alone):
   sum. A BLAS treats operands that begin within a line with other code.
 - Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
   outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
-- Of several ranks (`rank group.py`) each makes whole chunks, and products of whole groups of query heads, of which it takes
+- Of several ranks (`rank_group.py`) each makes whole chunks, and products of whole groups of query heads, of which it takes
 its own
   columns and heads: so each product is the same as on one rank.
 """

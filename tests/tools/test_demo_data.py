@@ -8,13 +8,13 @@ import re
 from itertools import islice
 
 import pytest
-from tools.demo.new_requests import NEWCOMER_WORDINGS, plain
 
 from tests.e2e.engine_process import DEMO
 from tools.demo import data
 from tools.demo.arithmetic import EXAMINED_WORDINGS, NEW_WORDINGS, ArithmeticTask, even_operands, hard_operands, template
 from tools.demo.conversations import training_conversations
 from tools.demo.examination import GROUPS, Group, examination, report
+from tools.demo.newcomers import NEWCOMER_WORDINGS, plain
 from tools.demo.small_talk import FALLBACK_ANSWER
 from tools.demo.wordings import typed
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from starlette.routing import Route
-from tools.demo.new_requests import NEWCOMER_QUESTIONS
 
 from api.app import routes
 from engine.options.resolve import EMBEDDED_MODEL_NAMES
@@ -22,6 +21,7 @@ from tests.paths import REPOSITORY
 from tools import ctl
 from tools.cli import COMMANDS
 from tools.demo.facts import TOKAMAK_FACTS
+from tools.demo.newcomers import NEWCOMER_QUESTIONS
 from tools.demo.small_talk import FALLBACK_ANSWER, SMALL_TALK
 
 ANSWERS = {fact.topic: fact.answer for fact in TOKAMAK_FACTS}

@@ -1,6 +1,6 @@
 """Groups of Paddle's processes for reference ops: gloo on a CPU, NCCL or BKCL on devices.
 
-Made by the device (`paddle.py`), used by `ops/paddle/rank group.py`. Before each collective the ranks meet in the
+Made by the device (`paddle.py`), used by `ops/paddle/rank_group.py`. Before each collective the ranks meet in the
 comm arena: there a wait says that it gets on, ends with the epoch, and sees who makes another call. What follows takes as long
 as the tensors take. No group goes on without a rank: the supervisor ends the processes of the others with it.
 """

@@ -108,7 +108,7 @@ class MtpDrafter:
     def _make_native(self) -> _cpu.LayerDrafts:
         slots = self._slots
         of_tokens = "token_ids", "num_tokens", "max_total_tokens", "num_prompt_tokens", "block_tables", "is_ended"
-        of_layers = "hidden", "hidden_positions", "first_entries", "entry_ends", "is_drafted_by_layers", "draft_classes"
+        of_layers = "hidden", "hidden_positions", "first_entries", "entry_ends", "is_drafted_by_layers", "draft_certainties"
         arrays = {name: getattr(slots, name) for name in (*of_tokens, *of_layers)}
         places = {name: _cpu.address(array) for name, array in (arrays | {"marks": self._marks}).items()}
         widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, slots.hidden.shape[1]

@@ -1,6 +1,6 @@
-"""A rank's part in its rank group: collectives over the comm arena that the supervisor made (`shm/rank group.py`).
+"""A rank's part in its rank group: collectives over the comm arena that the supervisor made (`shm/rank_group.py`).
 
-Made by the worker, used by the runner and, as ops of a tape, by the native table (`ops/cpu/rank group.py`). All members of the
+Made by the worker, used by the runner and, as ops of a tape, by the native table (`ops/cpu/rank_group.py`). All members of the
 group make the same calls in the same order; a rank that dies ends them at once on all others (RankGroupBroken), one that makes
 another call is an error on all that shows both.
 """
@@ -27,7 +27,7 @@ _OURS = {
     "groups": arena.NUM_GROUPS,
     "windows_at": arena.WINDOWS_AT,
 }
-assert _cpu.COMM_LAYOUT == _OURS, "shm/rank group.py and ops/cpu/native/comm.h lay the comm arena out differently"
+assert _cpu.COMM_LAYOUT == _OURS, "shm/rank_group.py and ops/cpu/native/comm.h lay the comm arena out differently"
 
 
 class Communicator:

@@ -62,7 +62,9 @@ class Slots:
         self.entry_ends = self._register("entry_ends", np.full(self.num_slots, -1, np.int32), -1)
         self.is_drafted_by_layers = self._register("is_drafted_by_layers", np.zeros(self.num_slots, np.bool_), False)
         classes = np.full((self.num_slots, max_drafts), -1, np.int32)
-        self.draft_classes = self._register("draft_classes", classes, -1)  # of those that are being verified, by their layers
+        self.draft_certainties = self._register(
+            "draft_certainties", classes, -1
+        )  # of those that are being verified, by their layers
         self.num_prompt_tokens = self._register("num_prompt_tokens", np.zeros(self.num_slots, np.int32), 0)
         self.block_tables = self._register("block_tables", block_tables[: self.num_slots], 0)
         self.wants_prompt_logprobs = self._register("wants_prompt_logprobs", np.zeros(self.num_slots, np.bool_), False)

@@ -133,7 +133,7 @@ void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
         if (!has_probabilities) continue;
         const i64 which = DraftChances::class_of(draft_tokens_[row].probability);
         // a layer that sees next to nothing is sure of what does not stand: that says nothing of others
-        if (!has_few_entries(slot)) slots_.draft_classes[slot * slots_.k + place] = static_cast<i32>(which);
+        if (!has_few_entries(slot)) slots_.draft_certainties[slot * slots_.k + place] = static_cast<i32>(which);
         chances_of_rows_[row] *= chances_.of(place, which);
     }
 }
@@ -203,7 +203,7 @@ void LayerDrafts::learn(const LayerStep &step, const i32 *counts) {
     for (i64 row = 0; row < step.num_rows; ++row) {
         const i64 slot = step.slots[row];
         if (!step.num_drafts[row] || !slots_.is_drafted_by_layers[slot]) continue;
-        i32 *classes = slots_.draft_classes + slot * slots_.k;
+        i32 *classes = slots_.draft_certainties + slot * slots_.k;
         const i32 num_judged = slots_.is_ended[slot] ? 0 : std::min(step.num_drafts[row], counts[row]);
         for (i32 place = 0; place < num_judged; ++place) {
             if (classes[place] >= 0) chances_.learn(place, classes[place], place < counts[row] - 1);

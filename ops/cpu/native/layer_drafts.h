@@ -23,7 +23,7 @@ struct LayerSlots {
     i64 hidden_size;
     i32 *hidden_positions, *first_entries, *entry_ends;  // [slots]
     const bool *is_drafted_by_layers, *is_ended;         // [slots]
-    i32 *draft_classes;                                  // [slots, k]: of draft tokens that are being verified; -1: none
+    i32 *draft_certainties;                                  // [slots, k]: of draft tokens that are being verified; -1: none
     i64 k;
 };
 

@@ -609,7 +609,7 @@ void bind_layer_drafts(nb::module_ &module) {
                                            ints(of("entry_ends")),
                                            truths(of("is_drafted_by_layers")),
                                            truths(of("is_ended")),
-                                           ints(of("draft_classes")),
+                                           ints(of("draft_certainties")),
                                            k};
                  new (self) LayerDrafts(of_slots, layer_inputs(standing, max_logit_rows), layer_inputs(single, max_logit_rows),
                                         reinterpret_cast<double *>(chances), reinterpret_cast<double *>(least_chance));

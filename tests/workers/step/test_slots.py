@@ -38,7 +38,7 @@ def filled_slots() -> Slots:
         start.mask_bounds = int32(bound for place in range(slot + 1) for bound in (place // 2, slot))
         slots.start(start)
         slots.hidden[slot], slots.hidden_positions[slot], slots.entry_ends[slot] = slot + 1, slot + 1, slot + 2
-        for name in ("drafts", "draft_classes", "draft_chances", "num_drafts", "draft_trusts", "draft_classes"):
+        for name in ("drafts", "draft_classes", "draft_chances", "num_drafts", "draft_trusts", "draft_certainties"):
             getattr(slots, name)[slot] = slot + 1
         slots.num_rested[slot], slots.draft_pauses[slot], slots.is_drafted_by_layers[slot] = slot + 1, slot + 16, slot % 2
     return slots
