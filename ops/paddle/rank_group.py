@@ -97,7 +97,7 @@ class RankGroupOps:
 
         run_experts = of_experts(self._shared_results, experts.experts, experts.products)
         sync_free_experts = of_experts(self._shared_results_of_all, experts.sync_free_ops, experts.chosen_of_some)
-        ops = {"begin": begin, "keep_rows": keep_rows, "gather": self.all_gather, "experts": run_experts}
+        ops = {"begin": begin, "keep_rows": keep_rows, "all_gather": self.all_gather, "experts": run_experts}
         return replace(table, **ops, sync_free_ops={"experts": sync_free_experts})
 
     def all_gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:

@@ -64,7 +64,7 @@ def test_every_wording_is_asked_as_often_as_any_other() -> None:
         assert {wordings.count(wording) for wording in wordings} == {10}
 
 
-def test_new_requests_wordings_are_not_trained_with() -> None:
+def test_newcomers_wordings_are_not_trained_with() -> None:
     assert len(NEWCOMER_WORDINGS) >= 300
     questions = [message["content"] for one in islice(training_conversations(seed=6), NUM_TEXTS) for message in one.messages]
     assert not {plain(text) for text in questions} & {plain(text) for text in NEWCOMER_WORDINGS}
@@ -78,8 +78,8 @@ def test_typing_errors_leave_what_is_asked_about() -> None:
     assert len({typed("How do I stop the server?", source, 0.5) for _ in range(200)}) > 60
 
 
-def test_declining_is_right_for_new_requests_and_calls_are_not() -> None:
-    group = next(group for group in GROUPS if group.name == "new requests' questions")
+def test_declining_is_right_for_newcomers_and_calls_are_not() -> None:
+    group = next(group for group in GROUPS if group.name == "newcomers' questions")
     questions = group.make(100, 0)
     assert report(group, questions, [question.answer for question in questions])
     assert report(group, questions, [FALLBACK_ANSWER] * len(questions))
