@@ -229,7 +229,7 @@ def test_calls_are_bounded_and_end_with_their_clients(server: ApiServer) -> None
     wait_until(lambda: server.count("open_calls") == 0, what="all called off")
     wait_until(lambda: server.count("cancelled_calls_total") == before + MAX_CALLS + 1, what="all counted")
     calls = {message.call_id for message in server.peer.received if isinstance(message, Tokenize)}
-    wait_until(lambda: len(calls.intersection(abort.request_id for abort in server.peer.aborts())) == MAX_CALLS + 1, what="told")
+    wait_until(lambda: len(calls.intersection(each.request_id for each in server.peer.aborts())) == MAX_CALLS + 1, what="told")
     assert server.post("/tokenize", {"prompt": "ab"}).json()["tokens"] == [97, 98]
 
 
