@@ -1,6 +1,6 @@
 """`tokamak ctl`: look at an engine, and give it orders, from the shell.
 
-`ps`, `counters`, `errors`, `rank groups` and `experts` map the engine's shared memory read-only, so they work on an engine
+`ps`, `counters`, `errors`, `rank-groups` and `experts` map the engine's shared memory read-only, so they work on an engine
 that runs, hangs or is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit
 codes: 0 done, 1 not done, 2 bad arguments.
 """
@@ -246,7 +246,7 @@ def stop(run: Run, options: argparse.Namespace) -> int:
 # -------------------------------------------------------------------------------------------------------- arguments
 
 
-FORMER_NAMES = {"rank-groups": ["rank groups"]}  # until the next release
+FORMER_NAMES = {"rank-groups": ["gangs"]}  # until the next release
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -292,7 +292,7 @@ def _add_looks(add: _Add) -> None:
     counters = add("counters", show_counters, "list all counters, gauges and histograms; also for a dead engine")
     counters.add_argument("pattern", nargs="?", default="", help="show only names that contain this text")
     errors = add("errors", show_errors, "list distinct errors with count and time; also for a dead engine")
-    rank_groups = add("rank groups", show_rank_groups, "list rank groups by replica; also for a dead engine")
+    rank_groups = add("rank-groups", show_rank_groups, "list rank groups by replica; also for a dead engine")
     experts = add("experts", show_experts, "show expert load per rank and the busiest experts; also for a dead engine")
     for look in (actors, counters, errors, rank_groups, experts):
         look.add_argument("--json", action="store_true", help="as JSON")

@@ -87,7 +87,7 @@ def _rank_groups(figures: Figures, width: int) -> list[Text]:
     shown = figures.rank_groups[: MAX_RANK_GROUPS - (len(figures.rank_groups) > MAX_RANK_GROUPS)]
     found = []
     for rank_group in shown:
-        name = f"group {rank group.ranks[0]}" if len(figures.rank_groups) > 1 else "group"
+        name = f"group {rank_group.ranks[0]}" if len(figures.rank_groups) > 1 else "group"
         parts = [
             figure(f"{rank_group.num_members} of {len(rank_group.ranks)}", f"ranks in epoch {rank_group.epoch}"),
             figure(share(rank_group.collective_share), "of steps in collectives"),
