@@ -14,7 +14,7 @@ rank writes its own line and its own counts: rows of its own that asked for an e
 of each expert on how many ranks it lies, and on which.
 
 `in force` is one word: epoch << 44 | number << 12 | version. From step `number` of that epoch of the rank group on experts lie
-as the placement of `version` says. How it changes is `workers/parallel/balance_board.py`. The supervisor makes the segment,
+as the placement of `version` says. How it changes is `workers/rank_group/balance_board.py`. The supervisor makes the segment,
 with the first placement as version 0.
 """
 

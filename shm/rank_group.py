@@ -1,7 +1,7 @@
 """The comm arena of a rank group: the memory that its ranks exchange tensors through, as the supervisor and its readers see it.
 
-A memfd that the supervisor holds and passes to the ranks. Its layout is `ops/cpu/native/comm.h`'s; `workers/parallel` says that
-this page agrees. The supervisor alone writes the header.
+A memfd that the supervisor holds and passes to the ranks. Its layout is `ops/cpu/native/comm.h`'s; `workers/rank_group` says
+that this page agrees. The supervisor alone writes the header.
 
     0          LINE                            WINDOWS_AT
     +--------+-------------------------------+---------------------------+----------------------------------+

@@ -36,7 +36,7 @@ BY_HAND = {  # run by a person who installs what their docstrings name
         for name in ("batches", "checkpoint", "drafts", "examine", "muon", "network", "state", "train")
     },
 }
-PADDLE_USERS = ("ops/cuda/table.py", "ops/paddle/", "workers/devices/", "workers/parallel/gloo.py")
+PADDLE_USERS = ("ops/cuda/table.py", "ops/paddle/", "workers/devices/", "workers/rank_group/gloo.py")
 
 
 def normal(name: str) -> str:
@@ -126,7 +126,7 @@ LOADED = {  # of these, for itself or by what others wrote
     "engine.scheduler.actor": set(),
     "engine.cache.actor": {"zmq"},
     "engine.tokenizer.actor": {"dataclasses", "hashlib", "inspect"},
-    "workers.worker": {"inspect", "numpy"},
+    "workers.actor": {"inspect", "numpy"},
     "api.server": {"asyncio", "dataclasses", "hashlib", "inspect", "ssl"},
 }
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from engine.messages import SamplingParams, SlotStart
 from workers.fair_thread import FairThread
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 from workers.step.rows import StepRows
 from workers.step.slots import Slots
 

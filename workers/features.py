@@ -18,7 +18,7 @@ from shm.encoder_arena import EncoderArena
 from shm.errors import SharedMemoryError
 from shm.extent_slab import ExtentSlab
 from workers.encoder import Encoder
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 from workers.step.prompt_media import NO_ROW
 from workers.step.slots import Slots
 

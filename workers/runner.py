@@ -22,7 +22,6 @@ from engine.config import EngineConfig
 from engine.errors import OutsideError
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Step, StepResult
-from engine.process.nodes import seat_of
 from engine.process.run_directory import Run
 from ops.modules import Experts
 from workers.captures import Captures, Phase, StepMode, StepShape
@@ -36,11 +35,8 @@ from workers.drafts.mtp import MtpDrafter
 from workers.encoder import Encoder
 from workers.features import Features, Missing, together
 from workers.models import Model, declare_model
-from workers.parallel.communicator import Communicator
-from workers.parallel.experts import ExpertRank
-from workers.parallel.rendezvous import Rendezvous
-from workers.parallel.share import TensorShare
 from workers.pooling.step_pooling import StepPooling
+from workers.rank_group.peers import Peers
 from workers.sampling.step_sampling import StepRun, StepSampling
 from workers.step.execution import Plan
 from workers.step.inputs import StepInputs
@@ -96,32 +92,6 @@ def _weight_cache(config: EngineConfig) -> WeightCache | None:
     if not is_shared:
         return None
     return WeightCache(Run(config.run_id, Path(config.run_dir)).packed_path, config.weight_cache_limit, is_shared, is_run=True)
-
-
-class Peers:
-    """The ranks that this one computes with. With a `communicator` a rank computes its share of a model, and each step is run
-    on all ranks of the group; RankGroupBroken: one of them is gone, and the step is to be run again on all. With `experts` all
-    ranks of the rank group run each step together, with rows or without."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        rank: int = 0,
-        communicator: Communicator | None = None,
-        experts: ExpertRank | None = None,
-        epoch: int = 1,
-    ) -> None:
-        self.rank, self.experts = rank, experts
-        self.communicator = communicator if communicator is not None and communicator.count > 1 else None
-        self.share = TensorShare()
-        if communicator is not None:
-            self.share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
-        is_native = config.ops == "native"
-        self.rank_group = (
-            communicator.rank_group(experts.rank_group if experts else None) if communicator and is_native else None
-        )
-        self.meetings = Rendezvous.of(config, rank, self.communicator, experts.communicator if experts else None, epoch)
-        self.seat = seat_of(rank, config.num_ranks, config.memory_nodes or [()])
 
 
 class Parts(msgspec.Struct, frozen=True):

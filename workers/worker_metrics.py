@@ -13,7 +13,7 @@ from engine.messages import StepResult
 from engine.metric_labels import DEVICE_DTYPES, WEIGHT_CACHE_OUTCOMES
 from engine.process.context import ActorContext
 from shm.counters import Cell
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 
 if TYPE_CHECKING:
     from workers.drafts.drafting import Drafting

@@ -1,5 +1,5 @@
 """Where experts should lie so that ranks have about as many rows each: replicas for those that are asked for most, and all of
-them packed onto the ranks. Pure; `workers/parallel/balancer.py` calls it with what was counted.
+them packed onto the ranks. Pure; `workers/rank_group/balancer.py` calls it with what was counted.
 
 The method is that of DeepSeek's EPLB (2025): a further replica always goes to the expert whose replicas have most rows each;
 then the heaviest go first, each to the rank with the least. Where the model's groups of experts divide among nodes, groups are

@@ -36,7 +36,7 @@ TARGETS = {
     "tokenizer": "engine.tokenizer.actor:TokenizerActor",
     SCHEDULER: "engine.scheduler.actor:SchedulerActor",
     CACHE: "engine.cache.actor:CacheMessengerActor",
-    "worker": "workers.worker:WorkerActor",
+    "worker": "workers.actor:WorkerActor",
 }
 
 _OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other within their replica alone

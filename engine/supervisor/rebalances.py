@@ -1,6 +1,6 @@
 """An order to move experts, at the supervisor: given to the rank that leads, and answered once, whoever dies meanwhile.
 
-Owned by the supervisor's `Orders`. Where experts lie is decided by the ranks (`workers/parallel/balancer.py`): a death leaves
+Owned by the supervisor's `Orders`. Where experts lie is decided by the ranks (`workers/rank_group/balancer.py`): a death leaves
 the old placement or the new one. While weights change, or there are none, ranks cannot run the steps that a switch needs; so
 the orders exclude each other.
 """

@@ -15,11 +15,11 @@ from shm.segment import MemoryFile
 from tests.devices.board import Board
 from tests.devices.build import NAME, environment
 from tests.workers.checkpoints import write_checkpoint
-from tests.workers.parallel.expert_serving import share_experts
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.serving import serve
-from tests.workers.parallel.test_tensor_parallel import ARENA_BYTES, ODD_EXPERTS
-from workers.parallel.communicator import Communicator
+from tests.workers.rank_group.expert_serving import share_experts
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.serving import serve
+from tests.workers.rank_group.test_tensor_parallel import ARENA_BYTES, ODD_EXPERTS
+from workers.rank_group.communicator import Communicator
 
 pytestmark = pytest.mark.slow
 SIZES = [4, 2, 1]

@@ -21,9 +21,10 @@ from tests.paths import GOLDEN
 from workers.adapters.arena import AdapterArena
 from workers.adapters.reader import AdapterFiles
 from workers.features import Features
-from workers.parallel.communicator import Communicator
-from workers.parallel.experts import ExpertRank
-from workers.runner import ModelRunner, Peers
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.experts import ExpertRank
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner
 from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner

@@ -13,8 +13,8 @@ from engine.messages import SamplingParams
 from tests.adapters import merge, write_adapter
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
-from tests.workers.parallel.serving import serve, serve_all
-from tests.workers.parallel.test_tensor_parallel import ODD, PRECISIONS, on_each
+from tests.workers.rank_group.serving import serve, serve_all
+from tests.workers.rank_group.test_tensor_parallel import ODD, PRECISIONS, on_each
 from tests.workers.serving import Sample, Serving, make_runner
 from workers.runner import ModelRunner
 

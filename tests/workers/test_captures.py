@@ -13,9 +13,9 @@ from engine.messages import SamplingParams
 from engine.options.resolve_captures import default_sizes, fitting_sizes
 from shm.segment import MemoryFile
 from tests.workers.mtp import drafting
-from tests.workers.parallel.captures import draft_and_answer, keep
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.serving import serve
+from tests.workers.rank_group.captures import draft_and_answer, keep
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.serving import serve
 from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
 from tests.workers.test_drafts import DRAFTS, Drafting, K, of_truth, samples
 from workers.captures import Captures, Phase, StepShape

@@ -29,7 +29,8 @@ from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured
 from workers.device_inputs import DeviceInputs
 from workers.devices.card_ops import CardRows
 from workers.features import Features
-from workers.runner import ModelRunner, Parts, Peers
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner, Parts
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.runner import Runner

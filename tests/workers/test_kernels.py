@@ -11,8 +11,8 @@ import pytest
 from ops import _cpu
 from tests.ops.tables import table
 from tests.paths import GOLDEN
-from tests.workers.parallel.serving import Answers, samples
-from tests.workers.parallel.test_tensor_parallel import PRECISIONS
+from tests.workers.rank_group.serving import Answers, samples
+from tests.workers.rank_group.test_tensor_parallel import PRECISIONS
 from tests.workers.serving import ARCHITECTURES, Serving, golden_samples, make_runner
 from tests.workers.test_golden import check_golden, side_by_side
 

@@ -30,7 +30,8 @@ from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
 from workers.devices.paddle import PaddleDevice
 from workers.features import Features
-from workers.runner import ModelRunner, Parts, Peers
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner, Parts
 from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner

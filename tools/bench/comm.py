@@ -29,8 +29,8 @@ from engine.options.argument_parser import ArgumentParser
 from shm.rank_group import RankGroupHeader, buffers_at
 from shm.segment import MemoryFile
 from tools.units import size as size_text
-from workers.parallel.communicator import Communicator
-from workers.parallel.gloo import gloo_calls
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.gloo import gloo_calls
 
 NUM_RANKS = 2
 BARS = {4 << 10: 10.0, 64 << 10: 10.0, 1 << 20: 4.0, 16 << 20: 2.0}  # bytes of each rank: times as fast as gloo

@@ -25,7 +25,7 @@ from shm.segment import MemoryFile
 from shm.slab import SlabHandle
 from workers.encoder import Encoder
 from workers.features import Features
-from workers.runner import Peers
+from workers.rank_group.peers import Peers
 from workers.runners.cpu import CpuRunner
 from workers.step.tape_plan import TapePlan
 

@@ -30,7 +30,7 @@ from workers.devices.capabilities import Capabilities, DeviceError
 from workers.devices.cores import rank_cores
 from workers.devices.enqueued import Fetch, Fetched, Graph, Traffic
 from workers.devices.persistent_kv_arena import PersistentKvArena
-from workers.parallel.rendezvous import Rendezvous
+from workers.rank_group.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective
 
-from workers.parallel.rendezvous import Meeting
-from workers.parallel.store import LOOPBACK
+from workers.rank_group.rendezvous import Meeting
+from workers.rank_group.store import LOOPBACK
 
 _BACKENDS = {"cpu": "gloo", "gpu": "nccl", "xpu": "bkcl"}  # of custom devices: xccl
 

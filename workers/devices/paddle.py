@@ -31,7 +31,7 @@ from workers.devices.enqueued import Fetch, Fetched, Traffic
 from workers.devices.graphs import PaddleGraph, replays
 from workers.devices.groups import PaddleGroup
 from workers.devices.persistent_kv_arena import ON_GPU, ON_HOST, PersistentKvArena
-from workers.parallel.rendezvous import Rendezvous
+from workers.rank_group.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
 _LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch, one makes room for all

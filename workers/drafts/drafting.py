@@ -17,7 +17,7 @@ from workers.drafts.drafter import Drafter
 from workers.drafts.mtp import MtpDrafter
 from workers.drafts.ngram import NgramDrafter
 from workers.drafts.suffix import SuffixDrafter
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 from workers.step.inputs import StepInputs
 from workers.step.rows import StepRows
 from workers.step.slots import Slots

@@ -12,7 +12,7 @@ from engine.checkpoint.model_config import ModelConfig
 from workers.encoders import declare_encoder
 from workers.models.llama import Llama
 from workers.models.mtp import declare_drafts
-from workers.parallel.share import TensorShare
+from workers.rank_group.share import TensorShare
 from workers.weights.declaration import Weights
 
 Model = Llama  # what every model offers: `forward` and `logits`

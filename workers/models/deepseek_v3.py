@@ -14,7 +14,7 @@ from ops.modules import LatentShape, LayerCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
 from workers.models.llama import Llama
 from workers.models.mlp import feed_forward
-from workers.parallel.share import query_columns
+from workers.rank_group.share import query_columns
 from workers.weights.declaration import Weights
 from workers.weights.rotary import score_scale
 

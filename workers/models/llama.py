@@ -15,7 +15,7 @@ from ops.table import Inputs, OpTable
 from workers.encoders.tower import Tower
 from workers.models.adapted import linear
 from workers.models.mlp import FeedForward, feed_forward
-from workers.parallel.share import head_columns
+from workers.rank_group.share import head_columns
 from workers.weights.declaration import Weights
 
 CLASS_HEAD = "score"  # of a model that classifies

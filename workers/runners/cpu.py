@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.messages import Step, StepResult
 from workers.devices.device import make_device
 from workers.features import Features
-from workers.runner import ModelRunner, Parts, Peers
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner, Parts
 from workers.step.execution import make_plan
 from workers.step.inputs import StepInputs
 from workers.weights.loader import Progress

@@ -16,7 +16,8 @@ from workers.devices.card_ops import card_rows
 from workers.devices.device import make_device
 from workers.devices.persistent_kv_arena import PersistentKvArena
 from workers.features import Features
-from workers.runner import ModelRunner, Parts, Peers
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner, Parts
 from workers.runners.ahead import Ahead
 from workers.step.execution import make_plan
 

@@ -10,7 +10,8 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import Step, StepResult
 from workers.features import Features
-from workers.runner import ModelRunner, Peers
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.xpu import xpu_runner

@@ -12,7 +12,8 @@ from engine.config import EngineConfig
 from workers.device_inputs import DeviceInputs
 from workers.devices.device import make_device
 from workers.features import Features
-from workers.runner import ModelRunner, Parts, Peers
+from workers.rank_group.peers import Peers
+from workers.runner import ModelRunner, Parts
 from workers.runners.ahead import Ahead
 from workers.step.execution import make_plan
 

@@ -22,8 +22,8 @@ from workers.constraints import Constraints
 from workers.devices.device import Device
 from workers.devices.enqueued import Fetch
 from workers.drafts.drafting import Drafting
-from workers.parallel.communicator import Communicator
-from workers.parallel.sampling import exchanged
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.sampling import exchanged
 from workers.sampling import sampler
 from workers.sampling.sampler import Scores
 from workers.step.execution import Plan

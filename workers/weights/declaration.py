@@ -32,7 +32,7 @@ from ops.modules import (
     RoutingRule,
     TypedPositions,
 )
-from workers.parallel.share import TensorShare
+from workers.rank_group.share import TensorShare
 
 
 class Weights(msgspec.Struct):

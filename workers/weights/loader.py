@@ -38,7 +38,7 @@ from ops.modules import (
 from ops.table import OpTable
 from ops.weight_format import FLOAT32, Memory, QuantizedWeight, Source, SourceByRows, Store, Values, WeightFormat, float32
 from workers.models import Model, declare_model
-from workers.parallel.share import TensorShare
+from workers.rank_group.share import TensorShare
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights

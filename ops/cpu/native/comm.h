@@ -28,7 +28,7 @@ constexpr std::int64_t COMM_WINDOW = 1 << 20;  // two of each rank stay in the l
 constexpr int COMM_GROUPS = 2;                 // that a rank may be in
 
 struct CommHeader {
-    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/parallel/clock.py
+    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/rank_group/clock.py
 };
 
 enum class CommKind : std::uint32_t {

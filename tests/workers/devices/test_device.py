@@ -17,7 +17,7 @@ from workers.devices.device import make_device
 STEP = """
 import sys
 sys.modules["paddle"] = None  # importing it is an error
-import workers.worker
+import workers.actor
 from pathlib import Path
 from engine.messages import SamplingParams
 from tests.workers.serving import Sample, Serving, make_runner

@@ -16,8 +16,8 @@ from tests.paths import GOLDEN
 from tests.workers import deepseek
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.mtp import drafting, write_walk
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.serving import serve, serve_all, serve_golden
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.serving import serve, serve_all, serve_golden
 from tests.workers.serving import ARCHITECTURES, golden_cases
 
 ARENA_BYTES = 32 << 20

@@ -25,11 +25,11 @@ from tests.configurations import engine_config
 from tests.paths import GOLDEN
 from tests.waiting import wait_until
 from tests.workers.serving import make_runner
-from workers.parallel.balance_board import BalanceBoard
-from workers.parallel.balancer import Balancer
-from workers.parallel.communicator import Communicator
-from workers.parallel.experts import ExpertRank
-from workers.parallel.turns import RankGroupTurns
+from workers.rank_group.balance_board import BalanceBoard
+from workers.rank_group.balancer import Balancer
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.experts import ExpertRank
+from workers.rank_group.shared_steps import RankGroupTurns
 
 MODEL = GOLDEN / "qwen3_moe"
 RANKS = (0, 1)

@@ -11,9 +11,9 @@ import msgspec
 
 from ops._cpu import LayerDrafts
 from shm.segment import MemoryFile
-from tests.workers.parallel.serving import samples
+from tests.workers.rank_group.serving import samples
 from tests.workers.serving import Serving, make_runner
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 from workers.runner import ModelRunner
 from workers.step.captured_plan import CapturedPlan
 from workers.step.draft_plan import TapeDraftPlan

@@ -16,11 +16,11 @@ from shm.rank_group import RankGroupHeader
 from shm.segment import MemoryFile
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
-from tests.workers.parallel.expert_serving import outlive, share_experts
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.serving import serve
-from workers.parallel.communicator import Communicator
-from workers.parallel.experts import ExpertRank
+from tests.workers.rank_group.expert_serving import outlive, share_experts
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.serving import serve
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.experts import ExpertRank
 
 ARENA_BYTES = 32 << 20
 PAGE = 4096

@@ -41,7 +41,7 @@ from tests.configurations import engine_config
 from tests.waiting import wait_until
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, int32, make_runner
-from workers.worker import WorkerActor
+from workers.actor import WorkerActor
 
 NAMES = ("scheduler", "worker0")
 PROMPT = [5, 9, 3, 30, 22, 8, 17]

@@ -14,14 +14,14 @@ from engine.supervisor.port import reserve_port
 from shm.segment import MemoryFile
 from tests.waiting import WATCHDOG_S
 from tests.workers.checkpoints import write_checkpoint
-from tests.workers.parallel.expert_serving import share_experts
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.serving import serve, serve_all, serve_golden
-from tests.workers.parallel.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, on_each
+from tests.workers.rank_group.expert_serving import share_experts
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.serving import serve, serve_all, serve_golden
+from tests.workers.rank_group.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, on_each
 from tests.workers.serving import golden_cases
-from workers.parallel.communicator import Communicator
-from workers.parallel.rendezvous import Meeting
-from workers.parallel.store import open_store
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.rendezvous import Meeting
+from workers.rank_group.store import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.parallel.placement import LayerPlacement
 from shm.segment import MemoryFile
 from tests.configurations import engine_config
-from tests.workers.parallel.serving import samples
+from tests.workers.rank_group.serving import samples
 from tests.workers.serving import Serving, make_runner
-from workers.parallel.clock import RankGroupClock
-from workers.parallel.communicator import Communicator, RankGroupBroken
-from workers.parallel.experts import ExpertRank
+from workers.rank_group.clock import RankGroupClock
+from workers.rank_group.communicator import Communicator, RankGroupBroken
+from workers.rank_group.experts import ExpertRank
 
 
 def share_experts(

@@ -16,16 +16,16 @@ from tests.configurations import engine_config
 from tests.ops.cuda.card import emulated_card
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
-from tests.workers.parallel.expert_serving import share_experts
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.serving import Answers, serve, serve_all
-from tests.workers.parallel.test_tensor_parallel import ODD_EXPERTS, on_each
+from tests.workers.rank_group.expert_serving import share_experts
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.serving import Answers, serve, serve_all
+from tests.workers.rank_group.test_tensor_parallel import ODD_EXPERTS, on_each
 from tests.workers.test_cuda_rows import OnEmulatedCard
 from workers.devices.card_ops import CardRows
 from workers.devices.op_choice import take_rows
 from workers.devices.paddle import PaddleDevice
-from workers.parallel.communicator import Communicator
-from workers.parallel.rendezvous import Rendezvous
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.rendezvous import Rendezvous
 from workers.weights.precision import Precision
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ others; nobody asks whether there is work. A rank that is behind the clock runs 
 
 from __future__ import annotations
 
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 
 
 class RankGroupClock:

@@ -14,7 +14,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.parallel.placement import LayerPlacement, first_placement, owners, without_missing
 from ops.cpu.rank_group import ExpertRankGroup
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 
 _PAGE = 4096
 

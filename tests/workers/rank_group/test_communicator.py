@@ -13,8 +13,8 @@ from ops.cpu.executors import Immediate, Recording, barrier_arguments
 from ops.cpu.table import make_table
 from shm.rank_group import WINDOW_BYTES
 from tests.waiting import wait_until
-from tests.workers.parallel.rank_groups import rank_group_of
-from workers.parallel.communicator import Communicator
+from tests.workers.rank_group.rank_groups import rank_group_of
+from workers.rank_group.communicator import Communicator
 
 SIZES = (1, 1000, WINDOW_BYTES // 4 + 7, 3 * WINDOW_BYTES // 4)  # floats: within a window, and in rounds
 

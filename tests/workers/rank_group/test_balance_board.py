@@ -11,7 +11,7 @@ import pytest
 from engine.parallel.placement import linear, owners, round_robin
 from shm._native import store_u64
 from shm.experts import MAX_VERSION, WINDOW_SINCE, ExpertTable, InForce, SharedExperts
-from workers.parallel.balance_board import BalanceBoard, next_version
+from workers.rank_group.balance_board import BalanceBoard, next_version
 
 NUM_EXPERTS = 8
 LAYERS = (1, 3, 4)

@@ -17,10 +17,10 @@ import numpy as np
 from engine.messages import CompileGrammar, Message, Step, decode
 from shm import rank_group as arena
 from shm.broadcast import BroadcastReader, ReaderBells
-from workers.parallel.balancer import Balancer
-from workers.parallel.clock import RankGroupClock
-from workers.parallel.communicator import Communicator
-from workers.parallel.experts import ExpertRank
+from workers.rank_group.balancer import Balancer
+from workers.rank_group.clock import RankGroupClock
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.experts import ExpertRank
 
 _NO_STEP = -1
 _SLICE_NS = 100_000_000  # of a wait for a Step: then a heartbeat

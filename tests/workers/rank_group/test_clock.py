@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shm.rank_group import RankGroupHeader, buffers_at
-from workers.parallel.clock import RankGroupClock
-from workers.parallel.communicator import Communicator
+from workers.rank_group.clock import RankGroupClock
+from workers.rank_group.communicator import Communicator
 
 
 def clocks(num_ranks: int) -> tuple[RankGroupHeader, list[Communicator], list[RankGroupClock]]:

@@ -10,9 +10,9 @@ from engine.supervisor.port import reserve_port
 from shm.rank_group import RankGroupHeader, buffers_at
 from tests.configurations import engine_config
 from tests.waiting import WATCHDOG_S
-from workers.parallel.communicator import Communicator
-from workers.parallel.rendezvous import Rendezvous
-from workers.parallel.store import LOOPBACK, GroupStore
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.rendezvous import Rendezvous
+from workers.rank_group.store import LOOPBACK, GroupStore
 
 
 def test_clients_of_paddle() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 from shm.rank_group import RankGroupHeader, buffers_at
 from shm.segment import MemoryFile
 from tests.waiting import WATCHDOG_S
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 
 BUFFER_BYTES = 32 << 20
 _SERVER = multiprocessing.get_context("forkserver")  # a process without threads, which has imported what ranks need
-_SERVER.set_forkserver_preload([__name__, "tests.workers.parallel.serving"])
+_SERVER.set_forkserver_preload([__name__, "tests.workers.rank_group.serving"])
 
 
 @dataclass

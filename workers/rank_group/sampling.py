@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 from workers.sampling.sampler import Scores
 
 

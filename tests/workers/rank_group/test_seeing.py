@@ -10,8 +10,8 @@ from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.workers.encoding import make_slab, units_of
-from tests.workers.parallel.rank_groups import rank_group_of
-from tests.workers.parallel.seeing import see
+from tests.workers.rank_group.rank_groups import rank_group_of
+from tests.workers.rank_group.seeing import see
 from tests.workers.seeing import golden_prompts, shape_of_arena
 from tests.workers.serving import golden_cases
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from engine.config import EngineConfig
-from workers.parallel.communicator import Communicator
-from workers.parallel.store import open_store
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.store import open_store
 
 
 class Meeting(msgspec.Struct, frozen=True):

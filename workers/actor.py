@@ -46,11 +46,11 @@ from engine.process.outbox import BackloggedOutbox, earliest
 from shm.broadcast import BroadcastReader, ReaderBells
 from shm.counters import State
 from shm.experts import ExpertTable
-from workers.parallel.balance_board import BalanceBoard
-from workers.parallel.balancer import Balancer
-from workers.parallel.communicator import SPIN_NS, Communicator, RankGroupBroken
-from workers.parallel.experts import ExpertRank
-from workers.parallel.turns import RankGroupTurns
+from workers.rank_group.balance_board import BalanceBoard
+from workers.rank_group.balancer import Balancer
+from workers.rank_group.communicator import SPIN_NS, Communicator, RankGroupBroken
+from workers.rank_group.experts import ExpertRank
+from workers.rank_group.shared_steps import RankGroupTurns
 from workers.step_trace import StepTrace
 from workers.worker_metrics import WorkerMetrics
 
@@ -303,7 +303,7 @@ class WorkerActor(Actor):
         config = self.context.config
         from ops.cpu.progress import report_progress_to
         from workers.features import Features
-        from workers.runner import Peers
+        from workers.rank_group.peers import Peers
         from workers.runners.runner import make_runner
 
         self.context.row.beat(time.monotonic_ns())

@@ -11,7 +11,7 @@ from ops import _cpu
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, golden_samples, make_runner
-from workers.parallel.communicator import Communicator
+from workers.rank_group.communicator import Communicator
 
 PROMPTS = [[(7 * number + 3 * index) % 900 + 3 for index in range(length)] for number, length in enumerate((1, 5, 33, 90, 17))]
 SAMPLINGS = (

@@ -25,8 +25,8 @@ from engine.parallel.eplb import Topology, forced, imbalance, num_moved, rebalan
 from engine.parallel.placement import LayerPlacement
 from ops.modules import Experts
 from shm.experts import InForce
-from workers.parallel.balance_board import BalanceBoard, next_version
-from workers.parallel.experts import ExpertRank
+from workers.rank_group.balance_board import BalanceBoard, next_version
+from workers.rank_group.experts import ExpertRank
 
 _PAGE = 4096
 

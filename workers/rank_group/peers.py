@@ -1,0 +1,38 @@
+"""The ranks that a rank computes with, and its share of the model. Made by the worker and by tests, used by the runner."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from engine.process.nodes import seat_of
+from workers.rank_group.communicator import Communicator
+from workers.rank_group.experts import ExpertRank
+from workers.rank_group.rendezvous import Rendezvous
+from workers.rank_group.share import TensorShare
+
+
+class Peers:
+    """Ranks that rank `rank` computes with; `epoch` is its process's.
+
+    With a `communicator` a rank computes its share of a model, and each step runs on all ranks of the group. RankGroupBroken in
+    a step: a rank died, and the step has to run again on all. With `experts` all ranks of the rank group run each step
+    together, with rows or without."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        rank: int = 0,
+        communicator: Communicator | None = None,
+        experts: ExpertRank | None = None,
+        epoch: int = 1,
+    ) -> None:
+        self.rank, self.experts = rank, experts
+        self.communicator = communicator if communicator is not None and communicator.count > 1 else None
+        self.share = TensorShare()
+        if communicator is not None:
+            self.share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
+        is_native = config.ops == "native"
+        self.rank_group = (
+            communicator.rank_group(experts.rank_group if experts else None) if communicator and is_native else None
+        )
+        self.meetings = Rendezvous.of(config, rank, self.communicator, experts.communicator if experts else None, epoch)
+        self.seat = seat_of(rank, config.num_ranks, config.memory_nodes or [()])
