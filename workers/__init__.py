@@ -9,7 +9,7 @@
     drafts/      draft tokens for speculative decoding
     weights/     from a checkpoint to what the kernels read
     adapters/    LoRA adapters, from PEFT's files to shared memory
-    parallel/    what a rank does with its peers
+    rank_group/    what a rank does with its peers
     devices/     where tensors live
 
 Read `worker.py` first (the actor), then `runner.py` (the runners' core: one step from message to result), `step/inputs.py`,
