@@ -10,6 +10,14 @@ class OptionError(TokamakError):
     """A command-line option, environment variable or configuration file is wrong: exit code 2."""
 
 
+class MissingExtraError(OptionError):
+    """The options need packages of an extra that is not installed."""
+
+    def __init__(self, message: str, extra: str) -> None:
+        super().__init__(message)
+        self.extra = extra
+
+
 class StartError(TokamakError):
     """The engine cannot start (a busy port, no room in shared memory, an actor that failed): exit code 1."""
 

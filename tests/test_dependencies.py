@@ -36,6 +36,7 @@ BY_HAND = {  # run by a person who installs what their docstrings name
         for name in ("batches", "checkpoint", "drafts", "examine", "muon", "network", "state", "train")
     },
 }
+IMAGE_READERS = ("engine/media/", "tools/bench/transformers_pictures.py", "tools/demo/vision/")
 PADDLE_USERS = ("ops/cuda/table.py", "ops/paddle/", "workers/devices/", "workers/rank_group/gloo.py")
 
 
@@ -74,6 +75,8 @@ def test_every_import_is_declared(package: str) -> None:
         allowed = declared() | BY_HAND.get(path, set())
         if path.startswith(PADDLE_USERS):
             allowed |= declared("cpu")
+        if path.startswith(IMAGE_READERS):
+            allowed |= declared("vision")
         if path == "api/span_sender.py":
             allowed |= declared("otel") | {"opentelemetry-api"}  # which comes with the sdk
         for name in set(imported(path)) - {*PACKAGES, "tokamak", *sys.stdlib_module_names}:

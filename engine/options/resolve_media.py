@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from engine.checkpoint.record import ModelRecord
-from engine.errors import CheckpointError, OptionError
+from engine.errors import CheckpointError, MissingExtraError, OptionError
+from engine.installation import DISTRIBUTION
 from engine.media.settings import MediaSettings
 from engine.options.table import OptionValues
 
@@ -26,6 +28,7 @@ _SAME = (
     "language_model_only",
     "vision_quantization",
 )
+_PACKAGES = {"PIL": "pillow", "av": "av"}  # of the extra `vision`, by the module that is imported
 _GIVEN = ("media_processes", "encoder_cache_size", "vision_quantization")  # what a text model has no use for
 
 
@@ -42,6 +45,12 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
                 why = "--language-model-only is set" if vision else "the model takes only text"
                 raise OptionError(f"--{key.replace('_', '-')} {values[key]} has no effect: {why}; remove it")
         return fields
+    if missing := [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]:
+        raise MissingExtraError(
+            f"--model {record.path}: this model reads images and needs {' and '.join(missing)}, not installed here; "
+            f"run pip install '{DISTRIBUTION}[vision]', or serve it for text alone with --language-model-only",
+            "vision",
+        )
     if values["vision_quantization"] != "none" and ops != "native":
         raise OptionError(
             f"--vision-quantization {values['vision_quantization']} needs native ops, but the ops are {ops}; remove it"

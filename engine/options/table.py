@@ -67,9 +67,11 @@ FOREIGN_VARIABLES = {  # of other programs -> the option; ours wins
     "AWS_REGION": "object_store_region",
 }
 TOOL_VARIABLES = (
+    "TOKAMAK_ADDED_EXTRA",
     "TOKAMAK_BUILD_ALL",
     "TOKAMAK_EXTRA",
     "TOKAMAK_PYTHON",
+    "TOKAMAK_SERVE_SCRIPT",
     "TOKAMAK_SHM_NAMESPACE",
     "TOKAMAK_URL",
     "TOKAMAK_VENV",

@@ -18,7 +18,7 @@ import msgspec
 
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
-from engine.errors import OptionError, StartError, TokamakError
+from engine.errors import MissingExtraError, OptionError, StartError, TokamakError
 from engine.installation import command, program, relative
 from engine.keys import hide_arguments, without_secrets
 from engine.messages import AdaptersRecord
@@ -56,6 +56,8 @@ def main(
             end_with(options.values["end_with"])
         config, model = resolve(options, choose_kernels=choose_kernels)
     except OptionError as error:
+        if isinstance(error, MissingExtraError) and (script := os.environ.pop("TOKAMAK_SERVE_SCRIPT", "")):
+            os.execve(script, [script, *arguments], {**os.environ, "TOKAMAK_ADDED_EXTRA": error.extra})
         print(f"tokamak serve: error: {error}", file=sys.stderr)
         return EXIT_BAD_OPTIONS
     except StartError as error:

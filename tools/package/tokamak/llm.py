@@ -408,10 +408,19 @@ def _progress_bar(wanted: Any, total: int, what: str) -> Iterable[Callable[[], A
         yield lambda: None
         return
     if wanted is True:
-        try:
-            from tqdm.auto import tqdm as wanted
-        except ImportError:
-            yield lambda: None
-            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda: progress.advance(task)
+        return
     with wanted(total=total, desc=what, dynamic_ncols=True) as bar:
         yield bar.update
