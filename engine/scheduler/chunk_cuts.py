@@ -1,4 +1,4 @@
-"""Where a prompt with media is cut into chunks (behaviours.md, E5). Decisions only.
+"""Where a prompt with media is cut into chunks. Pure decisions.
 
 A cut at position p ends one chunk and begins the next. Strictly inside a **span** [first, end) there is none: a unit (a
 picture, or a temporal grid row of a video), or tokens that see keys behind themselves. Spans come in lists, each in order and

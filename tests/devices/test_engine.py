@@ -83,7 +83,7 @@ def test_streams_survive_every_kill(engine: EngineProcess, expected: Expected) -
     engine.wait_until_idle()
 
 
-def test_b12_sleep_wake_and_reload(engine: EngineProcess, expected: Expected, board: Board) -> None:
+def test_sleep_wake_and_reload(engine: EngineProcess, expected: Expected, board: Board) -> None:
     captures = board.counts()["captures"]
     for path in ("sleep", "wake", "reload"):
         order(engine, path)

@@ -138,7 +138,7 @@ def test_a_device_is_never_without_work_while_the_host_waits(child: Child, plan:
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
 
 
-def test_b12_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
+def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
     before = child.board.counts()
     first, again = child.call("answers_after_loading_again", "qwen3")
     after = child.board.counts()
@@ -146,7 +146,7 @@ def test_b12_weights_that_are_loaded_again_are_captured_again(child: Child) -> N
     assert after["captures"] - before["captures"] == 1 + 2 * 3, "one to see whether there are graphs, then three sizes twice"
 
 
-def test_b3_slots_change_places(child: Child) -> None:
+def test_slots_change_places(child: Child) -> None:
     """Twice is as if not at all, in every tensor of slots; and a step after it is that of the sequences where they are now."""
     for plan in ("eager", "captured"):
         expected, _ = child.call("run_with_swaps", [], plan)

@@ -223,7 +223,7 @@ def test_reload_of_a_gguf_that_is_written_kills_nothing(
 
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
-def test_b12_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
+def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
     """After the answer nothing runs or waits; new requests are held, then served; an illegal order is a 409."""
     reload(engine, MODEL_A)
 

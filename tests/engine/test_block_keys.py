@@ -1,4 +1,4 @@
-"""Block keys of prompts with media and masks: equal exactly where what the KV depends on is equal (A10, B2)."""
+"""Block keys of prompts with media and masks: equal exactly where what the KV depends on is equal."""
 
 from __future__ import annotations
 

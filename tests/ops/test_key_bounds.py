@@ -1,4 +1,4 @@
-"""B2: rows that see other keys than those up to themselves: as the formula says, with the same bits in any chunks and company,
+"""Rows that see other keys than those up to themselves: as the formula says, with the same bits in any chunks and company,
 and where bounds say what is so anyway, the bits of rows without any."""
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def runner_of(architecture: str = "qwen3", **options: Any) -> ModelRunner:
     return make_runner(GOLDEN / architecture, **settings)
 
 
-def test_c1_a_step_is_replayed_where_it_decodes_and_fits() -> None:
+def test_a_step_is_replayed_where_it_decodes_and_fits() -> None:
     captures = Captures((8, 4), 3)
     decode = [shape([1] * count, [1] * count) for count in (1, 4, 5, 8, 9)]
     assert [captures.mode(each).size for each in decode] == [4, 4, 8, 8, 0]
@@ -52,7 +52,7 @@ def test_c1_a_step_is_replayed_where_it_decodes_and_fits() -> None:
     assert [prompts.mode(each).size for each in (shape([5], [1]), decode[0], shape([1, 5], [1, 0]))] == [8, 0, 0]
 
 
-def test_c1_ranks_that_share_experts_agree() -> None:
+def test_ranks_that_share_experts_agree() -> None:
     """All replay the size that the largest of them needs, who has no rows too, or none replays."""
     captures, none = Captures((8, 4), 3), shape([], [])
     one, five = shape([1], [1]), shape([1] * 5, [1] * 5)
@@ -62,7 +62,7 @@ def test_c1_ranks_that_share_experts_agree() -> None:
     assert {captures.mode(own, [one, bounded]).size for own in (one, none, bounded)} == {0}, "no graph reads bounds of keys"
 
 
-def test_c2_padded_rows_write_the_dummy_block_alone_and_nobody_reads_them() -> None:
+def test_padded_rows_write_the_dummy_block_alone_and_nobody_reads_them() -> None:
     """The arena is that of the plain tape but for block 0, and of the hidden states only those of real rows are taken over."""
     arenas = []
     for options in ({}, captured(8)):
@@ -88,7 +88,7 @@ def test_c2_padded_rows_write_the_dummy_block_alone_and_nobody_reads_them() -> N
         np.testing.assert_array_equal(found, expected)
 
 
-def test_c3_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
+def test_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
     """The largest first; what is no multiple, given twice or beyond the limit is left out, and said in one line."""
     assert fitting_sizes([4, 12, 2, 4, 10, 8, 400], 4, 64) == (
         (12, 8, 4),
@@ -101,7 +101,7 @@ def test_c3_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
 
 
 @pytest.mark.parametrize("plan", [{}, captured(10, 5), {"plan": "eager"}], ids=["tape", "captured", "eager"])
-def test_c4_c6_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) -> None:
+def test_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) -> None:
     """Whatever is captured, and however many drafts a step has."""
     runner = runner_of(**plan, **DRAFTS)
     serving, modes = Serving(runner, chunk=12), []
@@ -120,7 +120,7 @@ def test_c4_c6_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, 
     assert all((mode.size > 0) == (plan.get("plan") == "captured" and mode.phase is decode) for mode in modes)
 
 
-def test_c5_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
+def test_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
     """Whether there are any is `--ep-mixed-steps` alone (tests/engine/options/test_captures.py)."""
     captures, decode, mixed = Captures((8,), 0), shape([1], [1]), shape([1, 5], [1, 1])
     assert mixed.phase is Phase.MIXED
@@ -234,7 +234,7 @@ def serve_samples(
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_c7_no_byte_depends_on_the_plan(architecture: str) -> None:
+def test_no_byte_depends_on_the_plan(architecture: str) -> None:
     """Of tape, captured and eager, with drafts and without, chunked and preempted; with a fixed length of drafts each row has
     as many accepted. Prompts may be what is captured too."""
     expected, _ = serve_samples(architecture)

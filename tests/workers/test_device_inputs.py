@@ -90,7 +90,7 @@ def maker(request: pytest.FixtureRequest) -> OpTable:
 
 
 @pytest.mark.parametrize("num_drafts", COUNTS)
-def test_d3_reference_vector(num_drafts: int, maker: OpTable) -> None:
+def test_reference_vector(num_drafts: int, maker: OpTable) -> None:
     both = Both(num_drafts, maker)
     counts = COUNTS[num_drafts]
     for slot in range(NUM_SLOTS):
@@ -132,7 +132,7 @@ def random_step(generator: np.random.Generator, slots: Slots, budget: int, *, is
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
-def test_d1_d5_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTable) -> None:
+def test_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTable) -> None:
     """With slots that are taken anew, tables that grow, and tokens that were drawn since, or drawn again."""
     both = Both(num_drafts, maker)
     generator = both.generator
@@ -167,7 +167,7 @@ def test_d1_d5_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTa
     ],
     ids=["decode", "drafts", "prompts", "chunks"],
 )
-def test_d2_slots_at_the_ends_of_blocks(maker: OpTable, starts: list[int], counts: list[int]) -> None:
+def test_slots_at_the_ends_of_blocks(maker: OpTable, starts: list[int], counts: list[int]) -> None:
     both = Both(2, maker)
     of_slots, numbers = (np.array(each, np.int32) for each in (starts, counts))
     for slot in range(NUM_SLOTS):
@@ -181,7 +181,7 @@ def test_d2_slots_at_the_ends_of_blocks(maker: OpTable, starts: list[int], count
     np.testing.assert_array_equal(found, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
 
 
-def test_b2_first_and_last_keys(maker: OpTable) -> None:
+def test_first_and_last_keys(maker: OpTable) -> None:
     """Of prompts that bring masks, in chunks beside rows that decode; then of nobody, where what was there is not read."""
     both = Both(2, maker)
     for slot in range(NUM_SLOTS):
@@ -225,7 +225,7 @@ def test_a_row_that_follows_begins_at_its_slots_last_token(maker: OpTable) -> No
     both.check()
 
 
-def test_b4_rows_out_of_slot_order_are_an_error_of_ours() -> None:
+def test_rows_out_of_slot_order_are_an_error_of_ours() -> None:
     both, pair = Both(), np.ones(2, np.int32)
     with pytest.raises(AssertionError, match=r"rows of slots \[4, 2\] are not in slot order"):
         both.made.set_rows(np.array([4, 2], np.int32), pair, pair, pair, both.slots.token_ids)

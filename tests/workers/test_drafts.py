@@ -72,7 +72,7 @@ DRAFTS = {"speculative_config": FIXED}
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_c7_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -> None:
+def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -> None:
     path = GOLDEN / architecture
     expected, one = answers(path, None, **options)
     assert one == 1.0
@@ -84,7 +84,7 @@ def test_c7_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])
-def test_b2_tokens_that_see_other_keys_are_verified_as_they_are_drawn(plan: str) -> None:
+def test_tokens_that_see_other_keys_are_verified_as_they_are_drawn(plan: str) -> None:
     """Prompts of which a part sees all of itself, or no more than what is near: with their bounds kept in the steps that
     verify, and where drafts are rejected, an answer is that without drafts; which is another than without bounds."""
 

@@ -91,7 +91,7 @@ def test_golden_answers_from_pixels(encoding: Encoding) -> None:
 
 
 def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
-    """A4: encode first, then put prompts together; the same bits as from an earlier step."""
+    """Encode first, then put prompts together; the same bits as from an earlier step."""
     first = encoding.samples(FEW)[0]
     for step in encoding.encode(encoding.units(first, 0)):
         encoding.runner.run(step)
@@ -109,7 +109,7 @@ def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
 
 
 def test_features_that_a_client_made(encoding: Encoding) -> None:
-    """B1: they are copied where pixels would be encoded."""
+    """They are copied where pixels would be encoded."""
     features = dict(np.load(GOLDEN / encoding.name / "features.npz"))
     expected = [encoding.answer(sample).answer() for sample in encoding.seeing(FEW)]
     for index, sample in enumerate(encoding.samples(FEW)):

@@ -193,7 +193,7 @@ def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: An
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_c7_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """The golden models have drawn layers that draft, but for Qwen3."""
     path = GOLDEN / name
     if name == "qwen3":
@@ -205,7 +205,7 @@ def test_c7_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, A
     assert (none, num_drafts > 100) == (0, True)
 
 
-def test_c7_no_byte_depends_on_where_chains_end() -> None:
+def test_no_byte_depends_on_where_chains_end() -> None:
     """Of layers that are sure of nothing."""
     path = GOLDEN / "deepseek_v3"
     expected, _ = answers(path)

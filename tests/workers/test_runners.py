@@ -259,7 +259,7 @@ def test_steps_of_prompts_are_replayed(name: str) -> None:
     assert sum(after[size] > before[size] for size in before) > 1
 
 
-def test_d1_inputs_live_as_long_as_the_runner() -> None:
+def test_inputs_live_as_long_as_the_runner() -> None:
     """Whatever becomes of the weights: put to sleep, woken, loaded again, they neither move nor are made anew."""
     runner = core_of(WithGraphs, **captured(1))
 
@@ -279,7 +279,7 @@ def test_d1_inputs_live_as_long_as_the_runner() -> None:
     assert inputs() == before
 
 
-def test_c2_padded_rows_write_the_dummy_block_alone() -> None:
+def test_padded_rows_write_the_dummy_block_alone() -> None:
     """On a device as on the CPU: three rows in a graph of four leave the cache of steps that are run op by op, but block 0."""
     caches = []
     for kind, options in ((xpu_runner, {}), (WithGraphs, captured(1))):
@@ -295,7 +295,7 @@ def test_c2_padded_rows_write_the_dummy_block_alone() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_c4_c6_drafts_as_configured_and_the_phase_of_every_step() -> None:
+def test_drafts_as_configured_and_the_phase_of_every_step() -> None:
     for kind, options in ((xpu_runner, {}), (WithGraphs, captured(3))):
         runner = core_of(kind, speculative_config=NGRAM, **options)
         serving, modes = Serving(runner, chunk=12), []

@@ -94,7 +94,7 @@ def test_narrow_numbers_give_the_same_bits_in_any_chunks(architecture: str, opti
 
 
 def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str, native: Seeing) -> None:
-    """A8, B4: all prompts at once beside text, in steps that several of them share, and somewhere else in the arena."""
+    """All prompts at once beside text, in steps that several of them share, and somewhere else in the arena."""
     runner, arena = native
     alone = seeing_samples(architecture, arena)
     run_alone(runner, alone)
@@ -108,7 +108,7 @@ def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str,
 
 
 def test_a_step_without_pictures_after_one_with_pictures_sees_none(architecture: str, native: Seeing) -> None:
-    """A8, A9: a prompt of text alone, before pictures, after them and where no arena is."""
+    """A prompt of text alone, before pictures, after them and where no arena is."""
     blind = make_runner(GOLDEN / architecture)
     found = []
     for runner in (blind, native[0]):
@@ -121,7 +121,7 @@ def test_a_step_without_pictures_after_one_with_pictures_sees_none(architecture:
 
 
 def test_a_prefix_that_ends_within_a_picture(architecture: str, native: Seeing) -> None:
-    """A5: of a picture whose beginning is cached exactly the rest of its rows are read; the rows that were read before may be
+    """Of a picture whose beginning is cached exactly the rest of its rows are read; the rows that were read before may be
     anything by then."""
     runner, arena = native
     whole = seeing_samples(architecture, arena)
@@ -166,7 +166,7 @@ def start_of(runner: ModelRunner, sample: Sample) -> Step:
 
 
 def test_what_does_not_lie_there_is_not_read(architecture: str, native: Seeing) -> None:
-    """A13: a header of another picture, of other weights, of other rows, or none; rows that were never given."""
+    """A header of another picture, of other weights, of other rows, or none; rows that were never given."""
     runner, arena = native
     for change in ("other", "version", "rows", "unfinished", "no rows"):
         sample = seeing_samples(architecture, arena)[0]
@@ -214,7 +214,7 @@ def test_a_placeholder_that_is_no_unit_is_text(architecture: str, native: Seeing
 
 
 def test_slots_that_change_places(architecture: str, native: Seeing) -> None:
-    """B3: prompts and answers with pictures go on in other slots."""
+    """Prompts and answers with pictures go on in other slots."""
     runner, arena = native
     alone = seeing_samples(architecture, arena)
     run_alone(runner, alone)
@@ -240,7 +240,7 @@ def spans_of(sample: Sample) -> np.ndarray:
 
 
 def test_masks(architecture: str, seeing: Seeing) -> None:
-    """B2: pictures that see all of themselves give another answer, the same in chunks that leave them whole and in company;
+    """Pictures that see all of themselves give another answer, the same in chunks that leave them whole and in company;
     with bounds that say what is so anyway it is the plain one."""
     runner, arena = seeing
     plain = seeing_samples(architecture, arena)

@@ -1,4 +1,4 @@
-"""E1 to E3 and E6: links of strangers, in parallel, in order, and only where a stranger may lead a server."""
+"""Links of strangers, in parallel, in order, and only where a stranger may lead a server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def refused(link: str, max_bytes: int = 1 << 20, **options: Any) -> tuple[str, s
     return caught.value.code, caught.value.message
 
 
-# ---------------------------------------------------------------------------------------------------- many at once: E1, E2, E3
+# ---------------------------------------------------------------------------------------------------- many at once
 
 
 class Jobs:
@@ -116,7 +116,7 @@ class Jobs:
 
 @given(seed=st.integers(0, 1 << 16), num_links=st.integers(0, 20), max_workers=st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
-def test_e1_results_come_in_order_whoever_is_first(seed: int, num_links: int, max_workers: int) -> None:
+def test_results_come_in_order_whoever_is_first(seed: int, num_links: int, max_workers: int) -> None:
     jobs, chance = Jobs(), random.Random(seed)
 
     async def turns(link: str) -> None:
@@ -130,7 +130,7 @@ def test_e1_results_come_in_order_whoever_is_first(seed: int, num_links: int, ma
     assert jobs.max_under_way <= max_workers
 
 
-def test_e1_eight_at_a_time_one_by_one_and_a_bare_string() -> None:
+def test_eight_at_a_time_one_by_one_and_a_bare_string() -> None:
     links = [f"l{index}" for index in range(20)]
     asyncio.run((jobs := Jobs()).results(links))
     assert jobs.max_under_way == 8
@@ -141,7 +141,7 @@ def test_e1_eight_at_a_time_one_by_one_and_a_bare_string() -> None:
 
 @given(first=st.integers(0, 9), max_workers=st.integers(1, 9))
 @settings(deadline=None, max_examples=40)
-def test_e2_the_first_failure_is_the_last_that_comes(first: int, max_workers: int) -> None:
+def test_the_first_failure_is_the_last_that_comes(first: int, max_workers: int) -> None:
     links = [f"l{index}" for index in range(20)]
     jobs = Jobs(failing=links[first::3])
 
@@ -158,13 +158,13 @@ def test_e2_the_first_failure_is_the_last_that_comes(first: int, max_workers: in
     assert len(jobs.begun) <= first + max_workers
 
 
-def test_e2_so_it_is_where_the_caller_stops_early() -> None:
+def test_so_it_is_where_the_caller_stops_early() -> None:
     jobs = Jobs()
     assert asyncio.run(jobs.results([f"l{index}" for index in range(20)], 4, most=1)) == ["L0"]
     assert len(jobs.begun) <= 5
 
 
-def test_e3_a_try_that_succeeds_later_goes_on_with_the_rest(files: FileServer) -> None:
+def test_a_try_that_succeeds_later_goes_on_with_the_rest(files: FileServer) -> None:
     async def all_of() -> list[Any]:
         fetcher = Fetcher(config())
         links = [f"{files.url}/file/a", f"{files.url}/flaky/1/b", f"{files.url}/file/c"]
@@ -179,10 +179,10 @@ def test_e3_a_try_that_succeeds_later_goes_on_with_the_rest(files: FileServer) -
     assert files.num_heard("/flaky/9/d") == 2
 
 
-# ------------------------------------------------------------------------------------------------------------- one link: E6
+# ------------------------------------------------------------------------------------------------------------- one link
 
 
-def test_e6_a_link_is_fetched_without_anything_of_ours(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_fetched_without_anything_of_ours(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert fetched(f"http://localhost:{files.port}/file/plain?q=a%20b#part") == CONTENT
     path, headers = files.heard[-1]
@@ -201,7 +201,7 @@ INNER = (
 
 
 @pytest.mark.parametrize("address", INNER.split())
-def test_e6_inner_addresses_are_out_of_reach(address: str) -> None:
+def test_inner_addresses_are_out_of_reach(address: str) -> None:
     assert not Addresses(()).may_reach(ip_address(address))
     host = f"[{address}]" if ":" in address else address
     code, message = refused(f"http://{host}:9/x", allowed_media_networks=())
@@ -209,12 +209,12 @@ def test_e6_inner_addresses_are_out_of_reach(address: str) -> None:
     assert Addresses([f"{address}/{128 if ':' in address else 32}"]).may_reach(ip_address(address))
 
 
-def test_e6_public_addresses_are_reached() -> None:
+def test_public_addresses_are_reached() -> None:
     for address in ("8.8.8.8", "1.1.1.1", "151.101.1.69", "2606:4700::1111", "2a00:1450:4001::2004"):
         assert Addresses(()).may_reach(ip_address(address))
 
 
-def test_e6_a_name_is_resolved_once_and_every_address_counts(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_resolved_once_and_every_address_counts(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name service would answer otherwise a second time."""
     answers = [["127.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1"]]
     asked: list[str] = []
@@ -261,18 +261,18 @@ WRONG = [
 
 
 @pytest.mark.parametrize("link", WRONG)
-def test_e6_links_that_are_none_of_ours(link: str) -> None:
+def test_links_that_are_none_of_ours(link: str) -> None:
     code, message = refused(link)
     assert code == "invalid_image_url"
     assert len(message) < 300
 
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f.1", "2130706433", "0177.0.0.1", "localhost", "localhost."])
-def test_e6_however_an_address_is_written(host: str) -> None:
+def test_however_an_address_is_written(host: str) -> None:
     assert refused(f"http://{host}:9/x", allowed_media_networks=())[0] == "invalid_image_url"
 
 
-def test_e6_redirects_are_followed_as_far_as_links_may_lead(files: FileServer) -> None:
+def test_redirects_are_followed_as_far_as_links_may_lead(files: FileServer) -> None:
     here = f"{files.url}/redirect?to="
 
     assert fetched(f"{here}/file/end&status=307") == CONTENT
@@ -292,7 +292,7 @@ def test_e6_redirects_are_followed_as_far_as_links_may_lead(files: FileServer) -
     assert (code, "more than 3" in message) == ("invalid_image_url", True)
 
 
-def test_e6_allowed_domains_hold_for_redirects_too(files: FileServer) -> None:
+def test_allowed_domains_hold_for_redirects_too(files: FileServer) -> None:
     link = f"http://localhost:{files.port}/file/x"
     assert fetched(link, allowed_media_domains=("LocalHost",)) == CONTENT
     assert refused(link, allowed_media_domains=("pictures.example",))[0] == "invalid_image_url"
@@ -302,13 +302,13 @@ def test_e6_allowed_domains_hold_for_redirects_too(files: FileServer) -> None:
 
 
 @pytest.mark.parametrize("status", [204, 304, 401, 403, 404, 410, 500])
-def test_e6_what_is_not_there(files: FileServer, status: int) -> None:
+def test_what_is_not_there(files: FileServer, status: int) -> None:
     code, message = refused(f"{files.url}/status/{status}")
     assert (code, str(status) in message) == ("failed_to_download_image", True)
     assert files.num_heard(f"/status/{status}") == 1
 
 
-def test_e6_what_breaks_off_or_cannot_be_reached(files: FileServer) -> None:
+def test_what_breaks_off_or_cannot_be_reached(files: FileServer) -> None:
     assert refused(f"{files.url}/broken")[0] == "failed_to_download_image"
     assert refused(f"{files.url}/gzip")[0] == "failed_to_download_image"
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -317,7 +317,7 @@ def test_e6_what_breaks_off_or_cannot_be_reached(files: FileServer) -> None:
     assert (code, "cannot be reached" in message, "127.0.0.1" in message) == ("failed_to_download_image", True, False)
 
 
-def test_e6_limits_of_size_hold_while_it_comes_and_of_time_as_well(files: FileServer) -> None:
+def test_limits_of_size_hold_while_it_comes_and_of_time_as_well(files: FileServer) -> None:
     assert fetched(f"{files.url}/file/x", len(CONTENT)) == CONTENT
     code, message = refused(f"{files.url}/file/x", len(CONTENT) - 1)
     assert (code, str(len(CONTENT)) in message) == ("image_file_too_large", True)
@@ -406,7 +406,7 @@ def test_slow_names_and_files_hold_up_nothing_else(files: FileServer, tmp_path: 
     asyncio.run(scenario())
 
 
-def test_e6_the_name_goes_with_the_connection_to_an_address(tmp_path: Path) -> None:
+def test_the_name_goes_with_the_connection_to_an_address(tmp_path: Path) -> None:
     """TLS asks for the name, and the certificate must be that name's: here nobody vouches for it."""
     key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
@@ -436,7 +436,7 @@ def test_e6_the_name_goes_with_the_connection_to_an_address(tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------------- files and stores
 
 
-def test_e6_files_only_beneath_the_allowed_directory(tmp_path: Path) -> None:
+def test_files_only_beneath_the_allowed_directory(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in side", tmp_path / "in side too"
     (inside / "deep").mkdir(parents=True)
     outside.mkdir()
@@ -464,7 +464,7 @@ def test_e6_files_only_beneath_the_allowed_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swapped", ["deep/a", "deep"])
-def test_e6_what_is_replaced_while_it_is_looked_at_leads_nowhere(
+def test_what_is_replaced_while_it_is_looked_at_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
     """The file, or a directory on the way, becomes a link to the outside between the check of its path and its opening."""
@@ -486,7 +486,7 @@ def test_e6_what_is_replaced_while_it_is_looked_at_leads_nowhere(
     assert (code, "no regular file beneath" in message) == ("invalid_image_url", True)
 
 
-def test_e6_the_kernel_keeps_little_of_what_nobody_has_counted(files: FileServer) -> None:
+def test_the_kernel_keeps_little_of_what_nobody_has_counted(files: FileServer) -> None:
     buffers: list[int] = []
 
     def came(_: int) -> None:
@@ -504,7 +504,7 @@ def test_e6_the_kernel_keeps_little_of_what_nobody_has_counted(files: FileServer
     assert set(buffers) == {2 * RECEIVE_BYTES}  # the kernel counts its own of it twice
 
 
-def test_e6_only_the_operators_own_store_may_be_within(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_operators_own_store_may_be_within(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no endpoint is given, a link to a bucket goes to a host whose name its client has a part in."""
     asked: list[str] = []
 

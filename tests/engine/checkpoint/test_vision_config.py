@@ -238,7 +238,7 @@ def test_processor_files(tmp_path: Path) -> None:
     ],
 )
 def test_refused(config: dict[str, Any], path: str, value: Any, text: str, tmp_path: Path) -> None:
-    """A7 among them: ids of media tokens are never missing."""
+    """Ids of media tokens are never missing, for example."""
     with pytest.raises(CheckpointError) as raised:
         read(tmp_path, changed(config, path, value))
     assert text in str(raised.value)

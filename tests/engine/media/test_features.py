@@ -78,7 +78,6 @@ class Bomb:
     ],
 )
 def test_anything_else_is_refused(data: bytes, message: str) -> None:
-    """E4."""
     with pytest.raises(RequestError, match=message) as caught:
         read_features(bytearray(data), 4, 6)
     assert (caught.value.status, caught.value.code) == (400, "invalid_features")

@@ -61,7 +61,6 @@ def test_pixels_are_those_of_torchvision_but_for_its_rounding(title: str) -> Non
 
 
 def test_an_odd_frame_is_repeated_and_times_are_those_of_units() -> None:
-    """A12."""
     title = "qwen3_vl clip.mp4"
     chosen, data = CLIPS[title]["chosen"], (VISION / "clip.mp4").read_bytes()
     assert len(chosen) % 2 == 1

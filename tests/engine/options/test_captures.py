@@ -46,7 +46,7 @@ def test_what_is_left_out_is_one_line() -> None:
     assert "8 (duplicate); 64 (more than 32" in note
 
 
-def test_c5_mixed_steps_have_a_setting_of_their_own() -> None:
+def test_mixed_steps_have_a_setting_of_their_own() -> None:
     """Plans leave it as it is."""
     experts = ("--enable-expert-parallel", "-dp", "2")
     for plan in ((), CAPTURED):

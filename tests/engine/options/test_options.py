@@ -492,7 +492,7 @@ def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
     assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (0, False)
 
 
-def test_b8_dispatch_tokens_are_a_decode_step_with_its_drafts(model: Path) -> None:
+def test_dispatch_tokens_are_a_decode_step_with_its_drafts(model: Path) -> None:
     """By default; an explicit value wins."""
     give_experts(model)
     options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")

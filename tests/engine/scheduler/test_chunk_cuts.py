@@ -1,4 +1,4 @@
-"""E5: balanced chunks of prompts with media, against all ways to cut them."""
+"""Balanced chunks of prompts with media, against all ways to cut them."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_ends_inside_what_accepted(directory: Path) -> None:
                 assert [entry.top_token_ids for entry in entries] == [[token_id] for token_id in stream.token_ids]
 
 
-def test_c8_drafts_are_counted_by_position(directory: Path) -> None:
+def test_drafts_are_counted_by_position(directory: Path) -> None:
     """What was verified, what stood, and what of that became part of an answer."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
         simulation.num_wanted_drafts = simulation.scheduler.batch.num_wanted_by_new_requests = K
@@ -166,7 +166,7 @@ def test_prompts_come_before_drafts(directory: Path) -> None:
         simulation.check()
 
 
-def test_b8_a_step_with_its_drafts_keeps_the_token_budget(directory: Path) -> None:
+def test_a_step_with_its_drafts_keeps_the_token_budget(directory: Path) -> None:
     """As far as there are tokens left: six rows and eleven drafts of six that want five each."""
     with simulate(directory, **DRAFTS, max_num_batched_tokens=17) as simulation:
         simulation.num_wanted_drafts = K
@@ -283,7 +283,7 @@ def test_what_goes_on_begins_one_position_early(directory: Path) -> None:
         simulation.check_idle()
 
 
-def test_c9_a_rejected_draft_never_reaches_the_prefix_cache(directory: Path) -> None:
+def test_a_rejected_draft_never_reaches_the_prefix_cache(directory: Path) -> None:
     """Whatever lies in a block that may be found is what its tokens give, from the moment on when it is there: no step in
     flight writes a guess to it."""
     with simulate(directory, **DRAFTS, num_kv_blocks=1024, block_size=4) as simulation:

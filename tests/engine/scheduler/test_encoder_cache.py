@@ -18,7 +18,6 @@ def encoded(cache: EncoderCache, name: bytes, num_rows: int) -> CachedUnit | Non
 
 
 def test_an_empty_cache_fills() -> None:
-    """A6."""
     cache = EncoderCache(8)
     assert len(cache) == 0
     assert not cache.is_readable(b"a")
@@ -28,7 +27,6 @@ def test_an_empty_cache_fills() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    """A14."""
     cache = EncoderCache(9)
     units = [encoded(cache, name, 3) for name in (b"a", b"b", b"c")]
     assert units[0] is not None

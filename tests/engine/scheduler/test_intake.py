@@ -167,7 +167,7 @@ def test_held_requests_leave_drafts_their_room() -> None:
     assert drafts_with(1) == drafts_with(0) == 8
 
 
-def test_b5_the_wait_counts_from_the_clock(directory: Path) -> None:
+def test_the_wait_counts_from_the_clock(directory: Path) -> None:
     """A new request that is alone goes in when its time is over, and not before."""
     options = {"enable_expert_parallel": True, "ep_batched_token_timeout_ms": 150, "max_model_len": 8192, "num_kv_blocks": 2200}
     with simulate(directory, **options) as simulation:
@@ -182,7 +182,7 @@ def test_b5_the_wait_counts_from_the_clock(directory: Path) -> None:
         assert time.monotonic_ns() >= until_ns
 
 
-def test_b7_preempted_requests_count_as_waiting_on_their_way_back() -> None:
+def test_preempted_requests_count_as_waiting_on_their_way_back() -> None:
     world = World(make_limits(max_tokens=64), 64)
     world.add(make_sample("a", [1, 2, 3]), make_sample("b", [4, 5], order=1))
     world.dispatch()

@@ -61,7 +61,7 @@ def unit(item: MediaItem) -> bytes:
 
 
 def test_a_picture_is_encoded_once_and_read_by_all(simulation: Simulation) -> None:
-    """A2: each distinct hash once, also across requests. Later ones find it."""
+    """Each distinct hash once, also across requests. Later ones find it."""
     for index in range(5):
         show(simulation, [index, 7], CAT, [8, 9, index])
     finish(simulation)
@@ -229,7 +229,6 @@ def test_the_same_tokens_in_every_condition(directory: Path, options: dict[str, 
 
 
 def test_the_same_tokens_with_another_picture_are_no_hit(simulation: Simulation) -> None:
-    """A10."""
     streams = [show(simulation, [1, 2, 3], item, [4] * 8) for item in (CAT, DOG)]
     finish(simulation)
     assert streams[0].token_ids != streams[1].token_ids
@@ -261,7 +260,6 @@ def test_events_name_units(simulation: Simulation) -> None:
 
 
 def test_whole_pictures_are_never_cut_and_hits_end_before_them(directory: Path) -> None:
-    """A11."""
     with simulate(directory, **VISION, disable_chunked_mm_input=True, max_num_batched_tokens=9) as simulation:
         for _ in range(2):
             show(simulation, [1, 2, 3], CAT, [4] * 3, DOG, [5])
@@ -289,7 +287,6 @@ def test_what_is_larger_than_the_cache_is_refused(simulation: Simulation) -> Non
 
 @pytest.mark.parametrize("budget", [7, 10, 32])
 def test_masks_are_kept_by_chunks_hits_and_keys(directory: Path, budget: int) -> None:
-    """B2."""
     bounds = causal(30)
     for position in range(4, 10):
         bounds[2 * position + 1] = 9  # a picture's tokens see each other
@@ -372,7 +369,6 @@ def test_tries_are_bounded(simulation: Simulation) -> None:
 
 
 def test_damaged_features_are_encoded_again(simulation: Simulation) -> None:
-    """A13."""
     show(simulation, CAT, [1, 2])
     finish(simulation)
     simulation.features.damage(unit(CAT))
@@ -564,7 +560,7 @@ def test_others_stand_in_for_a_media_process_that_is_not_ready_and_for_no_other(
         }
 
 
-def test_a14_usage_counts_rows_that_hold_features(directory: Path) -> None:
+def test_usage_counts_rows_that_hold_features(directory: Path) -> None:
     with simulate(directory, **VISION | {"encoder_cache_size": 64}) as simulation:
         assert simulation.metric("encoder_cache_usage_perc") == 0
         show(simulation, picture("p", 8), [1])

@@ -130,7 +130,7 @@ def check_requeued(stream: Stream) -> None:
 
 
 def test_kept_samples_share_no_blocks_of_two_weights(simulation: Simulation) -> None:
-    """C9's kin: KV that the old weights made never serves a request of the new ones."""
+    """KV of the old weights never serves a request of the new ones."""
     prompt = list(range(30))
     kept = simulation.submit(prompt, max_tokens=60)
     simulation.start(kept, num_tokens=20)

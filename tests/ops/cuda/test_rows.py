@@ -281,7 +281,7 @@ def test_memory_of_no_whole_numbers_is_refused() -> None:
         operands("Begin", describe, **given, **(rows | {"positions": np.zeros(13, np.uint8)}))
 
 
-def test_d4_results_have_the_shapes_that_the_header_says() -> None:
+def test_results_have_the_shapes_that_the_header_says() -> None:
     """Those of each row's cases, of rows that decode alone and of several of a sequence (drafts, prompts), whose results are
     written down in numpy: the same are made where they are not given. What else is given is as large as it is declared."""
     seen = set()

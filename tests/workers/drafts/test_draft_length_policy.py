@@ -279,7 +279,7 @@ def test_fixed() -> None:
 
 
 def test_alike_wherever_a_slot_lies() -> None:
-    """Swapped slots have what they learned (B3)."""
+    """Swapped slots have what they learned."""
     rig = Rig(2)
     for _ in range(5):
         rig.step(1, [K, 0])

@@ -85,7 +85,7 @@ def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str, tmp_path: Path) -> None:
-    """B1: they lie in the arena as if they had been encoded here, beside those that are."""
+    """They lie in the arena as if they had been encoded here, beside those that are."""
     made = Units(tower, UNITS)
     expected = encoded(tower, device, UNITS)
     made.encodes[1] = msgspec.structs.replace(made.encodes[1], is_features=True)
@@ -105,7 +105,7 @@ def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str
 
 
 def test_wrong_pixels_are_an_error_of_ours(tower: Tower, device: HostDevice) -> None:
-    """A3: and so are rows that are not those of the grid."""
+    """And so are rows that are not those of the grid."""
     made = Units(tower, UNITS[:1])
     encoder = Encoder(tower, device, made.arena, 7)
     (key,) = made.pixels

@@ -235,7 +235,7 @@ def looks(pair: Pair) -> list[float]:
     return [look.at_s for look in pair.balancers[0]._looks]
 
 
-def test_b10_counts_are_looked_at_once_an_interval(tmp_path: Path) -> None:
+def test_counts_are_looked_at_once_an_interval(tmp_path: Path) -> None:
     config = EplbConfig(step_interval=1000, min_gain=0, check_interval_s=1.0, statistics_interval_s=100.0)
     with running_pair(tmp_path, config) as pair:
         for number in range(1, 45):  # eight turns an interval, with a step and rows before each
@@ -246,7 +246,7 @@ def test_b10_counts_are_looked_at_once_an_interval(tmp_path: Path) -> None:
         assert found == [0.125, 1.125, 2.125, 3.125, 4.125, 5.125]
 
 
-def test_b10_idle_ranks_look_no_more(tmp_path: Path) -> None:
+def test_idle_ranks_look_no_more(tmp_path: Path) -> None:
     with running_pair(tmp_path) as pair:
         pair.begin_step(1)
         pair.count(0)
@@ -270,7 +270,7 @@ def test_b10_idle_ranks_look_no_more(tmp_path: Path) -> None:
     ],
     ids=["seconds", "steps"],
 )
-def test_b10_the_window_forgets_what_is_older(tmp_path: Path, config: EplbConfig, expected: list[float]) -> None:
+def test_the_window_forgets_what_is_older(tmp_path: Path, config: EplbConfig, expected: list[float]) -> None:
     with running_pair(tmp_path, config) as pair:
         for number in range(1, 21):
             pair.begin_step(number)
@@ -282,7 +282,7 @@ def test_b10_the_window_forgets_what_is_older(tmp_path: Path, config: EplbConfig
         assert not counts[:, 2].any()
 
 
-def test_b10_experts_move_no_sooner_than_the_step_interval(tmp_path: Path) -> None:
+def test_experts_move_no_sooner_than_the_step_interval(tmp_path: Path) -> None:
     with running_pair(tmp_path, EplbConfig(step_interval=40, min_gain=0)) as pair:
         first = pair.experts[0].placement[0][0][:2]
         for number in range(1, 40):

@@ -76,7 +76,7 @@ def test_metadata(inputs: StepInputs, name: str) -> None:
         assert (values["slot_mapping"][num_rows:] == 0).all()
 
 
-def test_d3_reference_vector(inputs: StepInputs) -> None:
+def test_reference_vector(inputs: StepInputs) -> None:
     """Prompts of this step start at 0 where nothing is decoded yet, and after the cached part where something is."""
     set_step(inputs, "reference")
     values = {key: tensor.numpy() for key, tensor in inputs.tensors()}
@@ -130,7 +130,7 @@ def test_kept_rows(inputs: StepInputs, name: str) -> None:
     )
 
 
-def test_d1_addresses_never_change(inputs: StepInputs) -> None:
+def test_addresses_never_change(inputs: StepInputs) -> None:
     before = {name: (tensor.data_ptr(), tuple(tensor.shape)) for name, tensor in inputs.tensors()}
     for name in [*STEPS, *reversed(STEPS)]:
         set_step(inputs, name)

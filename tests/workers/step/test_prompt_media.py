@@ -62,7 +62,6 @@ SHAPES = st.lists(
 
 @given(SHAPES, st.integers(0, 9), st.data())
 def test_any_part_of_a_prompt(shapes: list[Unit], text_behind: int, data: st.DataObject) -> None:
-    """A1."""
     units = units_of(shapes)
     end_of_media = units[-1].start + units[-1].num_tokens
     num_tokens = end_of_media + text_behind

@@ -63,7 +63,7 @@ def contents(slots: Slots) -> dict[str, list[object]]:
     return {name: array.tolist() for name, array in slots.arrays()}
 
 
-def test_b3_every_array_is_registered() -> None:
+def test_every_array_is_registered() -> None:
     slots = filled_slots()
     attributes = {name for name, value in vars(slots).items() if isinstance(value, np.ndarray)}
     assert attributes == {name for name, _ in slots.arrays()}
@@ -71,7 +71,7 @@ def test_b3_every_array_is_registered() -> None:
 
 
 @given(st.integers(0, NUM_SLOTS - 1), st.integers(0, NUM_SLOTS - 1))
-def test_b3_swapped_twice_is_the_identity(first: int, second: int) -> None:
+def test_swapped_twice_is_the_identity(first: int, second: int) -> None:
     slots = filled_slots()
     before = contents(slots)
     swap_slots(slots, first, second)
@@ -168,14 +168,14 @@ def test_a_row_behind_a_stop_token_is_none() -> None:
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
-def test_b3_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
+def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
     """Samples in the middle of their answers change places; the answers do not change."""
     assert answers(swaps, "qwen3") == answers([], "qwen3")
 
 
 @settings(max_examples=3)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
-def test_b3_swap_then_run_equals_run_with_drafts(swaps: list[tuple[int, int]]) -> None:
+def test_swap_then_run_equals_run_with_drafts(swaps: list[tuple[int, int]]) -> None:
     """Of all methods; each row brings as many tokens as without."""
     assert answers(swaps, "deepseek_v3", "ngram,suffix,mtp") == answers([], "deepseek_v3", "ngram,suffix,mtp")
 

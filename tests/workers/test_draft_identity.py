@@ -1,4 +1,4 @@
-"""C7: answers are the same bytes with drafts and without, however these are made and run. Each two of the ways that there are
+"""Answers are the same bytes with drafts and without, however these are made and run. Each two of the ways that there are
 meet: methods, lengths that are chosen or fixed, plans, precisions, and what becomes of the samples."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def without_drafts(precision: str) -> list[object]:
     ("method", "length", "plan", "precision", "fate"),
     covering(METHODS, ("adaptive", "fixed"), tuple(PLANS), tuple(PRECISIONS), FATES),
 )
-def test_c7_the_same_bytes(method: str, length: str, plan: str, precision: str, fate: str) -> None:
+def test_the_same_bytes(method: str, length: str, plan: str, precision: str, fate: str) -> None:
     is_adaptive = length == "adaptive"
     drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, prompt_lookup_min=1, adaptive=is_adaptive)
     found, num_accepted = answers(precision, plan, fate, drafts)
