@@ -43,7 +43,7 @@ NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS = range(5)  # wh
 
 class AttentionMetadata(Protocol):
     """Rows of some sequences, as attention reads them. The tensors have fixed addresses and their full sizes; the counts say
-    how much of them is in use. `workers/step/inputs.py` makes them."""
+    how much of them is in use. `workers/engine/inputs.py` makes them."""
 
     max_rows: int
     num_rows: int  # R, a multiple of the table's row_tile

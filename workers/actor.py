@@ -46,17 +46,17 @@ from engine.process.outbox import BackloggedOutbox, earliest
 from shm.broadcast import BroadcastReader, ReaderBells
 from shm.counters import State
 from shm.experts import ExpertTable
+from workers.engine.step_trace import StepTrace
 from workers.rank_group.balance_board import BalanceBoard
 from workers.rank_group.balancer import Balancer
 from workers.rank_group.communicator import SPIN_NS, Communicator, RankGroupBroken
 from workers.rank_group.experts import ExpertRank
 from workers.rank_group.shared_steps import RankGroupTurns
-from workers.step_trace import StepTrace
 from workers.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
-    from workers.adapters.arena import AdapterArena
-    from workers.adapters.loading import AdapterLoading
+    from workers.extensions.adapters.arena import AdapterArena
+    from workers.extensions.adapters.loading import AdapterLoading
     from workers.runners.runner import Runner
 
 _PROGRESS_PARTS = 20
@@ -302,7 +302,7 @@ class WorkerActor(Actor):
     def _make_runner(self) -> Runner:
         config = self.context.config
         from ops.cpu.progress import report_progress_to
-        from workers.features import Features
+        from workers.extensions.media.features import Features
         from workers.rank_group.peers import Peers
         from workers.runners.runner import make_runner
 
@@ -336,7 +336,7 @@ class WorkerActor(Actor):
         if self._adapter_memory is None:
             return None
         from engine.checkpoint.adapters.layout import AdapterLayout
-        from workers.adapters.arena import AdapterArena
+        from workers.extensions.adapters.arena import AdapterArena
 
         config = self.context.config
         layout = AdapterLayout.of(model, config.max_loras, config.max_lora_rank)
@@ -344,7 +344,7 @@ class WorkerActor(Actor):
 
     def _load_adapter(self, command_id: str, order: LoadAdapter, arena: AdapterArena) -> Reply | None:
         """In a thread, whose answer `step` sends."""
-        from workers.adapters.loading import AdapterLoading
+        from workers.extensions.adapters.loading import AdapterLoading
 
         if self._loading is not None:
             return Reply(command_id, 409, "another adapter is being loaded; ask again when that is done")

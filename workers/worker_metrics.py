@@ -16,8 +16,8 @@ from shm.counters import Cell
 from workers.rank_group.communicator import Communicator
 
 if TYPE_CHECKING:
-    from workers.drafts.drafting import Drafting
-    from workers.runner import ModelRunner
+    from workers.engine.runner import ModelRunner
+    from workers.extensions.drafts.drafting import Drafting
 
 
 class WorkerMetrics:

@@ -1,5 +1,5 @@
 """The numbers of rows for which steps are captured (`--plan captured`). Used by `resolve.py`; which step takes which of them is
-decided by `workers/captures.py`.
+decided by `workers/engine/captures.py`.
 
 A decode row has 1 + num_speculative_tokens positions at most, so sizes of decode steps are multiples of that.
 """

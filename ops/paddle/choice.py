@@ -1,6 +1,6 @@
 """Which of the fused ops' candidates a device takes: each is tried there, with a model's shapes, before anything is loaded.
 
-Called by `workers/devices/op_choice.py`. A candidate is taken where its numbers are those of the formula, computed here in
+Called by `workers/selftest/op_choice.py`. A candidate is taken where its numbers are those of the formula, computed here in
 float64, and where a row has the same bits alone, with six others, in 128 and in 640 rows, wherever it lies. On a rank that has
 some columns of a linear, they must be the bits that the whole linear has there.
 """

@@ -1,7 +1,7 @@
 """Rows of layers that draft, made on the device of what a step's buffer says of them: neither a guess nor a hidden state ever
 goes through the host.
 
-Used by `workers/step/device_draft_plan.py`. In front of what `workers/device_inputs.py` sends lie, int32:
+Used by `workers/extensions/drafts/device_draft_plan.py`. In front of what `workers/engine/device_inputs.py` sends lie, int32:
 
     guesses  slot, position of its last token, guesses, first key, state     a column of max_guessed each, those with most first
     entries  first position that gets an entry, state                        a column of num_slots each, as the step's rows

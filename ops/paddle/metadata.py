@@ -1,7 +1,7 @@
 """A step's metadata made on the device, out of one small copy from the host; in tensors that never move.
 
-Part of `reference.begin` where the inputs are a device's (`workers/device_inputs.py`, which says what is sent); the numbers are
-those of `workers/step/inputs.py`, bit for bit. Every op has the same shapes in every step, so all of it can be captured: what
+Part of `reference.begin` where the inputs are a device's (`workers/engine/device_inputs.py` says what is sent); the numbers are
+those of `workers/engine/inputs.py`, bit for bit. Every op has the same shapes in every step, so all of it can be captured: what
 is not in use is of the dummy slot. Numbers of rows are the host's, which a capture has fixed.
 
 XPUs have no kernels of `searchsorted`, nor of int32 `floor_divide`, `unbind` and `min` (tests/ops/xpu_kernels.py): none here.
@@ -179,7 +179,7 @@ def keep_drawn(inputs: StepInputs, tokens: Tensor) -> None:
 
 
 class _Sequences:
-    """Rows of sequences (int32 [slots] each), as `workers/step/inputs.py` has them."""
+    """Rows of sequences (int32 [slots] each), as `workers/engine/inputs.py` has them."""
 
     def __init__(
         self, memory: InPlace, of_host: Counts, slots: paddle.Tensor, starts: paddle.Tensor, counts: paddle.Tensor

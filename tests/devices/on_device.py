@@ -28,7 +28,7 @@ from tests.paths import GOLDEN
 from tests.workers.serving import Sample, Serving, ServingAhead, golden_samples, make_runner, swap_slots
 from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
 from workers.devices.card_ops import current_stream
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 from workers.runners.cpu import CpuRunner
 from workers.runners.xpu import xpu_runner
 
@@ -56,13 +56,13 @@ def answers_of(model: str, plan: str, method: str = "", **options: Any) -> tuple
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("workers.step.graph_plan").addHandler(handler)
+    logging.getLogger("workers.engine.graph_plan").addHandler(handler)
     try:
         runner = runner_of(model, plan, method, **options)
         assert runner.weights.plan is not None
         return answers(runner), sorted(runner.weights.plan.failed_sizes), said
     finally:
-        logging.getLogger("workers.step.graph_plan").removeHandler(handler)
+        logging.getLogger("workers.engine.graph_plan").removeHandler(handler)
 
 
 def tokens_of_rows(path: str, plan: str) -> list[int]:

@@ -8,8 +8,8 @@ from ops.modules import KvCache
 from ops.table import ROW_TILE, OpTable
 from tests.ops.caches import make_cache
 from workers.devices.paddle import PaddleDevice
-from workers.step.inputs import StepInputs
-from workers.step.slots import Slots
+from workers.engine.inputs import StepInputs
+from workers.engine.slots import Slots
 
 MAX_SEQS = 24
 MAX_TOKENS = 256

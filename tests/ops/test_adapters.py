@@ -13,8 +13,8 @@ from ops.table import OpTable
 from ops.weight_format import WeightFormat
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
-from workers.adapters.arena import AdapterArena
-from workers.adapters.reader import AdaptedLinear
+from workers.extensions.adapters.arena import AdapterArena
+from workers.extensions.adapters.reader import AdaptedLinear
 
 INPUTS, OUTPUTS, ROWS = 37, (40, 16, 21), 48
 MAX_RANK = 40

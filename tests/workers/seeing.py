@@ -15,8 +15,8 @@ from engine.messages import MediaUnit, SamplingParams
 from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
 from tests.workers.serving import GOLDEN, Sample, golden_cases, make_runner
-from workers.features import Features
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
+from workers.extensions.media.features import Features
 from workers.weights.formats.floats import bfloat16_bits
 
 ARCHITECTURES = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe", "paddleocr_vl")

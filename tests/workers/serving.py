@@ -18,17 +18,17 @@ from engine.config import SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
-from workers.adapters.arena import AdapterArena
-from workers.adapters.reader import AdapterFiles
-from workers.features import Features
+from workers.engine.runner import ModelRunner
+from workers.engine.slots import Slots
+from workers.extensions.adapters.arena import AdapterArena
+from workers.extensions.adapters.reader import AdapterFiles
+from workers.extensions.media.features import Features
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
 from workers.rank_group.peers import Peers
-from workers.runner import ModelRunner
 from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner
-from workers.step.slots import Slots
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe", "deepseek_v3")
 

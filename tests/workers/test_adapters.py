@@ -16,7 +16,7 @@ from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.serving import serve, serve_all
 from tests.workers.rank_group.test_tensor_parallel import ODD, PRECISIONS, on_each
 from tests.workers.serving import Sample, Serving, make_runner
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=3)
 PROMPTS = [[(11 * number + 5 * index) % 300 + 3 for index in range(length)] for number, length in enumerate((40, 3, 17, 70, 9))]
@@ -111,7 +111,7 @@ def test_weights_that_are_loaded_anew_have_the_adapters(tmp_path: Path) -> None:
 
 def test_another_adapter_takes_the_slot(tmp_path: Path) -> None:
     """One of less rank and fewer modules leaves nothing of the one before."""
-    from workers.adapters.reader import AdapterFiles
+    from workers.extensions.adapters.reader import AdapterFiles
 
     model = GOLDEN / "qwen3"
     large, small = adapters_of(tmp_path, model, 2)

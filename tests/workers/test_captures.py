@@ -18,8 +18,8 @@ from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.rank_group.serving import serve
 from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
 from tests.workers.test_drafts import DRAFTS, Drafting, K, of_truth, samples
-from workers.captures import Captures, Phase, StepShape
-from workers.runner import ModelRunner
+from workers.engine.captures import Captures, Phase, StepShape
+from workers.engine.runner import ModelRunner
 
 ARENA_BYTES = 32 << 20
 MODEL_FREE = [method for method in DRAFT_METHODS if method != "mtp"]

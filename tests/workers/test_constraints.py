@@ -26,10 +26,10 @@ from tests.waiting import wait_until
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.serving import Sample, Serving, int32, make_runner, swap_slots
-from workers import constraints
-from workers.constraints import Constraint
+from workers.engine.runner import ModelRunner
+from workers.extensions.grammars import constraints
+from workers.extensions.grammars.constraints import Constraint
 from workers.rank_group.communicator import Communicator
-from workers.runner import ModelRunner
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner
 from workers.runners.xpu import xpu_runner

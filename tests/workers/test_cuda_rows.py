@@ -26,15 +26,15 @@ from tests.paths import GOLDEN
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
-from workers.device_inputs import DeviceInputs
 from workers.devices.card_ops import CardRows
-from workers.features import Features
+from workers.engine.device_inputs import DeviceInputs
+from workers.engine.plan import make_plan
+from workers.engine.runner import ModelRunner, Parts
+from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
-from workers.runner import ModelRunner, Parts
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.runner import Runner
-from workers.step.execution import make_plan
 
 INT8 = WeightFormat("int8")
 

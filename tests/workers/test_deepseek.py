@@ -14,7 +14,7 @@ from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_saf
 from tests.workers.deepseek import CONFIG, DeepseekForward
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.weights.formats.quantizers import Format, fp8_blocks, pack_quantized, write_quantized
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 
 PROMPT = np.random.default_rng(3).integers(0, 96, 70).tolist()
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}

@@ -14,10 +14,10 @@ from ops.paddle.metadata import FOLLOWING
 from ops.paddle.reference import TABLE
 from ops.table import HAS_BOUNDS, OpTable
 from tests.ops.tables import emulated_card
-from workers.device_inputs import DeviceInputs
 from workers.devices.paddle import PaddleDevice
-from workers.step.inputs import StepInputs
-from workers.step.slots import Slots
+from workers.engine.device_inputs import DeviceInputs
+from workers.engine.inputs import StepInputs
+from workers.engine.slots import Slots
 
 NUM_SLOTS, MAX_LENGTH, BLOCK_SIZE = 7, 512, 64
 SENTINEL = -77

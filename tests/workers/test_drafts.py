@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart, Step
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, int32, make_runner
-from workers.step.rows import StepRows
-from workers.step.slots import Slots
+from workers.engine.rows import StepRows
+from workers.engine.slots import Slots
 
 K = 4
 Drafting = Callable[[Sample], list[int]]

@@ -17,10 +17,10 @@ from ops.paddle.reference import TABLE
 from ops.table import OpTable
 from tests.ops.tables import emulated_card
 from tests.workers.serving import int32
-from workers.device_inputs import DeviceInputs
 from workers.devices.paddle import PaddleDevice
+from workers.engine.device_inputs import DeviceInputs
+from workers.engine.slots import Slots
 from workers.sampling import sampler
-from workers.step.slots import Slots
 
 MAX_LENGTH, BLOCK_SIZE = 64, 16
 CASES: list[dict[str, Any]] = [

@@ -14,8 +14,8 @@ from shm.encoder_arena import EncoderArena
 from tests.workers.encoding import make_slab, steps_of, units_of
 from tests.workers.seeing import ARCHITECTURES, make_arena, seeing_samples
 from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, make_runner
-from workers.features import Features
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
+from workers.extensions.media.features import Features
 
 FEW = 4  # outputs, where all that counts is what is seen
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}

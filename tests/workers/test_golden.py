@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

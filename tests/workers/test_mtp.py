@@ -22,9 +22,9 @@ from tests.workers.mtp import Trunk, draft_tokens, drafting, write_walk, write_w
 from tests.workers.serving import GOLDEN, Sample, Serving, make_runner, swap_slots
 from tests.workers.test_drafts import samples
 from tests.workers.test_mixtures import COMMON, ERNIE
-from workers.drafts.mtp import likeliest
-from workers.runner import ModelRunner
-from workers.step.rows import StepRows
+from workers.engine.rows import StepRows
+from workers.engine.runner import ModelRunner
+from workers.extensions.drafts.mtp import likeliest
 
 K = 3
 QWEN = {**COMMON, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}

@@ -15,8 +15,8 @@ from engine.messages import Pooling, SamplingParams, SlotStart, Step
 from engine.options.resolve_pooling import resolve_pooling
 from tests.pooled import MODELS, TOLERANCE, write_checkpoint
 from tests.workers.serving import int32, make_runner
-from workers.pooling.step_pooling import finished, sigmoid
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
+from workers.extensions.pooling import finished, sigmoid
 
 BLOCK_SIZE, BLOCKS_OF_SLOT = 16, 16
 BACKENDS = {"native": ("native", "tape"), "reference": ("reference", "eager")}

@@ -12,7 +12,7 @@ from engine.errors import CheckpointError
 from engine.messages import SamplingParams, Step
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, make_runner
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 
 PROMPT = [5, 9, 3, 30, 22, 8, 17]
 

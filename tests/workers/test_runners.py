@@ -23,23 +23,23 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
 from tests.workers.serving import Sample, Serving, ServingAhead, make_runner, swap_slots
 from tests.workers.test_mixtures import COMMON
-from workers import constraints
-from workers.captures import Phase
-from workers.device_inputs import DeviceInputs
 from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
 from workers.devices.paddle import PaddleDevice
-from workers.features import Features
+from workers.engine.captures import Phase
+from workers.engine.device_inputs import DeviceInputs
+from workers.engine.graph_plan import GraphPlan
+from workers.engine.plan import make_plan
+from workers.engine.runner import ModelRunner, Parts
+from workers.extensions.drafts.device_draft_plan import DeviceDraftPlan
+from workers.extensions.grammars import constraints
+from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
-from workers.runner import ModelRunner, Parts
 from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.runner import Runner
 from workers.runners.xpu import xpu_runner
-from workers.step.device_draft_plan import DeviceDraftPlan
-from workers.step.execution import make_plan
-from workers.step.graph_plan import GraphPlan
 
 SIZES = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference"}
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2, adaptive=False)

@@ -12,7 +12,7 @@ from engine.messages import MediaUnit, SamplingParams, Step
 from shm.encoder_arena import EncoderArena
 from tests.workers.seeing import ARCHITECTURES, hash_of, make_seeing_runner, seeing_samples, store
 from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, int32, make_runner, swap_slots
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "op by op": {"plan": "eager"}, "native": {"threads": 2}}
 Seeing = tuple[ModelRunner, EncoderArena]

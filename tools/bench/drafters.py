@@ -19,8 +19,8 @@ import numpy as np
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart
-from workers.drafts.drafting import METHODS
-from workers.step.slots import Slots
+from workers.engine.slots import Slots
+from workers.extensions.drafts.drafting import METHODS
 
 _K = 8
 _ROOM = 4096  # tokens behind a prompt

@@ -23,11 +23,11 @@ from shm.encoder_arena import EncoderArena
 from shm.extent_slab import ExtentSlab
 from shm.segment import MemoryFile
 from shm.slab import SlabHandle
-from workers.encoder import Encoder
-from workers.features import Features
+from workers.engine.tape_plan import TapePlan
+from workers.extensions.media.encoder import Encoder
+from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
 from workers.runners.cpu import CpuRunner
-from workers.step.tape_plan import TapePlan
 
 _UNIT = bytes(32)  # the hash of the picture
 

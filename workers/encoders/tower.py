@@ -15,7 +15,7 @@ import msgspec
 from engine.checkpoint.vision_config import VisionConfig
 from ops.modules import AttentionShape, LayerCache, LayerNorm, Linear, Norm, PatchLinear, PositionTable, Tensor
 from ops.table import OpTable
-from workers.encoders.inputs import SliceInputs
+from workers.extensions.media.encoder_inputs import SliceInputs
 from workers.weights.declaration import Weights
 
 

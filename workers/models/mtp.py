@@ -1,7 +1,7 @@
 """Multi-token prediction (DeepSeek-AI 2024, section 2.2): a layer beside the trunk that guesses the tokens after the next one.
 
-Declared with a model where its drafts are asked for; run by `workers/step/draft_plan.py`. A module makes of token j and of the
-trunk's hidden state before it, h_{j - 1}, a hidden state h'_j, from which a head reads a guess of token j + 1:
+Declared with a model where its drafts are asked for; run by `extensions/drafts/draft_plan.py`. A module makes of token j and of
+the trunk's hidden state before it, h_{j - 1}, a hidden state h'_j, from which a head reads a guess of token j + 1:
 
     h'_j = layer(projection([embedding_norm(embedding of token j), hidden_norm(h_{j - 1})]))
 

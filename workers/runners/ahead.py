@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from engine.messages import Step, StepResult
-from workers.runner import ModelRunner
+from workers.engine.runner import ModelRunner
 from workers.sampling.step_sampling import StepRun
 from workers.weights.loader import Progress
 

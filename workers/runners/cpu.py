@@ -14,15 +14,15 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import Step, StepResult
 from workers.devices.device import make_device
-from workers.features import Features
+from workers.engine.inputs import StepInputs
+from workers.engine.plan import make_plan
+from workers.engine.runner import ModelRunner, Parts
+from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
-from workers.runner import ModelRunner, Parts
-from workers.step.execution import make_plan
-from workers.step.inputs import StepInputs
 from workers.weights.loader import Progress
 
 if TYPE_CHECKING:
-    from workers.adapters.arena import AdapterArena
+    from workers.extensions.adapters.arena import AdapterArena
 
 
 class CpuRunner:

@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from workers.device_inputs import DeviceInputs
 from workers.devices.card_ops import card_rows
 from workers.devices.device import make_device
 from workers.devices.persistent_kv_arena import PersistentKvArena
-from workers.features import Features
+from workers.engine.device_inputs import DeviceInputs
+from workers.engine.plan import make_plan
+from workers.engine.runner import ModelRunner, Parts
+from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
-from workers.runner import ModelRunner, Parts
 from workers.runners.ahead import Ahead
-from workers.step.execution import make_plan
 
 
 def _needed_by(config: EngineConfig) -> str:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import Step, StepResult
-from workers.features import Features
+from workers.engine.runner import ModelRunner
+from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
-from workers.runner import ModelRunner
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.xpu import xpu_runner
 from workers.weights.loader import Progress
 
 if TYPE_CHECKING:
-    from workers.adapters.arena import AdapterArena
+    from workers.extensions.adapters.arena import AdapterArena
 
 
 class Runner(Protocol):

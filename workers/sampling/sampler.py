@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from ops import _cpu
-from workers.step.slots import Slots
+from workers.engine.slots import Slots
 
 
 class Scores(msgspec.Struct, frozen=True):

@@ -18,18 +18,18 @@ import msgspec
 import numpy as np
 
 from engine.messages import PromptLogprobs, Step, StepResult
-from workers.constraints import Constraints
 from workers.devices.device import Device
 from workers.devices.enqueued import Fetch
-from workers.drafts.drafting import Drafting
+from workers.engine.inputs import StepInputs
+from workers.engine.plan import Plan
+from workers.engine.rows import SampledTokens, StepRows
+from workers.engine.slots import Slots
+from workers.extensions.drafts.drafting import Drafting
+from workers.extensions.grammars.constraints import Constraints
 from workers.rank_group.communicator import Communicator
-from workers.rank_group.sampling import exchanged
 from workers.sampling import sampler
+from workers.sampling.rank_sampling import exchanged
 from workers.sampling.sampler import Scores
-from workers.step.execution import Plan
-from workers.step.inputs import StepInputs
-from workers.step.rows import SampledTokens, StepRows
-from workers.step.slots import Slots
 
 
 class StepRun(msgspec.Struct):

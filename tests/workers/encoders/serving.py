@@ -15,8 +15,8 @@ from ops.paddle import reference
 from shm.slab import SlabHandle
 from tests.golden.make_units import pixels_of
 from workers.devices.device import Device
-from workers.encoder import Encoder
 from workers.encoders.tower import Tower
+from workers.extensions.media.encoder import Encoder
 from workers.weights.loader import load_model
 from workers.weights.precision import Precision
 

@@ -13,8 +13,8 @@ from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.workers.encoders.serving import Unit, Units, encoded, load_tower
 from workers.devices.device import HostDevice
-from workers.encoder import Encoder
 from workers.encoders.tower import Tower
+from workers.extensions.media.encoder import Encoder
 from workers.weights.formats.floats import bfloat16_bits
 
 NAME = "qwen3_vl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workers.encoders.geometry import Angles, patches_of, pixels_of, stretched
+from workers.extensions.media.geometry import Angles, patches_of, pixels_of, stretched
 
 
 @pytest.mark.parametrize(("height", "width", "merge"), [(2, 2, 2), (6, 4, 2), (4, 22, 2), (9, 6, 3), (3, 2, 1)])

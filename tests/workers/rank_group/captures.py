@@ -13,11 +13,11 @@ from ops._cpu import LayerDrafts
 from shm.segment import MemoryFile
 from tests.workers.rank_group.serving import samples
 from tests.workers.serving import Serving, make_runner
+from workers.engine.captured_plan import CapturedPlan
+from workers.engine.rows import StepRows
+from workers.engine.runner import ModelRunner
+from workers.extensions.drafts.draft_plan import TapeDraftPlan
 from workers.rank_group.communicator import Communicator
-from workers.runner import ModelRunner
-from workers.step.captured_plan import CapturedPlan
-from workers.step.draft_plan import TapeDraftPlan
-from workers.step.rows import StepRows
 
 Replays = list[tuple[str, int]]  # by the model, or by layers that draft; 0: with the rows that there were
 

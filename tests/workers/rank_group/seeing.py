@@ -14,7 +14,7 @@ from tests.paths import GOLDEN
 from tests.workers.encoding import steps_of
 from tests.workers.seeing import golden_prompts, shape_of_arena
 from tests.workers.serving import Serving, make_runner
-from workers.features import Features
+from workers.extensions.media.features import Features
 from workers.rank_group.communicator import Communicator
 
 Shared = tuple[Any, int]  # a memory file's descriptor and size

@@ -22,10 +22,10 @@ from tests.workers.rank_group.serving import Answers, serve, serve_all
 from tests.workers.rank_group.test_tensor_parallel import ODD_EXPERTS, on_each
 from tests.workers.test_cuda_rows import OnEmulatedCard
 from workers.devices.card_ops import CardRows
-from workers.devices.op_choice import take_rows
 from workers.devices.paddle import PaddleDevice
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.rendezvous import Rendezvous
+from workers.selftest.op_choice import take_rows
 from workers.weights.precision import Precision
 
 pytestmark = pytest.mark.slow

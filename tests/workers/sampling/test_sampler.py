@@ -14,9 +14,9 @@ from tests.ops.tables import table
 from tests.workers.sampling import reference_sampler
 from tests.workers.sampling.reference_sampler import Draw
 from tests.workers.serving import int32
+from workers.engine.slots import Slots
 from workers.sampling import sampler
 from workers.sampling.sampler import Scores
-from workers.step.slots import Slots
 
 VOCAB = 50
 

@@ -30,8 +30,8 @@ from ops.cpu.packing import PackedWeight
 from ops.cpu.table import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, make_runner
+from workers.engine.runner import ModelRunner
 from workers.rank_group.share import TensorShare
-from workers.runner import ModelRunner
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
 from workers.weights.loader import LoadedModel, Progress, load_model

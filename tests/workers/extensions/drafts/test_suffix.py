@@ -1,0 +1,208 @@
+"""The suffix trees against counting in plain Python, what is remembered of answers, and what that is bounded by."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import SUFFIX_SHARED_BYTES, SpeculativeConfig
+from engine.messages import SamplingParams, SlotStart
+from tests.workers.serving import swap_slots
+from workers.engine.slots import Slots
+from workers.extensions.drafts.suffix import SuffixDrafter
+
+K = 8
+NONE = np.zeros(0, np.int32)
+
+
+class Rig:
+    """Slots and a drafter over them."""
+
+    def __init__(self, depth: int = 6, shared_bytes: int = SUFFIX_SHARED_BYTES, **options: float) -> None:
+        named = {f"suffix_decoding_{name}": value for name, value in options.items()}
+        self.config = SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=depth, **named)  # type: ignore[arg-type]
+        self.slots = Slots(np.zeros((5, 4), np.int32), 5000, 1000, K)
+        self.drafter = SuffixDrafter(self.config, self.slots, shared_bytes)
+
+    def put(self, slot: int, prompt: list[int], answer: list[int]) -> None:
+        token_ids = np.array(prompt + answer, np.int32)
+        self.slots.start(SlotStart(slot, "r", token_ids.tobytes(), len(prompt), SamplingParams(), b""))
+        self.drafter.start(slot, token_ids, len(prompt), NONE)
+
+    def say(self, slot: int, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            self.slots.append(np.array([slot]), self.slots.num_tokens[[slot]], np.array([token_id]))
+
+    def complete(self, slot: int) -> None:
+        self.drafter.stop(slot, self.slots.token_ids[slot, : self.slots.num_tokens[slot]])
+
+    def answered(self, prompt: list[int], answer: list[int]) -> None:
+        self.put(3, prompt, answer)
+        self.complete(3)
+        self.drafter.known(NONE, NONE)
+
+    def draft_tokens(self, slot: int, most: int = K) -> list[int]:
+        which = np.array([slot], np.int32)
+        self.drafter.known(which, which)
+        found = self.drafter.propose(which, np.full(1, most, np.int32))
+        return [int(token_id) for token_id in found.token_ids[0, : found.counts[0]]]
+
+
+def followers(texts: list[list[int]], part: list[int]) -> tuple[int | None, float]:
+    """What followed `part` most often in texts, of several the one that did so last; and its share."""
+    counts: Counter[int] = Counter()
+    last: dict[int, tuple[int, int]] = {}
+    for index, text in enumerate(texts):
+        for end in range(len(part), len(text)):
+            if text[end - len(part) : end] == part:
+                counts[text[end]] += 1
+                last[text[end]] = index, end
+    if not counts:
+        return None, 0.0
+    best = max(counts, key=lambda token: (counts[token], last[token]))
+    return best, counts[best] / counts.total()
+
+
+def expected(rig: Rig, trees: list[list[list[int]]], text: list[int]) -> list[int]:
+    """By counting all parts of all texts of each tree."""
+    config = rig.config
+    best, best_promise = [], 0.0
+    for texts in trees:
+        for size in range(min(len(text), config.suffix_decoding_max_tree_depth - 1), 0, -1):
+            match, draft_token = text[len(text) - size :], []
+            chance, promise = 1.0, 0.0
+            while len(draft_token) < min(K, int(config.suffix_decoding_max_spec_factor * size)):
+                if len(match) + len(draft_token) >= config.suffix_decoding_max_tree_depth:
+                    break
+                token, share = followers(texts, match + draft_token)
+                chance *= share
+                if token is None or chance < config.suffix_decoding_min_token_prob:
+                    break
+                draft_token.append(token)
+                promise += chance
+            if promise > best_promise:
+                best, best_promise = draft_token, promise
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 7), st.sampled_from([1.0, 2.0, 4.0]), st.sampled_from([0.1, 0.5]))
+def test_equal_to_counting(seed: int, num_words: int, factor: float, chance: float) -> None:
+    rng = np.random.default_rng(seed)
+    rig = Rig(max_spec_factor=factor, min_token_prob=chance)
+    answers: list[list[int]] = []
+    for _ in range(rng.integers(0, 4)):
+        answers.append(rng.integers(1, 1 + num_words, rng.integers(2, 30)).tolist())
+        rig.answered([999], answers[-1])
+    text = rng.integers(1, 1 + num_words, rng.integers(1, 40)).tolist()
+    rig.put(0, text[:1], text[1:])
+    for _ in range(6):
+        assert rig.draft_tokens(0) == expected(rig, [[text], answers], text)
+        more = rng.integers(1, 1 + num_words, rng.integers(1, 4)).tolist()
+        rig.say(0, more)
+        text = text + more
+        if rng.integers(0, 3) == 0:
+            answers.append(rng.integers(1, 1 + num_words, 12).tolist())
+            rig.answered([998], answers[-1])
+
+
+def test_a_text_that_repeats_itself_is_bounded_by_its_match() -> None:
+    rig = Rig(depth=24)
+    rig.put(1, [1, 2, 3, 4, 5, 6, 7], [2, 3])
+    assert rig.draft_tokens(1) == [4, 5]
+    rig.say(1, [4, 5])
+    assert rig.draft_tokens(1) == [6, 7, 2, 3]
+    assert rig.draft_tokens(1, 3) == [6, 7, 2]
+
+
+def test_answers_are_found_once_they_are_complete_and_forgotten_on_demand() -> None:
+    rig = Rig(depth=16, max_spec_factor=3.0)
+    answer = list(range(20, 40))
+    rig.put(2, [5, 6], answer)
+    rig.put(1, [7], [20, 21])
+    assert rig.draft_tokens(1) == []
+    rig.complete(2)
+    rig.complete(2)
+    assert (rig.draft_tokens(1), rig.drafter.num_answers) == ([22, 23, 24, 25, 26, 27], 1)
+    rig.put(1, [6], [])
+    assert rig.draft_tokens(1) == [], "prompts are not remembered"
+    rig.put(1, [7], [20, 21])
+    rig.drafter.forget()
+    assert (rig.draft_tokens(1), rig.drafter.num_answers) == ([], 0)
+
+
+def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
+    rig = Rig()
+    rig.put(2, [1, 2, 3, 4, 1, 2], [])
+    assert rig.draft_tokens(2) == [3, 4]
+    rig.put(2, [8, 1, 2], [])
+    assert rig.draft_tokens(2) == []
+    rig.slots.reset(2)
+    assert rig.draft_tokens(2) == []
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 5, 8])
+def test_bounded_in_answers(most: int) -> None:
+    rig = Rig(max_cached_requests=most)
+    for index in range(30):
+        rig.answered([1], [100 + 3 * index, 101 + 3 * index, 102 + 3 * index])
+        assert rig.drafter.num_answers <= most
+    rig.put(0, [1], [187])
+    assert rig.draft_tokens(0) == ([188] if most else []), "the last one is remembered"
+
+
+def test_bounded_in_bytes() -> None:
+    rng, most = np.random.default_rng(1), 1 << 20
+    rig = Rig(depth=24, shared_bytes=most)
+    rig.put(3, [1], [])
+    at_first = rig.drafter.num_bytes
+    for _ in range(60):
+        rig.answered([1], rng.integers(0, 999, 300).tolist())
+    assert most // 8 < rig.drafter.num_bytes - at_first <= most
+    assert 0 < rig.drafter.num_answers < 60
+
+
+def test_long_texts_take_several_steps() -> None:
+    """A prompt, and an answer that is complete: what a step takes of them is bounded, however they repeat themselves."""
+    rng = np.random.default_rng(2)
+    for text in (rng.integers(0, 900, 4500).tolist(), [7] * 900):
+        rig = Rig(depth=24, max_spec_factor=4.0)
+        rig.put(0, [*text, *text[:10]], [])
+        found = [len(rig.draft_tokens(0)) for _ in range(12)]
+        assert found[0] == 0 < found[-1] == K
+        rig = Rig(depth=24, max_spec_factor=4.0)
+        rig.put(3, [1], [*text, *range(901, 921)])
+        rig.complete(3)
+        rig.put(0, [1], [*range(901, 905)])
+        counts = [len(rig.draft_tokens(0)) for _ in range(12)]
+        assert counts[0] == 0 < counts[-1] == K
+        assert rig.drafter.num_answers == 1
+
+
+def test_no_slot_waits_for_those_before_it() -> None:
+    """However much a step brings them all."""
+    num_slots, num_new = 64, 9
+    slots = Slots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
+    drafter = SuffixDrafter(SpeculativeConfig(method="suffix"), slots)
+    which = np.arange(num_slots, dtype=np.int32)
+    for slot in range(num_slots):
+        token_ids = np.array([slot], np.int32)
+        slots.start(SlotStart(slot, "r", token_ids.tobytes(), 1, SamplingParams(), b""))
+        drafter.start(slot, token_ids, 1, NONE)
+    for _ in range(40):
+        for _ in range(num_new):
+            slots.append(which, slots.num_tokens[which], slots.num_tokens[which] % 10)
+        drafter.known(which, which)
+    assert (drafter.propose(which, np.full(num_slots, K, np.int32)).counts > 0).all()
+
+
+def test_swapped_slots_keep_what_they_know() -> None:
+    rig = Rig()
+    rig.put(0, [1, 2, 3, 4, 1, 2], [])
+    rig.put(1, [5, 6, 7, 5], [])
+    swap_slots(rig.slots, 0, 1)
+    assert (rig.draft_tokens(1), rig.draft_tokens(0)) == ([3, 4], [6])

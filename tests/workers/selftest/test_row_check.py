@@ -1,0 +1,116 @@
+"""CUDA's rows are tried on a card before they serve: on the emulated card they are right, and what is not is left, and said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import OptionError
+from ops.cuda import table as cuda
+from ops.cuda.library import RowError
+from ops.table import DeviceSampler, OpTable
+from tests.ops.cuda.card import emulated_card
+from tests.paths import GOLDEN
+from tests.workers.checkpoints import write_checkpoint
+from tests.workers.deepseek import CONFIG as DEEPSEEK
+from workers.devices.card_ops import CardRows
+from workers.devices.paddle import PaddleDevice
+from workers.selftest.op_choice import ChosenOps, take_rows
+from workers.selftest.row_check import small_model
+from workers.weights.precision import Precision
+
+
+@pytest.fixture(scope="module")
+def rows() -> OpTable:
+    return cuda.make_table(emulated_card())
+
+
+def taken(table: OpTable, name: str, precision: Precision, kv_dtype: str, needed_by: str = "") -> ChosenOps | None:
+    return take_rows(
+        PaddleDevice("cpu"),
+        CardRows(lambda rank_group: table, needed_by),
+        ModelConfig.read(GOLDEN / name),
+        precision,
+        kv_dtype,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "quantization", "kv_dtype"),
+    [
+        ("qwen3_moe", "none", "float32"),
+        ("deepseek_v3", "wint8", "int8"),
+        ("ernie4_5_vl_moe", "wint4", "bfloat16"),
+        ("qwen2_5_vl", "none", "bfloat16"),
+    ],
+)
+def test_what_is_right_is_taken(rows: OpTable, name: str, quantization: str, kv_dtype: str) -> None:
+    assert taken(rows, name, Precision("float32", quantization), kv_dtype) == ChosenOps(rows)
+
+
+def off(table: OpTable, by: float) -> OpTable:
+    return replace(table, linear=lambda x, module: table.linear(x, module) * (1 + by))
+
+
+def variant(table: OpTable, by: float) -> OpTable:
+    return replace(table, linear=lambda x, module: table.linear(x, module) + by * x.shape[0])
+
+
+def failing(table: OpTable, by: float) -> OpTable:
+    def attention(*arguments: Any) -> Any:
+        raise RowError("Attention: an illegal memory access was encountered")
+
+    return replace(table, attention=attention)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "by", "says"),
+    [
+        (off, 0.01, r"100 of 100 rows of a prompt are off by up to [\d.e-]+, where [\d.e-]+ may be"),
+        (off, float("nan"), r"100 of 100 rows of a prompt are off by up to nan, where"),
+        (variant, 1e-9, r"\d+ of 100 rows of a prompt have other bits in chunks beside others"),
+        (failing, 0.0, "they fail: Attention: an illegal memory access was encountered"),
+    ],
+)
+def test_what_is_wrong_is_left(
+    rows: OpTable, change: Callable[[OpTable, float], OpTable], by: float, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = change(rows, by)
+    assert taken(broken, "llama", Precision(), "float32") is None
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith("--ops cuda: fused ops are taken: on cpu ")
+    with pytest.raises(OptionError, match=rf"^--ops cuda: on cpu {says}.*; --quantization wint8 needs them, leave it out$"):
+        taken(broken, "llama", Precision(), "float32", "--quantization wint8")
+
+
+def test_tokens_that_are_not_the_samplers(rows: OpTable, caplog: pytest.LogCaptureFixture) -> None:
+    """The host draws then."""
+    drawing = rows.drawing
+    assert drawing is not None
+    other = replace(rows, drawing=DeviceSampler(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))
+    found = taken(other, "llama", Precision(), "float32")
+    assert found is not None
+    assert (found.ops.name, found.ops.drawing, found.fallbacks) == ("cuda", None, (("draw", "sample"),))
+    assert [record.getMessage() for record in caplog.records] == [
+        "draw: sample is not taken on cpu: 24 of 24 tokens are not the sampler's"
+    ]
+
+
+def test_the_small_model_has_a_layer_of_each_kind(tmp_path: Any) -> None:
+    write_checkpoint(tmp_path, {**DEEPSEEK, "num_hidden_layers": 4, "first_k_dense_replace": 2, "n_routed_experts": 66})
+    whole = ModelConfig.read(tmp_path)
+    found = small_model(whole)
+    assert (whole.num_layers, found.num_layers) == (4, 2)
+    assert found.experts is not None
+    assert whole.experts is not None
+    assert found.experts.sparse_layers == (1,)
+    assert found.experts.num_chosen <= found.experts.num_experts < whole.experts.num_experts == 66
+    assert found.experts.num_experts % found.experts.num_groups == 0
+    assert found.experts.correction_shape in ((), (found.experts.num_experts,))
+    assert (found.hidden_size, found.latents, found.head_dim) == (whole.hidden_size, whole.latents, whole.head_dim)

@@ -1,1 +1,0 @@
-"""Guesses of the tokens that come next, which the rank verifies: read drafter.py first."""

@@ -1,0 +1,74 @@
+"""Where all lies that a graph reads and writes: the addresses that it was captured with are compared with those of now before
+each replay. Used by the plans that have graphs (`graph_plan.py`, `draft_plan.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ops.modules import Tensor
+from workers.devices.capabilities import DeviceError
+from workers.devices.device import Device
+from workers.engine.inputs import AttentionMetadata
+
+
+class Place(NamedTuple):
+    """Where a tensor is kept."""
+
+    name: str
+    owner: Any
+    key: Any
+
+    @property
+    def tensor(self) -> Tensor:
+        """The one that is there now."""
+        return self.owner[self.key] if isinstance(self.owner, dict | list | tuple) else getattr(self.owner, self.key)
+
+
+class GraphMemory:
+    """`inputs`: by what comes before the names of their tensors; `parts`: what keeps tensors, by name."""
+
+    def __init__(self, device: Device, inputs: Mapping[str, AttentionMetadata], **parts: object) -> None:
+        self._device, self._inputs = device, inputs
+        seen: set[int] = set()
+        self._places = [place for name, part in parts.items() for place in places_of(part, name, seen)]
+
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(self._device.address(tensor) for _, tensor in self._tensors())
+
+    def check(self, what: str, captured: tuple[int, ...]) -> None:
+        """DeviceError: something lies elsewhere than when `what` was captured, so the bytes would be wrong."""
+        now = self.addresses()
+        if now == captured:
+            return
+        moved = [
+            f"{name} at {there:#x}, now at {here:#x}"
+            for (name, _), there, here in zip(self._tensors(), captured, now, strict=True)
+            if there != here
+        ]
+        raise DeviceError(f"what was captured for {what} reads {'; '.join(moved[:4])}: load the weights again")
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for prefix, inputs in self._inputs.items():
+            yield from ((f"{prefix}{name}", tensor) for name, tensor in inputs.tensors())
+        yield from ((place.name, place.tensor) for place in self._places)
+
+
+def places_of(part: Any, name: str, seen: set[int]) -> Iterator[Place]:
+    """Where modules, lists and tables of them keep tensors; those that were `seen` are left out."""
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    found: Iterable[tuple[Any, Any]]
+    if isinstance(part, dict):
+        found = part.items()
+    elif isinstance(part, list | tuple):
+        found = enumerate(part)
+    else:
+        of_type = (*getattr(part, "__struct_fields__", ()), *getattr(part, "__dataclass_fields__", ()))
+        found = [(field, getattr(part, field)) for field in (*of_type, *getattr(part, "__dict__", ()))]
+    for key, value in found:
+        if hasattr(value, "data_ptr"):
+            yield Place(f"{name}.{key}", part, key)
+        else:
+            yield from places_of(value, f"{name}.{key}", seen)

@@ -1,0 +1,72 @@
+"""The memory of all adapters, as one rank writes it and every rank reads it.
+
+Owned by the runner, over the memory that the supervisor holds (`engine/checkpoint/adapters/layout.py`): what one rank wrote
+there is there for the others, and for those that are started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.checkpoint.adapters.layout import LINE, AdapterLayout, whole_lines
+from ops.modules import AdaptedPart, Adapters, Linear
+from shm.blake2 import blake2b
+
+if TYPE_CHECKING:
+    from workers.extensions.adapters.reader import AdaptedLinear
+
+HASH_BYTES = 32
+
+
+class AdapterArena:
+    """`memory`: of `layout.num_bytes` bytes, at a page."""
+
+    def __init__(self, memory: memoryview, layout: AdapterLayout) -> None:
+        self.layout = layout
+        words = np.frombuffer(memory, np.uint8, layout.num_bytes)
+        count = layout.num_slots * len(layout.modules)
+        self.ranks = words[: 4 * count].view(np.int32).reshape(layout.num_slots, -1)
+        self.slots = words[layout.table_bytes :].view(np.float32).reshape(layout.num_slots, -1)
+        self._modules = {module.name: module for module in layout.modules}
+
+    def bind(self, linears: Iterable[Linear]) -> None:
+        """Have the linears that adapters may change find theirs here. All modules of the layout must be among them."""
+        num_found = 0
+        for linear in linears:
+            parts, first = [], 0
+            for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
+                module = self._modules.get(name)
+                if module is not None:
+                    shape, own = (linear.num_inputs, num_outputs), (module.num_inputs, module.num_outputs)
+                    assert shape == own, f"{name} has {shape} inputs and outputs, the layout says {own}"
+                    parts.append(AdaptedPart(first, num_outputs, module.index, module.a, module.b))
+                first += num_outputs
+            linear.adapters = Adapters(tuple(parts), self.slots, self.ranks) if parts else None
+            num_found += len(parts)
+        assert num_found == len(self._modules), f"{num_found} of {len(self._modules)} modules are linears of the model"
+
+    def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
+        """Put an adapter into a slot that no row uses. What tells its numbers from any others', in hexadecimal: whatever files
+        they came in. CheckpointError as the reader's; the slot then holds no adapter."""
+        digest = blake2b(digest_size=HASH_BYTES)
+        self.ranks[slot] = 0
+        memory = self.slots[slot]
+        ranks = np.zeros_like(self.ranks[slot])
+        for linear in linears:
+            module, rank = linear.module, linear.rank
+            room, num_panels = whole_lines(rank), whole_lines(module.num_outputs) // LINE
+            a = memory[module.a : module.a + module.num_inputs * room].reshape(module.num_inputs, room)
+            a[:, :rank], a[:, rank:] = linear.a.T, 0
+            outputs = np.zeros((num_panels * LINE, rank), np.float32)
+            outputs[: module.num_outputs] = linear.b
+            b = memory[module.b : module.b + outputs.size].reshape(num_panels, rank, LINE)
+            b[:] = outputs.reshape(num_panels, LINE, rank).swapaxes(1, 2)
+            ranks[module.index] = rank
+            digest.update(f"{module.name} {rank}\n".encode())
+            digest.update(linear.a.data)
+            digest.update(linear.b.data)
+        self.ranks[slot] = ranks
+        return digest.hexdigest()

@@ -1,0 +1,108 @@
+"""Layers that draft on a device: guesses that never leave it, and entries of a step's rows while its tokens are on their way.
+
+Made by the drafter (`device_mtp.py`), anew for new weights. Op by op, or as graphs of padded rows, captured when
+they are run first: one for each guess of a row, and one for entries, of what the trunk's graph of as many rows gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from ops.modules import KvCache, Tensor
+from ops.paddle.layer_rows import LayerMemory, draft_tokens, put_draft, put_fed, rows_of_draft, rows_of_entries
+from ops.paddle.reference import largest
+from ops.table import OpTable
+from workers.devices.capabilities import DeviceError
+from workers.devices.device import Device
+from workers.devices.enqueued import Graph
+from workers.engine.graph_memory import GraphMemory
+from workers.extensions.drafts.draft_plan import draft_of, store_entries
+from workers.models.llama import DraftLayer
+
+_LOG = logging.getLogger(__name__)
+ENTRIES = -1  # in the place of a guess
+
+
+class _Captured(msgspec.Struct, frozen=True):
+    """A graph, and where all lies that it reads and writes."""
+
+    graph: Graph
+    addresses: tuple[int, ...]
+
+
+class DeviceDraftPlan:
+    def __init__(
+        self,
+        modules: Sequence[DraftLayer],
+        device: Device,
+        ops: OpTable,
+        memory: LayerMemory,
+        cache: KvCache,
+        max_logit_rows: int,
+    ) -> None:
+        self.num_failed = 0  # graphs that could not be captured, whose work is done op by op
+        self._modules, self._device, self._ops, self._memory, self._cache = modules, device, ops, memory, cache
+        self._sync_free_ops, self._max_sync_free_rows = ops.sync_free(), memory.max_drafted * memory.group  # that decode
+        self._max_logit_rows = max_logit_rows
+        self._captured: dict[tuple[int, int], _Captured | None] = {}  # by guess, or ENTRIES, and size; None: it cannot be
+        own = {"columns": memory.columns, "states": memory.states, "fed": memory.fed, "kept": memory.kept}
+        parts = {"cache": cache.layers, "weights": [module.parts() for module in modules], "layers": own}
+        self._places = GraphMemory(device, {"": memory.step, "kept.": memory.step.kept}, **parts)
+
+    def draft_token(self, number: int, num_rows: int, num_key_splits: int, size: int = 0) -> None:
+        """Put guess `number` behind the tokens of the rows that get so many. `size`: as it was captured for so many rows, to
+        which they are padded; 0: op by op."""
+        self._run(number, num_rows, size, lambda ops: self._draft(ops, number, num_rows, num_key_splits))
+
+    def store(self, hidden: Tensor, size: int = 0) -> None:
+        """Write entries of the step's kept rows, whose `hidden` states [m, hidden] these are, and remember the last of them.
+        `size`: as above, and they are what the trunk's graph of that size gave."""
+        kept = self._memory.kept[: hidden.shape[0]] if size else hidden
+        self._run(ENTRIES, kept.shape[0], size, lambda ops: self._store(ops, kept))
+
+    def draft_tokens(self, num_rows: int, count: int) -> np.ndarray:
+        """The first `count` guesses of each row, int32 [rows, count]; waits for them."""
+        return self._device.fetch("guesses", draft_tokens(self._memory, num_rows, count)).wait()
+
+    def forget(self) -> None:
+        """As `Plan.forget`."""
+        self._captured.clear()
+        self.num_failed = 0
+
+    def _draft(self, ops: OpTable, number: int, num_rows: int, num_key_splits: int) -> None:
+        rows, hidden = rows_of_draft(self._memory, number, num_rows, num_key_splits)
+        module = number % len(self._modules)
+        read, fed = draft_of(ops, self._modules, module, rows, hidden, self._cache)
+        for begin in range(0, num_rows, self._max_logit_rows):
+            part = slice(begin, min(begin + self._max_logit_rows, num_rows))
+            tokens = largest(self._modules[module].logits(ops, read, rows.tile_row_ids[part]))
+            put_draft(self._memory, number, part, tokens)
+        put_fed(self._memory, fed)
+
+    def _store(self, ops: OpTable, hidden: Tensor) -> None:
+        rows, before = rows_of_entries(self._memory, hidden)
+        store_entries(ops, self._modules, rows, before, self._cache)
+
+    def _run(self, of: int, num_rows: int, size: int, work: Callable[[OpTable], None]) -> None:
+        """As it was captured, which it is first where it was not."""
+        if size and (of, size) not in self._captured:
+            self._captured[of, size] = self._capture(size, work)
+        found = self._captured.get((of, size))
+        if found is None:
+            work(self._sync_free_ops if num_rows <= self._max_sync_free_rows else self._ops)
+            return
+        self._places.check(f"{size} rows of layers that draft", found.addresses)
+        found.graph.replay()
+
+    def _capture(self, size: int, work: Callable[[OpTable], None]) -> _Captured | None:
+        try:
+            graph = self._device.capture(lambda: work(self._sync_free_ops))
+        except DeviceError as error:
+            self.num_failed += 1
+            _LOG.warning("%d rows of layers that draft are run op by op, since they cannot be captured: %s", size, error)
+            return None
+        return _Captured(graph, self._places.addresses())

@@ -1,0 +1,148 @@
+"""Layers that draft on a device that makes a step's inputs itself: as `mtp.py`, but neither guesses nor hidden states go
+through the host, and nothing is copied or waited for but what the step copies anyway.
+
+Chosen by `drafting.mtp_kind`. A step, in the order in which it is enqueued:
+
+    the host    knows all tokens that stand, and of each slot where its hidden state lies; fills in the step's one buffer which
+                rows are guessed for, and which rows' entries are to be made (`prepare`)
+    the device  takes that buffer; guesses, and writes each guess behind its slot's tokens (`guess`); runs the trunk, whose
+                inputs are made of these, and draws; gives back what it drew and what its rows had read, in one copy; writes
+                entries of all rows and remembers their last hidden states (`store`)
+    the host    compares what was drawn with what had been guessed: which entries are there, and whose state stands (`keep`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.checkpoint.comm_spec import max_logit_rows, max_rows
+from engine.checkpoint.model_config import ModelConfig
+from ops.cpu.rank_group import RankGroup
+from ops.paddle.layer_rows import NO_ENTRIES, OF_ENTRIES, OF_GUESSES, LayerMemory
+from ops.table import KEY_SPLIT, ROW_TILE
+from workers.engine.captures import StepMode
+from workers.engine.eager_plan import EagerPlan
+from workers.engine.inputs import StepInputs
+from workers.engine.plan import Plan, telling
+from workers.engine.rows import StepRows
+from workers.extensions.drafts.device_draft_plan import DeviceDraftPlan
+from workers.extensions.drafts.mtp import MtpDrafter
+from workers.models import Model
+
+_NO_STATES = np.zeros((0, 0), np.float32)
+
+
+class DeviceMtpDrafter(MtpDrafter):
+    def _make_inputs(self, model: ModelConfig, inputs: StepInputs) -> None:
+        config, device = self._config, self._device
+        seats, num_drafts = config.max_num_seqs, config.speculative_config.max_drafts
+        self._inputs: StepInputs = inputs
+        self._device_plan: DeviceDraftPlan | None = None
+        # slots, positions of their last tokens and numbers of guesses of those that are guessed for; with most guesses first
+        self._drafted = (np.zeros(0, np.int32),) * 3
+        self._max_key_splits = -(-config.max_model_len // KEY_SPLIT)
+        most, group = max_rows(0, seats), 1 + num_drafts
+        draft_tokens = np.zeros((OF_GUESSES, most), np.int32)
+        draft_tokens[0], draft_tokens[4] = seats, seats * group  # the dummy slot, and its state, which is 0
+        entries = np.zeros((OF_ENTRIES, seats), np.int32)
+        entries[0], entries[1] = NO_ENTRIES, seats * group
+        columns = inputs.reserve(np.concatenate([draft_tokens.ravel(), entries.ravel()]))  # type: ignore[attr-defined]
+        self._draft_tokens = inputs.beside[: draft_tokens.size].reshape(draft_tokens.shape)  # type: ignore[attr-defined]
+        self._entries = inputs.beside[draft_tokens.size :].reshape(entries.shape)  # type: ignore[attr-defined]
+        states = device.tensor(np.zeros(((seats + 1) * group, model.hidden_size), np.float32))
+        fed = device.tensor(np.zeros((most, model.hidden_size), np.float32))
+        most_kept = inputs.padded(max(config.cudagraph_capture_sizes, default=0))
+        kept = device.tensor(np.zeros((most_kept, model.hidden_size), np.float32))
+        self._memory = inputs.layers = LayerMemory(inputs, columns, states, fed, kept, most, group)
+        rows = max_logit_rows(most, seats, 0) // ROW_TILE * ROW_TILE
+        self._max_logit_rows = max(rows, ROW_TILE)
+
+    def _inputs_of_tapes(self) -> tuple[dict[str, int], dict[str, int], int]:
+        """There are none."""
+        names = ("token_ids", "row_slots", "positions", "sequence_slots", "sequence_offsets", "sequence_starts")
+        none = dict.fromkeys((*names, "first_keys", "last_keys", "logit_row_ids", "hidden", "counts"), 0)
+        return none, none, 0
+
+    @property
+    def _layers_plan(self) -> DeviceDraftPlan:
+        assert self._device_plan is not None, "a plan comes with the weights"
+        return self._device_plan
+
+    def load(self, model: Model, on_op: Callable[[], None], rank_group: RankGroup | None) -> None:
+        ops = telling(self._device.ops, on_op)
+        self._device_plan = DeviceDraftPlan(model.drafts, self._device, ops, self._memory, self._cache, self._max_logit_rows)
+
+    @property
+    def num_uncaptured(self) -> int:
+        return 0 if self._device_plan is None else self._device_plan.num_failed
+
+    def clear(self) -> None:
+        self._device_plan = None
+
+    def cool(self) -> None:
+        if self._device_plan is not None:
+            self._device_plan.forget()
+
+    def warm_up(self) -> None:
+        """Of guesses; `store` was called with each size of the trunk. What was sent last has no rows."""
+        for size in self._sizes:
+            for number in range(self._memory.group - 1):
+                self._layers_plan.draft_token(number, self._inputs.padded(size), self._max_key_splits, size)
+
+    def prepare(self, rows: StepRows, mode: StepMode, are_drafting: np.ndarray) -> None:
+        slots, group = self._slots, self._memory.group
+        self._mode = mode
+        states = slots.draft_states[rows.slots] * group + slots.hidden_places[rows.slots]
+        are_drafted = (rows.num_drafts > 0) & slots.is_drafted_by_layers[rows.slots]
+        # the entry of a row's first token: made by its first guess, or with the others, where the state before it is at hand
+        have_first = ~are_drafted & (rows.starts > 0) & (slots.hidden_positions[rows.slots] == rows.starts - 1)
+        firsts = rows.starts + ~have_first
+        self._entries[:, : len(states)] = np.where(are_drafting, firsts, NO_ENTRIES), states
+        order = np.flatnonzero(are_drafted)
+        order = order[np.argsort(-rows.num_drafts[order], kind="stable")]
+        self.has_draft_tokens = len(order) > 0
+        if not self.has_draft_tokens:
+            return
+        chosen, starts, counts = rows.slots[order], rows.starts[order], rows.num_drafts[order]
+        first_keys = self._enter(chosen, starts, starts + 1)
+        self._draft_tokens[:, : len(order)] = chosen, starts, counts, first_keys, states[order]
+        self._mark(chosen, starts, starts + 1)
+        self._drafted = chosen, starts, counts
+        self._put(np.full((len(order), group - 1), -1))
+
+    def draft_token(self) -> None:
+        if not self.has_draft_tokens:
+            return
+        _, starts, counts = self._drafted
+        for number in range(int(counts[0])):
+            count = int((counts > number).sum())
+            size = self._size_of(count, self._mode)
+            splits = self._max_key_splits if size else -(-(int(starts[:count].max()) + number + 1) // KEY_SPLIT)
+            self._layers_plan.draft_token(number, self._inputs.padded(size or count), splits, size)
+
+    def tell(self) -> None:
+        counts = self._drafted[2]
+        self._put(self._layers_plan.draft_tokens(len(counts), int(counts[0])))
+
+    def _put(self, token_ids: np.ndarray) -> None:
+        """Those guessed for each of the rows, int32 [n, most], behind their slots' tokens; -1: the device alone has them."""
+        slots, starts, counts = self._drafted
+        rows = np.arange(len(slots)).repeat(counts)
+        places = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
+        self._slots.token_ids[slots[rows], starts[rows] + 1 + places] = token_ids[rows, places]
+
+    def store(self, plan: Plan, mode: StepMode) -> None:
+        assert isinstance(plan, EagerPlan), "a device's"
+        self._layers_plan.store(plan.hidden_there, mode.size if self._sizes and mode.size in plan.captured else 0)
+
+    def keep(self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, plan: Plan) -> None:
+        slots, firsts, num_entries, _ = self._take(rows, counts, is_drafting, kept_ends, _NO_STATES)
+        self._mark(slots, firsts, firsts + num_entries)
+        own = rows.slots[rows.counts > 0]
+        places = self._slots.hidden_positions[own] - rows.ends[rows.counts > 0] + self._memory.group
+        self._slots.hidden_places[own] = np.where(self._slots.hidden_positions[own] < 0, 0, places)
+
+
+"""+"""

@@ -1,0 +1,188 @@
+"""All drafters of a rank behind one: for each slot the guesses of the one that promises most, and of these as many as pay.
+
+Owned by the runner, which tells of each sequence that takes a slot and of each step that was run, and asks once a step, after
+its result is sent. Of several ranks the first one decides: what it knows of sequences that are gone is its own, and its clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.config import SpeculativeConfig
+from engine.messages import SlotStart, Step
+from workers.engine.inputs import StepInputs
+from workers.engine.rows import StepRows
+from workers.engine.slots import Slots
+from workers.extensions.drafts.draft_length_policy import Lengths
+from workers.extensions.drafts.drafter import Drafter
+from workers.extensions.drafts.mtp import MtpDrafter
+from workers.extensions.drafts.ngram import NgramDrafter
+from workers.extensions.drafts.suffix import SuffixDrafter
+from workers.rank_group.communicator import Communicator
+
+_NONE = np.zeros(0, np.int32)
+_RESTING_INTERVALS = 4, 16  # steps: so often is looked for guesses that would pay again, ever more seldom
+_LONGEST_REST = 64  # steps, where nobody but who is tried has guesses
+METHODS: dict[str, Callable[[SpeculativeConfig, Slots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+
+
+def make_drafting(
+    config: SpeculativeConfig, slots: Slots, layers: MtpDrafter | None = None, communicator: Communicator | None = None
+) -> Drafting | None:
+    """None: nothing is guessed. `layers`: of the checkpoint, which are the method mtp."""
+    methods = METHODS if layers is None else METHODS | {"mtp": lambda config, slots: layers}
+    drafters = {method: methods[method](config, slots) for method in config.methods}
+    if not drafters:
+        return None
+    ending = layers if "mtp" in drafters and config.adaptive else None
+    return Drafting(drafters, slots, communicator, ending, is_adaptive=config.adaptive)
+
+
+def mtp_kind(inputs: StepInputs) -> type[MtpDrafter]:
+    """By where the step's inputs are made."""
+    if inputs.in_place is None:
+        return MtpDrafter
+    from workers.extensions.drafts.device_mtp import DeviceMtpDrafter  # with Paddle, as the device has imported
+
+    return DeviceMtpDrafter
+
+
+class Drafting:
+    """`drafters` by method, in the order in which they are asked: cheap ones first."""
+
+    def __init__(
+        self,
+        drafters: dict[str, Drafter],
+        slots: Slots,
+        communicator: Communicator | None = None,
+        ending: MtpDrafter | None = None,
+        *,
+        is_adaptive: bool,
+    ) -> None:
+        """`ending`: layers that are to end their chains where these do not pay."""
+        leads = communicator is None or communicator.place == 0
+        self.methods = tuple(drafters)
+        self._drafters = [(drafter, leads or drafter.needs_hidden) for drafter in drafters.values()]
+        self._slots = slots
+        self._communicator = communicator
+        self._ending = ending
+        self._max_drafts = slots.drafts.shape[1]
+        priors = [drafter.priors for drafter in drafters.values()]
+        are_layers = [drafter.needs_hidden for drafter in drafters.values()]
+        self._are_all_layers = all(are_layers)
+        self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
+        self._lengths = Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
+        self._limits = np.full(slots.num_slots, self._max_drafts, np.int32)
+        self._rows: StepRows | None = None  # of the step that was run last, and how many tokens each got
+        self._counts = _NONE
+        self._generation = 0  # of the prefix cache
+        self._has_starts = self._has_drafts = False  # the last step, these of some rows perhaps
+        self._is_resting = False  # nobody wants drafts, nor would who comes
+        self._num_passed = 0  # steps since one was looked at
+        self._interval = _RESTING_INTERVALS[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """What all drafters remember takes so much memory."""
+        return sum(drafter.num_bytes for drafter, _ in self._drafters)
+
+    @property
+    def has_passed(self) -> bool:
+        """The last step was not looked at: nothing is guessed or learned behind it."""
+        return self._rows is None
+
+    def start(self, message: SlotStart) -> None:
+        """Another sequence took the slot."""
+        token_ids = np.frombuffer(message.token_ids, np.int32)
+        prediction = np.frombuffer(message.sampling.prediction_token_ids, np.int32)
+        for drafter, is_used in self._drafters:
+            if is_used:
+                drafter.start(message.slot, token_ids, message.num_prompt_tokens, prediction)
+
+    def begin_step(self, step: Step) -> None:
+        """What a step says of sequences that are complete, before others start."""
+        self._has_starts, self._has_drafts = len(step.starts) > 0, len(step.num_drafts) > 0
+        if step.ended:
+            self._stop(np.frombuffer(step.ended, np.int32).reshape(-1, 2))
+        if step.generation != self._generation:
+            self._generation = step.generation
+            self.forget()
+
+    def _stop(self, ended: np.ndarray) -> None:
+        for slot, num_tokens in ended.tolist():
+            token_ids = self._slots.token_ids[slot, :num_tokens]
+            for drafter, is_used in self._drafters:
+                if is_used and num_tokens <= self._slots.num_tokens[slot]:  # else this worker does not know it
+                    drafter.stop(slot, token_ids)
+
+    def choose(self, slots: np.ndarray, granted: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
+        """How many of the guesses are to be verified in a step (`Lengths.choose`). Of several ranks all must call it, and have
+        the first one's guesses then."""
+        if self._communicator is None:
+            own = self._lengths.choose(slots, granted, num_rows, num_sampled)
+            if self._ending is not None:
+                self._ending.expect(self._lengths.least_chance)
+            return own
+        chosen = np.zeros((len(slots), 1 + 2 * self._max_drafts), np.int32)
+        if self._communicator.place == 0:
+            chosen[:, 0] = self._lengths.choose(slots, granted, num_rows, num_sampled)
+            chosen[:, 1:] = np.concatenate([self._slots.drafts[slots], self._slots.draft_classes[slots]], axis=1)
+        chosen = self._communicator.broadcast(chosen)
+        self._slots.drafts[slots], self._slots.draft_classes[slots] = np.split(chosen[:, 1:], 2, axis=1)
+        self._lengths.tell_layers(slots)
+        if self._ending is not None:
+            self._ending.expect(self._lengths.least_chance)
+            self._ending.ends[:] = self._communicator.broadcast(self._ending.ends)
+        counts: np.ndarray = chosen[:, 0].copy()
+        return counts
+
+    def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
+        """What came of the guesses in a step: so many tokens of each row (int32 [n]). How many drafts would pay in the next one
+        (int32 [n], as bytes; empty: none), and for a sequence that comes. Where nobody has any or wants any, one step of a few
+        is looked at, and stands for all of them."""
+        if self._is_resting and not self._has_drafts and self._num_passed + 1 < self._interval:
+            self._num_passed, self._rows = self._num_passed + 1, None
+            return b"", 0
+        self._rows, self._counts = rows, counts
+        self._lengths.learn(rows.slots, rows.num_drafts, counts if self._has_drafts else counts * (1 + self._num_passed))
+        wanted, by_new_requests = self._lengths.wanted(rows.slots), self._lengths.wanted_by_new_requests()
+        is_wanted = bool(wanted.any())
+        was_resting, self._is_resting = self._is_resting, not by_new_requests and not is_wanted
+        first, last = _RESTING_INTERVALS
+        self._interval = min(2 * self._interval, last) if was_resting and self._is_resting else first
+        if self._is_resting and self._are_all_layers:  # who guesses by itself may find something in any step
+            self._interval = min(max(self._interval, self._lengths.num_idle(rows.slots)), _LONGEST_REST)
+        return wanted.tobytes() if is_wanted else b"", by_new_requests
+
+    def propose(self) -> None:
+        """Guess what comes next in the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no
+        token and comes again: its hidden state is that of its last token by now, so layers have no guesses for it."""
+        assert self._rows is not None, "nothing is guessed behind a step that was not looked at"
+        slots = self._rows.slots[self._rows.num_sampled > 0]
+        self._lengths.clear(slots)
+        for index, (drafter, is_used) in enumerate(self._drafters):
+            if is_used:
+                drafter.known(self._rows.slots, self._counts)
+                self._lengths.offer(slots, drafter.propose(slots, self._limits), self._first_classes[index])
+
+    def took(self, num_rows: int, step_ns: int) -> None:
+        """The step that was run last had so many rows, and took so long with the guesses behind it."""
+        rows = self._rows
+        assert rows is not None
+        has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows
+        has_drafts = self._has_drafts and bool(rows.num_drafts.any())
+        num_steps, self._num_passed = 1 + self._num_passed, 0
+        self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=has_drafts, num_steps=num_steps)
+
+    def take_figures(self) -> list[tuple[str, int, int]]:
+        """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""
+        verified = self._lengths.take_verified()
+        return [(method, *numbers) for method, numbers in zip(self.methods, verified, strict=True)] if verified else []
+
+    def forget(self) -> None:
+        """Other weights come, or the prefix cache is emptied."""
+        for drafter, is_used in self._drafters:
+            if is_used:
+                drafter.forget()

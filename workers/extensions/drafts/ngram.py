@@ -1,0 +1,28 @@
+"""What came before comes again: the last tokens of a slot are looked for among its earlier ones, the longest match first, and
+what followed there is the guess (prompt lookup; Saxena, 2023).
+
+Used by the runner through `drafting.py`. The index of each slot and the search are native (ops/cpu/native/drafts.h).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.config import SpeculativeConfig
+from ops import _cpu
+from workers.engine.slots import Slots
+from workers.extensions.drafts.native import NativeDrafter, draft_slots
+
+
+class NgramDrafter(NativeDrafter):
+    """A native index over the tokens of each slot."""
+
+    def __init__(self, config: SpeculativeConfig, slots: Slots) -> None:
+        lookup = config.prompt_lookup_min, config.prompt_lookup_max
+        priors = 1 - 0.6 / (1 + np.arange(_cpu.NgramDrafts.NUM_CLASSES))  # the more agreed before, the better
+        self._index = _cpu.NgramDrafts(slots.num_slots, *lookup, draft_slots(slots))
+        super().__init__(slots, self._index, priors)
+
+    def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
+        state = int(self._slots.draft_states[slot])
+        self._index.start(state, num_prompt_tokens, _cpu.address(prediction), len(prediction))

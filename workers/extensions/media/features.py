@@ -1,0 +1,89 @@
+"""Features of media as a rank sees them: it encodes what a step asks for, and looks at every unit before a row reads it.
+
+Owned by the runner. The arena is shared memory that outlives the rank (`shm/encoder_arena.py`); which rows hold what the
+scheduler alone decides, and nobody else guesses: what a step reads it is told with the unit's hash, and what lies there says
+whose it is. What is not there as it should be is reported, and the step is not run: no row ever reads another unit's features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+import numpy as np
+
+from engine.checkpoint.vision_config import VisionConfig
+from engine.messages import Encode, EncoderCall
+from shm.encoder_arena import EncoderArena
+from shm.errors import SharedMemoryError
+from shm.extent_slab import ExtentSlab
+from workers.engine.slots import Slots
+from workers.extensions.media.encoder import Encoder
+from workers.extensions.media.prompt_media import NO_ROW
+from workers.rank_group.communicator import Communicator
+
+Missing = dict[bytes, str]  # unit -> why it is not there
+
+
+class Features:
+    """`slab_of`: the pixel slab of a media process, as a reader."""
+
+    def __init__(self, arena: EncoderArena, slab_of: Callable[[str], ExtentSlab]) -> None:
+        self.arena = arena
+        self._slab_of = slab_of
+        self._slabs: dict[str, ExtentSlab] = {}
+
+    def encode(self, call: EncoderCall, encoder: Encoder) -> tuple[list[bytes], Missing]:
+        """Run a call; the units that are complete now, or those that the next call must begin anew: then nothing was run."""
+        pixels: dict[bytes, np.ndarray] = {}
+        missing: Missing = {}
+        if call.first_part == 0:
+            for unit in call.units:
+                try:
+                    pixels[unit.unit_hash] = self._payload(unit, encoder.config)
+                except SharedMemoryError as error:
+                    missing[unit.unit_hash] = str(error)
+        elif not encoder.goes_on_with(call):
+            lost = f"what came before part {call.first_part} of encoder call {call.call_id} is not in this rank"
+            missing = {unit.unit_hash: lost for unit in call.units}
+        if missing:
+            return [], missing
+        encoder.run(call, pixels)
+        return [unit.unit_hash for unit in call.units] if call.is_last else [], {}
+
+    def missing(self, slots: Slots, rows: Iterable[tuple[int, int, int]], version: int) -> Missing:
+        """Units that the rows (slot, begin, end) of a step read and that do not lie where the slots think."""
+        found: Missing = {}
+        for slot, begin, end in rows:
+            media = slots.media[slot]
+            for unit in media.overlapping(begin, end) if media is not None else ():
+                row, num_rows = int(media.rows[unit]), int(media.ends[unit] - media.starts[unit])
+                if row == NO_ROW:
+                    found[media.hashes[unit]] = "it was not given rows of the encoder arena"
+                elif not self.arena.is_valid(row, media.hashes[unit], num_rows, version):
+                    found[media.hashes[unit]] = f"its features do not lie at row {row} of the encoder arena"
+        return found
+
+    def _payload(self, unit: Encode, config: VisionConfig) -> np.ndarray:
+        """A copy of a unit's pixels, uint8 [frames, height, width, 3], or of its features, float32 [num_rows, width]."""
+        slab = self._slabs.get(unit.media)
+        if slab is None:
+            slab = self._slabs[unit.media] = self._slab_of(unit.media)
+        payload = np.empty(unit.handle.num_bytes, np.uint8)
+        slab.read_into(unit.handle, payload.data)
+        if unit.is_features:
+            return payload.view(np.float32).reshape(unit.num_rows, -1)
+        return payload.reshape(-1, unit.height * config.patch_size, unit.width * config.patch_size, 3)
+
+
+def together(communicator: Communicator, missing: Missing) -> Missing:
+    """What is missing on any of the ranks: all learn it, so that none runs a step that another does not."""
+    own = np.frombuffer(msgspec.msgpack.encode(missing), np.uint8) if missing else np.zeros(0, np.uint8)
+    sizes = communicator.all_gather(np.array([len(own)], np.int64)).reshape(-1)
+    if not sizes.any():
+        return {}
+    found = communicator.all_gather(np.pad(own, (0, int(sizes.max()) - len(own))))
+    everything: Missing = {}
+    for text, size in zip(found, sizes.tolist(), strict=True):
+        everything |= msgspec.msgpack.decode(text[:size].tobytes(), type=Missing) if size else {}
+    return everything

@@ -1,0 +1,128 @@
+"""What a step does after the model has run, in an engine that pools: hidden states of a prompt become its one answer.
+
+Owned by the runner's core, in the place of `StepSampling`. All arithmetic on hidden states is float64 and goes token by token
+in the prompt's order, so an answer's bits depend on neither its company nor how its prompt was cut: what earlier chunks gave is
+in the slot. A rank that died left nothing of that; the scheduler has such a prompt computed from its beginning.
+
+    embed       the last hidden state, the mean of all, or the first; cut to the dimensions asked for, then of length 1
+    classify    the head's logits for it, or those of two tokens; through the model's activation
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.config import PoolingConfig
+from engine.messages import Pooling, StepResult
+from workers.devices.device import Device
+from workers.engine.inputs import StepInputs
+from workers.engine.rows import StepRows
+from workers.engine.slots import Slots
+from workers.sampling.step_sampling import StepRun
+
+_SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
+
+
+class StepPooling:
+    """Pools on the host."""
+
+    def __init__(self, rank: int, device: Device, inputs: StepInputs, slots: Slots, pooling: PoolingConfig) -> None:
+        self._rank, self._device, self._inputs, self._slots, self._pooling = rank, device, inputs, slots, pooling
+        self._pooled: dict[int, bytes] = {}  # of the step that was begun last
+
+    def prompt_rows(self, rows: StepRows) -> dict[int, int]:
+        """As `StepSampling`: log-probabilities are wanted of none."""
+        return {}
+
+    def kept_counts(self, rows: StepRows, prompt_rows: dict[int, int]) -> np.ndarray:
+        """How many positions of each row, the last ones, have hidden states that are wanted."""
+        return rows.counts if self._pooling.needs_all_tokens else self._is_last(rows).astype(np.int32)
+
+    def flags(self, run: StepRun) -> None:
+        """As `StepSampling`: no tokens are drawn."""
+
+    def begin(self, run: StepRun) -> None:
+        """Take what the model has computed, before the next step is run."""
+        rows, is_last = run.rows, self._is_last(run.rows)
+        self._pooled = {}
+        if self._pooling.needs_all_tokens:
+            hidden = run.plan.hidden()
+            for row in np.flatnonzero(rows.counts).tolist():
+                end = int(run.kept_ends[row])
+                self._take(int(rows.slots[row]), int(rows.starts[row]), hidden[end - int(rows.counts[row]) : end])
+        if not is_last.any():
+            return
+        ending = np.flatnonzero(is_last)
+        if self._pooling.task == "classify":
+            places = rows.counts[ending] if self._pooling.needs_all_tokens else 1
+            found = self._logits(run, run.kept_ends[ending] - places)
+        elif self._pooling.needs_all_tokens:
+            found = self._slots.pooled[rows.slots[ending]]
+            if self._pooling.kind == "mean":
+                found = found / rows.ends[ending][:, None]
+        else:
+            found = run.plan.hidden()[run.kept_ends[ending] - 1].astype(np.float64)
+        for row, values in zip(ending.tolist(), found, strict=True):
+            asked = self._slots.pooling[rows.slots[row]]
+            self._pooled[row] = finished(values, asked, self._pooling).astype(np.float32).tobytes()
+
+    def end(self, run: StepRun) -> StepResult:
+        counts = np.zeros(len(run.rows.slots), np.int32)
+        return StepResult(
+            step_id=run.step.step_id,
+            rank=self._rank,
+            weight_version=0,
+            token_ids=b"",
+            logprobs=b"",
+            ranks=b"",
+            counts=counts.tobytes(),
+            dispatch_ns=run.step.dispatch_ns,
+            pooled=self._pooled,
+        )
+
+    def _is_last(self, rows: StepRows) -> np.ndarray:
+        """Which rows end their prompt."""
+        is_last: np.ndarray = (rows.counts > 0) & (rows.ends == self._slots.num_prompt_tokens[rows.slots])
+        return is_last
+
+    def _take(self, slot: int, start: int, hidden: np.ndarray) -> None:
+        """The hidden states [n, hidden] of the slot's next positions."""
+        known = int(self._slots.num_pooled[slot])
+        assert start == known, f"position {start} of slot {slot} is pooled behind {known} others"
+        self._slots.num_pooled[slot] += len(hidden)
+        pooled = self._slots.pooled[slot]
+        for state in hidden[: 1 if start == 0 else 0] if self._pooling.kind == "cls" else hidden:
+            pooled += state
+
+    def _logits(self, run: StepRun, kept_rows: np.ndarray) -> np.ndarray:
+        """float64 [n, outputs of the head]: of some of the step's kept rows."""
+        parts = []
+        for begin in range(0, len(kept_rows), self._inputs.max_logit_rows):
+            part = kept_rows[begin : begin + self._inputs.max_logit_rows]
+            self._inputs.set_logit_rows(part)
+            parts.append(self._device.fetch("logits", run.plan.logits()).wait()[: len(part)].astype(np.float64))
+        return np.concatenate(parts)
+
+
+def finished(values: np.ndarray, asked: Pooling, pooling: PoolingConfig) -> np.ndarray:
+    """The answer of one prompt, float64, of what was pooled of it: a vector or logits, float64 [n]."""
+    if pooling.task == "embed":
+        values = values[: asked.num_dimensions or None]
+        is_normalized = pooling.is_normalized if asked.is_finished is None else asked.is_finished
+        return values / max(math.sqrt(math.fsum((values * values).tolist())), _SMALLEST_NORM) if is_normalized else values
+    if pooling.class_token_ids:
+        *no, yes = values[list(pooling.class_token_ids)]
+        values = np.array([yes - sum(no)])
+    if pooling.activation == "none" or asked.is_finished is False:
+        return values
+    if pooling.activation == "sigmoid":
+        return np.array([sigmoid(value) for value in values.tolist()])
+    shares = [math.exp(value) for value in (values - values.max()).tolist()]
+    return np.array(shares) / math.fsum(shares)
+
+
+def sigmoid(value: float) -> float:
+    """1 / (1 + e^-value), for any value."""
+    return 1 / (1 + math.exp(-value)) if value >= 0 else math.exp(value) / (1 + math.exp(value))

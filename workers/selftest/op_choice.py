@@ -1,0 +1,107 @@
+"""The fused ops that a device takes for a model: checked when the rank starts, on the device, before its weights are loaded.
+And whole steps, once they are.
+
+Called by `workers/engine/runner.py` with `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` says what is checked of ops,
+`row_check.py` what of CUDA's rows; here is with what shapes, and what is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.errors import OptionError
+from ops.paddle.errors import cause_of
+from ops.table import OpTable
+from workers.devices.capabilities import DeviceError
+from workers.devices.card_ops import CardRows, leave_rows
+from workers.devices.device import Device
+from workers.models import Model
+from workers.selftest.self_test import SelfTest
+from workers.weights.declaration import Weights
+from workers.weights.precision import Precision
+from workers.weights.rotary import rotary_tables
+
+_LOG = logging.getLogger(__name__)
+_NUM_POSITIONS = 512  # that are checked of a rotation
+_UNABLE = (RuntimeError, ValueError, TypeError, OSError, MemoryError, DeviceError)
+
+
+class ChosenOps(msgspec.Struct, frozen=True):
+    ops: OpTable
+    fallbacks: tuple[tuple[str, str], ...] = ()  # op, and the candidate that was not taken
+
+
+def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Precision, kv_dtype: str) -> ChosenOps | None:
+    """CUDA's, where they are right on this card, and on those of its peers; None: other ops are to be taken. OptionError: and
+    these lack what was asked for."""
+    from ops.cuda.library import RowError
+    from workers.selftest.row_check import fault_of_drawing, fault_of_rows  # with Paddle's table
+
+    place, alone = device.capabilities.place, rows.make(None)
+    try:
+        fault = fault_of_rows(device, alone, config, precision, kv_dtype)
+    except (*_UNABLE, RowError) as error:
+        fault = f"they fail: {cause_of(error)}"
+    fault = device.agreed_fault(fault)
+    if fault:
+        leave_rows(f"on {place} {fault}", rows.needed_by, "")
+        return None
+    try:
+        fault = fault_of_drawing(device, alone, config.vocab_size)
+    except (*_UNABLE, RowError) as error:
+        fault = f"it fails: {cause_of(error)}"
+    fault = device.agreed_fault(fault)
+    table = rows.make(device.rank_group)
+    if not fault:
+        return ChosenOps(table)
+    _LOG.warning("draw: sample is not taken on %s: %s", place, fault)
+    return ChosenOps(msgspec.structs.replace(table, drawing=None), (("draw", "sample"),))
+
+
+def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *, allows_variant: bool = False) -> ChosenOps:
+    """`ops` with what is right at the device `name`, of what a model declares. OptionError: nothing is, for one of them."""
+    from ops.paddle import choice  # imports Paddle, which the device has done by now
+
+    linears = [*weights.linears, *weights.encoder_linears, *weights.patch_linears]
+    distinct: dict[Any, choice.Case] = {}
+    for linear in linears:
+        distinct[linear.num_inputs, linear.width, linear.columns, linear.has_bias] = choice.linear_case(linear)
+    for norm in weights.norms:
+        distinct[norm.width, norm.epsilon] = choice.norm_case(norm)
+    for rope, rotary in weights.rotaries:
+        if not rotary.is_by_row:
+            distinct[rotary.head_dim, rope] = choice.rotary_case(rotary, *rotary_tables(rope, rotary.head_dim, _NUM_POSITIONS))
+    if config.activation == "silu":
+        distinct["silu"] = choice.activation_case("silu", config.intermediate_size)
+    if ops.drawing is not None:
+        distinct["draw"] = choice.draw_case(config.vocab_size)
+    try:
+        chosen = choice.choose(ops, distinct.values(), allows_variant=allows_variant)
+    except choice.NoCandidateError as error:
+        raise OptionError(
+            f"--ops fused: on {name} an answer would depend on what else is computed with it, or be wrong: {error}; use "
+            "--ops reference, or --allow-variant-ops if only other bits in other company are to blame"
+        ) from error
+    for fallback in chosen.fallbacks:
+        _LOG.warning("%s: %s is not taken on %s: %s", fallback.op, fallback.candidate, name, fallback.reason)
+    _LOG.info("fused ops on %s: %s", name, ", ".join(f"{op} {candidate}" for op, candidate in chosen.taken.items()))
+    return ChosenOps(chosen.ops, tuple((fallback.op, fallback.candidate) for fallback in chosen.fallbacks))
+
+
+def check_steps(device: Device, model: Model, kv_dtype: str, max_model_len: int, *, allows_variant: bool) -> None:
+    """A prompt whole, and in chunks with others beside it: the same bits after the last layer, whatever its ops are, attention
+    and experts too. OptionError where they are not."""
+    whole, in_parts = SelfTest(device, device.ops, model.config, kv_dtype, max_model_len).hidden_of(model)
+    if np.array_equal(whole, in_parts):
+        return
+    rows = np.flatnonzero((whole != in_parts).any(axis=1))
+    where = f"{len(rows)} of {len(whole)} rows of a prompt, the first at position {rows[0]},"
+    text = f"--ops {device.ops.name}: on {device.capabilities.place} {where} have other bits in chunks beside others"
+    if not allows_variant:
+        raise OptionError(f"{text}; use --ops reference, or --allow-variant-ops")
+    _LOG.warning(text)

@@ -1,0 +1,61 @@
+"""A prompt whole, and in chunks beside others, through a model on a device, in a cache of its own: what `op_choice.py` and
+`row_check.py` look at before a rank serves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.model_config import ModelConfig
+from ops.table import OpTable
+from workers.devices.device import Device
+from workers.engine.inputs import StepInputs
+from workers.engine.kv_cache import map_kv_cache
+from workers.engine.slots import Slots
+from workers.extensions.media.media_rows import MediaRows
+from workers.models import Model
+
+_BLOCK_SIZE, _NUM_SLOTS, _LENGTH = 16, 3, 100
+Sequences = list[tuple[int, int, int]]  # slot, first position, positions
+
+
+class SelfTest:
+    """Inputs and cache for a model of `config` on `table`."""
+
+    def __init__(
+        self, device: Device, table: OpTable, config: ModelConfig, kv_dtype: str, max_model_len: int = _LENGTH
+    ) -> None:
+        self._table = table
+        self.length = length = min(_LENGTH, max_model_len)
+        media = MediaRows(config, None) if config.vision else None
+        looked_up = config.max_position_embeddings if config.bidirectional else 0
+        sizes = _NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, media, 0, 0, looked_up
+        self._inputs = inputs = StepInputs(device, *sizes)
+        tables = inputs.host_block_tables[:_NUM_SLOTS]
+        tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
+        spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
+        self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device, table)
+        self._slots = slots = Slots(inputs.host_block_tables, length, config.vocab_size)
+        slots.second_starts[:] = length  # each prompt is one text
+        self._is_cut = config.bidirectional is None  # else a prompt is computed in one step
+        slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
+
+    def hidden_of(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
+        """After the last layer, float32 [length, hidden]: of the prompt whole; and of its chunks, or beside others, without a
+        look of the host at numbers."""
+        length = self.length
+        first, end, others = length * 3 // 8, length - 2, length // 5
+        cut: list[Sequences] = [[(1, 0, first)], [(0, 0, others), (1, first, end - first), (2, 0, others // 2)]]
+        cut += [[(0, others, 1), (1, end, 1), (2, others // 2, 1)], [(1, end + 1, 1)]]
+        if not self._is_cut:
+            cut = [[(0, 0, others), (1, 0, length), (2, 0, others // 2)]]
+        return self._run(model, self._table, [[(1, 0, length)]]), self._run(model, self._table.sync_free(), cut)
+
+    def _run(self, model: Model, table: OpTable, steps: list[Sequences]) -> np.ndarray:
+        found = []
+        for step in steps:
+            of_slots, starts, counts = (np.array(column, np.int32) for column in zip(*step, strict=True))
+            self._inputs.set_rows(of_slots, starts, counts, counts, self._slots.token_ids, self._slots)
+            rows = model.forward(table, self._inputs, self._cache).numpy()[: counts.sum()]
+            found.append(np.split(rows, np.cumsum(counts)[:-1])[of_slots.tolist().index(1)])
+        return np.concatenate(found)
