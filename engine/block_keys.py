@@ -31,12 +31,14 @@ def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
 
 
 class BlockExtras:
-    """Of one prompt: the contents of its adapter, with -1, in every block; in the first one the salt, which parts it from
-    requests of other salts; which units overlap a block, with the first of their tokens that is there; and what its tokens see.
+    """Everything besides token ids that a prompt's block keys depend on.
 
-    Causal tokens see every key up to themselves. Where a block has others, its key holds their first and last keys; where one
-    of them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these, on which its KV
-    depends."""
+    The contents of the adapter, with index -1, are in every block; the first block has the salt, which separates requests of
+    different salts. Each block names the units that overlap it, with the first of their tokens that is there. Causal tokens see
+    every key up to themselves. Where a block has other tokens, its key holds the first and last key that they see; where one of
+    them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these keys, on which its KV
+    depends.
+    """
 
     __slots__ = ("_adapter", "_bounds", "_ends", "_salt", "_units", "forward_spans")
 
@@ -68,7 +70,7 @@ class BlockExtras:
         return cls(spans, array("i", mask_bounds), salt, "" if adapter is None else adapter.contents)
 
     def of_block(self, token_ids: array[int], start: int, end: int) -> ExtraKeys:
-        """Of the block of positions [start, end)."""
+        """Return the extra keys of the block of positions [start, end)."""
         index = bisect_right(self.forward_spans, (end, 0)) - 1  # the last that begins before the block ends
         reach = max(end, self.forward_spans[index][1]) if index >= 0 else end
         extra: list[bytes | tuple[bytes, int]] = [(self._adapter, -1)] if self._adapter else []  # no salt reads like it

@@ -38,8 +38,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def index_bytes(self) -> tuple[int, int]:
-        """What drafters remember takes so much memory, besides the KV cache: of all slots, and of each of their tokens at most.
-        The cache holds a beginning once that several slots have, they each."""
+        """Bytes that drafters remember besides the KV cache: for all slots, and for each of their tokens at most. A cached
+        prefix counts in each slot that has it."""
         num_ngrams = (self.prompt_lookup_max - self.prompt_lookup_min + 1) * ("ngram" in self.methods)
         has_trees = "suffix" in self.methods
         return SUFFIX_SHARED_BYTES * has_trees, _NGRAM_BYTES * num_ngrams + _SUFFIX_BYTES * has_trees
@@ -61,7 +61,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a prompt in an engine that pools: one vector, or the scores of its classes."""
+    """Output of an engine that pools: one vector of a prompt, or the scores of its classes."""
 
     task: Literal["embed", "classify"]
     kind: Literal["last", "mean", "cls"] = "last"  # of which hidden states: the last token's, all of them, the first one's
@@ -260,7 +260,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_ranks(self) -> int:
-        """Of all replicas together."""
+        """Ranks of all replicas together."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
@@ -271,19 +271,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_groups(self) -> int:
-        """Of such processes: the ranks of each replica, and all that share experts."""
+        """Paddle's groups of ranks: one for each replica, and one for all ranks that share experts."""
         if not self.are_rank_groups_whole:
             return 0
         return (self.data_parallel_size if self.tensor_parallel_size > 1 else 0) + self.enable_expert_parallel
 
     @property
     def num_redundant_experts(self) -> int:
-        """Of a layer."""
+        """Redundant experts of a layer."""
         return self.eplb_config.num_redundant_experts if self.enable_eplb else 0
 
     @property
     def max_positions(self) -> int:
-        """What a sequence may have of prompt and answer: as long as the model allows and the whole KV cache holds."""
+        """Most tokens of prompt and answer: as many as the model allows and the whole KV cache holds."""
         return min(self.max_model_len, self.num_kv_blocks * self.block_size)
 
     @property

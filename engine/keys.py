@@ -33,7 +33,7 @@ def key_digest(key: str | bytes) -> str:
 
 
 def without_secrets(config: EngineConfig) -> EngineConfig:
-    """What may be written to a file."""
+    """Return the part of the configuration that may be written to a file."""
     return msgspec.structs.replace(config, **dict.fromkeys(_SIGNING, ""))
 
 

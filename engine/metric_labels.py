@@ -1,4 +1,4 @@
-"""What labels of metrics may be, for the rows (`engine/metrics.py`) and for who writes such, and needs no other rows."""
+"""Values of metric labels, for the rows (`engine/metrics.py`) and for the code that writes them."""
 
 from __future__ import annotations
 

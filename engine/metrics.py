@@ -1,9 +1,9 @@
-"""The names of everything that is counted, once: what each role writes, with its kind, unit and help.
+"""Names of all metrics, once: the rows of each role, with kind, unit and help.
 
-The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer; of drafts' positions
-those that the engine has); `/metrics`, `tokamak top` and `tokamak ctl counters` print whatever rows the file has, so that a
-new metric is one line here and one call where it happens. Names and meanings follow vLLM's where it has one; `/metrics` prints
-them with the prefix `tokamak:` (`--metrics-prefix`).
+The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer; of draft positions
+those that the engine has). `/metrics`, `tokamak top` and `tokamak ctl counters` print whatever rows the file has, so a new
+metric is one line here and one call where it happens. Names and meanings follow vLLM's where it has one; `/metrics` prints them
+with the prefix `tokamak:` (`--metrics-prefix`).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _op_fallbacks() -> tuple[Metric, ...]:
 
 
 def _by_position(name: str, help: str) -> tuple[Metric, ...]:
-    """Of each draft of a row, the first one at position 0."""
+    """Return a metric for each draft token of a row, the first one at position 0."""
     places = range(MAX_DRAFTS)
     return tuple(Metric(name, "counter", "tokens", help, (("position", str(place)),)) for place in places)
 

@@ -28,8 +28,8 @@ class AdaptedPart(msgspec.Struct, frozen=True):
 
 
 class Adapters(msgspec.Struct, frozen=True):
-    """What a linear has of the arena of adapters, whose layout `engine/checkpoint/adapters/layout.py` says. Contents change
-    between steps, of slots that no row uses."""
+    """A linear's view of the adapter arena, whose layout is in `engine/checkpoint/adapters/layout.py`. Contents change between
+    steps, in slots that no row uses."""
 
     parts: tuple[AdaptedPart, ...]
     slots: np.ndarray  # float32 [slots, floats of a slot]
@@ -57,7 +57,7 @@ class Linear(msgspec.Struct):
 
     @property
     def bias_names(self) -> list[str]:
-        """Of the tensors of a bias, one after another as the outputs are."""
+        """Names of the bias tensors, in the order of the outputs."""
         if not self.has_bias:
             return []
         return [self.bias_name] if self.bias_name else [f"{name}.bias" for name in self.names]
@@ -68,8 +68,7 @@ class Linear(msgspec.Struct):
 
 
 class LinearPart(Linear):
-    """Of a linear of the checkpoint, which takes two tensors side by side, what it does with one of them: inputs from
-    `first_input` on of `stored_inputs`."""
+    """Half of a linear that takes two tensors side by side: inputs from `first_input` on of `stored_inputs`."""
 
     first_input: int = 0
     stored_inputs: int = 0
@@ -106,7 +105,7 @@ class HeadLinear(msgspec.Struct):
         return self.num_columns if self.is_turned else len(self.rows)
 
     def weights_of_heads(self, weight: np.ndarray) -> np.ndarray:
-        """Of the checkpoint's `weight` a view [num_heads, out, in]."""
+        """Return the checkpoint's `weight` as a view [num_heads, out, in]."""
         found = weight.reshape(self.num_heads, self.rows_of_head, self.num_columns)[:, self.rows.start : self.rows.stop]
         return found.swapaxes(1, 2) if self.is_turned else found
 
@@ -158,9 +157,9 @@ class LayerNorm(msgspec.Struct):
 
 
 class PatchLinear(Linear):
-    """What an encoder's first layer makes of a patch, of pixels as they are: 0 to 255, [frames, patch, patch, red green blue].
-    What pixels are scaled and shifted by is folded into the weights, which are float32 in every precision; of a picture's
-    frames, which are all the same, into one."""
+    """First layer of an encoder, from the pixels of a patch: 0 to 255, [frames, patch, patch, red green blue]. Scale and shift
+    of pixels are folded into the weights, which are float32 in every precision; the frames of a picture, which are all the
+    same, are folded into one."""
 
     stored_shape: tuple[int, ...] = ()  # [out, 3, ..., patch, patch], or the same with fewer axes
     frames: int = 1  # of the patches

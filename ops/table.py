@@ -82,7 +82,7 @@ class KeptRows(AttentionMetadata, Protocol):
 
 
 class Inputs(AttentionMetadata, Protocol):
-    """What ops read of a step: all its rows."""
+    """Inputs of a step as ops read them: all its rows."""
 
     in_place: Any  # None: the tensors are there; else `begin` makes them (`ops/paddle/metadata.py`, InPlace)
     logit_row_ids: Tensor  # int32 [...]: kept rows whose logits are wanted
@@ -202,5 +202,5 @@ class OpTable(msgspec.Struct, frozen=True):
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
 
     def sync_free(self) -> OpTable:
-        """Of a graph, or of few rows."""
+        """Return the table for graphs and for few rows: no op waits for the device."""
         return msgspec.structs.replace(self, **self.sync_free_ops)

@@ -64,7 +64,7 @@ class BroadcastWriter:
         return self._writer.try_send(payload)
 
     def active_readers(self) -> list[int]:
-        """Who would be sent the next record. New requests are admitted by asking. For the writer only."""
+        """Return the readers that get the next record. Asking admits new ones. For the writer only."""
         return self._writer.active_readers()
 
     def evict(self, reader: int) -> None:
@@ -103,7 +103,7 @@ class BroadcastReader:
         return cls(Segment.attach(segment_name(run_id, KIND, name)), reader, epoch)
 
     def receive(self, max_records: int = 256) -> list[bytes]:
-        """What has come. SharedMemoryError: this reader was evicted or replaced, or the ring is corrupt."""
+        """Return the records that came. SharedMemoryError: this reader was evicted or replaced, or the ring is corrupt."""
         return self._reader.receive(max_records)
 
     def wait(self, timeout_ns: int) -> bool:

@@ -47,7 +47,7 @@ FLOAT_UNITS = ("seconds", "ratio")  # cells of these are f64, all others i64
 
 
 class MetricLike(Protocol):
-    """What a row is made of; `engine.metrics.Metric` is one."""
+    """Fields that a row is made of; `engine.metrics.Metric` has them."""
 
     @property
     def name(self) -> str: ...
@@ -142,7 +142,7 @@ class Counters:
 
     @property
     def rows(self) -> list[Row]:
-        """Of all actors."""
+        """Return the rows of all actors."""
         return [row for actor in self._actors for row in self._rows(actor).values()]
 
     @property

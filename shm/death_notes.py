@@ -1,4 +1,4 @@
-"""What an actor had in hands when it died: notes in shared memory that outlive it.
+"""Notes in shared memory that outlive an actor: the work that it had in progress when it died.
 
 The media process notes each file before it decodes it and takes the note back afterwards. When a file kills it, the supervisor
 finds the note still open: it counts the death as that file's, not as the process's, and the next life looks there.
@@ -25,7 +25,7 @@ _KEY_OFFSET = 8
 
 
 class DeathNotes:
-    """Of one process: made by the supervisor, attached by each of its lives."""
+    """Notes of one process: made by the supervisor, attached by each of its lives."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment

@@ -59,7 +59,7 @@ class ErrorLog:
         entry.set_word("count", count + 1)
 
     def entries(self) -> list[ErrorSnapshot]:
-        """What is recorded, the latest first."""
+        """Return the recorded errors, the latest first."""
         found = []
         for actor, section in self._sections.items():
             for entry in section:

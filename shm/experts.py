@@ -60,8 +60,8 @@ class InForce(msgspec.Struct, frozen=True):
 
 
 class SharedExperts(msgspec.Struct, frozen=True):
-    """What the segment is made for. `layers`: of the model, those with experts. `first`: the placement of each at first, int32
-    [experts, 1 + ranks]."""
+    """Shape of the segment. `layers`: those of the model with experts. `first`: the first placement of each, int32 [experts, 1
+    + ranks]."""
 
     layers: tuple[int, ...]
     num_experts: int

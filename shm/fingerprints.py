@@ -32,7 +32,7 @@ def num_slots_for(num_fingerprints: int, max_bytes: int) -> int:
 
 
 def fingerprint_of(key: bytes) -> int:
-    """Of a key that is a hash already. Never 0, which is an empty slot."""
+    """Return the fingerprint of a key that is a hash already. Never 0, which is an empty slot."""
     return int.from_bytes(key[:_WORD_BYTES], "little") or 1
 
 

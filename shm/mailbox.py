@@ -72,8 +72,8 @@ class Mailbox:
         return cls(Segment.attach(segment_name(run_id, KIND, receiver)), epoch)
 
     def receive(self, max_records: int = 256) -> list[tuple[str, bytes]]:
-        """What has come, as (sender, payload): the control ring first, then the others in turn, a record each. In the order of
-        sending for one sender. SharedMemoryError: a ring is corrupt."""
+        """Return the records that came, as (sender, payload): the control ring first, then the others in turn, a record each.
+        Records of one sender stay in order. SharedMemoryError: a ring is corrupt."""
         return self._reader.receive(max_records)
 
     def wait(self, timeout_ns: int) -> bool:
@@ -144,7 +144,7 @@ class MailboxSender:
 
 
 def ring_capacity(ring_bytes: int) -> int:
-    """What a ring of at least `ring_bytes` gets. Lengths in records have 32 bits."""
+    """Return the capacity of a ring of at least `ring_bytes`. Lengths in records have 32 bits."""
     if ring_bytes > MAX_RING_BYTES:
         raise SharedMemoryError(
             f"a ring of {ring_bytes} bytes is too large, the limit is {MAX_RING_BYTES}; send large data by slab"

@@ -1,4 +1,4 @@
-"""What memory can be had: asked when the size of the cache is chosen, and before an arena is reserved."""
+"""Available memory: asked when the size of the cache is chosen, and before an arena is reserved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def available_memory_bytes() -> int:
-    """What the machine, or this process's control group, can still give. Page cache that can be dropped counts as free."""
+    """Return the bytes that the machine, or this process's control group, can still give. Page cache that can be dropped counts
+    as free."""
     available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     group = Path("/sys/fs/cgroup")
     try:

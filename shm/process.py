@@ -1,4 +1,4 @@
-"""Who a process is, beyond its pid: pids are used again, (pid, start time, boot) is not.
+"""Identity of a process beyond its pid: pids are used again, (pid, start time, boot) is not.
 
 The supervisor writes identities into segment headers, the actor table and its lock file; whoever finds something left over asks
 `is_alive` before removing it.

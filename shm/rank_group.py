@@ -37,7 +37,7 @@ def buffers_at(num_ranks: int) -> int:
 
 
 class CallSnapshot(msgspec.Struct, frozen=True):
-    """What a rank said when it came to a collective last."""
+    """Call that a rank announced when it came to a collective last."""
 
     epoch: int
     step: int

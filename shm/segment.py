@@ -38,7 +38,7 @@ _held: dict[str, int] = {}
 
 
 def segment_prefix() -> str:
-    """What the names of all segments begin with."""
+    """Return the beginning of the names of all segments."""
     return f"/tokamak{os.environ.get(NAMESPACE_VARIABLE, '')}."
 
 

@@ -42,7 +42,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class TraceRing:
-    """Of one actor; once it was taken, `num_lost` counts events that were written over before they were collected."""
+    """Events of one actor; `num_lost` counts events that were overwritten before they were collected."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -86,7 +86,7 @@ class TraceRing:
 
     @property
     def owner(self) -> ProcessIdentity:
-        """Who made it."""
+        """Process that made it."""
         return self.segment.owner
 
     @property
@@ -115,7 +115,7 @@ class TraceRing:
         return num_new
 
     def take(self) -> list[TraceEvent]:
-        """What was written since the last call and was still there when it was collected, in the order in which it ended."""
+        """Return the events since the last call that were still there when collected, in the order in which they ended."""
         self.collect()
         collected, self._collected = self._collected, []
         events = [

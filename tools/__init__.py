@@ -1,4 +1,4 @@
-"""What a person runs: `serve` and `test` (bash), and the console script `tokamak` (`cli.py` first).
+"""Programs that a person runs: `serve` and `test` (bash), and the console script `tokamak` (`cli.py` first).
 
 top/        live screen over the counters
 chat/       talk to the model in the terminal

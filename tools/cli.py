@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Who closed ours (`>&-`) wants nothing of them. The next file that somebody opens would have their numbers otherwise, and
-    in it what libraries and children write."""
+    """Open /dev/null for standard streams that the caller closed (`>&-`): else the next file that is opened gets their numbers,
+    and output of libraries and children goes into it."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)  # of the free numbers the lowest
@@ -98,7 +98,7 @@ def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: s
 
 
 def _cause(given: str, commands: dict[str, tuple[str, str]], program: str) -> str:
-    """What is wrong with the word in a command's place."""
+    """Return the fault in the word at a command's place."""
     if given.startswith("-"):
         option = given.partition("=")[0][:100]
         return (

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def served_by(target: Target, model: str) -> Served:
-    """What a server serves: its first model, or the one of that name. TokamakError."""
+    """Return a server's first model, or the one of that name. TokamakError."""
     if target.uds:
         raise TokamakError("the engine listens on a UNIX socket, which this client cannot reach; start the engine with --port")
     request = urllib.request.Request(f"{target.url}/v1/models", headers=target.headers())

@@ -161,7 +161,7 @@ def _about_packed(path: Path) -> tuple[str, str]:
 
 
 def _name_of(checkpoint: Path) -> str:
-    """As `tokamak serve` names a model: an embedded one, a repository of the hub, a directory or a GGUF file."""
+    """Return the model's name for `tokamak serve`: an embedded model, a repository of the hub, a directory or a GGUF file."""
     for demo, directory in MODELS.items():
         if checkpoint.match(str(Path(directory).relative_to(PACKAGES))):
             return EMBEDDED_MODEL_NAMES[demo]

@@ -61,7 +61,7 @@ class Target:
         return self.prefix + path
 
     def headers(self) -> dict[str, str]:
-        """What every request carries besides its framing."""
+        """Return the headers of every request, besides its framing."""
         headers = {"accept": "application/json, text/event-stream", "user-agent": "tokamak"}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -103,7 +103,7 @@ class _ErrorReply(msgspec.Struct):
 
 
 def error_text(body: bytes) -> str:
-    """What an error reply says: OpenAI's message where it has one, else its beginning."""
+    """Return the message of an error reply: OpenAI's where it has one, else the beginning of its text."""
     try:
         return msgspec.json.decode(body, type=_ErrorReply).error.message
     except msgspec.DecodeError:

@@ -20,7 +20,7 @@ ACTIVATIONS = {
 
 
 def read_activation(options: JsonOptions, default: str) -> str:
-    """That of `hidden_act`, by our own name for it."""
+    """Return our name for the activation that `hidden_act` names."""
     name = options.text("hidden_act", default)
     if name not in ACTIVATIONS:
         raise options.error("hidden_act", f"{name!r} is not known; known are {', '.join(ACTIVATIONS)}")

@@ -37,7 +37,8 @@ def comm_bytes(
     shares_experts: bool,
     num_drafts: int = 0,
 ) -> int:
-    """Of a comm arena: of one replica, or of all `num_ranks` where they share the experts; 0: one rank has none."""
+    """Return the bytes of a comm arena: of one replica, or of all `num_ranks` where they share the experts. 0: a single rank
+    has none."""
     rank_group_ranks = num_ranks if shares_experts else tensor_ranks
     if rank_group_ranks == 1:
         return 0
@@ -65,7 +66,7 @@ def expert_rows(tensor_ranks: int, max_num_tokens: int, max_num_seqs: int) -> in
 
 
 def expert_windows_bytes(model: ModelConfig, num_ranks: int, rows: int) -> int:
-    """As `ExpertWindows` of native/ops.h lays them out, with room for `rows` rows of each rank."""
+    """Return the bytes of `ExpertWindows` (native/ops.h) with room for `rows` rows of each rank."""
     return -(-num_ranks * (LINE + rows * sum(_row_bytes(model))) // LINE) * LINE
 
 
@@ -80,7 +81,7 @@ def expert_window_spans(model: ModelConfig, num_ranks: int, rows: int, num_first
 
 
 def _row_bytes(model: ModelConfig) -> tuple[int, int, int]:
-    """Of a row in each of the arrays: itself, a result of each of its experts, and their numbers."""
+    """Return the bytes of a row in each of the arrays: the row, the results of its experts, their numbers."""
     assert model.experts is not None, "a model without experts has no windows for them"
     hidden, chosen = model.hidden_size, model.experts.num_chosen
     return 4 * hidden, 4 * chosen * hidden, 4 * chosen

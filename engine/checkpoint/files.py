@@ -66,7 +66,7 @@ def open_file(path: Path) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """What it holds. OSError as `open_file`."""
+    """Return the content of a file. OSError as `open_file`."""
     with open(open_file(path), "rb") as stream:
         return stream.read()
 

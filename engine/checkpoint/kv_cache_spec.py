@@ -1,4 +1,4 @@
-"""What the keys and values of a model take in memory.
+"""Bytes of a model's keys and values in memory.
 
 Used by the launcher (how many blocks, how large an arena) and by the workers (the tensors over it).
 """

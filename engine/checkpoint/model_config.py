@@ -62,8 +62,8 @@ class RopeConfig(msgspec.Struct, frozen=True):
     mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
 
     def pair_axes(self) -> tuple[int, ...]:
-        """Of each of the rotary_dim / 2 pairs, which of a position's numbers it turns with: 0 time, 1 height, 2 width. Empty
-        where positions are plain numbers."""
+        """Axis of a position that each of the rotary_dim / 2 pairs turns with: 0 time, 1 height, 2 width. Empty where positions
+        are plain numbers."""
         return pair_axes(self.mrope_layout, self.mrope_sections)
 
 
@@ -116,7 +116,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of_gguf(file: GgufFile) -> ModelConfig:
-        """What the file itself says, without its end tokens, which are the tokenizer's."""
+        """Return the configuration in the file itself, without its end tokens, which are the tokenizer's."""
         from engine.checkpoint.gguf.convert import model_options  # of use to the few that come as such a file
 
         return _read(JsonOptions(model_options(file), file.path), JsonOptions({}, file.path))
@@ -143,8 +143,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
         ]
 
     def of_same_shape(self, path: Path, gguf: GgufFile | None = None) -> ModelConfig:
-        """What the checkpoint at `path` says of itself now. CheckpointError where it is one of another shape. `gguf`: the file
-        that it is made of, which may have been written over since its config.json was."""
+        """Return the present configuration of the checkpoint at `path`. CheckpointError where its shape differs. `gguf`: the
+        file that it was made from, which may be newer than its config.json."""
         found = ModelConfig.of_gguf(gguf) if gguf else ModelConfig.read(path)
         differences = self.shape_differences(found)
         if differences:
@@ -156,7 +156,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
-    """Of models that take pictures, config.json says what the text model is within `text_config`, or beside the rest."""
+    """Read a configuration. In models that take pictures the text model's options are within `text_config`, or beside the
+    rest."""
     family = _family(options)
     text = options.within("text_config") if family.mrope_layout and options.values.get("text_config") else options
     biases = family.biases(text)

@@ -1,4 +1,4 @@
-"""What a model's head is for, by its config.json. Used by `model_config.py`."""
+"""Purpose of a model's head, by its config.json. Used by `model_config.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def labels_of(options: JsonOptions) -> tuple[str, ...]:
 
 
 def score_activation_of(options: JsonOptions) -> ScoreActivation | None:
-    """As sentence-transformers notes it: the name of a class of PyTorch."""
+    """Return the activation that sentence-transformers noted, as the name of a PyTorch class."""
     name = options.within("sentence_transformers").text("activation_fn", "")
     name = (name or options.text("sbert_ce_default_activation_function", "")).rpartition(".")[2]
     if name not in _ACTIVATIONS_OF_SCORES:

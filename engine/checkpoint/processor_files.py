@@ -20,8 +20,8 @@ VIDEO_PROCESSOR = "video_preprocessor_config.json"
 
 
 def picture_options(files: Mapping[str, bytes], directory: Path) -> JsonOptions:
-    """Of `files` of a checkpoint by their names in `directory`; nothing where none of them speaks of pictures. CheckpointError:
-    one is no JSON object."""
+    """Return the picture options among `files`, a checkpoint's files by their names in `directory`; empty where none has any.
+    CheckpointError: a file is no JSON object."""
     return _part(files, directory, "image_processor") or _whole(files, directory, IMAGE_PROCESSOR)
 
 

@@ -1,8 +1,8 @@
-"""What a start read of its checkpoint besides the weights. It belongs to the run.
+"""Everything that a start read of its checkpoint besides the weights. It belongs to the run.
 
 Made once, by `engine/options/resolve.py`, and written beside the run's manifest. Every life of every actor takes it from there,
-so that a restarted one is what its predecessor was, whatever has become of the checkpoint's directory: written over, cut short,
-removed. Weights may be replaced in place; what they are of (`ModelConfig.of_same_shape`) and how text becomes tokens may not.
+so that a restarted actor is what its predecessor was, whatever became of the checkpoint's directory: overwritten, cut short,
+removed. Weights may be replaced in place; their shape (`ModelConfig.of_same_shape`) and the tokenizer may not.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: Path) -> ModelRecord:
-        """Of the checkpoint directory `path`. CheckpointError names the file that is wrong or cannot be read."""
+        """Read the checkpoint directory `path`. CheckpointError names the file that is wrong or cannot be read."""
         return ModelRecord(str(path), ModelConfig.read(path), dict(small_files(path)))
 
     @staticmethod
     def of_run(path: Path) -> ModelRecord:
-        """Of the run's document at `path`."""
+        """Read the run's document at `path`."""
         try:
             return msgspec.msgpack.decode(read_file(path), type=ModelRecord)
         except (OSError, msgspec.DecodeError) as error:
             raise TokamakError(f"no readable {path}: {error}; start the engine anew") from error
 
     def encode(self) -> bytes:
-        """As `of_run` reads it."""
+        """Return the document that `of_run` reads."""
         return msgspec.msgpack.encode(self)
 
 

@@ -1,4 +1,4 @@
-"""What a request that says nothing is drawn with: the checkpoint's generation_config.json, as in vLLM, else the neutral values.
+"""Default sampling parameters: the checkpoint's generation_config.json, as in vLLM, else the neutral values.
 
 Read by the launcher, to check what options say, and by the api processes.
 """
@@ -23,7 +23,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(data: bytes) -> SamplingDefaults:
-        """Of a generation_config.json. CheckpointError."""
+        """Decode a generation_config.json. CheckpointError."""
         try:
             return msgspec.json.decode(data, type=SamplingDefaults)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files beside a model say: how its hidden states become a vector or a score.
+"""sentence-transformers' files beside a model: how its hidden states become a vector or a score.
 
 Read by the launcher. `modules.json` names the steps in their order, each with a directory that holds its config.json:
 
@@ -46,7 +46,7 @@ class SentenceModules(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: Path) -> SentenceModules | None:
-        """Of the checkpoint directory `path`; None: it has no such files. CheckpointError."""
+        """Read the files of the checkpoint directory `path`; None where it has none. CheckpointError."""
         if not (path / MODULES).is_file():
             return None
         found: dict[str, Any] = {}

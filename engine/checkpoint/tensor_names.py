@@ -13,8 +13,8 @@ _MAX_HEADER_BYTES = 100 << 20
 
 
 def tensor_names(path: Path) -> set[str]:
-    """Of the safetensors files of the directory `path`, as they are stored. Files that cannot be read have none here: who loads
-    them says what is wrong."""
+    """Return the names in the safetensors files of the directory `path`. Files that cannot be read add none; the loader reports
+    them."""
     index = path / "model.safetensors.index.json"
     names: set[str] = set()
     try:

@@ -1,7 +1,7 @@
-"""What a checkpoint says of its vision encoder, as one checked, frozen value: part of `ModelConfig`.
+"""A checkpoint's vision encoder as one checked, frozen value: part of `ModelConfig`.
 
-Made by the families; used by whoever counts a picture's tokens (tokenizer, media, scheduler) and by the encoder itself.
-A **patch** is a square of pixels, in `temporal_patch_size` frames; squares of patches are **merged** into one token.
+Made by the families; used by every process that counts a picture's tokens (tokenizer, media, scheduler) and by the encoder
+itself. A **patch** is a square of pixels, in `temporal_patch_size` frames; squares of patches are **merged** into one token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_SIDE = 1024  # pixels of a patch, patches of a merged square
 
 
 class PixelScale(msgspec.Struct, frozen=True):
-    """What becomes of a pixel's 0 to 255 before the encoder: (pixel * factor - mean) / deviation, of red, green and blue."""
+    """Scale of a pixel's 0 to 255 before the encoder: (pixel * factor - mean) / deviation, for red, green and blue."""
 
     factor: float
     means: tuple[float, ...]
@@ -107,7 +107,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def num_tokens_of(self, height: int, width: int) -> int:
-        """Of a unit of `height` x `width` patches."""
+        """Return the tokens of a unit of `height` x `width` patches."""
         return (height // self.spatial_merge_size) * (width // self.spatial_merge_size)
 
 

@@ -27,7 +27,8 @@ CODE = "invalid_features"
 
 
 def checked_grid(kind: str, grid: tuple[int, int, int] | None, vision: VisionConfig) -> tuple[int, int, int]:
-    """What a client says of patches in time, height and width. RequestError: nothing, or what no item of the kind has."""
+    """Return the patches in time, height and width that a client names. RequestError: it names none, or a grid that no item of
+    the kind has."""
     merge, rows = vision.spatial_merge_size, vision.temporal_merge_size if kind == "video" else 1
     if grid is None:
         raise refuse(f"{kind}_grid_thw is missing; give [time, height, width] of the features' patches", CODE)

@@ -13,7 +13,7 @@ import msgspec
 
 
 class FrameChoice(msgspec.Struct, frozen=True):
-    """What is asked for. `num_frames` wins; -1: all there are, up to `max_frames`."""
+    """Wanted frames. `num_frames` wins; -1: all, up to `max_frames`."""
 
     fps: float
     min_frames: int
@@ -27,7 +27,7 @@ class FrameChoice(msgspec.Struct, frozen=True):
 
 
 def choose_frames(kind: str, choice: FrameChoice, num_frames: int, fps: float, frames_per_row: int) -> list[int]:
-    """Of an architecture's video. At least one; `frames_per_row` frames are a grid row in time."""
+    """Return the frames that an architecture takes of a video, at least one; `frames_per_row` frames are a grid row in time."""
     if kind == "qwen3_vl":
         return _evenly(num_frames, _wanted(choice, num_frames, fps))
     if kind == "qwen2_5_vl":

@@ -1,7 +1,7 @@
-"""What makes an item the same item: every byte of it, its kind, and every setting that shapes what the encoder sees.
+"""Hash of an item: every byte of it, its kind, and every setting that shapes the encoder's input.
 
-Nothing that a client or a file says of itself (a uuid, an EXIF id) stands for it. The names that come out go into the keys of
-the prefix cache and the encoder cache: 32 bytes of BLAKE2b, so nobody can make a second file with the name of another.
+Nothing that a client or a file says about itself (a uuid, an EXIF id) takes its place. The hashes go into the keys of the
+prefix cache and the encoder cache: 32 bytes of BLAKE2b, so that no second file can be made with the hash of another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def item_hash(facts: tuple[object, ...], parts: Iterable[Buffer]) -> bytes:
-    """Of an item of these parts; `facts` is everything else that counts, as msgspec can write it."""
+    """Return the hash of an item with these parts; `facts` is everything else that counts, as msgspec can write it."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for part in (_encoder.encode(facts), *parts):
         digest.update(memoryview(part).nbytes.to_bytes(8, "little"))
@@ -29,5 +29,5 @@ def item_hash(facts: tuple[object, ...], parts: Iterable[Buffer]) -> bytes:
 
 
 def unit_hash(item: bytes, index: int) -> bytes:
-    """Of a unit of an item."""
+    """Return the hash of a unit of an item."""
     return hashlib.blake2b(index.to_bytes(8, "little"), digest_size=HASH_BYTES, key=item).digest()

@@ -151,8 +151,8 @@ def _check_sides(height: int, width: int, max_pixels: int) -> None:
 
 
 def check_scans(data: bytes | bytearray, kind: str) -> None:
-    """Of a JPEG, which may be a frame of a video. RequestError: there are too many. A decoder goes through all pixels once for
-    each scan, and a scan may be a few bytes long: there can be a million."""
+    """Check the number of scans of a JPEG, which may be a frame of a video. RequestError: there are too many. A decoder walks
+    all pixels once for each scan, and a scan may be a few bytes long: there can be a million."""
     place = num_scans = 0
     for _ in range(_MAX_CHUNKS):
         marker = _MARKER.search(data, place)
@@ -166,7 +166,8 @@ def check_scans(data: bytes | bytearray, kind: str) -> None:
 
 
 def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:
-    """As `ImageOps.exif_transpose` finds it. A PNG may have it behind its pixels; it is decoded only then."""
+    """Return the orientation that `ImageOps.exif_transpose` finds. A PNG may have it behind its pixels; it is decoded only
+    then."""
     if image.format == "PNG" and not _has_late_words(data):
         exif: Any = Image.Image.getexif(image)
     else:

@@ -1,7 +1,7 @@
-"""What is known of an item without its pixels, and the pixels of its units: from bytes to answers, without processes.
+"""Facts about an item without its pixels, and the pixels of its units: from bytes to answers, without processes.
 
-A picture is one unit. A video's unit is what the encoder computes by itself, some frames; where the last one lacks frames, its
-last is repeated. Features that a client encoded are cut into units as if they had been encoded here.
+A picture is one unit. A video's unit is the run of frames that the encoder computes by itself; where the last unit lacks
+frames, its last frame is repeated. Features that a client encoded are cut into units as if they had been encoded here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_OPEN_CLIPS = 4  # whose units are wanted in turns; a file and a decoder each
 
 
 class MediaItems:
-    """Of one model. `max_rows`: of the encoder arena; `max_bytes`: of the pixel slab; `beat` is called while something takes
-    long. RequestError from any method: the item is wrong."""
+    """Items of one model. `max_rows`: of the encoder arena; `max_bytes`: of the pixel slab; `beat` is called during long work.
+    RequestError from any method: the item is wrong."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class MediaItems:
         )
 
     def unit_bytes(self, item: MediaItem) -> int:
-        """Of the pixels or features of each unit."""
+        """Return the bytes of the pixels or features of each unit."""
         return self._unit_bytes(item.source, item.grid_thw)
 
     def pixels(self, item: MediaItem, index: int, parts: Parts) -> np.ndarray[Any, np.dtype[Any]] | None:
-        """Of a unit: uint8 [frames, height, width, 3], or of features float32 [rows, width]. None: it is not there yet after
-        `MAX_TURN_PIXELS` of a video; asking again goes on."""
+        """Return the pixels of a unit: uint8 [frames, height, width, 3], or float32 [rows, width] of features. None: not there
+        yet after `MAX_TURN_PIXELS` of a video; call again to go on."""
         if item.source.is_features:
             rows = item.tokens_per_unit
             if self._rows is None or self._rows[0] != item.unit_hashes[0]:
@@ -168,7 +168,8 @@ class MediaItems:
             del self._whole[next(iter(self._whole))]
 
     def _look_at_features(self, source: MediaSource, parts: Parts, settings: MediaSettings, name: bytes) -> MediaItem:
-        """Of a video that somebody else cut into frames, these are taken to be as far apart as the settings say."""
+        """Return the item of features. Frames of a video that the client cut are taken to be as far apart as the settings
+        say."""
         vision = self._vision
         grid = features.checked_grid(source.kind, source.grid_thw, vision)
         if len(parts) != 1:
@@ -240,7 +241,7 @@ class MediaItems:
         self._clips.pop(first_hash).close()
 
     def _worked(self, num_pixels: int) -> None:
-        """Of a video; it may be long until it is asked for something else."""
+        """Count decoded pixels of a video, and beat."""
         self.num_pixels += num_pixels
         self._beat()
 
@@ -256,5 +257,5 @@ class MediaItems:
         return choose_frames(settings.clip.kind, choice, clip.num_frames, clip.fps, settings.clip.frames_per_row)
 
     def _padded(self, chosen: list[int]) -> list[int]:
-        """As many as make whole units."""
+        """Repeat the last frame until the units are whole."""
         return chosen + [chosen[-1]] * (-len(chosen) % self._vision.frames_per_unit)

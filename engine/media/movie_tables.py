@@ -1,11 +1,11 @@
-"""What an MP4 or MOV claims to hold, before anybody makes room for it. Used by `video.py`.
+"""Claims of an MP4 or MOV file about its content, checked before memory is reserved for it. Used by `video.py`.
 
-Its tables (ISO 14496-12) are short where samples are alike: a kilobyte can claim 50 million of them, for each of which FFmpeg
-takes some 40 bytes, and once more for each entry of an edit list that runs over them. Claims are counted first. Sound, which
-nobody listens to and which has a sample for each value where it is not compressed, is blanked.
+Its tables (ISO 14496-12) are short where samples are alike: a kilobyte can claim 50 million samples, and FFmpeg takes about 40
+bytes for each, and once more for each entry of an edit list that runs over them. So claims are counted first. Sound is not
+decoded and has a sample for each value where it is not compressed, so its tables are blanked.
 
-FFmpeg reads a table wherever it stands among the boxes, so they are looked for everywhere but in the samples themselves.
-Numbers in tables do not look like names: these begin with a letter, and no file is so large that its offsets would.
+FFmpeg reads a table wherever it is among the boxes, so tables are looked for everywhere except in the samples. Numbers in
+tables do not look like names: names begin with a letter, and no file is so large that its offsets would.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _number(data: bytes, place: int) -> int:
 
 
 def _sum_of_counts(data: bytes, place: int, limit: int) -> int:
-    """Of entries of a count and another number each, behind how many they are; or how many they are, where that is more: an
-    entry takes time whatever it counts. Of more than `limit` entries no sum is made."""
+    """Return the sum of the counts in entries of (count, number) behind their number, or that number where it is larger: an
+    entry takes time whatever it counts. More than `limit` entries are not summed."""
     room = max(0, len(data) - place - 4) // 8
     num_entries = min(_number(data, place), room)
     if not 0 < num_entries <= limit:

@@ -1,4 +1,4 @@
-"""What is wrong with a file: an answer for its client, raised wherever it is found."""
+"""Error about a file, answered to its client, raised wherever it is found."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for one kind alone
 
 
 class PictureSettings(msgspec.Struct, frozen=True):
-    """Of a picture. It names no default: whatever shapes pixels is here, and so in their identity."""
+    """Settings of a picture, without defaults: everything that shapes pixels is here, and so in their hash."""
 
     kind: str  # the architecture
     factor: int  # sides become multiples of it
@@ -68,7 +68,7 @@ class PictureSettings(msgspec.Struct, frozen=True):
 
 
 class ClipSettings(PictureSettings, frozen=True):
-    """Of a video."""
+    """Settings of a video."""
 
     frames: FrameChoice
     frames_per_row: int
@@ -90,14 +90,14 @@ class ClipSettings(PictureSettings, frozen=True):
 
 
 class MediaSettings(msgspec.Struct, frozen=True):
-    """Of both."""
+    """Settings of pictures and video."""
 
     picture: PictureSettings
     clip: ClipSettings
 
     @staticmethod
     def of(record: ModelRecord, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
-        """Of a vision model and the server's options. CheckpointError, OptionError: one of them is wrong."""
+        """Read the settings of a vision model and the server's options. CheckpointError, OptionError: one of them is wrong."""
         vision = record.config.vision
         assert vision is not None
         directory = Path(record.path)
@@ -149,7 +149,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
 
     @property
     def max_frame_pixels(self) -> int:
-        """Of the largest picture or frame; qwen3_vl's limit for video is that of two frames together, at least."""
+        """Most pixels of a picture or frame; qwen3_vl's limit for video counts two frames together, at least."""
         least_frames = 2 if self.clip.kind == "qwen3_vl" else 1
         return max(self.picture.max_pixels, self.clip.max_pixels // least_frames, self.picture.factor**2)
 

@@ -148,7 +148,7 @@ class Clip:
             self._check_pixels((chosen[-1] + 1) * self.height * self.width + BYTE_PIXELS * self._packet_ends[chosen[-1]])
 
     def _check_pixels(self, num_pixels: int) -> None:
-        """Of the work up to here."""
+        """Check the work up to here."""
         if num_pixels > MAX_FILE_PIXELS:
             raise refuse(
                 f"the frames up to the last that is chosen take the work of {num_pixels} pixels, the limit is "

@@ -1,10 +1,10 @@
-"""Whose files the media process works on next: requests take turns, by the work that was done for each. Pure decisions.
+"""Order of the media process's work: requests take turns, by the work that was done for each. Pure decisions.
 
 Weighted fair queueing (Demers, Keshav and Shenker, 1989), with work that is known when it is done. A request has had its share
-up to its `share`, an amount of work; the present is what a request has had of it that was there all along. A turn of one moves
-the present by what it was to each of those who wait, so whoever waits gets on, whatever new requests come. A new request
-begins at the present. Who would have had the least after a turn goes next, if the turn is as long as its last: so a new
-request waits for what is in hands, and no request has a second large file worked on before everybody else had as much.
+up to its `share`, an amount of work; the present is the share of a request that was there all along. A turn moves the present
+by its work divided by the number of waiting requests, so every waiting request gets on, whatever new requests come. A new
+request begins at the present. The request that would have had the least after a turn as long as its last goes next: so a new
+request waits for the work in progress, and no request has a second large file decoded before the others had as much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Line(Generic[K, T]):
-    """What is still to be done for a request, the first in front."""
+    """Work of one request, the first in front."""
 
     share: float
     last_pixels: float = 0.0  # of its last turn; 0: it had none
@@ -38,7 +38,7 @@ class WorkQueue(Generic[K, T]):
         return len(self._requests)
 
     def keys(self) -> Collection[K]:
-        """Of all that waits."""
+        """Return the keys of all waiting work."""
         return self._requests.keys()
 
     def add(self, request: str, key: K, work: T) -> None:
@@ -48,7 +48,7 @@ class WorkQueue(Generic[K, T]):
             self._lines.setdefault(request, _Line(self._now)).waiting[key] = work
 
     def next(self, can_go: Callable[[T], bool]) -> tuple[K, T] | None:
-        """What goes now, of what can: it stays there until `remove`. None: nothing can."""
+        """Return the next work that can go; it stays in the queue until `remove`. None: none can."""
         for line in sorted(self._lines.values(), key=lambda line: line.share + line.last_pixels):
             for key, work in line.waiting.items():
                 if can_go(work):
@@ -56,7 +56,7 @@ class WorkQueue(Generic[K, T]):
         return None
 
     def worked(self, key: K, num_pixels: float) -> None:
-        """So much was done for it."""
+        """Count `num_pixels` of work for a key."""
         line = self._lines[self._requests[key]]
         others = [other for other in self._lines.values() if other.waiting and other is not line]
         line.share = (line.share if others else max(line.share, self._now)) + num_pixels

@@ -1,2 +1,3 @@
-"""What an engine is doing, read from its shared memory by whoever may look: `observer.py` takes a `snapshot.py`, `figures.py`
-says what two of them come to. Nobody in the engine is asked."""
+"""State of an engine, read from its shared memory without asking it: `observer.py` takes a `snapshot.py`, `figures.py` computes
+rates and shares from two of them.
+"""

@@ -1,4 +1,4 @@
-"""What two looks at an engine say together: rates, shares, quantiles.
+"""Rates, shares and quantiles from two snapshots of an engine.
 
 Used by `tokamak top`, the dashboard and whoever reads their JSON. Pure functions of snapshots.
 """
@@ -45,7 +45,7 @@ class StepPart(msgspec.Struct, frozen=True):
 
 
 class DraftFigures(msgspec.Struct, frozen=True):
-    """What became of drafts, in the window or since the start."""
+    """Outcome of draft tokens, in the window or since the start."""
 
     methods: dict[str, float | None]  # share of each method's drafts that stood, of those that made some
     accepted: list[float]  # by position: share of rows with a draft there whose draft stood
@@ -55,7 +55,7 @@ class DraftFigures(msgspec.Struct, frozen=True):
 
 
 class DeviceFigures(msgspec.Struct, frozen=True):
-    """What ranks found that their devices can."""
+    """Capabilities of the ranks' devices."""
 
     has_graphs: bool
     keeps_cache: bool  # beyond the rank's life
@@ -69,11 +69,12 @@ class DeviceFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What people and scripts want to know, from up to three snapshots (see `figures`). Rates are per second, shares 0 to 1;
-    None where there is nothing to tell from.
+    """Figures for people and scripts, from up to three snapshots (see `figures`). Rates are per second, shares 0 to 1; None
+    where there are no data.
 
-    A step's parts add up to its way from the choice to the handled result. Two steps are on that way at a time, so the wait of
-    one for the other is in `dispatch`, and the sum is above the time between two results."""
+    A step's parts add up to its way from the decision to the handled result. Two steps are on that way at a time, so the wait
+    of one for the other is in `dispatch`, and the sum is above the time between two results.
+    """
 
     interval_s: float  # of the rates; 0: there was one snapshot only
     window_s: float  # of the recent distributions
@@ -128,7 +129,7 @@ def _device(now: Snapshot, window: Snapshot | None) -> DeviceFigures | None:
 
 
 def _captured_share(now: Snapshot) -> float | None:
-    """Of all steps since the start, where any size was captured."""
+    """Return the share of captured steps since the start, where any size was captured."""
     if not now.total("captured_step_sizes"):
         return None
     found = (now.histogram(f"{kind}_step_rows") for kind in ("captured", "eager"))
@@ -233,7 +234,7 @@ def _rate(now: float, before: float, seconds: float) -> float | None:
 
 
 def _distribution(name: str, now: Snapshot, window: Snapshot | None) -> Distribution:
-    """Of the window, or since the start where the window saw nothing."""
+    """Return the distribution in the window, or since the start where the window saw nothing."""
     whole = now.histogram(name)
     if whole is None:
         return Distribution(0, None, None, None, None, False)

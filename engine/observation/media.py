@@ -1,4 +1,4 @@
-"""What snapshots say of pictures and video on their way. Pure; used by `figures.py`."""
+"""Figures about pictures and video. Pure; used by `figures.py`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What snapshots say of ranks that compute together: rank groups, and the experts that they share. Pure; used by
-`figures.py`."""
+"""Figures about ranks that compute together: rank groups, and the experts that they share. Pure; used by `figures.py`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return self.bounds[-1]
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What was observed after `earlier`."""
+        """Return the observations after `earlier`."""
         buckets = tuple(max(0, new - old) for new, old in zip(self.buckets, earlier.buckets, strict=True))
         return Histogram(self.bounds, buckets, max(0.0, self.sum - earlier.sum))
 

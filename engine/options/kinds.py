@@ -127,7 +127,7 @@ def share(least: float) -> Kind:
 
 
 def identifier() -> Kind:
-    """What names may begin with: letters, digits and underscores, no digit first."""
+    """Return the kind of a prefix of names: letters, digits and underscores, no digit first."""
 
     def parse(text: str) -> str:
         if not _IDENTIFIER.fullmatch(text):

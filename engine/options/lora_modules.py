@@ -14,7 +14,7 @@ _NAME = re.compile(r"[^\s,\x00-\x1f\x7f]{1,256}")
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
-    """As vLLM has it."""
+    """Module in vLLM's JSON form."""
 
     name: str
     path: str

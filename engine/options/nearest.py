@@ -1,4 +1,4 @@
-"""What somebody who mistyped may have meant. Used where options are read."""
+"""Nearest known name to a mistyped one. Used where options are read."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ print(json.dumps({"version": paddle.__version__, "cards": cards, "memory": memor
 
 
 class InstalledPaddle(msgspec.Struct, frozen=True):
-    """What there is of Paddle."""
+    """Installed Paddle: its version and devices."""
 
     version: str  # "": none
     cards: dict[str, int]  # of each device that it was built for or has a plugin for, by name; the CPU is not among them
@@ -65,7 +65,7 @@ AskPaddle = Callable[[], InstalledPaddle]
 
 
 def installed_paddle() -> InstalledPaddle:
-    """As a process that loads it finds it."""
+    """Return the Paddle that a process finds when it imports it."""
     command = [sys.executable, "-W", "ignore", "-c", _QUESTION]
     try:  # in a directory without a folder that could be taken for Paddle
         done = subprocess.run(command, cwd=PACKAGES, capture_output=True, text=True, timeout=_LONGEST_S, check=False)

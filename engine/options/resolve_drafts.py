@@ -1,4 +1,4 @@
-"""What `--speculative-config` asks of the checkpoint. Part of `resolve.py`."""
+"""`--speculative-config`, checked against the checkpoint. Part of `resolve.py`."""
 
 from __future__ import annotations
 

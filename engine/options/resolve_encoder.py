@@ -52,8 +52,9 @@ def equal_embeds(model: ModelConfig, vision: VisionConfig, num_tokens: float) ->
 
 
 def attention_cost(vision: VisionConfig, rate: float) -> float:
-    """Of a layer whose patches see all of theirs, times the square of a unit's rows: in what the layer's matrices take for one
-    row, of which they make `rate` multiplications while attention, in float32, makes one."""
+    """Return the cost of attention in a layer that sees whole units, for each pair of a unit's rows: in units of the time that
+    the layer's matrices take for one row. `rate`: multiplications of the matrices in the time of one of attention, which is
+    float32."""
     return rate * 2 * vision.spatial_merge_size**2 / _per_column(vision)
 
 

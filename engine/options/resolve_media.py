@@ -1,4 +1,4 @@
-"""What the options come to for a vision model: its process, its memory and its limits. Used by `resolve.py` alone."""
+"""Options for a vision model: its process, its memory and its limits. Used by `resolve.py` alone."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def resolve_pooling(values: dict[str, Any], record: ModelRecord) -> tuple[Poolin
 
 
 def resolve_whole_prompts(options: OptionValues, limit: int) -> int:
-    """Of a model whose prompts are computed in one step each: the longest prompt, which a step has room for. What is kept of
-    a step is gone after it: there are as many blocks as two steps need, and none is found again."""
+    """Return the longest prompt of a model that computes each prompt in one step, which has room for it. Nothing of a step is
+    kept after it: there are as many blocks as two steps need, and no prefix is found again."""
     values = options.values
     if "max_num_batched_tokens" not in options.given:
         values["max_num_batched_tokens"] = max(values["max_num_batched_tokens"], limit)
@@ -116,7 +116,7 @@ def _check_others(values: dict[str, Any], model: ModelConfig) -> None:
 
 
 def _token_ids(record: ModelRecord, words: Sequence[str]) -> tuple[int, ...]:
-    """Of tokens by what tokenizer.json calls them. OptionError for what is none."""
+    """Return the ids of tokens by their names in tokenizer.json. OptionError for an unknown name."""
     try:
         file = json.loads(record.files.get("tokenizer.json", b"{}"))
         known = {str(token["content"]): int(token["id"]) for token in file.get("added_tokens", [])}

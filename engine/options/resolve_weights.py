@@ -1,4 +1,4 @@
-"""What the options about weights come to: their type, whether they are rounded, and where they are kept packed.
+"""Options about weights: their type, whether they are rounded, and where they are kept packed.
 
 Called by `engine/options/resolve.py`. `workers/weights/precision.py` says what follows for each module.
 """
@@ -81,7 +81,7 @@ def _stored_types(path: Path) -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """What the first processor of this machine can do; empty where the kernel does not say."""
+    """Return the flags of the first processor of this machine; empty where the kernel does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

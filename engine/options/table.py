@@ -95,7 +95,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class OptionValues(msgspec.Struct):
-    """What was asked for: a value for every option (the default where none was given), and which were given."""
+    """Values of all options (the default where none was given), and the names of those that were given."""
 
     values: dict[str, Any]
     given: set[str]

@@ -95,7 +95,7 @@ def take_flag(key: str, value: Any, source: str, notes: list[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Of a value of a file too, which may be a number of any length or a list."""
+    """Return a value as text; in a file it may be a number of any length or a list."""
     if value is True:
         return ""
     return str(value) if isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 1 << 53) else "..."

@@ -1,4 +1,4 @@
-"""What becomes of each flag of `vllm serve`: an option here under another name, no effect, or refused with the reason.
+"""Meaning of each flag of `vllm serve`: an option here under another name, no effect, or refused with the reason.
 
 Data, read by `vllm.py` and `table.py`. A flag that is not here has the same name and meaning as ours; flags that spread an
 engine over hosts are in `other_hosts.py`. `tests/engine/options/vllm_flags.json` has the flags of vLLM's two newest versions,

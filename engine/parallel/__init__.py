@@ -1,2 +1,3 @@
-"""What several replicas and ranks decide together, as pure functions: `routing.py` says which replica a prompt goes to,
-`placement.py` which rank computes which experts, `eplb.py` when and how they move."""
+"""Decisions across replicas and ranks, as pure functions: `routing.py` chooses the replica of a prompt, `placement.py` the
+ranks of experts, `eplb.py` when and how they move.
+"""

@@ -20,8 +20,8 @@ Counts = Sequence[int]  # rows of each expert of a layer
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """What a placement is for. Nodes are ranks that lie close to each other, as many on each; groups are neighbouring experts,
-    as many in each, of which a row asks few."""
+    """Ranks and experts of a placement. Nodes are ranks that lie close to each other, the same number on each; groups are
+    neighbouring experts, the same number in each, of which a row asks few."""
 
     num_ranks: int
     num_slots: int  # of all ranks together
@@ -64,7 +64,7 @@ def rebalanced(
 
 
 def forced(present: Sequence[LayerPlacement], counts: Sequence[Counts], topology: Topology) -> tuple[LayerPlacement, ...]:
-    """What the counts ask for, whatever it gains."""
+    """Return the placement that the counts ask for, however little it gains."""
     return tuple(balanced(*layer, topology) for layer in zip(present, counts, strict=True))
 
 

@@ -17,7 +17,7 @@ NUM_HOTTEST = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """What was counted of a layer, as it is shared out by the placement in force."""
+    """Counts of a layer, divided by the placement in force."""
 
     layer: int
     num_rows: int  # that asked for an expert, once for each that they asked for

@@ -72,7 +72,7 @@ def owners(placement: LayerPlacement, num_experts: int) -> np.ndarray:
 
 
 def placement_of(table: np.ndarray) -> LayerPlacement:
-    """Of which `table` are the owners."""
+    """Return the placement with these owners."""
     ranks: list[list[int]] = [[] for _ in range(table.shape[1] - 1)]
     for expert, (count, *having) in enumerate(table.tolist()):
         for rank in having[:count]:

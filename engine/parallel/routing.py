@@ -26,7 +26,7 @@ OPEN_SAMPLE_TOKENS = 64
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
-    """What a replica has to do, what was sent to it and not taken yet included."""
+    """Load of a replica, with requests that were sent to it and are not taken yet."""
 
     is_ready: bool = True
     is_full: bool = False  # it refuses new requests

@@ -1,4 +1,4 @@
-"""What an actor is: a process with a mailbox, a row in the actor table and a work loop.
+"""Base of every actor: a process with a mailbox, a row in the actor table and a work loop.
 
 Every process of the engine but the supervisor runs one `Actor`; `engine/process/main.py` makes its `ActorContext` (everything
 it shares with the others) and calls `run`. A subclass says what a message, a command and a step mean; the loop here adds the
@@ -203,7 +203,7 @@ def explained(error: Exception) -> Exception:
 
 
 def end_start() -> None:
-    """What the start made stays for good: no collection needs to look at it again. While it was made there was none."""
+    """Freeze what the start made, so that no garbage collection looks at it again, and turn collection on."""
     gc.freeze()
     gc.enable()
 

@@ -17,7 +17,7 @@ from shm.counters import Cell
 
 
 class AdapterRegistry:
-    """Of one actor."""
+    """LoRA adapters as one actor knows them."""
 
     def __init__(self, context: ActorContext) -> None:
         self._run = context.run

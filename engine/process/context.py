@@ -1,4 +1,4 @@
-"""What an actor shares with the engine: configuration, mailbox, rings to others, counters, and the way to its supervisor.
+"""Everything an actor shares with the engine: configuration, mailbox, rings to others, counters, the way to its supervisor.
 
 Made by `engine/process/main.py` in each child process (and by tests), handed to the `Actor` that the process runs.
 """
@@ -112,7 +112,7 @@ class ActorContext:
 
     @property
     def tensor_rank(self) -> int:
-        """Of a rank: its place in its replica."""
+        """Place of a rank in its replica."""
         return self.index % self.config.tensor_parallel_size
 
     @cached_property

@@ -15,7 +15,7 @@ from shm.errors import SharedMemoryError
 
 
 class DeviceArena(msgspec.Struct, frozen=True):
-    """What it is told."""
+    """Memory of a card that the supervisor holds, as a rank is told of it."""
 
     library: str  # the driver's
     card: int

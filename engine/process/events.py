@@ -1,4 +1,4 @@
-"""What actors tell their supervisor: READY, FAILED, memberships, answers to orders.
+"""Messages of actors to their supervisor: READY, FAILED, memberships, replies to commands.
 
     actor's EventSender  --- one pair of sockets for all actors --->  supervisor's EventChannel
 
@@ -47,7 +47,7 @@ class EventChannel:
         return self._receiver.fileno()
 
     def received(self) -> list[Control]:
-        """What the actors sent since, those that are dead too."""
+        """Return the messages that came since the last call, also from actors that have died."""
         events = []
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What waits for room, a queue for each request, served in turn: who brings much delays himself, not the others.
+"""Queue with a line for each request, served in turn: a request with many items delays itself and not the others.
 
 Used by the api processes (for a tokenizer's ring) and by the tokenizer processes (for the scheduler's ring, for their helpers).
 """

@@ -47,7 +47,7 @@ class LogFormatter(logging.Formatter):
 
 
 def _shown(value: object) -> str:
-    """As it is, or quoted where it could be taken for more than one value."""
+    """Return the value as text, quoted where it could be taken for more than one value."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
@@ -64,5 +64,5 @@ class JsonFormatter(logging.Formatter):
 
 
 def formatter_for(log_format: str) -> logging.Formatter:
-    """Of `--log-format`."""
+    """Return the formatter for `--log-format`."""
     return JsonFormatter() if log_format == "json" else LogFormatter()

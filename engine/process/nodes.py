@@ -55,6 +55,6 @@ def bind_to_node(actor: str, config: EngineConfig) -> None:
 
 
 def _cores(text: str) -> list[int]:
-    """Of a list such as 0-3,8-11."""
+    """Return the numbers in a list such as 0-3,8-11."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return [core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)]

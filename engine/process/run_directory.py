@@ -49,13 +49,13 @@ MANIFEST_NAME, MODEL_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "model.msg
 
 
 class _ManifestActors(msgspec.Struct):
-    """What of a manifest every version can read."""
+    """Part of a manifest that every version can read."""
 
     actors: tuple[ActorPlan, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What the supervisor wrote down about its run."""
+    """Record of a run that its supervisor writes."""
 
     config: EngineConfig
     actors: tuple[ActorPlan, ...]
@@ -170,7 +170,8 @@ class Run(msgspec.Struct, frozen=True):
         return os.path.lexists(runs_root() / self.run_id)
 
     def weights(self, scheduler: str = SCHEDULER) -> WeightsRecord:
-        """What was written last. TokamakError where it is missing: going on with the weights of the start would be a guess."""
+        """Return the record that was written last. TokamakError where it is missing: which weights are in use is then
+        unknown."""
         path = self.weights_path(scheduler)
         try:
             return msgspec.json.decode(read_document(path), type=WeightsRecord)
@@ -258,7 +259,7 @@ def _described(run: Run) -> str:
 
 
 def run_entries(root: Path) -> list[Path]:
-    """What lies under `root` with the name of a run id."""
+    """Return the paths under `root` that have the name of a run id."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -287,7 +288,8 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def read_document(path: Path) -> bytes:
-    """What a file holds. OSError where it is none (opening a FIFO would wait for ever) or larger than any of ours."""
+    """Return the content of a regular file. OSError for anything else (opening a FIFO would wait for ever) and for a file
+    larger than any of ours."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_DOCUMENT_BYTES:

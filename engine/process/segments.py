@@ -89,7 +89,7 @@ class MediaMemory(msgspec.Struct, frozen=True):
 
 
 def slab_bytes_of(config: EngineConfig) -> dict[str, int]:
-    """What the slab of a producer of each role holds."""
+    """Return the bytes of a producer's slab, by role."""
     return {"api": config.media_memory, MEDIA: int(config.mm_processor_cache_gb * (1 << 30))}
 
 
@@ -335,7 +335,7 @@ def _lock_counters(run_id: str, operation: int) -> int:
 
 
 def required_bytes(names: Sequence[str], sizes: RingSizes) -> int:
-    """What the segments take in /dev/shm."""
+    """Return the bytes that the segments take in /dev/shm."""
     has_prefixes = len(actors_of(SCHEDULER, names)) > 1
     return rings_bytes(names, sizes) + (PREFIX_BYTES if has_prefixes else 0) + _OVERHEAD_BYTES
 

@@ -1,8 +1,8 @@
-"""Who may still join a queue that several sources fill. A decision only.
+"""Decides who may join a queue that several sources fill.
 
-Used where new requests are refused with 429: by the scheduler (for what waits for a slot), by the tokenizer processes (for
-their helpers) and by the api processes (for a tokenizer's ring, and for calls under way). A source is whose requests these
-are, a key's or an address's (`source_of` of `api/access.py`); where nobody can tell, all are one.
+Used where new requests are refused with 429: by the scheduler (for requests that wait for a slot), by the tokenizer processes
+(for their helpers) and by the api processes (for a tokenizer's ring, and for calls in progress). A source is an API key or an
+address (`source_of` of `api/access.py`); requests without either share one source.
 """
 
 from __future__ import annotations

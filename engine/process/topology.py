@@ -1,4 +1,4 @@
-"""Who exists in an engine and who sends to whom: pure data that the supervisor, every actor and the tests read.
+"""Actors of an engine and the arrows between them: pure data that the supervisor, every actor and the tests read.
 
 Names are the role with an index (`api0`, `worker0`); a role of which a replica has one goes without it where there is one
 replica (`scheduler`, `cache`). Ranks are numbered replica by replica: `worker<r>` is replica r // TP, tensor rank r % TP. A
@@ -78,7 +78,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
 
 
 class ActorLife(msgspec.Struct, frozen=True):
-    """What a child process is told when it is started. Descriptors are those that it inherits."""
+    """Facts that a child process gets when it starts. Descriptors are those that it inherits."""
 
     run_dir: str
     actor: str
@@ -185,7 +185,7 @@ def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
 
 
 def rings_bytes(names: Sequence[str], sizes: RingSizes) -> int:
-    """What all rings take together."""
+    """Return the bytes of all rings together."""
     num_broadcasts = max(1, len(actors_of(SCHEDULER, names)))
     return num_broadcasts * sizes.broadcast + sum(size * len(senders_of(name, names)) for name, size in sizes.mailbox.items())
 

@@ -1,4 +1,4 @@
-"""What an actor does, as events of its trace, where somebody wants one.
+"""Work of an actor as events of its trace, recorded while a trace is on.
 
 Each actor has a `Tracer` (`context.tracer`). Its work loop has it look several times a second whether a trace was begun or
 ended; where none is, `is_on` is False and nothing else is done or held. Whoever records asks for `is_on` first:

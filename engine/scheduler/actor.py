@@ -77,7 +77,7 @@ MIN_RESULT_BYTES = 256  # one token's
 
 
 def result_bytes_per_token(config: EngineConfig) -> int:
-    """What a sampled token adds to a StepResult at most."""
+    """Return the most bytes that a sampled token adds to a StepResult."""
     return RESULT_BYTES_PER_TOKEN + LOGPROB_BYTES * config.max_logprobs
 
 

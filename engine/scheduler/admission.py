@@ -90,7 +90,7 @@ class AdmissionControl:
         )
 
     def _media(self, request: Request, extras: BlockExtras | None, num_tokens: int) -> SequenceMedia | None:
-        """What the prompt has besides causal text. RequestError where a part of it can never be computed."""
+        """Return the parts of the prompt that are not causal text. RequestError where one of them can never be computed."""
         config = self._config
         bounds = array("i", request.mask_bounds)
         if bounds:

@@ -76,13 +76,13 @@ class BatchState:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Of prompts, without what is cached of them, as far as that is known."""
+        """Prompt tokens that wait to be computed, without those that are known to be cached."""
         return self.waiting.num_tokens_to_compute + sum(
             max(0, sequence.num_prompt_tokens - sequence.num_computed) for sequence in self.running
         )
 
     def _estimate(self, sequence: Sequence) -> None:
-        """What a sequence that is to wait will have computed once it is admitted, from what is cached now."""
+        """Estimate from the present cache how many tokens of a waiting sequence will have to be computed."""
         num_hits = len(find_prefix(sequence, self.pool, self.limits)) * self.limits.block_size
         sequence.num_tokens_to_compute = sequence.num_tokens - num_hits
 
@@ -150,7 +150,8 @@ class BatchState:
         self._leave(sequence, SequenceState.FINISHED)
 
     def _remember_hits(self, sequence: Sequence) -> None:
-        """What said that the sequence has ended may be lost with a tokenizer; then it is submitted again."""
+        """Remember the cache hits of a sequence that ended: if a tokenizer dies with the news, the sequence is submitted
+        again."""
         self._hits[sequence.request.request_id] = sequence.num_cached_tokens
         if len(self._hits) > MAX_REMEMBERED_HITS:
             del self._hits[next(iter(self._hits))]

@@ -1,7 +1,7 @@
-"""What the scheduler tells the cache messenger about the prefix index: blocks stored, removed, all cleared.
+"""Changes of the prefix index on their way to the KV-event publisher: blocks stored, removed, all cleared.
 
-Used by the scheduler process alone. The messenger's picture may lag but never loses a change: what its ring has no room for
-waits here, and where too much waits, or either side was started again, the picture is drawn anew from the index itself.
+Used by the scheduler process alone. The publisher's picture may lag but never loses a change: events that its ring has no room
+for wait here. Where too many wait, or either side was started again, the picture is made anew from the index.
 """
 
 from __future__ import annotations

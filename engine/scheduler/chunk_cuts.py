@@ -44,7 +44,7 @@ def balanced_cut(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) 
 
 
 def uncut(start: int, spans: Sequence[Span], max_tokens: int) -> list[Span]:
-    """Of spans that may be cut where that must be: what begins after `start`, or goes on there, and fits a chunk whole."""
+    """Return the spans that end after `start` and fit a chunk whole, each from `start` on."""
     return [(max(start, first), end) for first, end in spans if end > start and end - max(start, first) <= max_tokens]
 
 

@@ -1,6 +1,6 @@
-"""What operators ask of the scheduler: pause, resume, reload, clear, reset the caches, abort.
+"""Operators' commands to the scheduler: pause, resume, reload, clear, reset the caches, abort.
 
-Used by the scheduler process alone. An order is checked here, and answered at once or handed to `weight_updates.py`, which
+Used by the scheduler process alone. A command is checked here, and answered at once or handed to `weight_updates.py`, which
 carries it out and answers when it is done.
 """
 

@@ -1,8 +1,8 @@
-"""What the scheduler tells each tokenizer, in order, without ever waiting for one.
+"""Messages to each tokenizer, in order, without ever waiting for one.
 
-Used by the scheduler process alone. Outputs gather while a turn lasts and leave as one record per tokenizer. What a full ring
-refuses waits in that stream's backlog; as long as it does the stream is slow, its sequences are given no more tokens, and so
-the backlog cannot grow beyond what is already under way.
+Used by the scheduler process alone. Outputs gather during a turn and leave as one record per tokenizer. Records that a full
+ring refuses wait in that stream's backlog. Until they are sent the stream is slow and its sequences get no more tokens, so the
+backlog cannot grow beyond the tokens that are being computed.
 """
 
 from __future__ import annotations

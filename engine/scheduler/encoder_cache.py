@@ -78,7 +78,7 @@ class EncoderCache:
         return unit is not None and unit.is_readable
 
     def evictable(self) -> Iterator[CachedUnit]:
-        """What may go, the least recently used first."""
+        """Return the units that may be evicted, the least recently used first."""
         return (unit for unit in self._units.values() if unit.can_go)
 
     def begin(self, unit_hash: bytes, num_rows: int, victims: Iterable[CachedUnit]) -> CachedUnit | None:

@@ -1,8 +1,8 @@
-"""What parts of the encoder's work cost, and how many of them a step runs. Pure decisions.
+"""Cost of parts of the encoder's work, and how many of them a step runs. Pure decisions.
 
-Used by `encoder_work.py`. The unit of cost is what the matrices of one layer take for one row of features. Attention is counted
-beside them: where a layer sees a whole unit it grows with the square of its rows, and takes as long as the matrices do from
-some 600 rows on.
+Used by `encoder_work.py`. The unit of cost is the time that the matrices of one layer take for one row of features. Attention
+is counted beside them: where a layer sees a whole unit it grows with the square of its rows, and takes as long as the matrices
+from about 600 rows on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EncoderCost:
 
 
 def _slices(unit_rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Of each slice of the units' rows how many there are, and how many pairs of one with another of its unit."""
+    """Yield (rows, pairs of rows within a unit) for each slice of the units' rows."""
     rows = pairs = 0
     for of_unit in unit_rows:
         left = of_unit

@@ -1,13 +1,13 @@
-"""What the encoder does next: which units are needed, whose pixels are asked for, and which parts of which units a step runs.
+"""Plans the encoder's work: which units are needed, which pixels are requested, and which parts of which units a step runs.
 
-Used by the scheduler process alone. The units that running samples and those next in line need, in the samples' order, each
-once, are brought into the encoder cache by calls: one at a time, cut into parts, so that no step runs more of the encoder
-than what costs as much as its tokens may. What a step's parts complete the next ones read: a chunk of the prompt in the same
-step would make those that stream pause for both.
+Used by the scheduler process alone. Units that running sequences and the next ones in line need are brought into the encoder
+cache, in the order of the sequences and each once, by calls: one at a time, cut into parts, so that a step runs no more of the
+encoder than costs as much as its tokens may. The next steps read what a step's parts complete: a prompt chunk in the same step
+would make streams pause for both.
 
-Where the arena has no room for a unit that a sample cannot go on without, what nobody needs goes first, the least recently used
-in front, then what samples behind it need, the last one's in front: the first always gets on. Nobody holds rows: who needs a
-unit is looked up when a call begins (`unit_needs.py`).
+Where the arena has no room for a unit that a sequence waits for, units that no sequence needs are evicted first, the least
+recently used in front, then units of sequences behind it, the last sequence's in front: so the first sequence always
+progresses. No sequence holds rows: who needs a unit is looked up when a call begins (`unit_needs.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Call(msgspec.Struct):
 
 
 class _StepPart(msgspec.Struct):
-    """What a step in flight has to do with features."""
+    """Work on features of a step in flight."""
 
     read: list[CachedUnit]
     touched: list[CachedUnit]  # those, and what its parts are of
@@ -99,8 +99,9 @@ class EncoderWork:
         return self._pixels.flush()
 
     def _turn_of(self, needs: Mapping[bytes, Need]) -> Iterator[Need]:
-        """What pixels are asked for: of each request what one call takes, so that what waits for long, a video that is decoded,
-        takes neither the place in the arena of those behind it nor the slab's; of all, what finds room in the arena."""
+        """Yield the needs whose pixels are requested now: as many of each request as one call takes, and of all as many as the
+        arena has room for. So a request that waits for long (a video that is decoded) takes neither the arena's nor the slab's
+        room from the requests behind it."""
         num_asked: Counter[str] = Counter()  # rows by request
         num_rows = 0
         for need in needs.values():
@@ -117,7 +118,8 @@ class EncoderWork:
     # ------------------------------------------------------------------------------------------------------- steps
 
     def next_parts(self) -> EncoderCall | None:
-        """What the next step runs of the encoder, which must then be dispatched. Begins a call where none is under way."""
+        """Return the part of the encoder that the next step runs, which must then be dispatched. Begins a call where none is in
+        progress."""
         if self.is_idle:
             return None
         if self._call is None:
@@ -209,7 +211,7 @@ class EncoderWork:
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _begin_call(self) -> None:
-        """Of what is needed and not cached, as much as has its pixels, and room."""
+        """Begin a call with the needed, uncached units whose pixels are there, as many as there is room for."""
         needs = self.needs.look_up()
         num_rows = 0
         units: list[CachedUnit] = []
@@ -242,7 +244,8 @@ class EncoderWork:
         self._cells["rows"].add(num_rows)
 
     def _victims(self, need: Need, needs: dict[bytes, Need]) -> Iterator[CachedUnit]:
-        """What may go for a unit: first what nobody needs, then, where a sample waits for it, what those behind it need."""
+        """Yield units that may be evicted for a unit: first unneeded ones, then, where a sequence waits for it, those that
+        sequences behind it need."""
         unneeded = (unit for unit in self.cache.evictable() if unit.unit_hash not in needs)
         if not need.is_next:
             return unneeded

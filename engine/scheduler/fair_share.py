@@ -1,13 +1,13 @@
-"""Whose turn it is among the sequences that wait: fairness between sources, then priority, then arrival. Decisions only.
+"""Order of waiting sequences: fairness between sources, then priority, then arrival. Decisions only.
 
-Used by the scheduler process for what waits (`queues.py`). A **source** is a user: an API key or an address. The next turn
-goes to the source with the fewest running sequences (those that this walk let go before count); where these are equal, to the
-source that has waited longest, since it came or since its last turn. Within a source the places in line, which priority
-moves, decide **when** a priority is served; **which** sequence takes the place is decided by turns among the requests of that
-priority and better ones: the request with the fewest running sequences goes first.
+Used by the scheduler process (`queues.py`). A **source** is a user: an API key or an address. The next turn goes to the source
+with the fewest running sequences (those that this walk admitted count); among equals, to the source that has waited longest,
+since it came or since its last turn. Within a source the places in line, which priority moves, decide **when** a priority is
+served; **which** sequence takes the place is decided by turns among the requests of that priority and better ones: the request
+with the fewest running sequences goes first.
 
-So a sequence waits for what runs and for one sequence of each other source, whatever their priorities, and no source starves:
-of all that wait, only those that were there at a source's last turn go before its next one.
+So a sequence waits for running ones and for one sequence of each other source, whatever their priorities, and no source
+starves: between two turns of a source, only sequences that were there at its last turn go before it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class _Owner(msgspec.Struct, eq=False):
         return self.turns[0][0][-1] if self.turns else None
 
     def turn_of(self, rank: Rank, num_before: int = 0) -> _Turn:
-        """Of a sample of this rank, behind `num_before` others."""
+        """Return the turn of a sequence of this rank, behind `num_before` others."""
         return self.num_running + num_before, max(rank, self.last_turn), rank <= self.last_turn, rank
 
     def walk(self) -> Iterator[tuple[_Turn, Sequence]]:
-        """What waits, in the order of turns. Nothing may change meanwhile."""
+        """Yield the waiting sequences in the order of turns. Nothing may change during the walk."""
         for number, sequence in enumerate(self.sequences):
             yield self.turn_of(sequence.rank, number), sequence
         begun: list[_Begun] = []
@@ -102,7 +102,7 @@ class _Source(_Owner, eq=False):
 
 
 class FairShare:
-    """What waits, and how many run of each source and request."""
+    """Waiting sequences, and how many run of each source and request."""
 
     def __init__(self) -> None:
         self._all = _Owner()

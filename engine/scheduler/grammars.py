@@ -26,7 +26,7 @@ class _Asked(msgspec.Struct, eq=False):
 
 
 def _text_of(sequence: Sequence) -> str:
-    """Of its grammar; empty where it has none."""
+    """Return the text of the sequence's grammar; empty where it has none."""
     grammar = sequence.request.sampling.grammar
     return "" if grammar is None else grammar.text
 
@@ -91,7 +91,7 @@ class Grammars:
             self.want(sequence)
 
     def ask_again(self) -> None:
-        """What was on its way to the ranks may be lost."""
+        """Send the grammars again that ranks may have lost."""
         for text, asked in self._asked.items():
             asked.ranks.clear()
             self._send(CompileGrammar(asked.number, text))

@@ -38,7 +38,7 @@ class _Retry(msgspec.Struct):
 
 
 class PixelRequests:
-    """What is asked for, by unit."""
+    """Pixels that are requested, by unit."""
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context
@@ -139,7 +139,7 @@ class PixelRequests:
         return b""
 
     def media_restarted(self, name: str, epoch: int) -> None:
-        """What its predecessor held is gone."""
+        """Forget the pixels that the media process's predecessor held."""
         for request in list(self._requests.values()):
             if request.media == name and request.media_epoch < epoch:
                 self.take(request.unit_hash)

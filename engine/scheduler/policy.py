@@ -43,7 +43,7 @@ MAX_LOOK = 64  # waiting sequences that are looked at for one step, where its to
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one step may take."""
+    """Limits of one step."""
 
     max_tokens: int  # max_num_batched_tokens
     max_running: int  # batch slots
@@ -103,7 +103,7 @@ class Admission(msgspec.Struct):
 
 
 class SchedulerOutput(msgspec.Struct):
-    """What to do, in this order: preempt, trim, admit, then compute the rows."""
+    """Decisions for a step, in this order: preempt, trim, admit, then compute the chunks."""
 
     preempted: Sequence | None = None
     trimmed: list[Sequence] = []  # hold blocks that were for drafts
@@ -217,7 +217,7 @@ class _Candidate(msgspec.Struct, eq=False):
 
 
 class _Room(msgspec.Struct):
-    """What is left of a step."""
+    """Budget that is left of a step."""
 
     num_tokens: int
     num_blocks: int

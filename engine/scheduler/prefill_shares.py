@@ -46,7 +46,7 @@ class _Room(msgspec.Struct):
         return _Room(self.num_tokens - part.num_tokens, time_ns)
 
     def give(self, prefill: Prefill, room: _Room, cost: StepCost, num_least: int = 0) -> None:
-        """As many tokens as `room`, which is a part of this, has; `num_least`, however long they take."""
+        """Give `prefill` as many tokens as the part `room` allows, at least `num_least`."""
         begin = prefill.start + prefill.num_tokens
         most = max(cost.num_tokens_within(begin, max(0.0, min(room.time_ns, self.time_ns))), num_least)
         count = max(0, min(prefill.num_left, room.num_tokens, self.num_tokens, most))

@@ -53,16 +53,16 @@ class SequenceQueue:
 
 
 class RunningQueue(SequenceQueue):
-    """What runs, oldest first; the last one is preempted first."""
+    """Running sequences, oldest first; the last one is preempted first."""
 
     def __init__(self) -> None:
         super().__init__(_seniority)
 
 
 class WaitingQueue(SequenceQueue):
-    """What waits for a slot. Its places in line are given out by turns (`turns.py`). While the intake is held, new requests
-    stand aside, counted but not to be admitted. What was begun before and is away for a moment, because its tokenizer died, is
-    waited for."""
+    """Sequences that wait for a slot. `fair_share.py` gives out their places in line. While the intake is held, new requests
+    wait outside: counted, but not to be admitted. Sequences that began before and are away for a moment, because their
+    tokenizer died, are waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,11 +81,11 @@ class WaitingQueue(SequenceQueue):
         return len(self._sequences) + len(self._new_requests)
 
     def num_of(self, source: str) -> int:
-        """Of a source."""
+        """Return how many sequences of `source` wait."""
         return self._num_of.get(source, 0)
 
     def began(self, sequence: Sequence) -> None:
-        """What waited here runs now."""
+        """Move a sequence from waiting to running."""
         self._turns.began(sequence)
 
     def ended(self, sequence: Sequence) -> None:

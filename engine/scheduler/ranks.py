@@ -43,7 +43,7 @@ class Ranks:
 
     @property
     def rank_group_epoch(self) -> int:
-        """Of all ranks, once they are complete."""
+        """Epoch of all ranks, once they are complete."""
         return self._ranks[0].rank_group_epoch
 
     def greet(self, index: int, hello: Hello) -> bool:

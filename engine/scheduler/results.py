@@ -1,8 +1,8 @@
-"""What came of a step: sequences have more tokens, outputs go to the tokenizers, and what is complete ends.
+"""Handles step results: sequences get tokens, outputs go to the tokenizers, complete sequences end.
 
 Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
-parameters; what a step in flight computes beyond that end is dropped. Ranks that see the same stop token leave such rows out
-(`Slots.is_ended`), which saves their time and decides nothing.
+parameters; tokens that a step in flight computes beyond that end are dropped. Ranks that see the same stop token leave such
+rows out (`Slots.is_ended`), which saves their time and decides nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ending_output(sequence: Sequence, finish_reason: str) -> Output:
 
 
 def rejection(request: Request, error: RequestError) -> Rejected:
-    """What the user hears of a request that does not run."""
+    """Return the message to the user of a request that does not run."""
     return Rejected(
         request.request_id,
         request.attempt,

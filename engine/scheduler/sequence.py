@@ -37,7 +37,7 @@ LOGPROB_BYTES = 8  # a log-probability in a StepResult: a float32, and the token
 
 
 def start_bytes(num_tokens: int, num_sampling_bytes: int = 0) -> int:
-    """What a SlotStart takes at most in a ring record."""
+    """Return the most bytes of a SlotStart in a ring record."""
     return START_BYTES + START_BYTES_PER_TOKEN * num_tokens + num_sampling_bytes
 
 
@@ -116,12 +116,12 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def num_start_bytes(self) -> int:
-        """What a SlotStart of it takes at most."""
+        """Most bytes of this sequence's SlotStart."""
         return start_bytes(len(self.token_ids), self.num_sampling_bytes)
 
     def num_result_bytes(self, start: int, num_tokens: int) -> int:
-        """What a StepResult carries of positions [start, start + num_tokens): log-probabilities of the prompt where they are
-        wanted, and what is pooled with its last one."""
+        """Return the bytes that a StepResult carries for positions [start, start + num_tokens): prompt log-probabilities where
+        they are wanted, and the pooled output with the last position."""
         if self.num_pooled_bytes:
             return self.num_pooled_bytes * (start + num_tokens >= self.num_prompt_tokens)
         if not self.wants_prompt_logprobs:
@@ -129,7 +129,7 @@ class Sequence(msgspec.Struct, eq=False):
         return num_tokens * LOGPROB_BYTES * (1 + self.request.sampling.num_prompt_logprobs)
 
     def num_tokens_within(self, num_result_bytes: int, start: int, num_tokens: int) -> int:
-        """As many of `num_tokens` from `start` on as have results of no more than so many bytes."""
+        """Return how many of `num_tokens` from `start` on have results of at most `num_result_bytes` bytes."""
         if self.num_pooled_bytes:
             is_fitting = self.num_result_bytes(start, num_tokens) <= num_result_bytes
             return num_tokens if is_fitting else self.num_prompt_tokens - 1 - start

@@ -1,6 +1,6 @@
-"""What a prompt has besides causal text: units of pictures and video where they stand, and tokens that see keys ahead.
+"""Parts of a prompt that are not causal text: units of pictures and video, and tokens that see keys ahead of them.
 
-Used by the scheduler process alone; made at the intake, and None of a sequence that is plain text. Decisions only.
+Used by the scheduler process alone; made at the intake, and None for a sequence of plain text. Decisions only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the scheduler counts: its gauges, and the split of every step into schedule, dispatch, run, sample and return.
+"""The scheduler's metrics: its gauges, and the split of every step into schedule, dispatch, run, sample and return.
 
 Used by the scheduler process alone; names and meanings are in `engine/metrics.py`.
 """
@@ -103,7 +103,8 @@ class SchedulerStats:
                 cells[place].add(sum(number > place for number in numbers))
 
     def show_load(self) -> None:
-        """What tokenizers choose replicas by: shown with each record of requests, since from then on they count on it."""
+        """Show the load by which tokenizers choose replicas. Called with each record of requests, from which on they count on
+        it."""
         batch = self._batch
         self._running.set(len(batch.running))
         self._waiting.set(batch.num_waiting)
@@ -112,11 +113,11 @@ class SchedulerStats:
         self._free_slots.set(batch.num_free_slots)
 
     def show_slow_streams(self) -> None:
-        """Of readers whose rings refused what was sent just now."""
+        """Show how many running sequences have a reader whose ring is full."""
         self._slow_streams.set(sum(sequence.reader.is_slow for sequence in self._batch.running))
 
     def show_adapters(self) -> None:
-        """Who waits on its way out of the batch is among those that wait."""
+        """Show running and waiting sequences by adapter. A sequence on its way out of the batch counts as waiting."""
         running, waiting = [0] * self._max_loras, [0] * self._max_loras
         for sequence in self._batch.sequences.values():
             adapter = sequence.request.options.adapter

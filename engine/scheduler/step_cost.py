@@ -29,7 +29,7 @@ _BASE_WEIGHT = 0.3
 
 
 class StepLoad(msgspec.Struct):
-    """What a step computes. `num_pairs`: of prompt tokens, the keys that each sees, added up."""
+    """Load of a step. `num_pairs`: keys that the prompt tokens see, added up."""
 
     num_decodes: int = 0
     num_prompt_tokens: int = 0
@@ -86,7 +86,7 @@ class StepCost:
             self._token_ns = found_ns / tokens
 
     def prompt_ns(self, start: int, num_tokens: int) -> float:
-        """What prompt tokens [start, start + num_tokens) add to a step."""
+        """Return the nanoseconds that prompt tokens [start, start + num_tokens) add to a step."""
         return self._token_ns * num_tokens + self._pair_ns / _KEYS * pairs(start, num_tokens)
 
     def num_tokens_within(self, start: int, time_ns: float) -> int:
@@ -121,6 +121,6 @@ class StepCost:
 
     @property
     def _spare_ns(self) -> float:
-        """What a step without prompts leaves of the longest step, which is three times as long at least: prompts would hardly
-        get on where streams alone take nearly all of it."""
+        """Return the nanoseconds that a step without prompts leaves of the longest step, at least twice its own: else prompts
+        would hardly progress where streams take nearly all of it."""
         return max(self._max_step_ns - self.base_ns, 2 * self.base_ns)

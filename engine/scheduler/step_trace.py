@@ -20,7 +20,7 @@ def trace_dispatch(tracer: Tracer, flight: StepInFlight, output: SchedulerOutput
 
 
 def trace_result(tracer: Tracer, step: StepInFlight, num_taken: list[int], begin_ns: int) -> None:
-    """What came of a step was handled from `begin_ns` on, which is the time that its first tokens have: so many of each row."""
+    """Record that a step was handled from `begin_ns` on, the time of its first tokens. `num_taken`: tokens of each sequence."""
     end_ns = time.monotonic_ns()
     tracer.span("result", begin_ns, end_ns, value=step.step_id)
     for row, num_tokens in zip(step.rows, num_taken, strict=True):

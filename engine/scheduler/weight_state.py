@@ -60,7 +60,7 @@ class WeightState:
 
     @property
     def path(self) -> str:
-        """Of the weights in use; while cleared, of those to come back to."""
+        """Path of the weights in use; while cleared, of those to load again."""
         return self.record.path
 
     @property
@@ -79,8 +79,7 @@ class WeightState:
             self.state = _MEANWHILE[order]
 
     def settle(self, record: WeightsRecord) -> None:
-        """What was going on has ended, and this is the record now: the one that was written down when it was done, or where it
-        failed the one before."""
+        """Take `record`, which is written down already, as the outcome of the change that was in progress."""
         self.record = record
         self.state = record.state
 

@@ -157,7 +157,7 @@ class WeightUpdates:
         self._rank_is_wrong(rank, "", 0)
 
     def _rank_is_wrong(self, rank: int, path: str, version: int, contents: str = "") -> None:
-        """What it computes cannot be used; `_repair` follows."""
+        """Note that a rank holds other weights than it should; `_repair` follows."""
         self._ranks.changed(rank, path, version, contents)
         if self._change is None or self._change.phase is Phase.DRAINING:
             self._dispatcher.give_up_flight()
@@ -193,7 +193,7 @@ class WeightUpdates:
         self._return = command_id, replace(record, last_version=last_version)
 
     def _tells(self, change: Change) -> list[LoadWeights | ClearWeights]:
-        """What makes the ranks hold what they should."""
+        """Return the messages that make the ranks hold what they should."""
         record = change.after or self._weights.record
         if record.state is WeightsState.CLEARED:
             return [ClearWeights(change.command_id)]

@@ -78,7 +78,7 @@ class AdapterCommands:
 
     @property
     def is_started(self) -> bool:
-        """What is to be there from the start is."""
+        """Whether all adapters that the start names are loaded."""
         return not self._starts
 
     def begin(self, command: Command) -> None:

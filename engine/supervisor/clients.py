@@ -17,7 +17,7 @@ AGENTS = ("claude-code", "codex", "opencode", "qwen-code", "copilot", "pi", "cli
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What a client is told of an engine."""
+    """Facts about an engine for the configuration of a client."""
 
     url: str
     model: str

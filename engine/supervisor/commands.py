@@ -46,7 +46,7 @@ _NOT_SERVING = "the engine is not ready yet, or stops; ask again when it serves"
 
 
 class Engine(Protocol):
-    """What orders are about: the supervisor's side of its children."""
+    """The supervisor's side of its children, as commands need it."""
 
     config: EngineConfig
     plan: tuple[ActorPlan, ...]
@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     @property
     def run(self) -> Run:
-        """What is written down about it."""
+        """The run and its files."""
 
     @property
     def is_serving(self) -> bool:
@@ -117,7 +117,7 @@ class SupervisorCommands:
         self._replicas.scheduler_ready(name)
 
     def actor_died(self, name: str, cause: str) -> None:
-        """What a dead scheduler was to do is not done by its successor."""
+        """Fail a dead scheduler's commands: its successor does not carry them out."""
         if role_of(name) == SCHEDULER:
             self._replicas.scheduler_died(name, cause)
         self._rebalances.actor_died(name, cause)

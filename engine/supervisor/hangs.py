@@ -29,7 +29,7 @@ class HangAction(Enum):
 
 
 class HangWatch(msgspec.Struct):
-    """What the supervisor saw of one child's heartbeat. `still_ns` is how long it has stood still under observation."""
+    """Observed heartbeat of one child. `still_ns`: how long it has not moved under observation."""
 
     last_look_ns: int
     last_heartbeat_ns: int = 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunKeeper:
-    """Of one living run, whose directory has its manifest. `close` gives the lock back that it may have taken."""
+    """Keeper of one living run with its manifest. `close` releases the lock that it may have taken."""
 
     def __init__(self, run: Run, lock: int, segments: RunSegments, server: ControlServer, progress: Progress) -> None:
         """`lock`: the run's descriptor."""

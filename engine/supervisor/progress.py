@@ -1,4 +1,4 @@
-"""What a user sees in the terminal between `tokamak serve` and the line `ready ...`, and what the supervisor reports later.
+"""Lines in the terminal between `tokamak serve` and `ready ...`, and later reports of the supervisor.
 
 All of it goes to stderr; stdout carries the ready line and what follows it. In a terminal the actors are shown live, elsewhere
 each change is a line. Printing never waits for a reader (`line_writer.py`).

@@ -100,7 +100,8 @@ class ReplicaCommands:
         self._advance(opened)
 
     def scheduler_died(self, scheduler: str, cause: str) -> None:
-        """What it was to do is not done by its successor, and what it may have written down is taken back."""
+        """Fail a dead scheduler's commands, which its successor does not carry out, and take back what it may have written
+        down."""
         for opened in list(self._open.values()):
             if scheduler not in opened.unanswered:
                 continue

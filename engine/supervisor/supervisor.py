@@ -395,7 +395,7 @@ class Supervisor:
                 child.send_signal(SIGKILL)
 
     def _step_of(self, name: str) -> str:
-        """Of a rank, in a few words."""
+        """Return a rank's step in a few words."""
         if role_of(name) != "worker":
             return ""
         return f" in step {self.segments.counters.counter('worker_step', name).value:.0f}"

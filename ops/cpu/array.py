@@ -71,7 +71,7 @@ def empty(num_floats: int) -> np.ndarray:
 
 
 def address_of(tensor: Any) -> int:
-    """Of an Array, a Paddle tensor on the CPU or a numpy array; 0 for None."""
+    """Return the address of an Array, a Paddle tensor on the CPU or a numpy array; 0 for None."""
     if tensor is None:
         return 0
     if isinstance(tensor, Array):

@@ -1,7 +1,7 @@
-"""What becomes of an op that a model calls on the native table: it is run at once, or recorded for a tape.
+"""Executors of the native table: an op that a model calls is run at once, or recorded for a tape.
 
 `Immediate` serves the table that `EagerPlan` calls, `Recording` a plan that wants a tape. Both hand the same arguments to the
-same native functions, so what they compute is bit for bit the same.
+same native functions, so their results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Recorded(msgspec.Struct, frozen=True):
         return [value for value in self.arguments if isinstance(value, Array)]
 
     def memories(self) -> list[Array]:
-        """What its arrays are views of, or they themselves."""
+        """Return the arrays that own the memory of its arrays."""
         return [array.seen or array for array in self.arrays()]
 
     def work(self) -> Work:
@@ -178,8 +178,9 @@ class Recording:
         return Tape(_cpu.Tape(ops), num_bytes, self._ops, arena)
 
     def _write_where_gathered(self, lives: Mapping[int, Sequence[int]]) -> None:
-        """What is gathered next is written where its columns are to be, and need not be copied there. Nobody reads that half by
-        then: all came to the gather before, which is before its first op. Ops write whole panels."""
+        """Let ops write columns that are gathered next where the gather puts them, so that nothing is copied. That half of the
+        buffers is not read any more by then: all ranks came to the gather before, which is before the first of these ops. Ops
+        write whole panels."""
         before = -1
         for index, _ in self._gathered:
             op = self._ops[index]
@@ -269,13 +270,14 @@ class Tape(msgspec.Struct, frozen=True):
         return self.native.times_ns
 
     def replay_alone(self, num_threads: int) -> list[list[list[int]]]:
-        """Of each op the nanoseconds of its tasks, [jobs][tasks]: cut up as for so many threads, done by this one."""
+        """Run the tape on this thread, its work divided as for `num_threads`. Return the nanoseconds of each op's tasks,
+        [jobs][tasks]."""
         return self.native.replay_alone(num_threads)
 
     def titles(self) -> list[str]:
-        """What each op is called, the same in every layer."""
+        """Return the name of each op, the same in every layer."""
         return [_title(op.make.__name__, op.name) for op in self._ops]
 
     def profile(self) -> list[OpProfile]:
-        """What each op does in the step that the inputs hold now."""
+        """Return each op's work in the step that the inputs hold now."""
         return [OpProfile(op.make.__name__, op.name, op.work()) for op in self._ops]

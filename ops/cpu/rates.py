@@ -50,7 +50,7 @@ def measure(variants: list[str]) -> Measured:
 
 
 def operations(part: str) -> list[int]:
-    """Of each case of a timed part; a multiply-add is two."""
+    """Return the operations of each case of a timed part; a multiply-add is two."""
     if part.startswith(ATTENTION):
         seen = [sum(range(before + 1, before + count + 1)) for before, count in ATTENTION_CASES]
         return [4 * HEADS * HEAD_DIM * num_keys for num_keys in seen]
@@ -94,7 +94,8 @@ def _attentions(dtype: str) -> Iterator[Run]:
 
 
 def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) -> Run:
-    """Of `count` queries behind so many positions. `heads`: of queries, of keys and values, their size."""
+    """Return the run of `count` queries behind `before` positions. `heads`: numbers of query heads and of KV heads, and their
+    size."""
     num_heads, num_kv_heads, head_dim = heads
     num_blocks = -(-(before + count) // BLOCK_SIZE)
     num_floats = num_kv_heads * (head_dim + 1) * num_blocks * BLOCK_SIZE  # an int8 slot has a scale

@@ -66,7 +66,7 @@ assert KEY_SPLIT == _cpu.KEY_SPLIT, "ops/table.py and native/kernels.h split key
 
 
 def cache_view(memory: np.ndarray, block_size: int) -> np.ndarray:
-    """As it is: the layout is native/kernels.h's."""
+    """Return the memory unchanged: the layout is native/kernels.h's."""
     return memory
 
 
@@ -510,7 +510,7 @@ class CpuOps:
         return y
 
     def _share_of(self, module: Experts, rows: Rows, num_chosen: int) -> tuple[Any, ...]:
-        """What the op computes of each expert; and where ranks share that out, memory for what they activate."""
+        """Return the part of each expert that the op computes, and where ranks share an expert, memory for its activations."""
         gate_up, down = module.gate_up[0].columns, module.down[0].columns
         panels = tuple([panel for part in panels_of(columns) for panel in part] for columns in (gate_up, down))
         if not module.is_cut:

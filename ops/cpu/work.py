@@ -1,7 +1,8 @@
-"""What the ops of a tape do: bytes that must move once and arithmetic, of the step that the inputs hold when it is asked for.
+"""Work of a tape's ops: bytes that must move once, and arithmetic, in the step that the inputs hold when it is asked for.
 
-Said by `table.py` where an op is recorded, read by the profile of a replay (`tools/bench/step.py`). Bytes are operands, results
-and weights, and the keys and values that are seen, each once: what a cache saves or a kernel reads twice is not in them.
+`table.py` states it where an op is recorded; the profile of a replay reads it (`tools/bench/step.py`). Bytes are operands,
+results and weights, and the keys and values that are seen, each once: savings by a cache and second reads of a kernel do not
+count.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def bytes_of(*operands: Any) -> int:
-    """Of Arrays with the rows that they have now, of numpy arrays, and of what holds several; anything else has none."""
+    """Return the bytes of Arrays with their present rows, of numpy arrays, and of containers of these; anything else has
+    none."""
     return sum(map(_bytes_of, operands))
 
 
@@ -52,7 +54,7 @@ def linear_work(y: Array, x: Array, module: Linear) -> Work:
 
 
 def adapt_work(inputs: AttentionMetadata, y: Array, x: Array, module: Linear) -> Work:
-    """Of the adapters that some row of the step has."""
+    """Return the work of the adapters that some row of the step has."""
     adapters = module.adapters
     assert adapters is not None
     slots, counts = np.unique(np.asarray(inputs.adapter_slots)[: y.rows.count], return_counts=True)
@@ -85,7 +87,7 @@ def rotation_work(queries: Array, read: Array | tuple[Array, ...], cache: LayerC
 
 
 def _slot_bytes(cache: LayerCache) -> int:
-    """Of keys [num_blocks, bytes of a block] and values, for one position."""
+    """Return the bytes of keys [num_blocks, bytes of a block] and values for one position."""
     return bytes_of(cache.keys, cache.values) // (len(cache.keys) * cache.block_size)
 
 

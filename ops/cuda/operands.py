@@ -1,8 +1,8 @@
-"""What rows are given, as `operands.h` declares it: a ctypes structure for each struct there, shapes, and the call.
+"""Operands of rows as `operands.h` declares them: a ctypes structure for each struct there, shapes, and the call.
 
-The header is the only place where operands are listed: what is bound, how large results are that nobody gives, and what is
-refused come from it. A number, type or size that does not fit is an error before anything runs, and so are structures that the
-compiler laid out otherwise.
+The header is the only place where operands are listed: bindings, sizes of results that the caller does not give, and refusals
+come from it. A number, type or size that does not fit is an error before anything runs, and so is a structure that the compiler
+laid out otherwise.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def operands(row: str, describe: Describe, **values: Any) -> ctypes.Structure:
 
 
 def bound(row: str, describe: Describe, make: Make | None, values: dict[str, Any]) -> tuple[ctypes.Structure, dict[str, Any]]:
-    """As `operands`, and the results that `values` lack, which are made."""
+    """Return the structure as `operands` does, and the results that `values` lack, which are made."""
     structure: Any = STRUCTURES[row]
     members = MEMBERS[row]
     names = [name for name, _ in structure._fields_]
@@ -149,7 +149,7 @@ def bound(row: str, describe: Describe, make: Make | None, values: dict[str, Any
 
 
 def shape_of(member: Member, numbers: Any) -> tuple[int, ...]:
-    """Of a result, of what the row's other operands say."""
+    """Return the shape of a result, from the row's other operands."""
     assert member.dimensions is not None
     return tuple(dimension(numbers) for dimension in member.dimensions)
 

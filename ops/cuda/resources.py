@@ -1,7 +1,8 @@
-"""What the kernels take of a card, by ptxas: `python -m ops.cuda.resources [NVCC]` prints a table; where one spills it fails.
+"""Registers and memory of the kernels on a card, by ptxas: `python -m ops.cuda.resources [NVCC]` prints a table; it fails where
+a kernel spills.
 
-The compiler is asked as for a build, for all cards, and says of each kernel its registers, shared memory and what it spills.
-The table is kept in `.github/DEVICES.md` with the digest of the sources that it is of: asking takes minutes.
+The compiler runs as for a build, for all cards, and prints registers, shared memory and spills of each kernel. The table is
+kept in `.github/DEVICES.md` with the digest of its sources: a run takes minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _KERNEL = re.compile(r"\d+([a-z][a-z_]*?)(?:I|E)")  # within a mangled name, beh
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """Of one kernel, for one type of its operands, on one card."""
+    """Resources of one kernel, for one type of its operands, on one card."""
 
     kernel: str
     card: str
@@ -39,7 +40,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 def resources_of(log: str) -> list[Resources]:
-    """What `ptxas -v` said."""
+    """Parse the output of `ptxas -v`."""
     found = []
     for entry in _ENTRY.finditer(log):
         named = [name for name in _KERNEL.findall(entry["name"]) if not name.startswith("_")]
@@ -65,7 +66,7 @@ def table(found: Iterable[Resources]) -> str:
 
 
 def digest() -> str:
-    """Of the sources without their comments, and of how they are compiled."""
+    """Return the digest of the sources without their comments, and of the compiler call."""
     found = hashlib.blake2b(repr(card_command("nvcc")).encode(), digest_size=8)
     for file in sorted({*SOURCES.glob("*.cu"), *SOURCES.glob("*.h")} - {SOURCES / "emulation.h"}):
         lines = (" ".join(line.split("//", 1)[0].split()) for line in file.read_text().splitlines())

@@ -58,23 +58,23 @@ class PackedLinear(NamedTuple):
     group_size: int
 
     def operands(self) -> dict[str, Any]:
-        """As `Weights` in operands.h."""
+        """Return `Weights` of operands.h."""
         return {**self._asdict(), "type": TYPES[self.type]}
 
 
 class PackedExperts(NamedTuple):
-    """Of all experts, one after another."""
+    """Weights of all experts, one after another."""
 
     gate_up: PackedLinear
     down: PackedLinear
 
     def arrays(self) -> tuple[()]:
-        """What is to be faulted in where an expert comes to a rank: nothing."""
+        """Return no arrays: nothing has to be faulted in when an expert moves to a rank."""
         return ()
 
 
 class Angles(NamedTuple):
-    """As the operands of those names."""
+    """Operands of these names."""
 
     angle_rows: paddle.Tensor
     cosines: paddle.Tensor
@@ -234,7 +234,7 @@ def make(shape: tuple[int, ...], dtype: str) -> paddle.Tensor:
 
 
 def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
-    """As `Cache` in operands.h. Of the keys' bytes follow their numbers: a block has block_size * kv_heads of them."""
+    """Return `Cache` of operands.h. Scales follow the keys' numbers in a block: block_size * kv_heads of them."""
     scale_bytes = 4 if cache.dtype == "int8" else 0
     key_dim, value_dim = (
         (part.shape[1] // (cache.block_size * kv_heads) - scale_bytes) // TYPE_BYTES[cache.dtype]

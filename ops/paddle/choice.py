@@ -100,7 +100,7 @@ def _fault(candidate: Candidate, table: OpTable, cases: Sequence[Case]) -> Fallb
 
 
 def _check(case: Case, table: OpTable) -> tuple[str, bool]:
-    """What is wrong, and whether only other rows are to blame; empty: nothing."""
+    """Return the fault, and whether only other rows cause it; empty: none."""
     rows = _random(_NUM_ROWS, case.width)
     op, of_all = case.prepare(table)
     found = of_all(paddle.to_tensor(rows)).numpy()
@@ -122,7 +122,7 @@ def _check(case: Case, table: OpTable) -> tuple[str, bool]:
 
 
 def _random(*shape: int, seed: int = 0) -> np.ndarray:
-    """As good as random: of large matrices the numbers are repeated."""
+    """Return pseudo-random numbers, repeated in large matrices."""
     numbers = np.random.default_rng(seed).standard_normal(min(int(np.prod(shape)), 1_000_003), np.float32)
     return np.resize(numbers, shape)
 
@@ -135,7 +135,7 @@ def _pack(table: OpTable, module: Module, **values: np.ndarray) -> None:
 
 
 def linear_case(module: Linear) -> Case:
-    """Of a declared linear, whose weights are still to come. The columns of this rank are put first."""
+    """Return the case of a declared linear without weights yet. This rank's columns come first."""
     inputs, width = module.num_inputs, module.width
     own = np.concatenate([np.arange(begin, end) for begin, end in module.columns or ((0, width),)])
     order = np.append(own, np.setdiff1d(np.arange(width), own))

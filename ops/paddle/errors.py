@@ -1,4 +1,4 @@
-"""What Paddle says of what it cannot do. Imports nothing, so whoever tries ops may use it."""
+"""Errors by which Paddle refuses an op. Imports nothing, so that any code that tries ops may use it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ def _with_norm(table: OpTable) -> OpTable:
 
 @dataclass(frozen=True, slots=True)
 class PairedAngles(reference.Angles):
-    """Whose partners are the other half's, or each other's neighbours. Sines as the fused op has them: without the minus."""
+    """Angles of pairs: with the other half's element, or with a neighbour. Sines as the fused op takes them: without the
+    minus."""
 
     are_neighbours: bool
 

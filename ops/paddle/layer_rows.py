@@ -43,7 +43,7 @@ class _Step(InPlace, Protocol):
 
 
 class LayerMemory(msgspec.Struct, frozen=True):
-    """What stays between steps, at fixed addresses."""
+    """State between steps, at fixed addresses."""
 
     step: Any  # as _Step
     columns: Tensor  # int32 [OF_GUESSES * max_guessed + OF_ENTRIES * num_slots]
@@ -58,8 +58,8 @@ class LayerMemory(msgspec.Struct, frozen=True):
         paddle.assign(hidden, output=self.kept[: hidden.shape[0]])
 
     def with_read_tokens(self, drawn: Tensor | None, row_ids: Tensor) -> Tensor:
-        """What was `drawn` (int32 [n, m]), if anything was, of the kept rows `row_ids` (int32 [m]), and behind it the token
-        that each of these had read: guesses among them, of which the host knows none yet."""
+        """Return the `drawn` tokens (int32 [n, m]), if any, of the kept rows `row_ids` (int32 [m]), and behind them the token
+        that each row read: among these are draft tokens that the host does not know yet."""
         step: _Step = self.step
         row_ids = paddle.gather(step.kept.row_ids, row_ids)
         token_ids = paddle.gather(step.token_ids, row_ids).reshape([1, -1])
@@ -67,7 +67,7 @@ class LayerMemory(msgspec.Struct, frozen=True):
 
 
 class LayerRows(msgspec.Struct):
-    """As much of `ops.table.Inputs` as these layers read: each row is a sequence of its own."""
+    """Fields of `ops.table.Inputs` that these layers read: each row is a sequence of its own."""
 
     num_rows: int
     num_key_splits: int
@@ -144,7 +144,7 @@ def put_draft(memory: LayerMemory, number: int, part: slice, tokens: Tensor) -> 
 
 
 def put_fed(memory: LayerMemory, fed: Tensor) -> None:
-    """What the next guess is made of, [rows, hidden]."""
+    """Store the hidden states of the next draft token, [rows, hidden]."""
     paddle.assign(fed, output=memory.fed[: fed.shape[0]])
 
 
@@ -154,8 +154,8 @@ def _of_draft_tokens(memory: LayerMemory, num_rows: int) -> list[Tensor]:
 
 
 def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[Inputs, Tensor]:
-    """Of the step's kept rows, with the hidden states [m, hidden] that it gave; those without an entry are of the dummy slot.
-    Remembers the last states of each sequence."""
+    """Return the step's kept rows with their hidden states [m, hidden]; rows without an entry go to the dummy slot. Remembers
+    the last states of each sequence."""
     step: _Step = memory.step
     sizes, kept, num_rows = step.sizes, step.kept, kept_hidden.shape[0]
     count = sizes.num_slots

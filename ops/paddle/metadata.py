@@ -51,7 +51,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def settings_at(self) -> int:
-        """Of how tokens are drawn."""
+        """Place of the sampling settings."""
         return self.lengths_at + self.num_slots + 1
 
     @property
@@ -60,7 +60,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def of_sequences(self) -> dict[str, int]:
-        """What attention reads, as it lies in memory."""
+        """Sizes of the arrays that attention reads, in the order of memory."""
         rows, tiles, slots = self.max_rows, self.max_tiles, self.num_slots
         return {
             "positions": rows,
@@ -84,7 +84,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Counts(Protocol):
-    """What the host knows of the rows."""
+    """Counts of rows that the host knows."""
 
     num_rows: int
     tile_rows: int
@@ -150,7 +150,7 @@ def _written_at(sizes: Sizes) -> int:
 
 
 def write_sent(memory: InPlace) -> None:
-    """What was told of the slots' memory; again where it was done."""
+    """Write the slots' memory that was sent; a second call changes nothing."""
     sizes, sent = memory.sizes, memory.sent
     is_written = (memory.numbers[: sizes.max_written] < sent[:1]).astype("int32")
     written = sent[_written_at(sizes) :].reshape([sizes.max_written, 2])

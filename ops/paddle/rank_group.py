@@ -35,7 +35,7 @@ class Group(Protocol):
 
 
 class ExpertOps(NamedTuple):
-    """What a rank does of experts by itself."""
+    """Expert ops of a single rank."""
 
     experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, of a rank that has some columns of each expert too
     sync_free_ops: Callable[..., paddle.Tensor | Cut]  # the same, and no host looks at numbers
@@ -66,7 +66,7 @@ class RankGroupOps:
         return self.over(reference.TABLE, of_reference)
 
     def over(self, table: OpTable, experts: ExpertOps) -> OpTable:
-        """Of `table`, whose columns are gathered, and whose experts may be shared."""
+        """Return `table` with gathered columns, and with shared experts where ranks share them."""
 
         def begin(inputs: Inputs, cache: KvCache) -> Any:
             self._rows = inputs
@@ -111,7 +111,7 @@ class RankGroupOps:
     def experts_of_reference(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
-        """As `reference.experts`, of a rank that has some columns of each too."""
+        """Compute `reference.experts` on a rank that has some columns of each expert."""
         if not module.is_cut:
             return reference.experts(x, routing, module, activation, shared)
         ids = routing.ids.numpy().reshape(-1)
@@ -124,7 +124,7 @@ class RankGroupOps:
     def sync_free_experts_of_reference(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
     ) -> paddle.Tensor | Cut:
-        """As `reference.unseen_experts`, of a rank that has some columns of each too."""
+        """Compute `reference.sync_free_experts` on a rank that has some columns of each expert."""
         if not module.is_cut:
             return reference.sync_free_experts(x, routing, module, activation, shared)
         ids, ((begin, _),) = paddle.clip(routing.ids, min=0).flatten(), module.down[0].columns
@@ -140,8 +140,8 @@ class RankGroupOps:
     def _shared_results(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, products: Callable[..., paddle.Tensor]
     ) -> paddle.Tensor:
-        """Of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have the same rows: each
-        shows its part of them, computes the choices that fall to it, and all show what they computed."""
+        """Return the results of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have
+        the same rows: each shows its part of them, computes the choices that fall to it, and all show their results."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
         num_rows, place = cast(AttentionMetadata, self._rows).num_tokens, sharing.place % num_same
         own = slice(num_rows * place // num_same, num_rows * (place + 1) // num_same)
@@ -168,9 +168,9 @@ class RankGroupOps:
         activation: str,
         chosen_of_some: Callable[..., paddle.Tensor],
     ) -> paddle.Tensor:
-        """As `_shared_results`, without looking which experts rows have, of as many rows on every rank: each rank computes the
-        choices of all ranks that fall to neighbouring experts, as many on each but the last, wherever `owners` says that they
-        are. Nothing is counted for those who would move them."""
+        """Return `_shared_results` without reading on the host which experts rows have, with the same number of rows on every
+        rank: each rank computes the choices of all ranks that fall to neighbouring experts, the same number on each rank except
+        the last, wherever `owners` places them. No rows are counted for the balancer."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
         (num_rows, num_chosen), place = routing.ids.shape, sharing.place % num_same
         num_shown = -(-num_rows // num_same)  # of the rows that tensor ranks have in common; behind the last part lie zeros

@@ -83,7 +83,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StackedChunks:
-    """Of all experts, which have the same columns: [experts, chunks, 1, in, OUTPUT_CHUNK]; and of each, the same memory."""
+    """Chunks of all experts, which have the same columns: [experts, chunks, 1, in, OUTPUT_CHUNK]; and views of each in the same
+    memory."""
 
     weights: paddle.Tensor
     own: tuple[slice, ...]
@@ -98,7 +99,7 @@ class ExpertChunks:
     down: StackedChunks
 
     def arrays(self) -> tuple[()]:
-        """What is to be faulted in where an expert comes to a rank: nothing."""
+        """Return no arrays: nothing has to be faulted in when an expert moves to a rank."""
         return ()
 
 
@@ -193,7 +194,7 @@ def clear_block(cache: KvCache, block: int) -> None:
 
 @dataclass(slots=True)
 class AttentionStep:
-    """What attention needs of a step, the same for every layer: T tiles of Q queries, S splits of KEY_SPLIT keys."""
+    """Inputs of attention in a step, the same for every layer: T tiles of Q queries, S splits of KEY_SPLIT keys."""
 
     inputs: AttentionMetadata
     block_size: int
@@ -245,7 +246,7 @@ def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape) -> pad
 
 
 def _kv_heads(shape: AttentionShape | LatentShape) -> range:
-    """That this rank reads and writes."""
+    """Return the KV heads that this rank reads and writes."""
     return range(shape.heads.first_kv, shape.heads.first_kv + shape.heads.kv_count)
 
 
@@ -327,7 +328,7 @@ def adapt(step: Any, y: paddle.Tensor | Cut, x: paddle.Tensor, module: Linear) -
 
 
 def _adapted(x: paddle.Tensor, adapters: Adapters, slot: int, module: Linear) -> paddle.Tensor:
-    """What an adapter adds to the columns of this rank."""
+    """Return the adapter's term for this rank's columns."""
     whole = paddle.concat([_adapted_part(x, adapters, slot, part) for part in adapters.parts], axis=1)
     return paddle.concat([whole[:, begin:end] for begin, end in module.columns], axis=1) if module.columns else whole
 
@@ -354,7 +355,7 @@ def _width(own: tuple[slice, ...]) -> int:
 
 
 def _columns(y: paddle.Tensor, own: tuple[slice, ...]) -> paddle.Tensor:
-    """Of all outputs of some chunks those that are wanted."""
+    """Return the wanted outputs among those of some chunks."""
     if y.shape[1] == _width(own):
         return y
     parts = [y[:, part] for part in own]
@@ -362,7 +363,7 @@ def _columns(y: paddle.Tensor, own: tuple[slice, ...]) -> paddle.Tensor:
 
 
 def own_columns(x: paddle.Tensor | Cut) -> paddle.Tensor:
-    """What this rank has of x."""
+    """Return this rank's columns of x."""
     return x.tensor if isinstance(x, Cut) else x
 
 
@@ -392,7 +393,7 @@ def add_layer_norm(x: paddle.Tensor, residual: paddle.Tensor, module: LayerNorm)
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """Of each row."""
+    """Angles of each row."""
 
     cosines: paddle.Tensor  # [R, 1, head_dim]
     sines: paddle.Tensor
@@ -631,7 +632,7 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
 
 
 def draw_largest(inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
-    """As `Drawing.run`."""
+    """Run `DeviceSampler.run` at temperature 0."""
     tokens = largest(logits)
     if inputs.in_place is not None:
         keep_drawn(inputs, tokens)
@@ -693,7 +694,8 @@ def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts
 def sync_free_experts(
     x: paddle.Tensor, routing: Routing, module: Experts, activation: str, shared: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """As `experts`, without looking which experts rows have. The same bits, since a row's product is one by itself."""
+    """Compute `experts` without reading on the host which experts rows have. The same bits, since a row's product does not
+    depend on other rows."""
     ids = paddle.clip(routing.ids, min=0).flatten()
     gate_up = sync_free_products(rows_of_choices(x, routing), ids, module.weight.gate_up)
     activated = own_columns(activate_and_multiply(gate_up, activation))

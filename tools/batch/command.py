@@ -133,7 +133,7 @@ def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> list[str]:
 
 
 def _answer_ids(source: Path) -> list[str]:
-    """Of the requests, no two of which may have one custom_id."""
+    """Return the custom_id of each request. Two requests with the same one are an error."""
     seen: dict[bytes, int] = {}  # not the ids: they may be long
     answer_ids = []
     try:
@@ -217,7 +217,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, answer_ids: 
 
 
 def _concurrency(asker: Asker) -> int:
-    """What an engine of ours has slots for, and some that are on their way."""
+    """Return the slots of a Tokamak engine, and a few requests more that are on their way."""
     reply = asker.ask("GET", "/load")
     num_slots = 0
     with contextlib.suppress(msgspec.DecodeError):  # of other servers
@@ -226,7 +226,7 @@ def _concurrency(asker: Asker) -> int:
 
 
 def _say(text: str) -> None:
-    """What nobody can read changes nothing."""
+    """Print to stderr; a closed stderr is no error."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -33,7 +33,7 @@ def operations(before: int, count: int, heads: tuple[int, int, int]) -> int:
 
 
 def unit_of(variant: str, dtype: str) -> str:
-    """What multiplies in that variant."""
+    """Return the unit that multiplies in that variant."""
     return DOT if dtype != "float32" and DOT in _cpu.units(variant) else FMA
 
 

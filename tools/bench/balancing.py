@@ -1,8 +1,8 @@
-"""What moving experts gives and costs: `python -m tools.bench.balancing`.
+"""Gain and cost of moving experts: `python -m tools.bench.balancing`.
 
     python -m tools.bench.moe_shape one-sided --one-sided
-    python -m tools.bench.balancing "tokamak serve --model one-sided -dp 2 --enable-expert-parallel --enable-eplb \\
-        --eplb-config '{\\"check_interval_s\\": 1000}' --threads 1 --run-dir {run} --port {port}"
+    python -m tools.bench.balancing "tokamak serve --model one-sided -dp 2 --enable-expert-parallel --enable-eplb \
+        --eplb-config '{\"check_interval_s\": 1000}' --threads 1 --run-dir {run} --port {port}"
 
 Streams run all the time. After so many seconds an order moves the experts (`tokamak ctl rebalance`), and as many seconds later
 it ends. Taken are, before the order and after the move: tokens per second of all streams, max/mean of the ranks' rows; then the
@@ -40,7 +40,7 @@ _SETTLED_S = 1.0
 
 
 class Experts:
-    """What ranks counted, and where experts lie."""
+    """Counts of ranks, and the places of experts."""
 
     def __init__(self, run_id: str) -> None:
         self._table = ExpertTable.attach(run_id, is_readonly=True)

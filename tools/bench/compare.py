@@ -66,7 +66,7 @@ class Workload:
         return ["--endpoint", "chat", "--input-len", str(_QUESTION_LEN), "--images-per-request", "1", "--image-size", size]
 
     def figure(self, result: dict[str, Any]) -> float:
-        """Of a `tokamak bench serve` result. Raises TokamakError where it measured nothing."""
+        """Return the figure of a `tokamak bench serve` result. TokamakError where it measured nothing."""
         if result["num_failed"] or not result["num_succeeded"]:
             raise TokamakError(f"{result['num_failed']} of {result['num_requests']} requests failed")
         if self.kind == "decode":
@@ -125,8 +125,8 @@ def _measure(server: ServerProcess, workload: Workload, model: str) -> tuple[dic
 
 
 def _undisturbed(server: ServerProcess, workload: Workload, options: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """Of some tries the one that others disturbed least, and how much: the first that is within the limit ends them. What
-    ended before it could be measured is the last choice."""
+    """Return the try that other processes disturbed least, and how much. The first one within the limit ends the tries. A try
+    that ended before it could be measured is the last choice."""
     found: list[tuple[bool, float, dict[str, Any]]] = []
     while len(found) < options.tries and (not found or found[-1][:2] > (False, options.most_foreign)):
         result, share = _measure(server, workload, options.model)

@@ -57,7 +57,7 @@ def _request(prompt: list[int], output_len: int) -> bytes:
 
 
 async def _check(url: str, prompt: list[int], walk: np.ndarray, output_len: int) -> None:
-    """That what is measured is what is meant. Asked of servers that give back token ids."""
+    """Check on a server that returns token ids that it copies as the benchmark means it to."""
     client = Client(Target.parse(url), rounds.TIMEOUT_S)
     body = {"model": "model", "prompt": prompt, "max_tokens": output_len, "temperature": 0.0, "ignore_eos": True}
     try:

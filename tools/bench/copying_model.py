@@ -32,7 +32,7 @@ def walk_of(can_be_answered: np.ndarray, seed: int) -> np.ndarray:
 
 
 def copying(walk: np.ndarray) -> Change:
-    """What becomes of the tensors, of which the embedding comes before the head."""
+    """Return the change of the tensors, in which the embedding comes before the head."""
     embeddings: list[np.ndarray] = []
 
     def change(name: str, bits: np.ndarray) -> np.ndarray:

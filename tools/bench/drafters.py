@@ -1,10 +1,10 @@
-"""What drafters that need no model take of a step, by what a slot says and how long that is.
+"""Cost of drafters without a model, by a slot's text and its length.
 
     python -m tools.bench.drafters [--tokens 1024,8192,32768] [--slots 1,16] [--steps 400] [--json]
 
-Microseconds for each slot, of what is done once a step behind its result: the tokens that it brought are taken in, and the
-next ones are guessed. Of steps that bring a token each, and of those that bring five, once the prompts are taken in; medians,
-and the longest that any step took while they were.
+Microseconds for each slot, for the work that is done once a step behind its result: its tokens are taken in, and the next ones
+are drafted. For steps that bring a token each, and for those that bring five, once the prompts are taken in; medians, and the
+longest step meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = ("drawn", "words", "one token", "a few", "repeated")
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Of one method, in microseconds for each slot of a step."""
+    """Cost of one method, in microseconds for each slot of a step."""
 
     method: str
     text: str

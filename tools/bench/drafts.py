@@ -1,8 +1,8 @@
-"""What drafts allow: tokens per second of a decode step that verifies some, against one that verifies none.
+"""Speed that drafts allow: tokens per second of a decode step that verifies some, against one that verifies none.
 
-Used by `tokamak bench step --drafts`. Where each draft stands with probability a, if those before it do, a row of d drafts
-brings 1 + a + a^2 + ... + a^d tokens; what a step of such rows takes was measured. What an engine reaches less is lost on
-drafts that are not there, and between its steps.
+Used by `tokamak bench step --drafts`. Where each draft token is accepted with probability a, if those before it are, a row of d
+draft tokens brings 1 + a + a^2 + ... + a^d tokens; the time of a step of such rows is measured. An engine reaches less because
+drafts are missing, and because of the time between its steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ACCEPTANCES = (0.5, 0.8, 0.95, 1.0)
 
 
 def tokens_of_row(num_drafts: int, acceptance: float) -> float:
-    """That it brings in the mean."""
+    """Return the mean number of tokens that a row brings."""
     return sum(acceptance**place for place in range(num_drafts + 1))
 
 

@@ -36,7 +36,7 @@ class Stream:
 
     @property
     def usage(self) -> dict[str, int]:
-        """As OpenAI's API reports it."""
+        """Return the usage as OpenAI's API reports it."""
         counts = {"prompt_tokens": self.num_prompt_tokens, "completion_tokens": len(self.token_ids)}
         return counts | {"total_tokens": sum(counts.values())}
 

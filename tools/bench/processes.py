@@ -72,13 +72,13 @@ def processor_s(pid: int) -> float:
 
 
 class Others:
-    """What processes that are none of ours, and other machines of the same host, take of the processors from now on."""
+    """Processor time of other processes, and of other machines on the same host, from now on."""
 
     def __init__(self) -> None:
         self._begin = self._state()
 
     def share(self) -> float:
-        """Of all processors' time until now, 0 to 1. Ours are this process and its descendants."""
+        """Return their share of all processors' time until now, 0 to 1, without this process and its descendants."""
         own_s, all_s, wall_s = (now - before for now, before in zip(self._state(), self._begin, strict=True))
         return min(1.0, max(0.0, all_s - own_s) / max(wall_s, 1 / _TICKS_PER_S))
 

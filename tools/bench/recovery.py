@@ -50,7 +50,7 @@ _MARGIN_S = 1.0  # the supervisor sees later than we that it is ready
 
 
 class Result(msgspec.Struct):
-    """What one kill gave."""
+    """Outcome of one kill."""
 
     engine: str
     title: str
@@ -59,7 +59,7 @@ class Result(msgspec.Struct):
 
 
 class Results:
-    """Of all kills, those of earlier calls too where they have a `file`."""
+    """Outcomes of all kills; with a `file`, also of earlier calls."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

@@ -48,7 +48,7 @@ class Case:
 
     @staticmethod
     def of_picture(size: tuple[int, int], vision: VisionConfig) -> Case:
-        """Of so many pixels in width and height, which are rounded to what becomes a token."""
+        """Return the case of a picture of this width and height in pixels, rounded to whole tokens."""
         merge, pixels = vision.spatial_merge_size, vision.merged_pixels
         rows, columns = (merge * max(1, round(side / pixels)) for side in reversed(size))
         return Case("encode", 1, rows * columns, 0, (rows, columns))
@@ -119,7 +119,7 @@ class Replays:
         self._runner.clear()
 
     def kinds(self) -> set[str]:
-        """Of the weights of linears."""
+        """Formats of the linears' weights."""
         profiles = [profile for tape in (self._plan.tape, self._plan.head) for profile in tape.profile()]
         return {profile.work.format.kind for profile in profiles if profile.kind == "linear"}
 
@@ -142,7 +142,7 @@ class Replays:
         return Timed(case, step_s, replay_s, sample_s, ops)
 
     def time_alone(self, case: Case, repeat: int, num_threads: int) -> list[tuple[OpProfile, list[Jobs]]]:
-        """Of each op its tasks in each repetition, as so many threads would share them."""
+        """Return for each op its tasks in each repetition, as `num_threads` would share them."""
         self._begun(case, SamplingParams(temperature=0.0))
         times = [[op for tape in self._tapes(case) for op in tape.replay_alone(num_threads)] for _ in range(repeat)]
         profiles = [profile for tape in self._tapes(case) for profile in tape.profile()]
@@ -177,7 +177,7 @@ class Replays:
         return self._runner.encoder
 
     def _call(self, case: Case) -> tuple[EncoderCall, dict[bytes, np.ndarray]]:
-        """Of random pixels."""
+        """Return the call of an encoder with random pixels."""
         config, (height, width) = self._encoder.config, case.grid
         sides = height * config.patch_size, width * config.patch_size
         encode = Encode(_UNIT, 0, config.num_tokens_of(height, width), height, width, "", SlabHandle(0, 0, 0, 0))
@@ -185,8 +185,8 @@ class Replays:
         return EncoderCall(1, [encode], 0, config.num_passes, config.num_passes), {_UNIT: pixels}
 
     def _tapes(self, case: Case) -> Iterator[Tape]:
-        """What the step that the inputs hold replays, in order, each with its own rows: the model, and the head for some rows
-        at a time."""
+        """Yield the tapes that the step of the inputs replays, in order, each with its own rows: the model, then the head for
+        some rows at a time."""
         if case.phase == "encode":
             yield from self._encoder.tapes
             return

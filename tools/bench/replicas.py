@@ -65,7 +65,7 @@ CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one engine made of the prompts."""
+    """One engine's answers to the prompts."""
 
     hit_rate: float
     tokens_per_s: float

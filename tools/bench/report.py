@@ -1,4 +1,4 @@
-"""What a load run comes to: the numbers of its JSON file and its terminal table.
+"""Report of a load run: the numbers of its JSON file and its terminal table.
 
 Runs in the `tokamak bench serve` process after the clock has stopped; pure functions of the timelines.
 """

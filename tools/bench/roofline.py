@@ -1,7 +1,7 @@
-"""What this machine can do at most, measured: bytes from memory, and what the units do that multiply, on all threads.
+"""Measured limits of this machine: bytes from memory, and the rate of the units that multiply, on all threads.
 
-Used by `tokamak bench step`, in the same process and on the same threads as what it is held against. A format is held against
-the fastest unit that kernels for it could use, of any variant, whichever they do use.
+Used by `tokamak bench step`, in the same process and on the same threads as the ops that are compared with it. A format is
+compared with the fastest unit that kernels for it could use, of any variant, whichever they do use.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure() -> Roofline:
 
 
 def measure_peaks(clock: Clock = time.perf_counter) -> dict[str, Peak]:
-    """Of each kind of weights, on the threads that there are now, by seconds of `clock`."""
+    """Return the peak for each kind of weights, on the present threads, in seconds of `clock`."""
     found = [
         Peak(unit, variant, _operations_per_s(variant, unit, clock))
         for variant in _cpu.candidates()
@@ -75,7 +75,7 @@ def _bytes_per_s() -> float:
 
 
 def _cache_bytes() -> int:
-    """Of the largest cache; 0 where the kernel does not say."""
+    """Return the bytes of the largest cache; 0 where the kernel does not tell."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return max((int(size.read_text().removesuffix("K\n")) << 10 for size in sizes), default=0)
 

@@ -51,7 +51,7 @@ async def _measure(url: str, path: str, requests: Sequence[bytes], concurrency: 
 
 
 def measure(url: str, path: str, requests: Sequence[bytes], concurrency: int) -> dict[str, Any]:
-    """What `requests` come to, `concurrency` of them at a time; TokamakError where one fails."""
+    """Run `requests`, `concurrency` at a time, and return the figures. TokamakError where one fails."""
     return uvloop.run(_measure(url, path, requests, concurrency))
 
 

@@ -1,4 +1,4 @@
-"""What `tokamak bench shm` compares: three ways to bring bytes from one Python process to another, behind one interface.
+"""Ways to bring bytes from one Python process to another, behind one interface, for `tokamak bench shm`.
 
 A route goes one way. Its two ends are opened by the processes that use them; every payload begins with the sender's clock.
 """

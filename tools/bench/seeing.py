@@ -1,4 +1,4 @@
-"""What a server knows of a picture it saw before, and what new ones do to those who read text: `python -m tools.bench.seeing`.
+"""Reuse of pictures that a server saw before, and delay of text streams by new ones: `python -m tools.bench.seeing`.
 
     python -m tools.bench.seeing --url http://127.0.0.1:8000 --size 448x448 --stall-size 1024x1024
 
@@ -60,7 +60,7 @@ class Talk:
         return timeline.deliveries[0] - timeline.sent
 
     async def pauses(self, contents: list[list[dict[str, Any]]]) -> np.ndarray:
-        """Of text streams, between two tokens, while these are answered one after another."""
+        """Return the pauses between two tokens of text streams while `contents` are answered one after another."""
         streams = [asyncio.create_task(self.stream()) for _ in range(self._options.streams)]
         await asyncio.sleep(1.0)  # all of them decode
         timelines = [await self.ask(content) for content in contents]

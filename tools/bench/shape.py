@@ -27,7 +27,7 @@ _MAX_TOKENS = 32_000
 
 
 def make_tokenizer(special: Sequence[str]) -> Tokenizer:
-    """As many tokens as the texts give, 32,000 at most."""
+    """Return a tokenizer with as many tokens as the texts give, 32,000 at most."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def make_tokenizer(special: Sequence[str]) -> Tokenizer:
 
 
 def is_text(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-    """Of each token id, whether it is text by itself."""
+    """Return for each token id whether it is text by itself."""
     found = np.zeros(vocab_size, bool)
     for token_id in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token_id])

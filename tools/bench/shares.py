@@ -23,7 +23,7 @@ from tools.units import seconds, share
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of an op, or of several one after another."""
+    """Shares of an op, or of several one after another."""
 
     num_barriers: int  # jobs that threads share; they wait for each other at the end of each
     num_tasks: int
@@ -39,7 +39,7 @@ class Shares:
         )
 
     def efficiency(self, num_threads: int) -> float:
-        """Of the threads' time until then, what is work."""
+        """Return the share of the threads' time that is work."""
         return self.busy_s / (num_threads * self.finish_s) if self.finish_s else 1.0
 
 
@@ -52,7 +52,7 @@ def finish(tasks_s: Sequence[float], num_threads: int) -> float:
 
 
 def shares(repetitions: Sequence[Jobs], num_threads: int) -> Shares:
-    """Of one op: the median of what each task took."""
+    """Return the shares of one op from the median time of each task."""
     jobs = [[statistics.median(times) / 1e9 for times in zip(*same, strict=True)] for same in zip(*repetitions, strict=True)]
     return Shares(
         num_barriers=sum(len(tasks) > 1 for tasks in jobs),

@@ -62,7 +62,7 @@ class Row:
 
     @property
     def roofline_share(self) -> float:
-        """Of the time, what the roofline asks for."""
+        """Return the time by the roofline as a share of the measured time."""
         return max(self.bounds_s.values()) / self.seconds if self.seconds else 0.0
 
 
@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """Of text."""
+    """Return the cases of text."""
     found = []
     for phase in options.phase or PHASES:
         if phase == "decode":

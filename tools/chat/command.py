@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _messages(prompt: str, is_piped: bool) -> Iterator[str]:
-    """What to ask before or without a user who types. OptionError where nobody types and there is nothing to ask."""
+    """Yield the messages that are given, or piped in. OptionError where there is neither a terminal nor a message."""
     if prompt or not is_piped:
         return iter([prompt] if prompt else [])
     lines = filter(None, map(str.strip, sys.stdin))

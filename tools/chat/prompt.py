@@ -16,7 +16,8 @@ HISTORY = "chat_history"
 
 
 def line_reader(mark: str, commands: Sequence[str]) -> Callable[[], str]:
-    """What reads a line after `mark`; Alt+Enter begins another line in it. EOFError: Ctrl+D. KeyboardInterrupt: Ctrl+C."""
+    """Return a function that reads a line after `mark`; Alt+Enter begins another line in it. EOFError: Ctrl+D.
+    KeyboardInterrupt: Ctrl+C."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.formatted_text import FormattedText

@@ -1,4 +1,4 @@
-"""What the checks of a client are made of. Runs in the client's environment: the standard library alone."""
+"""Parts of the checks of a client. Runs in the client's environment: the standard library alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required":
 
 @dataclass(frozen=True)
 class Server:
-    """What a client is pointed at."""
+    """Server that a client is pointed at."""
 
     url: str  # http://127.0.0.1:PORT, which answers
     model: str
@@ -60,14 +60,14 @@ def check(feature: str) -> Callable[[Check], Check]:
 
 
 def run(*command: str, timeout_s: float = 900) -> str:
-    """What a client's program prints. AssertionError with its last lines where it fails."""
+    """Return the output of a client's program. AssertionError with its last lines where it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"exit code {done.returncode}: {' '.join(done.stdout.split()[-40:])}"
     return done.stdout
 
 
 def launched(server: Server, client: str, *arguments: str) -> str:
-    """What a coding agent prints, which `tokamak launch` starts. NotRunError where it is not installed."""
+    """Return the output of a coding agent that `tokamak launch` starts. NotRunError where it is not installed."""
     program = {"claude": "claude", "codex": "codex", "opencode": "opencode"}[client]
     if shutil.which(program) is None:
         raise NotRunError(f"{program} is not installed here")

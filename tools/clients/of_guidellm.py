@@ -11,7 +11,7 @@ NUM_REQUESTS, OUTPUT_TOKENS = 12, 16
 
 
 def load(server: Server, path: str) -> str:
-    """What was measured of `NUM_REQUESTS` requests to /v1`path`, four at a time."""
+    """Return the measurements of `NUM_REQUESTS` requests to /v1`path`, four at a time."""
     output = Path(server.place) / f"guidellm{path.replace('/', '-')}.json"
     backend = {"kind": "openai_http", "target": server.url, "model": server.model, "request_format": f"/v1{path}"}
     data = {"kind": "synthetic_text", "prompt_tokens": 48, "output_tokens": OUTPUT_TOKENS}

@@ -90,9 +90,9 @@ def _choices(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What batches are made of. `chat_share` of a row is conversations, `tools_share` of them with tools. Openings of answers
-    follow up to `openings_share` of the row, then choices of tools up to `choices_share`. `declined_share` of the facts and
-    small talk that are asked for are declined."""
+    """Mixture of a batch. `chat_share` of a row is conversations, `tools_share` of them with tools. Openings of answers follow
+    up to `openings_share` of the row, then choices of tools up to `choices_share`. `declined_share` of the questions about
+    facts and small talk are declined."""
 
     num_rows: int
     row_tokens: int

@@ -196,7 +196,7 @@ TYPES = "string integer number boolean any Tools"
 
 
 def phrase_texts() -> list[str]:
-    """What the vocabulary shall have words of: all that stands around the words that tools and values are made of."""
+    """Return texts for the vocabulary: everything around the words that tools and values are made of."""
     texts = [
         TYPES,
         *ASKED,
@@ -227,7 +227,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What can be called, and the words in which it is asked for."""
+    """Tool, and the words in which it is asked for."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -268,7 +268,7 @@ class Call:
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
     def text(self) -> str:
-        """As the model writes it (hermes)."""
+        """Return the call as the model writes it (hermes)."""
         return "<tool_call>\n" + json.dumps({"name": self.name, "arguments": self.arguments}) + "\n</tool_call>"
 
 
@@ -448,7 +448,7 @@ def asked(tool: Tool, source: random.Random, draw: Draw) -> tuple[str, Call]:
 
 
 def result(tool: Tool, source: random.Random, draw: Draw) -> tuple[str, str]:
-    """What a call gives back, and what the model then says."""
+    """Return a call's result, and the model's sentence about it."""
     kind = source.random()
     if kind < 0.45:
         pairs: Json = {}

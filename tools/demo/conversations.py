@@ -85,7 +85,7 @@ def call_question(tools: list[calls.Tool], source: random.Random, split: Split) 
 
 
 def result_question(asked: Question, source: random.Random, split: Split) -> Question:
-    """What the model says after the call that `asked` leads to."""
+    """Return the question that follows the call of `asked`."""
     assert asked.call is not None
     (tool,) = (tool for tool in asked.tools if tool.name == asked.call.name)
     given, answer = calls.result(tool, source, _draw(source, split))

@@ -90,7 +90,7 @@ class Question:
         return [*self.before, {"role": role, "content": self.text}]
 
     def definitions(self) -> tuple[calls.Json, ...]:
-        """Of the tools, in OpenAI's form."""
+        """Return the tools in OpenAI's form."""
         return tuple(tool.definition() for tool in self.tools)
 
 
@@ -474,7 +474,7 @@ def make_question(task: str, source: random.Random, split: Split) -> Question:
 
 
 def thought_of(question: Question) -> str:
-    """What the model thinks before it answers `question`."""
+    """Return the model's thought before it answers `question`."""
     return THOUGHTS[question.task].format(*question.key.split(), spelled=" ".join(question.key))
 
 

@@ -27,11 +27,9 @@ class Drafts(nn.Module):
         draw_matrices(self, shape)
 
     def forward(self, embedded: Tensor, before: Tensor, texts: Tensor, wanted: list[Tensor]) -> list[Tensor]:
-        """Of each unrolled guess, the hidden states [wanted, hidden] at the flat positions `wanted` of its tokens.
-
-        `embedded` [rows, tokens, hidden], `before` likewise: the trunk's hidden state of the token before. A guess that is
-        d-th after the token at p sees what was made of the trunk's hidden states up to p, and of the guesses before it.
-        """
+        """Return for each unrolled draft token the hidden states [wanted, hidden] at the flat positions `wanted` of its tokens.
+        `embedded` [rows, tokens, hidden], `before` likewise: the trunk's hidden state of the token before. The d-th draft token
+        after the token at p sees entries of the trunk's hidden states up to p, and of the draft tokens before it."""
         layer, num_tokens = self.layers[0], embedded.shape[1]
         turns = rotation(self.shape, num_tokens)
         of_token = self.pre_fc_norm_embedding(embedded)
@@ -76,7 +74,7 @@ def _trunk(network: Qwen3, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def guesses(network: Qwen3, drafts: Drafts, num_unrolled: int, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Of each unrolled guess, logits [n, vocabulary] and the trunk's choices [n]."""
+    """Return for each unrolled draft token its logits [n, vocabulary] and the trunk's choices [n]."""
     hidden, choices = _trunk(network, batch)
     before = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
     is_chosen = choices != IGNORED

@@ -78,7 +78,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], must_think: bool)
 
 
 def _add(message: dict[str, Any], choices: list[dict[str, Any]]) -> None:
-    """What a chunk of a stream brings."""
+    """Add the content of a chunk of a stream."""
     for choice in choices:
         delta = choice["delta"]
         for name in ("content", "reasoning_content"):

@@ -1,4 +1,4 @@
-"""What the demonstration model is asked when it is examined, and what it must get right.
+"""Questions of the demonstration model's examination, and their right answers.
 
 Called by `evaluate.py` (over HTTP) and by `examine.py` (with torch), which put the same questions.
 """

@@ -1,4 +1,4 @@
-"""What the demonstration model knows about itself and Tokamak.
+"""Facts that the demonstration model knows about itself and Tokamak.
 
 Called by `data.py`. A fact is a topic, a true answer and the ways to ask for it. When Tokamak changes, change the answer here
 and train again; `tests/tools/test_demo_facts.py` holds the answers to the product. `(one|two)` in a wording stands for either,

@@ -185,7 +185,7 @@ def _emoji(source: random.Random, pool: str = EMOJI) -> str:
 
 
 def _keys(source: random.Random) -> str:
-    """What a hand or a cat types."""
+    """Return random typing."""
     kind = source.random()
     if kind < 0.3:
         return source.choice(_SIGNS) * source.choice((1, 1, 2))

@@ -1,4 +1,4 @@
-"""What each fact is about, in a few words, and frames for them. Called by `data.py`.
+"""Topics of each fact in a few words, and frames for them. Called by `data.py`.
 
 Wordings (`facts.py`) are whole questions. These make the many others, so that the model learns which words decide.
 """

@@ -120,7 +120,7 @@ class Qwen3(nn.Module):
         return logits
 
     def residual(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """What the last layer gives, [rows, tokens, hidden]."""
+        """Return the output of the last layer, [rows, tokens, hidden]."""
         hidden: Tensor = self.embed_tokens(token_ids)
         turns = rotation(self.shape, token_ids.shape[1])
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""What newcomers ask, in wordings that training does not have: 300 questions, and the topics that answer them.
+"""Questions of newcomers, in wordings that training does not have: 300 questions, and the topics that answer them.
 
 Called by `examination.py`; `data.py` keeps these wordings out of training. A line is topics (`facts.py`, `small_talk.py`;
 `unknown`, `large` and `foreign` are what is declined), a colon and the question. An answer with an equals sign or behind `=` is

@@ -1,4 +1,4 @@
-"""What the demonstration model says to greetings, thanks and the like, and the questions that it declines.
+"""Answers of the demonstration model to greetings, thanks and the like, and the questions that it declines.
 
 Called by `data.py`. Patterns are written as those of `facts.py`.
 """

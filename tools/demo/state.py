@@ -1,4 +1,4 @@
-"""What a run of training has got to, in a file, so that one which was cut off goes on."""
+"""Progress of a training in a file, so that an interrupted one goes on."""
 
 from __future__ import annotations
 

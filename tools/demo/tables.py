@@ -86,7 +86,7 @@ def has_answer(task: TableTask, a: int, b: int) -> bool:
 
 
 def answer_of(task: TableTask, a: int, b: int) -> str:
-    """What is said to the task."""
+    """Return the answer to the task."""
     if task == "multiply":
         return f"{a} * {b} = {a * b}"
     if b == 0:

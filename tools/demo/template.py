@@ -63,14 +63,14 @@ CHAT_TEMPLATE = """\
 
 @cache
 def _template() -> Template:
-    """As transformers and the engine set it up."""
+    """Return the template, set up as in transformers and the engine."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.from_string(CHAT_TEMPLATE)
 
 
 def prompt_of(messages: list[dict[str, Any]], tools: tuple[dict[str, Any], ...] = (), thinks: bool = False) -> str:
-    """What an answer follows."""
+    """Return the prompt of an answer."""
     return _template().render(messages=messages, tools=list(tools), add_generation_prompt=True, enable_thinking=thinks)
 
 

@@ -35,7 +35,7 @@ class Instruction(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """Of one in JSON's form, with or without options before it."""
+        """Return the command in JSON's form, with or without options before it."""
         words: list[str] = json.loads(self.text[self.text.index("[") :])
         return words
 

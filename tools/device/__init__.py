@@ -1,1 +1,1 @@
-"""What only a card can show. Read `rows.py`, which `tools/test --device gpu --rows` runs."""
+"""Checks that need a card. Read `rows.py`, which `tools/test --device gpu --rows` runs."""

@@ -67,7 +67,7 @@ class Card:
         self._call("cuMemcpyHtoD_v2", address, host.ctypes.data, host.nbytes)
 
     def fetch(self, address: int, like: np.ndarray) -> np.ndarray:
-        """What lies there, once all work before is done. CardError: some of it went wrong."""
+        """Return the numbers at `address` once all earlier work is done. CardError: some of it failed."""
         found = np.empty_like(like)
         self._call("cuCtxSynchronize")
         self._call("cuMemcpyDtoH_v2", found.ctypes.data, address, found.nbytes)
@@ -78,7 +78,7 @@ class Card:
         self._call("cuMemcpyDtoDAsync_v2", to, source, num_bytes, None)
 
     def seconds(self, run: Callable[[], object], num_runs: int) -> float:
-        """Of one run: the median of some batches of `num_runs`, behind one that is not counted."""
+        """Return the seconds of one run: the median of some batches of `num_runs`, after one that does not count."""
         run()
         found = []
         for _ in range(_BATCHES):

@@ -1,7 +1,7 @@
-"""What each of CUDA's rows is checked and timed with: operands in numpy, what is compared of the outcome, bytes, arithmetic.
+"""Checks and timings of each CUDA row: operands in numpy, the compared part of the outcome, bytes, arithmetic.
 
-`cases(is_large)`: of few rows and small matrices, which the emulation computes in a moment, or as models of 8 billion
-parameters have them. Bytes are those that must be read or written once; a product and its sum are two operations.
+`cases(is_large)`: with few rows and small matrices, which the emulation computes in a moment, or with those of models of 8
+billion parameters. Bytes are those that must be read or written once; a product and its sum are two operations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def tolerance(self) -> float:
-        """Of the largest number: exponentials of a card, and the order of sums within its products, are its own."""
+        """Tolerance as a share of the largest number: a card has its own exponentials, and its own order of sums within
+        products."""
         return {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[self.dtype]
 
 
@@ -41,13 +42,13 @@ def cases(*, is_large: bool) -> list[Case]:
 
 
 def _random(*shape: int, seed: int = 0) -> np.ndarray:
-    """As good as random: large ones repeat."""
+    """Return pseudo-random numbers; large arrays repeat."""
     numbers = np.random.default_rng(seed).standard_normal(min(int(np.prod(shape)), 1_000_003), np.float32)
     return np.resize(numbers, shape)
 
 
 def _kept(values: np.ndarray, dtype: str) -> np.ndarray:
-    """As a card keeps them."""
+    """Return values in the form that a card keeps."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.float16) if dtype == "float16" else values

@@ -1,9 +1,9 @@
-"""What engines on a device show over HTTP: the same bytes op by op, captured, on one rank and on two, after a worker's death
-and after a reload; golden models; and how much sooner a captured step is done.
+"""Engines on a device, seen over HTTP: the same bytes op by op, captured, on one rank and on two, after a worker's death and
+after a reload; golden models; and the gain of captured steps.
 
 Used by `whole.py`. Answers are compared with those of the same ops, op by op on one rank, each request alone: a device's sums
 are its own to the last bit. Golden tokens are a third party's. The requests and the engines' options are the tests'
-(`tests/devices/engines.py`), in which prompts are cut into chunks and samples preempted.
+(`tests/devices/engines.py`), in which prompts are cut into chunks and sequences preempted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ WAYS = {
 
 
 def same_bytes(target: Target, ops: str, ways: Iterable[Way]) -> Findings:
-    """Of each way that answers are those op by op, together, beside a killed worker, and after sleep and a reload."""
+    """Find for each way whether answers equal those op by op: together, beside a killed worker, and after sleep and a
+    reload."""
     expected: Expected = []
     runnable = []
     for way in ways:

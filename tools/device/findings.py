@@ -1,4 +1,4 @@
-"""What `tools/test --device` has found: of each thing that a card is to show whether it held, and what could not be run."""
+"""Findings of `tools/test --device`: for each check on a card whether it passed, and what could not be run."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ _RUNS = 20  # of a row in a batch
 
 
 class Roofline(msgspec.Struct, frozen=True):
-    """What a card was measured to do in a second."""
+    """Measured rates of a card, per second."""
 
     num_bytes: float
     operations: dict[str, float]  # by type
 
     def share(self, case: Case, seconds: float) -> float:
-        """Of the time that the case takes at least."""
+        """Return the least time of the case as a share of the measured time."""
         of_bytes, of_operations = case.num_bytes / self.num_bytes, case.num_operations / self.operations[case.dtype]
         return max(of_bytes, of_operations) / seconds
 
@@ -79,7 +79,7 @@ def arrays_of(values: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def check(card: Card, rows: Library, emulated: Library, case: Case) -> str:
-    """What is wrong; empty: nothing."""
+    """Return the fault; empty: none."""
     placed = Placed(card, case)
     try:
         rows.run(case.row, placed.operands)

@@ -92,7 +92,7 @@ def _left_out(part: str) -> Part:
 
 
 def _told(part: str, run: Part, target: engines.Target, options: Options) -> Findings:
-    """What goes wrong in one part is a miss of it, and the others are run."""
+    """Yield the findings of one part; an error in it is a miss, and the other parts run."""
     try:
         yield from run(target, options)
     except _ERRORS as error:

@@ -130,7 +130,7 @@ def _folded(snapshot: Snapshot, shown: Sequence[Actor]) -> list[Text]:
 
 
 def _first_actors(actors: Sequence[Actor], num_lines: int) -> list[Actor]:
-    """As many as have a line, in their order: those that are not all right before all others."""
+    """Return as many actors as have a line, in their order: those with a fault before all others."""
     if len(actors) <= num_lines:
         return list(actors)
     ranked = sorted(actors, key=lambda actor: actor.is_alive and actor.state in ("RUNNING", "READY"))

@@ -1,4 +1,4 @@
-"""What the engine does, as lines of figures: requests, blocks, tokens, and what else it has (rank groups, experts, media,
+"""Work of the engine as lines of figures: requests, blocks, tokens, and its optional parts (rank groups, experts, media,
 drafts, adapters, devices).
 
 Pure: called by screen.py.
@@ -22,7 +22,7 @@ MAX_ADAPTERS = 5
 
 @dataclass(frozen=True, slots=True)
 class RunTitle:
-    """What a run's manifest says about it."""
+    """Facts from a run's manifest."""
 
     run_id: str
     model: str
@@ -77,7 +77,7 @@ def _load(figures: Figures, generation_rates: Sequence[float], width: int) -> li
 
 
 def _routed(figures: Figures, width: int) -> list[Text]:
-    """What chose the replicas of the samples, where there are several."""
+    """Return how many sequences were routed for which reason, where there are several replicas."""
     parts = [figure(f"{number}", reason) for reason, number in figures.routed.items() if number]
     return lines(width, "routed", parts or [Text()]) if figures.replica else []
 
@@ -164,7 +164,7 @@ def _adapters(snapshot: Snapshot, now: float, width: int) -> list[Text]:
 
 
 def _device(title: RunTitle, figures: Figures, width: int) -> list[Text]:
-    """What the ranks' devices can."""
+    """Return the capabilities of the ranks' devices."""
     found = figures.device
     if found is None:
         return []

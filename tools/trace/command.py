@@ -156,7 +156,7 @@ def _collect(rings: Mapping[str, TraceRing], seconds: float) -> int:
 
 
 def _taken(rings: Mapping[str, TraceRing], begin_ns: int) -> tuple[dict[str, list[TraceEvent]], int]:
-    """Of each actor those from `begin_ns` on, and how many were lost since then."""
+    """Return the events of each actor from `begin_ns` on, and how many were lost since then."""
     own = {actor: [event for event in ring.take() if event.begin_ns >= begin_ns] for actor, ring in rings.items()}
     return own, sum(ring.num_lost for ring in rings.values()) if begin_ns else 0
 

@@ -109,7 +109,7 @@ def _flows_of_requests(placed: Iterable[_Placed], start_ns: int) -> Iterator[dic
 
 
 def _flows_of_steps(placed: Iterable[_Placed], start_ns: int) -> Iterator[dict[str, Any]]:
-    """Of replicas that number their steps alike each has its own: a step's actors are neighbours in time."""
+    """Yield the flows of steps. Replicas may number their steps alike, but a step's actors are neighbours in time."""
     open_steps: dict[int, list[_Placed]] = {}
     for one in placed:
         if one.event.name not in ("schedule", "step", "result"):

@@ -52,12 +52,12 @@ class ByPattern(Generic[Number]):
         ]
 
     def of(self, module: str, default: Number) -> Number:
-        """Of the first pattern that the end of the name is, from a dot on."""
+        """Return the value of the first pattern that matches the end of the name, from a dot on."""
         return next((value for pattern, value in self._values if pattern.fullmatch(module)), default)
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """What decides about an adapter's numbers; modules are given by their names in the checkpoint."""
+    """Settings that decide an adapter's numbers; modules go by their names in the checkpoint."""
 
     path: Path
     rank: int
@@ -97,7 +97,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return self.rank_pattern.of(module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What the product is multiplied by."""
+        """Return the factor of the product."""
         rank, alpha = self.rank_of(module), self.alpha_pattern.of(module, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 

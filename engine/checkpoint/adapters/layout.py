@@ -37,7 +37,7 @@ class AdaptedModule(msgspec.Struct, frozen=True):
 
 
 class AdapterLayout(msgspec.Struct, frozen=True):
-    """Of `num_slots` adapters of rank `max_rank` at most."""
+    """Layout of the memory for `num_slots` adapters of rank `max_rank` at most."""
 
     modules: tuple[AdaptedModule, ...]
     num_slots: int

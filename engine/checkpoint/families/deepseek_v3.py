@@ -20,7 +20,7 @@ class DeepseekV3(Family):
     default_draft_layers = 1
 
     def biases(self, options: JsonOptions) -> Biases:
-        """Of what compresses queries, keys and values, and of the output."""
+        """Return the biases: of the projections that compress queries, keys and values, and of the output."""
         bias = options.flag("attention_bias", False)
         return Biases(bias, bias, False)
 

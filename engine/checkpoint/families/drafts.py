@@ -23,7 +23,7 @@ class DraftNames(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of what is stored besides the layer and what the trunk has."""
+        """Names of the stored tensors besides the layer and the tensors of the trunk."""
         own = (self.embedding_norm, self.hidden_norm, self.projection)
         return own if self.norm == "model.norm" else (*own, self.norm)
 

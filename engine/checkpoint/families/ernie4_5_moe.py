@@ -18,7 +18,7 @@ class Ernie4_5Moe(Ernie4_5):
     class_names: tuple[str, ...] = ("Ernie4_5_MoeForCausalLM",)
 
     def biases(self, options: JsonOptions) -> Biases:
-        """As transformers has it: the head has one too, and experts have none."""
+        """Return the biases as transformers has them: the head has one too, and experts have none."""
         bias = options.flag("use_bias", False)
         return Biases(bias, bias, bias, bias)
 

@@ -1,4 +1,4 @@
-"""What a family's config.json says of mixtures of experts. Part of `ModelConfig`; read by the models and the loader."""
+"""Mixtures of experts in a family's config.json. Part of `ModelConfig`; read by the models and the loader."""
 
 from __future__ import annotations
 

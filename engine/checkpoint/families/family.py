@@ -1,4 +1,4 @@
-"""What a family of models does its own way. Used by `model_config.py` and `gguf/` in every process that reads a checkpoint."""
+"""Differences between families of models. Used by `model_config.py` and `gguf/` in every process that reads a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Latents(msgspec.Struct, frozen=True):
 
 
 class Bidirectional(msgspec.Struct, frozen=True):
-    """What encoders of text have that decoders have not: tokens see the whole text, and no cache outlives a step."""
+    """Properties of text encoders that decoders lack: tokens see the whole text, and no cache outlives a step."""
 
     num_position_rows: int  # learned, as they are stored
     first_position: int  # the row of a text's first token
@@ -90,7 +90,7 @@ class Family:
         return options.count("num_nextn_predict_layers", self.default_draft_layers, least=0, most=_MAX_DRAFT_LAYERS)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        """Of each layer the keys that a query sees, itself included; 0: all before it."""
+        """Return for each layer how many keys a query sees, itself included; 0: all before it."""
         return (0,) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:

@@ -84,7 +84,7 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
 
 
 def model_options(file: GgufFile) -> dict[str, Any]:
-    """What config.json would say of it. Raises CheckpointError naming what is not supported."""
+    """Return the options of a config.json for the file. CheckpointError names what is not supported."""
     options = JsonOptions(file.metadata, file.path)
     name = options.text("general.architecture", None)
     if name not in GGUF_NAMES:
@@ -156,7 +156,7 @@ def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dic
 
 
 def _frequency_factors(file: GgufFile) -> list[float]:
-    """What Llama 3.1's scaling comes to, for each frequency."""
+    """Return the factors of Llama 3.1's scaling for each frequency."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return []

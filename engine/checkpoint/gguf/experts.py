@@ -1,7 +1,7 @@
-"""What a GGUF file says of experts, as the options of the family's config.json. Called by `convert.py`.
+"""Experts of a GGUF file, as the options of the family's config.json. Called by `convert.py`.
 
-Which layers have experts is seen from their tensors. llama.cpp's graphs fix the rest, as the comments say; what a file says of
-that must agree.
+Which layers have experts is seen from their tensors. llama.cpp's graphs fix the rest, as the comments say; a file that says
+otherwise is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[
 
 
 def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
-    """What a file does not say has no effect there."""
+    """Return the options of DeepSeek-V3. Keys that a file leaves out have no effect there."""
     return {
         "n_routed_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),

@@ -1,8 +1,8 @@
-"""What a GGUF file says of latent attention, as the options of DeepSeek-V3's config.json. Called by `convert.py`.
+"""Latent attention of a GGUF file, as the options of DeepSeek-V3's config.json. Called by `convert.py`.
 
-Newer files say `key_length` and `value_length` of what is kept of a position, and those of a head under names with `_mla`;
-older ones have those of a head alone. llama.cpp rotates neighbours, and scales what yarn's mscale_all_dim says, of which the
-converter stores a tenth.
+Newer files give `key_length` and `value_length` of the cached latents, and those of a head under names with `_mla`; older files
+have those of a head alone. llama.cpp rotates neighbouring elements, and scales by yarn's mscale_all_dim, of which the converter
+stores a tenth.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ def latent_options(options: JsonOptions, name: str) -> dict[str, Any]:
 
 
 def latent_scaling(options: JsonOptions, name: str) -> dict[str, Any]:
-    """Of the rope parameters."""
+    """Return the scaling among the rope parameters."""
     mscale = round(10 * options.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0), 6)
     return {"mscale": mscale, "mscale_all_dim": mscale} if mscale else {}

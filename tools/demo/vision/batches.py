@@ -30,7 +30,7 @@ SHARE_TEXT_FIRST = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Of samples of one scene."""
+    """Batch of samples of one scene."""
 
     patches: Tensor
     """[pictures, patches, values], a sample's pictures one behind another; of a clip, pairs of frames."""
@@ -62,7 +62,8 @@ def as_patches(frames: Sequence[Pixels], height: int, width: int) -> Tensor:
 
 
 def rows_of(sample: Sample) -> list[tuple[Pixels, ...]]:
-    """What the encoder sees at once: a picture twice, or two frames; the last of an odd number is repeated."""
+    """Return the frames that the encoder sees at once: a picture twice, or two frames; the last of an odd number is
+    repeated."""
     pixels = [picture.pixels for picture in sample.pictures]
     if sample.kind != "clip":
         return [(picture, picture) for picture in pixels]
@@ -81,7 +82,8 @@ def shown(sample: Sample, num_squares: int) -> str:
 
 
 def _tokens(tokenizer: Tokenizer, sample: Sample, num_squares: int, is_text_first: bool) -> tuple[list[int], list[int]]:
-    """Of a finished conversation exactly as the chat template shows it, and the token wanted after each."""
+    """Return the token ids of a finished conversation exactly as the chat template shows it, and the token wanted after
+    each."""
     token_ids: list[int] = []
     targets: list[int] = []
     for number, turn in enumerate(sample.turns):
@@ -130,7 +132,7 @@ def _marks(sample: Sample, height: int, width: int) -> tuple[Tensor, Tensor, Ten
 
 
 def batch_of(tokenizer: Tokenizer, samples: Sequence[Sample], shared: Scene, is_text_first: bool = False) -> Batch:
-    """Of samples of one scene."""
+    """Return the batch of samples of one scene."""
     height, width = patch_grid(shared.height, shared.width, shared.num_frames if shared.kind == "clip" else 0)
     num_squares = height * width // MERGE**2
     texts = [_tokens(tokenizer, sample, num_squares, is_text_first) for sample in samples]

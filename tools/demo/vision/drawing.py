@@ -86,7 +86,7 @@ def _near(colour: tuple[int, ...], source: np.random.Generator, spread: int = 12
 
 
 def _shade(colour: str, source: np.random.Generator) -> NDArray[np.float32]:
-    """What may be called by that name."""
+    """Return a colour that may be called by that name."""
     shades = (COLOURS[colour], COLOURS[colour], *SHADES[colour])
     return _near(shades[int(source.integers(len(shades)))], source, 14).clip(0, 255)
 
@@ -249,7 +249,7 @@ def _turn(shape: str, source: np.random.Generator) -> float:
 
 
 def _outside(shape: str, row: float, column: float, side: int, angle: float, height: int, width: int) -> NDArray[np.float32]:
-    """Of every pixel, how far it is outside of the shape, in pixels; inside it is negative."""
+    """Return for every pixel how far it is outside of the shape, in pixels; inside it is negative."""
     y = np.arange(height, dtype=np.float32)[:, None] + 0.5 - row
     x = np.arange(width, dtype=np.float32)[None] + 0.5 - column
     down = y * np.cos(angle, dtype=np.float32) - x * np.sin(angle, dtype=np.float32)

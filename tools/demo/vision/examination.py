@@ -1,7 +1,7 @@
-"""What the demonstration model that sees is asked when it is examined, and what it must get right. Called by `evaluate.py`.
+"""Questions of the vision model's examination, and their right answers. Called by `evaluate.py`.
 
-Strings, words and clips must be right to the letter. Of counts, sketches and pairs what was asked for is judged: the number or
-the verdict behind the colon. What is listed in front of it, on the way there, may differ.
+Strings, words and clips must be right to the letter. In counts, sketches and pairs the result is judged: the number or the
+verdict behind the colon. The list in front of it may differ.
 """
 
 import random

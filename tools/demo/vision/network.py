@@ -43,8 +43,8 @@ class SeeingShape:
 
 
 class EncoderAttention(nn.Module):
-    """Of each picture's patches to all of them. To begin with, each of four heads looks at the patch on one side: what is small
-    enough to be seen at once need not first learn where to look."""
+    """Attention of each picture's patches to all of them. At first each of four heads looks at the patch on one side, so that
+    small shapes are seen at once."""
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class EncoderBlock(nn.Module):
 
 
 class Merger(nn.Module):
-    """Of squares of patches, to the width of the text model. The norm is of each patch, or of all of a square."""
+    """Merger of squares of patches to the width of the text model. The norm is of each patch, or of all patches of a square."""
 
     def __init__(self, shape: VisionShape, is_of_square: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What the demonstration model that sees is asked: pictures drawn from a seed, questions about them, and their answers.
+"""Questions of the vision model: pictures drawn from a seed, questions about them, and their answers.
 
-Used by `batches.py` for training and by `evaluate.py` for the examination. Strings, and the colours of clips, whose hash says
-so are held out: no training sample shows them. Of counts and pairs the pictures alone are new.
+Used by `batches.py` for training and by `evaluate.py` for the examination. Strings, and the colours of clips, with a hash that
+says so are held out: no training sample shows them. In counts and pairs only the pictures are new.
 
 A **scene** is what questions of one batch have in common: the kind, the sides of the pictures, wordings of the same length.
 """
@@ -114,7 +114,7 @@ def _text(source: np.random.Generator, longest: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the samples of a batch share."""
+    """Properties that the samples of a batch share."""
 
     kind: str
     height: int
@@ -227,7 +227,7 @@ class Scene:
 
 
 def scene(kind: str, source: np.random.Generator) -> Scene:
-    """Of many sizes: the sides of the pictures alone, or two or three times as large."""
+    """Return a scene of one of many sizes: the sides of the pictures alone, or two or three times as large."""
     if kind == "string":
         height, width = source.integers(40, 105), source.integers(156, 353)
     elif kind == "count":

@@ -1,5 +1,5 @@
-"""What the encoder of the demonstration model that sees makes of a picture: patches, and squares of them. Called by
-`questions.py`, which lays out shapes by it, and by training.
+"""Patches of the vision model's encoder, and squares of them. Called by `questions.py`, which lays out shapes by it, and by
+training.
 """
 
 from engine.media.sizes import shared_size, usual_size

@@ -68,7 +68,7 @@ class Run(Schedule):
         return min(MAX_CHARACTERS, (5 if self.knows_letters else 1) + step // self.steps_per_character)
 
     def patches_of(self, step: int) -> dict[str, int]:
-        """What a step trains with, and how many patches of each kind."""
+        """Return the kinds that a step trains with, and the patches of each."""
         if self.knows_letters:
             return (
                 WARM_PATCHES if step % STEPS_BETWEEN_CLIPS == 0 else {kind: WARM_PATCHES[kind] for kind in ("string", "count")}
@@ -77,7 +77,7 @@ class Run(Schedule):
 
 
 def patches_of(step: int) -> dict[str, int]:
-    """What a step of a training from the start has."""
+    """Return the patches of each kind in a step of a training from the start."""
     if step > STEPS_OF_LETTERS:
         return LATER_PATCHES
     kinds = PATCHES if step <= STEPS_OF_ALL_KINDS else ("string", OTHER_KINDS[step % len(OTHER_KINDS)])

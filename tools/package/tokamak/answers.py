@@ -1,4 +1,4 @@
-"""What an engine answers over HTTP, as outputs and as exceptions. Used by `llm.py`."""
+"""Answers of an engine over HTTP, as outputs and as exceptions. Used by `llm.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tokamak.outputs import (
 
 
 def error_of(reply: Reply, where: str) -> Exception:
-    """Of an answer that is none: a user's mistake is a ValueError that says `where` it stands."""
+    """Return the exception of an error reply: a user's mistake is a ValueError that says `where`."""
     try:
         message = str(orjson.loads(reply.body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -37,13 +37,13 @@ def error_of(reply: Reply, where: str) -> Exception:
 
 
 def completion_output(answer: Any, prompt: str | None, has_text: bool) -> RequestOutput:
-    """Of `/v1/completions`; `has_text`: whether texts are wanted."""
+    """Return the output of `/v1/completions`; `has_text`: whether texts are wanted."""
     texts = [choice["text"] if has_text else "" for choice in answer["choices"]]
     return _output(answer, prompt, answer["choices"][0].get("prompt_logprobs"), texts)
 
 
 def chat_output(answer: Any, prompt: str | None, has_text: bool) -> RequestOutput:
-    """Of `/v1/chat/completions`."""
+    """Return the output of `/v1/chat/completions`."""
     messages = [choice["message"] for choice in answer["choices"]]
     texts = [(message["content"] or "") if has_text else "" for message in messages]
     output = _output(answer, prompt, answer.get("prompt_logprobs"), texts)

@@ -71,8 +71,7 @@ class Server:
         self._owner = os.getpid()
 
     def _leave_inherited(self) -> None:
-        """What a fork has of its parent is the parent's, which goes on with it: the lock may even be held by a thread that is
-        not here."""
+        """Leave the parent's connections to it after a fork; a thread that is not in this process may even hold the lock."""
         if self._owner != os.getpid():
             self._begin()
 

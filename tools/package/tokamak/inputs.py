@@ -105,7 +105,7 @@ def _links(media: Any) -> list[str]:
 
 
 def _link(medium: Any) -> str:
-    """Of a picture of PIL's, the bytes of a file, or a link."""
+    """Return a link for a PIL image, the bytes of a file, or a link."""
     if isinstance(medium, str):
         return medium
     kind = "application/octet-stream"
@@ -119,7 +119,7 @@ def _link(medium: Any) -> str:
 
 
 def _token_ids(given: Any, where: str) -> list[int]:
-    """Of a list, or an array of whatever library."""
+    """Return the token ids in a list, or in an array of any library."""
     try:
         return [int(token_id) for token_id in (given.tolist() if hasattr(given, "tolist") else given)]
     except (TypeError, ValueError):

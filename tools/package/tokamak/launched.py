@@ -85,7 +85,7 @@ class LaunchedEngine:
         return True
 
     def cause_of_death(self) -> str:
-        """What it said last."""
+        """Return the engine's last error."""
         code = self.process.wait(STOP_TIMEOUT_S)
         if code < 0:
             return f"killed by signal {-code}"
@@ -111,8 +111,8 @@ class LaunchedEngine:
 
 
 class _Messages:
-    """What an engine says on stderr: the end of it is kept, and a user sees notes, and how far a long start is. Holds nothing
-    of the engine, which ends when nobody has it any more."""
+    """Messages of an engine on stderr: keeps the last ones, and shows notes and the progress of a long start. Holds no
+    reference to the engine, which ends when its last reference goes."""
 
     def __init__(self, stderr: IO[bytes]) -> None:
         self.is_starting = True
@@ -122,7 +122,7 @@ class _Messages:
         self._thread.start()
 
     def last(self) -> str:
-        """Of an engine that has ended: its error, or its last lines."""
+        """Return the error of an engine that has ended, or its last lines."""
         self._thread.join(STOP_TIMEOUT_S)
         errors = [line for line in self._lines if line.startswith(_ERRORS)]
         return errors[-1].partition("error: ")[2] if errors else "; ".join(list(self._lines)[-5:])
@@ -150,7 +150,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As a configuration file has it: objects are JSON text. TypeError for what none can have."""
+    """Return the value as in a configuration file: objects are JSON text. TypeError for a value that cannot be in one."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, os.PathLike):

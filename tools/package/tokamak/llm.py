@@ -222,7 +222,7 @@ class LLM:
         return Tokenizer(self._call)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What counts where `sampling_params` is None and the model's files say nothing else."""
+        """Return the parameters that apply where `sampling_params` is None and the model's files name none."""
         return SamplingParams()
 
     def get_metrics(self) -> list[Metric]:
@@ -262,7 +262,7 @@ class LLM:
     # ----------------------------------------------------------------------------------------------------- requests
 
     def _fields(self, params: SamplingParams | None) -> dict[str, Any]:
-        """Of a request that generates. Without parameters the model's own count, as far as it has some."""
+        """Return the fields of a request that generates. Without parameters the model's own apply, where it has some."""
         fields = {"max_tokens": SamplingParams().max_tokens} if params is None else params.fields()
         fields |= {"return_token_ids": True, "timings": True}
         if "logprobs" in fields:
@@ -288,7 +288,7 @@ class LLM:
             self._adapters[name] = path
 
     def _all(self, questions: list[_Question], read: Callable[[_Question, Any], P], use_tqdm: Any, what: str) -> list[P]:
-        """What `read` makes of each answer, in order."""
+        """Return `read` of each answer, in order."""
         return self._each(questions, lambda question, asker: self._ask(question, read, asker), use_tqdm, what)
 
     def _each(
@@ -299,7 +299,7 @@ class LLM:
         what: str,
         concurrency_limit: int | None = None,
     ) -> list[P]:
-        """What `answer` finds to each question, in order."""
+        """Return `answer` of each question, in order."""
         if self._is_asleep:
             raise RuntimeError("the engine sleeps; call wake_up() first")
         with _progress_bar(use_tqdm, len(questions), what) as step:
@@ -403,7 +403,7 @@ def _texts(given: Any, name: str) -> list[str]:
 
 @contextlib.contextmanager
 def _progress_bar(wanted: Any, total: int, what: str) -> Iterable[Callable[[], Any]]:  # type: ignore[misc]
-    """What to call with each that is done."""
+    """Yield a function to call for each finished item."""
     if not wanted or total == 0:
         yield lambda: None
         return

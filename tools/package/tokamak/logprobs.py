@@ -20,10 +20,10 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 def logprobs_of(rows: Any) -> Any:
-    """Of what a request's answer has; None for the first token of a prompt, which nothing foretells."""
+    """Convert the rows of an answer; None for the first token of a prompt, which has no log-probability."""
     return msgspec.convert(rows, PromptLogprobs, strict=False)
 
 
 def cumulative(rows: Logprobs, token_ids: list[int]) -> float:
-    """Of the tokens themselves."""
+    """Return the sum over the tokens themselves."""
     return sum(row[token_id].logprob for row, token_id in zip(rows, token_ids, strict=True))

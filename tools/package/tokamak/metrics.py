@@ -1,4 +1,4 @@
-"""What an engine counts, with the classes that vLLM's `get_metrics` answers with. Used by `llm.py`."""
+"""Metrics of an engine, in the classes of vLLM's `get_metrics`. Used by `llm.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Histogram(Metric):
 
 
 def metrics_of(text: str) -> list[Metric]:
-    """Of what `/metrics` answers."""
+    """Parse the text of `/metrics`."""
     return [metric for family in text_string_to_metric_families(text) for metric in _metrics_of(family)]
 
 

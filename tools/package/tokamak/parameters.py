@@ -1,5 +1,5 @@
-"""What is asked for: vLLM's SamplingParams, StructuredOutputsParams, RepetitionDetectionParams and PoolingParams, and how they
-become fields of a request.
+"""Parameters of requests: vLLM's SamplingParams, StructuredOutputsParams, RepetitionDetectionParams and PoolingParams, and
+their fields in a request.
 
 An unknown field is a TypeError. A value that would change the answer and cannot is a ValueError at once; ranges are the
 engine's to check, with the first request. Where nothing is given, vLLM's defaults are sent, not the model's.
@@ -124,11 +124,11 @@ class SamplingParams(msgspec.Struct):
 
     @classmethod
     def from_optional(cls, **fields: Any) -> SamplingParams:
-        """Of None, the default."""
+        """Make parameters; None means the default."""
         return cls(**{name: value for name, value in fields.items() if value is not None or name == "max_tokens"})
 
     def fields(self) -> dict[str, Any]:
-        """Of a request to `/v1/completions`."""
+        """Return the fields of a request to `/v1/completions`."""
         self.check()
         form = self.structured_outputs or self.guided_decoding
         found = {name: getattr(self, name) for name in _SENT}
