@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.workload import answers_together
+from tests.paths import TEXT_MODELS
 
 TOLERANCE = 1e-3
 
@@ -27,6 +28,7 @@ CONDITIONS = {
 SERVED = [("qwen3", condition) for condition in CONDITIONS]
 SERVED += [("llama", "plain"), ("qwen2", "chunked"), ("ernie4_5", "preempted")]
 SERVED += [("qwen3_moe", "plain"), ("deepseek_v3", "chunked"), ("ernie4_5_moe", "preempted")]
+SERVED += [(name, "chunked") for name in TEXT_MODELS if name not in dict(SERVED)]
 
 
 def golden_cases(architecture: str) -> list[dict[str, Any]]:

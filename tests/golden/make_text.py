@@ -25,7 +25,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, __version__
 
 PLACE = Path(__file__).parent
-TEXT_MODELS = ("deepseek_v3", "ernie4_5", "ernie4_5_moe", "llama", "qwen2", "qwen3", "qwen3_moe")
+TEXT_MODELS = sorted(
+    path.parent.name
+    for path in PLACE.glob("*/model.safetensors")
+    if path.with_name("golden.json").exists() and not path.with_name("units.npz").exists()  # of models that see
+)
 SHARED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 MAX_PROMPT_LOGPROBS = 64  # longer prompts have none
 NUM_GENERATED, NUM_LOGPROBS = 24, 5

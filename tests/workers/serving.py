@@ -17,7 +17,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
-from tests.paths import GOLDEN
+from tests.paths import GOLDEN, TEXT_MODELS
 from workers.engine.runner import ModelRunner
 from workers.engine.slots import Slots
 from workers.extensions.adapters.arena import AdapterArena
@@ -30,7 +30,7 @@ from workers.runners.ahead import Ahead
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "ernie4_5", "qwen3_moe", "ernie4_5_moe", "deepseek_v3")
+ARCHITECTURES = TEXT_MODELS
 
 
 def int32(values: Iterable[int]) -> bytes:
