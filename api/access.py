@@ -72,7 +72,7 @@ class Access:
             where = "this server; start it with --allowed-origins"
             if _is_admin(path):
                 where = path if path in ADMIN_PATHS else ADMIN_PREFIX
-            raise _forbidden(f"pages of the origin {origin[:256]!r} may not use {where}")
+            raise _forbidden(f"pages from origin {origin[:256]!r} may not use {where}")
         if _is_admin(path):
             self._check_admin(headers)
         elif path.startswith(PROTECTED_PREFIXES) or path in PROTECTED_PATHS:
@@ -87,12 +87,12 @@ class Access:
         """No Host at all (HTTP/1.0) comes from no browser."""
         match = _HOST.fullmatch(given[0]) if len(given) == 1 else None
         if given and match is None:
-            raise RequestError("host: expected one NAME or NAME:PORT", code="invalid_value", param="host")
+            raise RequestError("host: expected NAME or NAME:PORT", code="invalid_value", param="host")
         if match is None or self._is_any_host_allowed:
             return
         name = match["name"].lower().rstrip(".")
         if not _is_local(name) and not _is_address(name) and name not in self._hosts:
-            raise _forbidden(f"this server does not answer under the name {name!r}; start it with --allowed-hosts {name}")
+            raise _forbidden(f"host {name!r} is not allowed; start the server with --allowed-hosts {name}")
 
     def _check_api_key(self, headers: Headers) -> None:
         if self._api_keys and not _key_of(headers, self._api_keys):
@@ -101,7 +101,7 @@ class Access:
     def _check_admin(self, headers: Headers) -> None:
         if not self._admin_key:
             raise _forbidden(
-                "/admin answers nobody without a key; start with --admin-key, or use `tokamak ctl`, which has its own socket"
+                "/admin is disabled; start the server with --admin-key, or use `tokamak ctl`, which has its own socket"
             )
         if not _key_of(headers, (self._admin_key,)):
             raise _unauthorized("admin", "invalid_admin_key")
@@ -112,7 +112,7 @@ def priority_of(request: HTTPConnection, asked: int | None, config: EngineConfig
     400 where requests may not choose."""
     if asked and not config.request_priority:
         raise RequestError(
-            f"priority: {asked}, but this server takes none from requests (--no-request-priority); leave it out",
+            f"priority {asked} is not allowed, because priorities are disabled (--no-request-priority); remove it",
             code="invalid_value",
             param="priority",
         )
@@ -233,8 +233,8 @@ def _is_same(origin: str, host: str) -> bool:
 
 
 def _unauthorized(kind: str, code: str) -> RequestError:
-    remedy = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-    return RequestError(f"wrong or missing {kind} key; {remedy}", status=401, code=code)
+    remedy = "send the key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return RequestError(f"missing or invalid {kind} key; {remedy}", status=401, code=code)
 
 
 def _forbidden(message: str) -> RequestError:

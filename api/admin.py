@@ -71,7 +71,7 @@ async def show_experts(request: Request) -> Response:
 
     context = RequestContext.of(request).services.context
     if not context.config.enable_expert_parallel:
-        text = "the ranks of this engine share no experts; start it with --enable-expert-parallel"
+        text = "expert parallelism is disabled; start the server with --enable-expert-parallel"
         raise RequestError(text, status=409, code="order_refused")
     rows = context.counters.snapshot()["metrics"]
     num_rebalances = sum(row["value"] for row in rows if row["name"] == "eplb_rebalances_total")
@@ -149,7 +149,7 @@ async def load_adapter(request: Request) -> Response:
     body = await _parse(request, LoadAdapterRequest, b"")
     path = Path(body.lora_path)
     if "\0" in body.lora_path or not path.is_absolute():
-        raise RequestError("lora_path: expected the absolute path of a directory on the engine's machine", param="lora_path")
+        raise RequestError("lora_path: expected an absolute directory path on the server's machine", param="lora_path")
     return await _carry_out(request, LoadAdapter(body.lora_name, str(path), body.load_inplace))
 
 
@@ -174,7 +174,7 @@ async def abort_request(request: Request) -> Response:
     context = RequestContext.of(request)
     body = await _parse(request, AbortRequestBody, b"")
     if context.services.client.abort(body.request_id):
-        return json_response({"message": f"request {body.request_id} is aborted"})
+        return json_response({"message": f"request {body.request_id} was aborted"})
     return await _carry_out(request, AbortRequest(body.request_id))
 
 
@@ -186,7 +186,7 @@ def _checkpoint_at(path: str) -> str:
     except CheckpointError as error:
         raise RequestError(str(error), param="path") from None
     if found is None:
-        text = f"{path}: no such directory or .gguf file here; `tokamak ctl reload` takes names on the hub too"
+        text = f"{path}: no such directory or .gguf file on this machine; for models on the hub use `tokamak ctl reload`"
         raise RequestError(text, param="path")
     return str(found)
 

@@ -83,7 +83,7 @@ class Admission:
             return RequestError(f"{text}; try again later", status=503, code="too_many_connections", retry_after_s=1)
         limit = max(1, self._max_per_address or self._max_connections - num_all)
         if address and num_own >= limit:
-            text = f"too many connections of one address: {num_own} are open, limit {limit} (--max-connections-per-address)"
-            text += "; close some, or use them for several requests"
+            text = f"too many connections from one address: {num_own} are open, limit {limit} (--max-connections-per-address)"
+            text += "; close some, or reuse connections"
             return RequestError(text, status=429, code="too_many_connections", retry_after_s=1)
         return None

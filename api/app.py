@@ -352,5 +352,5 @@ def _of_router(error: HTTPException, scope: Scope) -> RequestError:
     """404 and 405, in OpenAI's words."""
     place = f"{scope['method']} {scope['path']}"
     if error.status_code == 405:
-        return RequestError(f"{place}: the method is not allowed here", status=405, code="method_not_allowed")
-    return RequestError(f"{place}: there is nothing here", status=error.status_code, code="not_found")
+        return RequestError(f"{place}: method not allowed", status=405, code="method_not_allowed")
+    return RequestError(f"{place}: not found", status=error.status_code, code="not_found")

@@ -46,8 +46,10 @@ class BodyBudget:
             slow = [other for other in self._shares if other is not share and other.is_slow(now_ns)]
             if not slow:
                 raise RequestError(
-                    f"large request bodies take {self._num_bytes()} bytes of memory, {self._num_bytes(share.source)} of them "
-                    f"yours, limit {self._limit}; try again",
+                    (
+                        f"large request bodies use {self._num_bytes()} bytes of memory, {self._num_bytes(share.source)} of "
+                        f"them yours, limit {self._limit}; try again later"
+                    ),
                     status=503,
                     code="unavailable",
                     retry_after_s=1,

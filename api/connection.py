@@ -295,7 +295,10 @@ def _ending_with_connection(cycle: RequestResponseCycle, app: ASGI3Application) 
 
 def _too_large_head() -> RequestError:
     return RequestError(
-        f"the request's head is longer than the limit of {MAX_HEAD_BYTES} bytes or {MAX_HEAD_FIELDS} fields; send less",
+        (
+            f"the request head exceeds the limit of {MAX_HEAD_BYTES} bytes or {MAX_HEAD_FIELDS} fields; send "
+            "fewer or shorter headers"
+        ),
         status=431,
         code="head_too_large",
     )

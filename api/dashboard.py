@@ -29,7 +29,7 @@ async def show_log(request: Request) -> Response:
     context = RequestContext.of(request).services.context
     name = request.path_params["actor"]
     if name not in {actor.name for actor in context.counters.actors()}:
-        raise RequestError(f"{name[:64]!r}: no actor has this name; /dashboard lists them", status=404, code="not_found")
+        raise RequestError(f"{name[:64]!r} is not an actor; /dashboard lists all actors", status=404, code="not_found")
     path = context.run.log_path(name)
     return json_response(ActorLog(name, await asyncio.to_thread(_tail, str(path))))
 

@@ -23,9 +23,10 @@ from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
 MAX_STALE_NS = 4_000_000_000  # a work loop beats every 100 ms; a worker after each op of a step, and one may be long
 _NOT_SERVING = {
-    WeightsState.PAUSED: "is paused by an operator, what comes waits: resume it",
-    WeightsState.CLEARED: "is asleep; POST /wake_up (`tokamak ctl wake`) loads the weights again; if they are lost (see the "
-    "errors), reload others",
+    WeightsState.PAUSED: "is paused by an operator and holds new requests; resume it",
+    WeightsState.CLEARED: (
+        "is asleep; wake it with POST /wake_up or `tokamak ctl wake`; if the weights are lost (see the errors), reload others"
+    ),
 }
 
 
@@ -71,7 +72,7 @@ def problems(
             reason = f"is {State(actor.state).name}, not READY or RUNNING"
             found.append(HealthProblem(actor.name, f"{reason}: {cause}" if cause else reason))
         elif age_ns > (stale_ns if actor.role == "worker" else min(stale_ns, MAX_STALE_NS)):
-            found.append(HealthProblem(actor.name, f"has not moved for {age_ns / 1e9:.1f} s"))
+            found.append(HealthProblem(actor.name, f"has not responded for {age_ns / 1e9:.1f} s"))
         elif actor.name in halts:
             found.append(HealthProblem(actor.name, halts[actor.name]))
     return found
@@ -90,7 +91,7 @@ def halts(counters: Counters, errors: Sequence[ErrorSnapshot]) -> dict[str, str]
         if state in _NOT_SERVING:
             found[name] = _NOT_SERVING[state]
         elif counters.counter("is_record_unwritten", name).value:
-            found[name] = f"cannot write down which weights are in use, what comes waits: {_last_error(name, errors)}"
+            found[name] = f"cannot record which weights are in use and holds new requests: {_last_error(name, errors)}"
     return found
 
 

@@ -57,7 +57,7 @@ class BodyDecoder:
         if self._is_light(body):
             fields = _loads(body)
             if not isinstance(fields, dict):
-                raise _not_json("a JSON object is expected")
+                raise _not_json("expected a JSON object")
             return fields
         async with self._line:
             outline = _Outline(self._limits)
@@ -115,11 +115,11 @@ class _Outline(msgspec.Struct):
             or self.num_containers > limits.max_containers
         ):
             most = f"{limits.max_values} values, {limits.max_names} names, {limits.max_containers} lists and objects"
-            raise RequestError(f"the body holds more than the limits of {most}; send less", code="body_too_complex")
+            raise RequestError(f"the body exceeds the limits of {most}; send less", code="body_too_complex")
 
     def _take_token(self, token: bytes, position: int) -> None:
         if self.depth == 0 and (self.start >= 0 or token != b"{"):
-            raise _not_json("one JSON object is expected")
+            raise _not_json("expected one JSON object")
         if token == b",":
             self.num_commas += 1
             if self.depth == 1:
@@ -146,9 +146,9 @@ class _Outline(msgspec.Struct):
     def check(self, body: Text) -> None:
         """That the body is one pair of brackets with nothing around it."""
         if self.end < 0:
-            raise _not_json("it ends too early")
+            raise _not_json("unexpected end of input")
         if not (_is_blank(body, 0, self.start) and body[self.end] == ord("}") and _is_blank(body, self.end + 1, len(body))):
-            raise _not_json("one JSON object is expected")
+            raise _not_json("expected one JSON object")
 
 
 def _decode_parts(body: Text, outline: _Outline, limits: DecodingLimits, fields: dict[str, Any]) -> Iterator[None]:
@@ -163,7 +163,7 @@ def _decode_parts(body: Text, outline: _Outline, limits: DecodingLimits, fields:
             first = match.end()
             closing = outline.closings[bisect_left(outline.closings, first)]
             if body[closing] != ord("]") or not _is_blank(body, closing + 1, end):
-                raise _not_json("a list ends in something else")
+                raise _not_json("expected a comma or the end of a list")
             elements: list[Any] = []
             fields[name] = elements
             for start_of_some, end_of_some, are_all in _spans(outline.element_ends, first, closing, limits.part_bytes):
@@ -205,14 +205,14 @@ def _loads(text: Text) -> Any:
 
 def _filled(content: Any, may_be_empty: bool) -> Any:
     if not content and not may_be_empty:
-        raise _not_json("a value is missing before or after a comma")
+        raise _not_json("missing value before or after a comma")
     return content
 
 
 def _check_element(name: str, num_bytes: int, limits: DecodingLimits) -> None:
     if num_bytes > limits.max_element_bytes:
         raise RequestError(
-            f"{name or 'the body'}: one value has {num_bytes} bytes, the limit is {limits.max_element_bytes}; send less",
+            f"{name or 'the body'}: a value has {num_bytes} bytes, limit {limits.max_element_bytes}; send less",
             code="context_length_exceeded",
             param=name,
         )

@@ -21,9 +21,11 @@ from engine.process.adapters import AdapterRegistry
 
 LATEST = ":latest"  # the tag that Ollama's clients put behind a name
 _TASKS = {
-    "generate": "to generate text, for /v1/chat/completions and /v1/completions; --runner pooling makes vectors of its states",
-    "embed": "to make vectors, for /v1/embeddings, /v1/rerank and /v1/score",
-    "classify": "to score texts or pairs of texts, for /classify, /v1/rerank and /v1/score",
+    "generate": (
+        "text generation, /v1/chat/completions and /v1/completions; start the server with --runner pooling for embeddings"
+    ),
+    "embed": "embeddings, /v1/embeddings, /v1/rerank and /v1/score",
+    "classify": "scores of texts or pairs of texts, /classify, /v1/rerank and /v1/score",
 }
 
 
@@ -77,7 +79,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             if each in self.names or self.adapter_of(each) is not None:
                 return each
         served = ", ".join(self.all_names)
-        text = f"the model {shown(name)} does not exist; served here: {served}"
+        text = f"model {shown(name)} does not exist; available: {served}"
         raise RequestError(text, status=404, code="model_not_found", param="model")
 
     @property
@@ -99,7 +101,7 @@ class ServedModel(msgspec.Struct, frozen=True):
         task = "generate" if self.pooling is None else self.pooling.task
         if task not in tasks:
             raise RequestError(
-                f"the model {self.names[0]} does not support this API: it is there {_TASKS[task]}",
+                f"model {self.names[0]} does not support this API; it supports {_TASKS[task]}",
                 code="unsupported_model",
                 param="model",
             )

@@ -24,18 +24,18 @@ _EVENT = {"type": "object", "required": ["data"]}
 _REFERENCE = "#/components/schemas/{name}"
 
 _ERRORS = {
-    400: "The request is wrong; the error names the parameter.",
-    401: "A key is missing or wrong.",
-    403: "A page or a name that is not allowed, or orders to a server without --admin-key.",
-    404: "There is no such thing.",
-    408: "The body came too slowly.",
-    409: "The order does not fit the engine's state, or an operator ended the request.",
-    413: "The body is too long.",
-    429: "The engine takes no more at the moment; see Retry-After.",
-    431: "The request's head is too long.",
-    500: "An error of the server.",
+    400: "The request is invalid; the error names the parameter.",
+    401: "The API key is missing or invalid.",
+    403: "The origin or host is not allowed, or /admin is disabled (no --admin-key).",
+    404: "Not found.",
+    408: "The body arrived too slowly.",
+    409: "The command does not fit the state of the engine, or an operator aborted the request.",
+    413: "The body is too large.",
+    429: "The engine is overloaded; see Retry-After.",
+    431: "The request head is too large.",
+    500: "Server error.",
     507: "The disk is full.",
-    503: "An actor behind the API does not answer, or the server is stopping.",
+    503: "An actor behind the API does not respond, or the server is stopping.",
 }
 
 
@@ -61,7 +61,9 @@ def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
         "info": {
             "title": "Tokamak",
             "version": package_version(),
-            "description": "OpenAI's API with vLLM's extensions, Anthropic's, Ollama's, and an operator's orders under /admin.",
+            "description": (
+                "The OpenAI API with the extensions of vLLM, the Anthropic and Ollama APIs, and operator commands under /admin."
+            ),
         },
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
@@ -77,7 +79,7 @@ def _described(operation: Operation) -> Schema:
         answers["202"] = answers["200"] | {"description": operation.accepted}
     if operation.unavailable is not None:
         content = {JSON: {"schema": _reference(operation.unavailable)}}
-        answers["503"] = {"description": "Not now, and why", "content": content}
+        answers["503"] = {"description": "Engine unavailable, and the reason", "content": content}
     described: Schema = {
         "summary": operation.summary,
         "operationId": f"{operation.method}_{operation.path.strip('/').replace('/', '_') or 'page'}".replace("{", "").replace(
@@ -151,15 +153,15 @@ def _reference(struct: Any) -> Schema:
 
 def _headers(operation: Operation) -> Schema:
     headers: Schema = {
-        "x-request-id": {"description": "The request's id, the client's own where it sent one.", "schema": {"type": "string"}}
+        "x-request-id": {"description": "Request id; the client's own if it sent one.", "schema": {"type": "string"}}
     }
     if operation.event is not None:
         headers["x-tokamak-weight-version"] = {
-            "description": "The weights that made the answer (of a stream: its first token).",
+            "description": "Version of the weights that made the answer (for a stream: its first token).",
             "schema": {"type": "string"},
         }
         headers["x-tokamak-replica"] = {
-            "description": "The replica that made it; several where the samples of several prompts went to several.",
+            "description": "Replica that made the answer; several if the sequences of a request ran on several.",
             "schema": {"type": "string"},
         }
     return headers

@@ -34,7 +34,7 @@ def page_of(kind: type[P], query: QueryParams, listed: Sequence[T], id_of: Calla
     if after:
         ids = list(map(id_of, found))
         if after not in ids:
-            raise invalid("after", f"{shown(after)} is the id of nothing here; leave it out, or send a last_id")
+            raise invalid("after", f"no item has the id {shown(after)}; remove it, or send a last_id")
         found = found[ids.index(after) + 1 :]
     data = found[:limit]
     first_id, last_id = (id_of(data[0]), id_of(data[-1])) if data else (None, None)

@@ -129,8 +129,8 @@ def information(config: EngineConfig, system_fingerprint: str = "") -> list[Row]
         "max_model_len": config.max_model_len,
     }
     return [
-        _gauge("build_info", "1, with what is running as labels.", build, 1),
-        _gauge("cache_config_info", "1, with the KV cache of each replica as labels.", cache, 1),
+        _gauge("build_info", "1, with the running configuration as labels.", build, 1),
+        _gauge("cache_config_info", "1, with the KV cache configuration of each replica as labels.", cache, 1),
     ]
 
 
@@ -169,7 +169,7 @@ class Look:
             time.sleep(HANDOVER_S)
             yield self._family(name, rows, rows[0]["help"])
             if former := FORMER_NAMES.get(name):
-                yield self._family(former, rows, f"The former name of {self._prefix}:{name}.")
+                yield self._family(former, rows, f"Former name of {self._prefix}:{name}.")
 
     def _family(self, name: str, rows: Sequence[Row], help: str) -> Metric:
         from prometheus_client import Metric
@@ -201,10 +201,10 @@ def _actor_rows(actors: Iterable[Mapping[str, Any]], now_ns: int) -> Iterable[Ro
     for actor in actors:
         own = {"actor": actor["name"]}
         age_s = max(0, now_ns - actor["heartbeat_ns"]) / 1e9
-        yield _gauge("actor_up", "1 where the actor is READY or RUNNING.", own, actor["state"] in ("READY", "RUNNING"))
-        yield _gauge("actor_state", "1, with the actor's state as a label.", {**own, "state": actor["state"]}, 1)
-        yield _gauge("actor_epoch", "Incarnation of the actor, from 1.", own, actor["epoch"])
-        yield _gauge("actor_heartbeat_age_seconds", "Since the work loop last came round.", own, age_s)
+        yield _gauge("actor_up", "1 if the actor is READY or RUNNING.", own, actor["state"] in ("READY", "RUNNING"))
+        yield _gauge("actor_state", "1, with the state of the actor as a label.", {**own, "state": actor["state"]}, 1)
+        yield _gauge("actor_epoch", "Epoch of the actor, starting at 1; every restart adds 1.", own, actor["epoch"])
+        yield _gauge("actor_heartbeat_age_seconds", "Time since the work loop of the actor last ran.", own, age_s)
 
 
 def _error_rows(errors: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
@@ -218,10 +218,13 @@ def _error_rows(errors: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
 def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
     for ring in snapshots:
         ends = {"receiver": ring.receiver, "sender": ring.sender}
-        yield _gauge("ring_capacity_bytes", "Size of a ring.", ends, ring.capacity_bytes)
-        yield _gauge("ring_fill_bytes", "Bytes on a ring that its receiver has not taken yet.", ends, ring.fill_bytes)
-        yield {**_gauge("ring_records_total", "Records sent over a ring.", ends, ring.num_records), "kind": "counter"}
-        yield {**_gauge("ring_full_waits_total", "Sends that found a ring full.", ends, ring.num_full_waits), "kind": "counter"}
+        yield _gauge("ring_capacity_bytes", "Size of a ring buffer.", ends, ring.capacity_bytes)
+        yield _gauge("ring_fill_bytes", "Bytes in a ring buffer that its receiver has not read yet.", ends, ring.fill_bytes)
+        yield {**_gauge("ring_records_total", "Records sent through a ring buffer.", ends, ring.num_records), "kind": "counter"}
+        yield {
+            **_gauge("ring_full_waits_total", "Sends into a full ring buffer.", ends, ring.num_full_waits),
+            "kind": "counter",
+        }
 
 
 def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: int) -> Iterable[Row]:
@@ -233,7 +236,7 @@ def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: i
     for what in ("running", "waiting"):
         slots = sorted({slot for name, slot in found if name == f"adapter_requests_{what}"})
         labels[f"{what}_lora_adapters"] = ",".join(adapters[slot] for slot in slots if slot in adapters)
-    yield _gauge("lora_requests_info", "The adapters that have samples running or waiting.", labels, time.time())
+    yield _gauge("lora_requests_info", "Adapters with running or waiting sequences.", labels, time.time())
 
 
 def _gauge(name: str, help: str, labels: Mapping[str, object], value: float) -> dict[str, Any]:

@@ -133,7 +133,7 @@ async def next_part(receive: Receive, timeout_s: float, share: BodyShare | None 
         if share is not None:
             share.arriving = None
     if message["type"] == "http.disconnect":
-        raise ClientGone("the client left before its body was here")
+        raise ClientGone("the client disconnected before the body was complete")
     return message.get("body", b""), not message.get("more_body", False)
 
 
@@ -155,11 +155,11 @@ async def until_finished(generation: Generation, receive: Receive) -> None:
 
 
 def _too_slow(is_displaced: bool) -> RequestError:
-    why = "; the server needed its memory for others" if is_displaced else f" and is more than {GRACE_NS // 10**9} s behind"
+    why = ", and the server needed memory for others" if is_displaced else f" and is over {GRACE_NS // 10**9} s late"
     return RequestError(
-        f"the body came more slowly than {LEAST_BODY_BYTES_PER_S} bytes/s{why}; send it again", status=408, code="timeout"
+        f"the body arrived slower than {LEAST_BODY_BYTES_PER_S} bytes/s{why}; send it again", status=408, code="timeout"
     )
 
 
 def _too_large(limit: int) -> RequestError:
-    return RequestError(f"the body is longer than the limit of {limit} bytes", status=413, code="body_too_large")
+    return RequestError(f"the body exceeds the limit of {limit} bytes", status=413, code="body_too_large")

@@ -83,7 +83,10 @@ class ApiActor(Actor):
         num_connections, num_spare = connections_that_fit(config.max_connections)
         if num_connections < config.max_connections:
             self.context.log.warning(
-                "%d connections at a time instead of --max-connections %d: this process may open %d files; raise `ulimit -n`",
+                (
+                    "limited connections to %d instead of --max-connections %d: the process may open only %d files; "
+                    "raise `ulimit -n`"
+                ),
                 num_connections,
                 config.max_connections,
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -317,7 +320,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may be in TIME_WAIT
         bound.bind(address)
     except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
+        raise StartError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
     return bound
 
 

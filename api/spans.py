@@ -127,7 +127,7 @@ class Spans:
             error = raised
         if not self._has_warned:
             self._has_warned = True
-            text = "%s takes no spans: they are lost, and counted as otlp_spans_total; this is said once"
+            text = "lost spans: %s does not accept them; further losses are only counted in otlp_spans_total"
             self._log.warning(text, self._endpoint, exc_info=error)
         return False
 

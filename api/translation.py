@@ -40,7 +40,8 @@ class Translation(msgspec.Struct):
             if name in self.fields or name not in DrawingFields.__struct_fields__:
                 own_name = self.names.get(name)
                 raise invalid(
-                    name, f"send {own_name}" if own_name else "/v1/chat/completions has it, this route does not; leave it out"
+                    name,
+                    f"send {own_name}" if own_name else "only supported at /v1/chat/completions; remove it",
                 )
         self.fields |= given
         self.names = {name: own_name for name, own_name in self.names.items() if name not in given}
@@ -79,9 +80,9 @@ class Translation(msgspec.Struct):
 def cut_off(sample: OpenSample) -> RequestError | None:
     """An answer that did not end by itself, for protocols that have no word for that."""
     if sample.finish_reason == "timeout":
-        return RequestError("the time of the request was over before its answer was complete", status=408, code="timeout")
+        return RequestError("the request timed out before its answer was complete", status=408, code="timeout")
     if sample.finish_reason == "abort":
-        return RequestError("an operator ended the request", status=409, code="aborted")
+        return RequestError("an operator aborted the request", status=409, code="aborted")
     return None
 
 

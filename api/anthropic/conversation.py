@@ -79,7 +79,7 @@ def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
     fields: dict[str, Any] = {"messages": turns.messages}
     if turns.messages and turns.messages[-1]["role"] == "assistant":
         if "tool_calls" in turns.messages[-1]:
-            raise invalid(turns.places[-1], "a tool is used, and its tool_result is missing; send it in another message")
+            raise invalid(turns.places[-1], "a tool_use has no tool_result; send the tool_result in another message")
         fields["continue_final_message"] = True
     if body.tools:
         shown_tools = [
@@ -223,7 +223,7 @@ def _document_parts(block: DocumentBlock, place: str) -> list[Part]:
     if not isinstance(block.source, BlocksSource):
         raise invalid(
             f"{place}.content",
-            "PDFs and files are not read by this server; send their text, in a source of type text, or pages as images",
+            "PDFs and files are not supported; send their text in a source of type text, or send pages as images",
         )
     content: str | list[TextBlock | ImageBlock] = block.source.content
     return [*parts, *([_text(content)] if isinstance(content, str) else _parts(content, place))]
@@ -239,7 +239,7 @@ def _result_parts(block: ToolResultBlock, place: str) -> list[Part]:
 
 def _tool(tool: Tool, place: str) -> Mapping[str, Any]:
     if tool.type not in (None, "custom"):
-        raise invalid(f"{place}.type", f"{shown(tool.type)} is a tool of Anthropic's own, which this server does not have")
+        raise invalid(f"{place}.type", f"tool {shown(tool.type)} is run by Anthropic, not by this server; remove it")
     if tool.input_schema is None:
         raise invalid(f"{place}.input_schema", "is required")
     schema = tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
@@ -253,11 +253,13 @@ def _check_choice(body: CountTokensRequest, shown_names: set[str]) -> None:
     if isinstance(body.tool_choice, ToolChoiceTool) and body.tool_choice.name in deferred:
         raise invalid(
             "tool_choice.name",
-            f"{shown(body.tool_choice.name)} has defer_loading, and no tool_reference names it yet; choose another, or send it "
-            "without defer_loading",
+            (
+                f"{shown(body.tool_choice.name)} has defer_loading, and no tool_reference names it yet; choose "
+                "another tool, or send it without defer_loading"
+            ),
         )
     if isinstance(body.tool_choice, ToolChoiceAny) and deferred and not shown_names:
-        raise invalid("tool_choice", "demands a call, and all tools have defer_loading; send one without it, or leave it out")
+        raise invalid("tool_choice", "requires a call, but all tools have defer_loading; send one without it")
 
 
 def _choice(body: CountTokensRequest) -> dict[str, Any]:
@@ -300,7 +302,7 @@ def _check_context(management: ContextManagement | None) -> None:
     for index, edit in enumerate(management.edits if management else ()):
         if not edit.type.startswith(("clear_thinking_", "clear_tool_uses_")):
             place = f"context_management.edits[{index}]"
-            raise invalid(place, f"{shown(edit.type)} would change the conversation, which this server does not; leave it out")
+            raise invalid(place, f"{shown(edit.type)} is not supported, this server does not edit conversations; remove it")
 
 
 def _server_result(content: Any) -> str:
@@ -327,4 +329,4 @@ def _names_in(content: Any) -> set[str]:
 
 def _check_citations(block: DocumentBlock | SearchResultBlock, place: str) -> None:
     if block.citations is not None and block.citations.enabled:
-        raise invalid(f"{place}.content", "citations are enabled, and this server cites nothing; leave them out")
+        raise invalid(f"{place}.content", "citations are not supported; disable them")

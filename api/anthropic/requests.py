@@ -79,7 +79,7 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 
 
 class RedactedThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="redacted_thinking"):
-    data: Annotated[str, Meta(description="Of another server's model: this one is not shown it.")]
+    data: Annotated[str, Meta(description="Redacted by another server; ignored.")]
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
@@ -189,12 +189,12 @@ class SystemTurn(msgspec.Struct, kw_only=True, tag_field="role", tag="system"):
 
 class Tool(msgspec.Struct, kw_only=True):
     name: FunctionName
-    type: Annotated[str, Meta(description='"custom": tools of Anthropic\'s own are not here.')] | None = None
+    type: Annotated[str, Meta(description='Only "custom": tools run by Anthropic are not available.')] | None = None
     description: str | None = None
-    input_schema: Annotated[JsonObject, Meta(description="JSON Schema of an object.")] | None = None
-    strict: Annotated[bool, Meta(description="Inputs follow `input_schema` to the letter.")] | None = None
-    defer_loading: Annotated[bool, Meta(description="Not in the prompt until a `tool_reference` names the tool.")] | None = None
-    input_examples: Annotated[list[JsonObject], Meta(description="`examples` of the schema that the model sees.")] | None = None
+    input_schema: Annotated[JsonObject, Meta(description="JSON schema of type object.")] | None = None
+    strict: Annotated[bool, Meta(description="Calls follow `input_schema` exactly.")] | None = None
+    defer_loading: Annotated[bool, Meta(description="Only in the prompt after a `tool_reference`.")] | None = None
+    input_examples: Annotated[list[JsonObject], Meta(description="Sent as `examples` of the schema.")] | None = None
 
 
 class ToolChoiceAuto(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
@@ -218,7 +218,7 @@ Display = Literal["summarized", "omitted"]
 
 
 class ThinkingEnabled(msgspec.Struct, kw_only=True, tag_field="type", tag="enabled"):
-    budget_tokens: Annotated[NumTokens, Meta(description="Thinking ends after so many.")]
+    budget_tokens: Annotated[NumTokens, Meta(description="Maximum number of reasoning tokens.")]
     display: Display | None = None
 
 
@@ -244,7 +244,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class ContextEdit(msgspec.Struct, kw_only=True):
-    type: Annotated[str, Meta(description="clear_tool_uses_*, clear_thinking_*; another is refused.")]
+    type: Annotated[str, Meta(description="clear_tool_uses_* and clear_thinking_* are accepted, others are rejected.")]
     keep: Any = None
     trigger: Any = None
     clear_at_least: Any = None
@@ -260,19 +260,19 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """What makes a prompt."""
 
     messages: Annotated[list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1)]
-    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
+    model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
-    output_format: Annotated[JsonFormat | None, Meta(description="The older name of `output_config.format`.")] = None
+    output_format: Annotated[JsonFormat | None, Meta(description="Former name of `output_config.format`.")] = None
     mcp_servers: Nothing | None = None
     context_management: ContextManagement | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    max_tokens: Annotated[NumTokens, Meta(description="Cut to what the model has room for; 0: the prompt is cached.")]
+    max_tokens: Annotated[NumTokens, Meta(description="Lowered to the free context; 0: only cache the prompt.")]
     stream: bool | None = None
     stop_sequences: Words | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None

@@ -98,17 +98,17 @@ def count_requests(path: Path, endpoint: str, max_line_bytes: int = MAX_LINE_BYT
             if request.error is not None:
                 raise _wrong(request.error.message)
             if request.url != endpoint:
-                raise _wrong(f"line {request.number}: url is {shown(request.url)}, the batch's endpoint is {endpoint}")
+                raise _wrong(f"line {request.number}: url is {shown(request.url)}, but the endpoint of the batch is {endpoint}")
             key = hashlib.blake2b((request.custom_id or "").encode(errors="surrogatepass"), digest_size=16).digest()
             first = seen.setdefault(key, request.number)
             if first != request.number:
                 raise _wrong(f"lines {first} and {request.number} have the same custom_id, {shown(request.custom_id)}")
             if num_requests > MAX_REQUESTS:
-                raise _wrong(f"more than the limit of {MAX_REQUESTS} requests; send several batches")
+                raise _wrong(f"more than {MAX_REQUESTS} requests, the limit; send several batches")
     except OSError as error:
-        raise _wrong(f"it cannot be read: {error.strerror}") from error
+        raise _wrong(f"the file cannot be read: {error.strerror}") from error
     if not num_requests:
-        raise _wrong("no request is in it; each line is one")
+        raise _wrong("the file has no requests; write one request per line")
     return num_requests
 
 

@@ -140,7 +140,7 @@ def _request(number: int, text: bytes, max_bytes: int) -> Request:
     if asked.stream or asked.background:
         name = "stream" if asked.stream else "background"
         return _malformed(
-            number, custom_id, "invalid_request", f"body has {name}: an answer in a file comes whole; leave it out"
+            number, custom_id, "invalid_request", f"body has {name}, which is not supported in batches; remove it"
         )
     return Request(number, custom_id, line.url, bytes(line.body))
 

@@ -35,15 +35,15 @@ async def create_batch(request: Request) -> Response:
     body = await context.parse(request, CreateBatchRequest)
     file = files.find(body.input_file_id)
     if file is None:
-        text = f"there is no file {shown(body.input_file_id)}; upload it with purpose 'batch'"
+        text = f"file {shown(body.input_file_id)} does not exist; upload it with purpose 'batch'"
         raise RequestError(f"input_file_id: {text}", status=404, code="not_found", param="input_file_id")
     if file.purpose != "batch":
-        raise invalid("input_file_id", f"the file's purpose is {shown(file.purpose)}, expected 'batch'")
+        raise invalid("input_file_id", f"the purpose of the file is {shown(file.purpose)}, expected 'batch'")
     own = batches.of_source(context.source)
     num_open = sum(batch.status in OPEN for batch in own)
     if num_open >= MAX_OPEN:
         raise RequestError(
-            f"too many batches: {num_open} of yours are under way, the limit is {MAX_OPEN}; wait for some, or cancel them",
+            (f"too many batches: {num_open} of yours are in progress, limit {MAX_OPEN}; wait for one to finish, or cancel one"),
             status=429,
             code="too_many_batches",
             retry_after_s=60,
@@ -93,9 +93,7 @@ async def cancel_batch(request: Request) -> Response:
     if batch.status == "cancelled":
         return json_response(batch)
     if batch.status not in OPEN:
-        raise RequestError(
-            f"the batch is {batch.status}, there is nothing to cancel", status=409, code="batch_over", param="id"
-        )
+        raise RequestError(f"the batch is {batch.status} and cannot be cancelled", status=409, code="batch_over", param="id")
     try:
         batches.cancel(batch.id)
     except OSError as error:
@@ -107,6 +105,6 @@ def _found(request: Request) -> Batch:
     batch_id = request.path_params["id"]
     stored = RequestContext.of(request).services.batches.find(batch_id)
     if stored is None:
-        text = f"there is no batch {shown(batch_id)}: it is of another run, or there never was one"
+        text = f"batch {shown(batch_id)} does not exist, or belongs to another run"
         raise RequestError(text, status=404, code="not_found", param="id")
     return stored.batch

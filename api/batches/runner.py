@@ -200,7 +200,7 @@ class BatchRunner:
                 raise failure
             await self._end(batch_id, running, ledger)
         except (OSError, ValueError) as error:
-            self._context.log.warning("batch %s failed: %s", batch_id, error)
+            self._context.log.warning("failed batch %s: %s", batch_id, error)
             batch.errors = BatchErrors(data=[BatchError(code="input_file_unreadable", message=str(error)[:300])])
             running.end = "failed"
             await self._end(batch_id, running, ledger)
@@ -223,7 +223,7 @@ class BatchRunner:
                 self._save(running.stored)
                 break
             except OSError as error:
-                self._context.log.warning("batch %s cannot be written: %s", batch_id, error)
+                self._context.log.warning("failed to write batch %s: %s", batch_id, error)
                 await self._tick()
         self._over.add(batch_id)
         for path in (self._cancel_path(batch_id), self._files.directory / f".{batch_id}.lock"):
@@ -274,7 +274,7 @@ class BatchRunner:
                 ledger.take(line, is_well)
                 break
             except RequestError as error:
-                batch.errors = BatchErrors(data=[BatchError(code="no_room", message=f"waiting for room: {error.message}")])
+                batch.errors = BatchErrors(data=[BatchError(code="no_room", message=f"engine is busy: {error.message}")])
                 running.has_changed = True
                 await self._tick()
         batch.errors = None

@@ -56,8 +56,10 @@ class Backlog:
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in self._queue}
         if self._queue and not self._has_room(first.source, num_bytes):
             raise RequestError(
-                f"{self._queue.num_keys} requests wait for {self._outbox.receiver}; the engine takes no more at the moment, "
-                "try again",
+                (
+                    f"the engine is overloaded: {self._queue.num_keys} requests wait for {self._outbox.receiver}; try "
+                    "again later"
+                ),
                 status=429,
                 code="queue_full",
                 retry_after_s=1,
@@ -119,8 +121,10 @@ class Backlog:
         is_chat = not isinstance(item, (Abort, Detokenize)) and isinstance(item.prompt, ChatPrompt)
         param = "tokens" if isinstance(item, Detokenize) else "messages" if is_chat else "prompt"
         raise RequestError(
-            f"{param}: this takes {num_bytes} bytes, the limit with --max-model-len {self._max_model_len} is "
-            f"{self._outbox.max_record_bytes} bytes; send less",
+            (
+                f"{param}: the request takes {num_bytes} bytes, limit {self._outbox.max_record_bytes} (with "
+                f"--max-model-len {self._max_model_len}); send less"
+            ),
             code="context_length_exceeded",
             param=param,
         )

@@ -206,7 +206,7 @@ class EngineClient:
         elif isinstance(message, Rejected):
             self._on_rejected(message)
         else:
-            assert isinstance(message, (Tokenized, Detokenized)), f"{type(message).__name__} has no business at the edge"
+            assert isinstance(message, (Tokenized, Detokenized)), f"unexpected message {type(message).__name__}"
             call = self._calls.get(message.call_id)
             if call is not None and not call.answer.done():
                 call.answer.set_result(message)
@@ -427,8 +427,10 @@ class EngineClient:
         num_all, num_own = len(self._calls), sum(call.message.source == message.source for call in self._calls.values())
         if not has_room(num_own, num_all, MAX_CALLS):
             raise RequestError(
-                f"{num_all} calls of /tokenize and the like are under way, {num_own} of them yours, the limit is {MAX_CALLS} "
-                "while nobody else has any; try again",
+                (
+                    f"too many calls of /tokenize and similar routes: {num_all} are in progress, {num_own} of them yours, "
+                    f"limit {MAX_CALLS} without other users; try again later"
+                ),
                 status=429,
                 code="too_many_requests",
                 retry_after_s=1,
@@ -442,7 +444,10 @@ class EngineClient:
             return await asyncio.wait_for(asyncio.shield(call.answer), CALL_TIMEOUT_S)
         except asyncio.TimeoutError:
             raise RequestError(
-                f"{call.tokenizer} has not answered for {CALL_TIMEOUT_S:.0f} s", status=503, code="unavailable", retry_after_s=1
+                f"{call.tokenizer}: no answer after {CALL_TIMEOUT_S:.0f} s",
+                status=503,
+                code="unavailable",
+                retry_after_s=1,
             ) from None
         finally:
             del self._calls[message.call_id]

@@ -42,7 +42,7 @@ async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone("the client left")
+            raise ClientGone("the client disconnected")
         return task.result()
     finally:
         leaving.cancel()
@@ -331,8 +331,10 @@ class Generation:
         if self.num_kept_logprobs > MAX_HELD_LOGPROBS:
             self.fail(
                 RequestError(
-                    f"the answer has more than the limit of {MAX_HELD_LOGPROBS} log-probabilities; send fewer prompts, or "
-                    "ask for fewer samples or log-probabilities",
+                    (
+                        f"the answer has more than {MAX_HELD_LOGPROBS} log-probabilities, the limit; send fewer prompts, or "
+                        "ask for fewer answers or log-probabilities"
+                    ),
                     code="answer_too_large",
                 )
             )
@@ -366,7 +368,7 @@ class Generation:
 
     def leave(self) -> None:
         """The client closed its connection."""
-        self.fail(ClientGone(f"request {self.key}: the client left"))
+        self.fail(ClientGone(f"request {self.key}: the client disconnected"))
 
     def close(self) -> None:
         """Abort what has not finished. Does nothing where all has."""

@@ -35,20 +35,20 @@ def parsing_of(
     known: set[str] = set()
     for name in tool_names:
         if name in known:
-            raise invalid("tools", f"two functions have the name {shown(name)}; give each its own")
+            raise invalid("tools", f"two functions are named {shown(name)}; names must be unique")
         known.add(name)
     is_forced = choice.mode in ("required", "named")
     if not known and (is_forced or choice.names):
-        raise invalid("tool_choice", "demands a call, and there are no tools; send tools, or leave it out")
+        raise invalid("tool_choice", "requires a tool call, but there are no tools; send tools, or remove it")
     for name in choice.names:
         if name not in known:
-            raise invalid("tool_choice", f"{shown(name)} is none of the {len(known)} tools")
+            raise invalid("tool_choice", f"{shown(name)} is not one of the {len(known)} tools")
     if len(set(choice.names)) < len(choice.names):
-        raise invalid("tool_choice", "allows a tool twice; name each once")
+        raise invalid("tool_choice", "names a tool twice; name each tool once")
     if is_forced and model.tool_call_parser == "none":
-        raise invalid("tool_choice", "this model's calls are not understood; start with another --tool-call-parser")
+        raise invalid("tool_choice", "tool calls of this model cannot be parsed; start with another --tool-call-parser")
     if thinking_token_budget is not None and model.reasoning_parser == "none":
-        raise invalid("thinking_token_budget", "this model does not think, or not so that it is understood; leave it out")
+        raise invalid("thinking_token_budget", "this model has no reasoning that can be parsed; remove it")
     finds_calls = (
         bool(known) and model.tool_call_parser != "none" and (model.finds_calls or is_forced) and choice.mode != "none"
     )

@@ -47,8 +47,10 @@ def sampling_params(
     if asked > model.max_logprobs:
         raise invalid(
             _logprobs_param(request, model.max_logprobs),
-            f"{asked} is more than the limit of {model.max_logprobs} log-probabilities at a position; ask for fewer, or start "
-            "with a higher --max-logprobs",
+            (
+                f"{asked} exceeds the limit of {model.max_logprobs} log-probabilities per position; ask for fewer, or "
+                "start the server with a higher --max-logprobs"
+            ),
         )
     top_p = _first(request.top_p, defaults.top_p, 1.0)
     return SamplingParams(
@@ -92,11 +94,13 @@ def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, mo
     if max_tokens > model.max_model_len and request.fit_max_tokens is False:
         raise invalid(
             param,
-            f"{max_tokens} is more than the model's limit of {model.max_model_len} tokens; ask for fewer, or leave out "
-            "fit_max_tokens",
+            (
+                f"{max_tokens} exceeds the limit of the model, {model.max_model_len} tokens; ask for fewer, or remove "
+                "fit_max_tokens"
+            ),
         )
     if (request.min_tokens or 0) > max_tokens:
-        raise invalid("min_tokens", f"{request.min_tokens} is more than {param}, {max_tokens}")
+        raise invalid("min_tokens", f"{request.min_tokens} exceeds {param}, {max_tokens}; lower it")
 
 
 def text_options(request: GenerationRequest, parsing: Parsing | None = None) -> TextOptions:
@@ -134,8 +138,10 @@ def _repetition(asked: RepetitionDetection | None) -> RepetitionLimits | None:
     if asked.min_pattern_size > asked.max_pattern_size or asked.min_count < 2:
         raise invalid(
             "repetition_detection",
-            f"min_pattern_size {asked.min_pattern_size}, max_pattern_size {asked.max_pattern_size} and min_count "
-            f"{asked.min_count}: expected a pattern's least size at most its largest, and at least 2 times",
+            (
+                f"min_pattern_size {asked.min_pattern_size}, max_pattern_size {asked.max_pattern_size}, min_count "
+                f"{asked.min_count}: expected min_pattern_size <= max_pattern_size and min_count >= 2"
+            ),
         )
     return RepetitionLimits(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
 
@@ -147,32 +153,41 @@ def check_samples(request: GenerationRequest, num_prompts: int, model: ServedMod
     if best_of < n:
         raise invalid("best_of", f"{best_of} is less than n, {n}")
     if request.stream and best_of > n:
-        raise invalid("best_of", f"{best_of} with n {n} cannot be streamed, the best are known at the end; set stream to false")
+        raise invalid(
+            "best_of",
+            (
+                f"{best_of} with n {n} cannot be streamed, because the best answers are only known at the end; set "
+                "stream to false"
+            ),
+        )
     if num_prompts * best_of > model.max_samples:
         raise invalid(
             "n" if num_prompts == 1 else "prompt",
-            f"{num_prompts} prompts of {best_of} samples each are {num_prompts * best_of} samples, the limit of one request is "
-            f"{model.max_samples}; send fewer or start with a higher --max-waiting",
+            (
+                f"{num_prompts} prompts with {best_of} answers each are {num_prompts * best_of} sequences, but the "
+                f"limit per request is {model.max_samples}; send fewer, or start the server with a higher "
+                "--max-waiting"
+            ),
         )
     return n, best_of
 
 
 def check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options", "only allowed where stream is true")
+        raise invalid("stream_options", "only allowed if stream is true")
     for param in ("return_progress", "timings_per_token"):
         if getattr(request, param) and not request.stream:
-            raise invalid(param, "only allowed where stream is true")
+            raise invalid(param, "only allowed if stream is true")
     whole = {"prompt_logprobs": request.prompt_logprobs is not None, "logprobs_by_id": request.logprobs_by_id}
     for param, is_asked in whole.items():
         if is_asked and request.stream:
-            raise invalid(param, "not available in a stream; set stream to false")
+            raise invalid(param, "not available in streams; set stream to false")
 
 
 def check_vocabulary(param: str, token_ids: Iterable[int], model: ServedModel) -> None:
     largest = max(token_ids, default=0)
     if largest >= model.vocab_size:
-        raise invalid(param, f"token id {largest} is not in the vocabulary of {model.vocab_size} tokens")
+        raise invalid(param, f"token id {largest} is outside the vocabulary of {model.vocab_size} tokens")
 
 
 def open_generation(
@@ -271,7 +286,10 @@ def pinned_replica(headers: Headers, num_replicas: int) -> int:
         return -1
     if given not in map(str, range(num_replicas)):
         raise RequestError(
-            f"{RANK_HEADER} is {given[:20]!r}, the replicas are 0 to {num_replicas - 1}; name one of them, or leave it out",
+            (
+                f"{RANK_HEADER} is {given[:20]!r}, but the replicas are 0 to {num_replicas - 1}; choose one of them, "
+                "or remove it"
+            ),
             param=RANK_HEADER,
         )
     return int(given)

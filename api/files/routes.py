@@ -61,7 +61,7 @@ async def delete_file(request: Request) -> Response:
     file = _found(request)
     batch_id = services.batches.reader_of(file.id)
     if batch_id is not None:
-        text = f"the file is read by {batch_id}; cancel that, or wait for it"
+        text = f"the file is used by {batch_id}; cancel that, or wait for it"
         raise RequestError(text, status=409, code="file_in_use", param="id")
     services.files.delete(file.id)
     return json_response(DeletedFile(file.id))
@@ -71,6 +71,6 @@ def _found(request: Request) -> FileObject:
     file_id = request.path_params["id"]
     file = RequestContext.of(request).services.files.find(file_id)
     if file is None:
-        text = f"there is no file {shown(file_id)}: it was deleted, has expired, or is of another run"
+        text = f"file {shown(file_id)} does not exist: it was deleted, has expired, or belongs to another run"
         raise RequestError(text, status=404, code="not_found", param="id")
     return file

@@ -151,16 +151,20 @@ class FileStore:
         ):
             if num_bytes + num_more_bytes > limit:
                 raise RequestError(
-                    f"file storage is full: {whose} files have {_mebibytes(num_bytes)} MiB with this one, the limit is "
-                    f"{_mebibytes(limit)} MiB; delete some, or start with a higher {option}",
+                    (
+                        f"file storage is full: {whose} files would take {_mebibytes(num_bytes)} MiB, limit "
+                        f"{_mebibytes(limit)} MiB; delete some, or start the server with a higher {option}"
+                    ),
                     status=413,
                     code="file_storage_full",
                     param="file",
                 )
         if numbers[owner] > MAX_FILES_PER_USER or numbers.total() > MAX_FILES:
             raise RequestError(
-                f"too many files: {numbers[owner]} of yours, {numbers.total()} of all users; the limits are "
-                f"{MAX_FILES_PER_USER} and {MAX_FILES}; delete some",
+                (
+                    f"too many files: {numbers[owner]} of yours and {numbers.total()} in all, limits {MAX_FILES_PER_USER} "
+                    f"and {MAX_FILES}; delete some"
+                ),
                 status=413,
                 code="file_storage_full",
                 param="file",
@@ -236,7 +240,7 @@ def append(file: int, data: bytes) -> None:
 
 
 def no_room(error: OSError) -> RequestError:
-    text = f"the file could not be stored: {error.strerror}; nothing of it is kept, try again later"
+    text = f"the file could not be stored: {error.strerror}; try again later"
     return RequestError(text, status=507, code="no_room", param="file", retry_after_s=30)
 
 

@@ -51,7 +51,7 @@ class _Parts:
     def on_part_begin(self) -> None:
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
-            raise invalid("the body", f"more than {MAX_PARTS} parts")
+            raise invalid("the body", f"more than {MAX_PARTS} parts, the limit")
         self._disposition, self._field = b"", b""
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -72,7 +72,7 @@ class _Parts:
             self._name = name
             return
         if name != "file" or self.upload is not None:
-            raise invalid(name or "file", "expected one file, in the part `file`")
+            raise invalid(name or "file", "expected one file, in part `file`")
         self._name, self.filename = None, _checked_name(_text(options[b"filename"], "file"))
         self.upload = Upload(self._store, self._source)
 
@@ -82,7 +82,7 @@ class _Parts:
             return
         self._field += data[start:end]
         if len(self._field) > MAX_FIELD_BYTES:
-            raise invalid(self._name or "the body", f"longer than the limit of {MAX_FIELD_BYTES} bytes")
+            raise invalid(self._name or "the body", f"exceeds the limit of {MAX_FIELD_BYTES} bytes")
 
     def on_part_end(self) -> None:
         if self._name is not None:
@@ -94,7 +94,7 @@ async def take_upload(request: Request, store: FileStore) -> FileObject:
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
-        raise RequestError("expected a body of multipart/form-data with `file` and `purpose`", param="file")
+        raise RequestError("expected a multipart/form-data body with `file` and `purpose`", param="file")
     parts = _Parts(store, RequestContext.of(request).source)
     callbacks: MultipartCallbacks = {
         "on_part_begin": parts.on_part_begin,
@@ -117,17 +117,17 @@ async def take_upload(request: Request, store: FileStore) -> FileObject:
             num_bytes += len(data)
             if num_bytes - (parts.upload.num_bytes if parts.upload is not None else 0) > MAX_OVERHEAD_BYTES:
                 raise invalid(
-                    "the body", f"more than {MAX_OVERHEAD_BYTES} bytes beside the file; send `file` and `purpose` alone"
+                    "the body", f"more than {MAX_OVERHEAD_BYTES} bytes in addition to the file; send only `file` and `purpose`"
                 )
         parser.finalize()
         if parts.upload is None:
             raise RequestError("file is required", code="missing_required_parameter", param="file")
         purpose = convert(dict(parts.fields), UploadFields).purpose
         if purpose == "batch_output":
-            raise invalid("purpose", "'batch_output' is the server's; send 'batch' or another")
+            raise invalid("purpose", "'batch_output' is reserved for the server; send 'batch' or another purpose")
         return parts.upload.finish(parts.filename, purpose, _expiry(parts.fields))
     except FormParserError as error:
-        raise RequestError(f"the body is no multipart/form-data: {error}"[:300], param="file") from None
+        raise RequestError(f"the body is not valid multipart/form-data: {error}"[:300], param="file") from None
     finally:
         if parts.upload is not None:
             parts.upload.drop()
@@ -158,5 +158,5 @@ def _checked_name(name: str) -> str:
     """A name without a path: it is stored as a text, and never one of our files."""
     is_plain = name.isprintable() and "\\" not in name and PurePosixPath(name).name == name != ".."
     if not is_plain or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-        raise invalid("file", f"expected a file name of 1 to {MAX_NAME_BYTES} bytes without a path, got {shown(name)}")
+        raise invalid("file", f"expected a file name of 1 to {MAX_NAME_BYTES} bytes without directories, got {shown(name)}")
     return name

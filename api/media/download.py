@@ -128,7 +128,7 @@ class Fetcher:
         try:
             return await asyncio.wait_for(fetched(turn), timeout_s)
         except asyncio.TimeoutError:
-            raise failed(f"did not answer in full within {timeout_s:g} s") from None
+            raise failed(f"did not answer completely within {timeout_s:g} s") from None
         finally:
             turn.release()
 
@@ -148,19 +148,19 @@ class Fetcher:
             try:
                 link = _parsed(urljoin(link.text, found))
             except ValueError:
-                raise invalid_link("redirects to no valid URL") from None
+                raise invalid_link("redirects to an invalid URL") from None
         raise invalid_link(f"redirects more than {MAX_REDIRECTS} times")
 
     async def _try(self, link: _Link, max_bytes: int, came: Callable[[int], None], turn: Turn) -> bytearray | str:
         """The content, or where it is instead; tried again where that may help."""
         if self._domains and link.host not in self._domains and not link.is_trusted:
-            raise invalid_link(f"leads to {link.host}, which is not among --allowed-media-domains")
+            raise invalid_link(f"points to {link.host}, which is not in --allowed-media-domains")
         try:
             addresses = await self._addresses.resolve(link.host, link.port, link.is_trusted, turn)
         except ForbiddenAddressError:
-            raise invalid_link(f"leads to {link.host}, which is no public host; see --allowed-media-networks") from None
+            raise invalid_link(f"points to {link.host}, which is not a public host; see --allowed-media-networks") from None
         except (OSError, UnicodeError):
-            raise failed(f"leads to {link.host}, which has no address") from None
+            raise failed(f"points to {link.host}, which has no address") from None
         for number in range(MAX_TRIES):
             try:
                 return await self._get(link, addresses, max_bytes, came)
@@ -181,9 +181,9 @@ class Fetcher:
                 return await self._get_from(self._transport, link, address, max_bytes, came)
             except httpx2.ConnectError:
                 if number == min(len(addresses), MAX_ADDRESSES):
-                    raise _Passing("cannot be reached") from None
+                    raise _Passing("could not be reached") from None
             except httpx2.HTTPError as error:
-                raise _Passing(f"broke off ({type(error).__name__})") from None
+                raise _Passing(f"failed during transfer ({type(error).__name__})") from None
         raise AssertionError
 
     async def _get_from(
@@ -204,11 +204,11 @@ class Fetcher:
             if response.status_code in _REDIRECTS and "location" in response.headers:
                 return response.headers["location"]
             if response.status_code in _PASSING:
-                raise _Passing(f"answered with status {response.status_code}")
+                raise _Passing(f"returned status {response.status_code}")
             if response.status_code != 200:
-                raise failed(f"answered with status {response.status_code}")
+                raise failed(f"returned status {response.status_code}")
             if response.headers.get("content-encoding", "identity").lower() != "identity":
-                raise failed("is compressed for its way, which was not asked for")
+                raise failed("returned compressed content, which was not requested")
             return await read_content(response, max_bytes, came)
         finally:
             await response.aclose()
@@ -220,24 +220,24 @@ class Fetcher:
         if not bucket or not key or _has_forbidden(link):
             raise invalid_link(f"should be {scheme}://BUCKET/KEY")
         if not (self._store.access_key and self._store.secret_key):
-            raise invalid_link(f"needs keys for {scheme}:, which this server was started without")
+            raise invalid_link(f"needs keys for {scheme}:, which this server does not have")
         key = unquote(key)
         if not {".", ".."}.isdisjoint((bucket, *key.split("/"))):  # a proxy could take them for steps between directories
-            raise invalid_link('has "." or ".." between its slashes, which no link to an object may have')
+            raise invalid_link('has "." or ".." as a path segment, which is not allowed')
         if not self._store.is_allowed(bucket, key):
-            raise invalid_link(f"names an object of the bucket {bucket[:63]!r} that --allowed-object-buckets does not allow")
+            raise invalid_link(f"uses an object in bucket {bucket[:63]!r}, which is not in --allowed-object-buckets")
         signed = _parsed(presigned(self._store, scheme, bucket, key, datetime.now(timezone.utc)), most=1 << 15)
         return _Link(signed.scheme, signed.host, signed.port, signed.target, is_trusted=bool(self._store.endpoint))
 
     def _read_file(self, link: str, max_bytes: int) -> bytearray:
         """A regular file beneath the allowed directory, whatever links lead where, also while it is looked at."""
         if not self._local_path:
-            raise invalid_link("is a file:, and this server was started without --allowed-local-media-path")
+            raise invalid_link("is a file: link, and the server was started without --allowed-local-media-path")
         host, slash, path = link[len("file:") :].removeprefix("//").partition("/")
         path = unquote(slash + path)
         root = os.path.realpath(self._local_path)
         if host not in ("", "localhost") or "\0" in path or not _is_beneath(path := os.path.realpath(path), root):
-            raise invalid_link("is not beneath --allowed-local-media-path")
+            raise invalid_link("is outside --allowed-local-media-path")
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -245,7 +245,7 @@ class Fetcher:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or not _is_beneath(os.readlink(f"/proc/self/fd/{descriptor}"), root):
-                raise invalid_link("is no regular file beneath --allowed-local-media-path")
+                raise invalid_link("is not a regular file inside --allowed-local-media-path")
             content = bytearray()
             while len(content) <= max_bytes and (piece := os.read(descriptor, min(1 << 20, max_bytes + 1 - len(content)))):
                 content += piece
@@ -285,22 +285,22 @@ async def read_content(response: httpx2.Response, max_bytes: int, came: Callable
 def _parsed(text: str, most: int = MAX_LINK_CHARACTERS) -> _Link:
     """A link over http. RequestError: it is none, or one that programs read differently."""
     if len(text) > most or _has_forbidden(text):
-        raise invalid_link(f"has a backslash, a space or a control character, or more than {most} characters")
+        raise invalid_link(f"has a backslash, a space or a control character, or is longer than {most} characters")
     try:
         parts = urlsplit(text)
         port = parts.port
         host = (parts.hostname or "").rstrip(".")
         host = host if host.isascii() else host.encode("idna").decode()
     except ValueError:  # an open bracket, a port that is no number, a name that IDNA does not have
-        raise invalid_link("is no valid URL") from None
+        raise invalid_link("is not a valid URL") from None
     if parts.scheme not in _PORTS:
-        raise invalid_link(f"has the scheme {parts.scheme[:16]!r}; http, https, data, s3, bos and, where allowed, file will do")
+        raise invalid_link(f"has the scheme {parts.scheme[:16]!r}; use http, https, data, s3, bos or, if enabled, file")
     if not host or "@" in parts.netloc or "%" in host or port == 0:
-        raise invalid_link("has no host, or a user's name before it")
+        raise invalid_link("has no host, or has a user name")
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=-._~")
     query = f"?{quote(parts.query, safe='/%:@!$&()*+,;=-._~?')}" if parts.query else ""
     if len(path) + len(query) > most:
-        raise invalid_link(f"has more than {most} characters as it is sent, other letters than English ones being several")
+        raise invalid_link(f"is longer than {most} characters when encoded")
     return _Link(parts.scheme, host.lower(), port or _PORTS[parts.scheme], path + query)
 
 
@@ -323,6 +323,6 @@ def failed(why: str) -> RequestError:
 def too_large(num_bytes: int | None, max_bytes: int) -> RequestError:
     size = f"{num_bytes} bytes" if num_bytes is not None else "more"
     return RequestError(
-        f"the file has {size}, the limit is {max_bytes}; send a smaller one, or start with a larger --max-media-bytes",
+        (f"the file has {size}, limit {max_bytes}; send a smaller file, or start the server with a larger --max-media-bytes"),
         code="image_file_too_large",
     )

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 def busy(num_turns: int) -> RequestError:
     return RequestError(
-        f"too many links are waiting to be fetched: the server fetches {num_turns} at a time; try again later",
+        f"too many links are waiting to be fetched ({num_turns} are fetched at a time); try again later",
         status=429,
         code="media_downloads_full",
         retry_after_s=RETRY_AFTER_S,

@@ -59,8 +59,10 @@ def completion_parts(body: CompletionMedia) -> list[MediaPart]:
         parts += [MediaPart(f"multi_modal_data.{kind}[{index}]", kind, link) for index, link in enumerate(listed)]
         if len(encoded) != len(grids or ()):
             raise RequestError(
-                f"{kind}_feature_urls has {len(encoded)} entries, {kind}_grid_thws has {len(grids or ())}; send one "
-                "grid for each",
+                (
+                    f"{kind}_feature_urls has {len(encoded)} entries, but {kind}_grid_thws has {len(grids or ())}; send "
+                    "one grid per entry"
+                ),
                 code="invalid_features",
                 param=f"{kind}_grid_thws",
             )
@@ -75,7 +77,7 @@ def check_parts(parts: list[MediaPart], kinds: Collection[str], takes_features: 
         if part.kind not in kinds:
             taken = " and ".join(["text", *kinds])
             raise RequestError(
-                f"{part.path}: this model takes {taken} alone; leave the {part.kind} out",
+                f"{part.path}: this model accepts only {taken}; remove the {part.kind}",
                 code="unsupported_media",
                 param=part.path,
             )
@@ -83,15 +85,17 @@ def check_parts(parts: list[MediaPart], kinds: Collection[str], takes_features: 
     for kind, number in numbers.items():
         if number > limits[kind]:
             raise RequestError(
-                f"the request has {number} {kind} items, the limit is {limits[kind]}; send fewer, or start with a larger "
-                "--limit-mm-per-prompt",
+                (
+                    f"the request has {number} {kind} items, limit {limits[kind]}; send fewer, or start the server with a "
+                    "larger --limit-mm-per-prompt"
+                ),
                 code="too_many_items",
                 param=[part.path for part in parts if part.kind == kind][limits[kind]],
             )
     for part in parts:
         if part.is_features and not takes_features:
             raise RequestError(
-                f"{part.path}: this server takes no encoded features; start with --enable-mm-embeds",
+                f"{part.path}: encoded features are disabled; start the server with --enable-mm-embeds",
                 code="unsupported_media",
                 param=part.path,
             )
@@ -108,7 +112,9 @@ def _part(part: dict[str, Any], path: str) -> MediaPart:
     grid = holder.get(f"{kind}_grid_thw")
     if grid is None:
         raise RequestError(
-            f"{path}: features need {kind}_grid_thw, the patches in time, height and width", code="invalid_features", param=path
+            f"{path}: features need {kind}_grid_thw (patches in time, height, width)",
+            code="invalid_features",
+            param=path,
         )
     return MediaPart(path, kind, _required(holder.get(name), f"{path}.{name}"), True, _grid(grid))
 
@@ -132,7 +138,10 @@ def bounds_of(offsets: list[int | list[int]]) -> Iterator[int]:
         if not 0 <= first <= place <= end <= last:
             param = f"attention_mask_offset[{place}]"
             raise RequestError(
-                f"{param}: token {place} cannot see keys {first} to {end}; expected 0 <= first <= {place} <= last <= {last}",
+                (
+                    f"{param}: token {place} cannot attend to keys {first} to {end}; expected 0 <= first <= {place} <= "
+                    f"last <= {last}"
+                ),
                 code="invalid_value",
                 param=param,
             )

@@ -122,8 +122,10 @@ class _Gathering:
                 raise self._overload.result()
             else:
                 raise RequestError(
-                    "the time of the request was over before its pictures and video were fetched and looked at; give it a "
-                    "longer timeout, or send fewer or smaller ones",
+                    (
+                        "the request timed out before its images and video were fetched and checked; use a longer timeout, "
+                        "or send fewer or smaller ones"
+                    ),
                     status=408,
                     code="timeout",
                 )
@@ -178,7 +180,7 @@ class _Gathering:
         if content[:5].lower() == "data:":
             head, comma, payload = content.partition(",")
             if not comma or not head.lower().endswith(";base64"):
-                raise _no_base64("a data: link has the form data:TYPE;base64,DATA")
+                raise _no_base64("expected a data: link such as data:TYPE;base64,DATA")
             return (await self._decoded(payload, max_bytes),)
         if part.is_features and not content[:6].lower().startswith(_SCHEMES):
             return (await self._decoded(content, max_bytes),)
@@ -190,7 +192,7 @@ class _Gathering:
     async def _frames(self, payload: str, max_bytes: int) -> tuple[SlabHandle, ...]:
         num_frames = payload.count(",") + 1
         if num_frames > MAX_FRAMES:
-            raise RequestError(f"the video has {num_frames} frames, the limit is {MAX_FRAMES}", code="invalid_video")
+            raise RequestError(f"the video has {num_frames} frames, limit {MAX_FRAMES}; send fewer", code="invalid_video")
         if _num_decoded(payload) > max_bytes:
             raise too_large(_num_decoded(payload), max_bytes)
         return tuple([await self._decoded(frame, max_bytes) for frame in payload.split(",")])
@@ -205,7 +207,7 @@ class _Gathering:
         if num_bytes > max_bytes:
             raise too_large(num_bytes, max_bytes)
         if len(text) % 4 == 1:
-            raise _no_base64(f"{len(text)} letters are the base64 of nothing")
+            raise _no_base64(f"{len(text)} characters are not a valid base64 length")
         handle, memory = self.held.allocate(num_bytes)
         await decode_base64(text, memory)
         return handle
@@ -221,7 +223,7 @@ async def decode_base64(text: str, memory: memoryview) -> None:
         except (binascii.Error, ValueError) as error:
             raise _no_base64(str(error)) from None
         if len(decoded) != _num_decoded(piece):  # letters that base64 does not have are passed over
-            raise _no_base64("it has letters that base64 does not have")
+            raise _no_base64("contains characters that are not base64")
         memory[place : place + len(decoded)] = decoded
         place += len(decoded)
         await asyncio.sleep(0)
@@ -232,4 +234,4 @@ def _num_decoded(text: str) -> int:
 
 
 def _no_base64(why: str) -> RequestError:
-    return RequestError(f"no valid base64: {why}", code="invalid_base64_image")
+    return RequestError(f"invalid base64: {why}", code="invalid_base64_image")

@@ -68,8 +68,11 @@ class MediaStore:
 
     def _full(self, num_used: int, num_bytes: int) -> RequestError:
         return RequestError(
-            f"the files of open requests take {size_text(num_used)} of {size_text(self._slab.capacity_bytes)}, no room for "
-            f"{size_text(num_bytes)} more; try again, or start with a larger --media-memory",
+            (
+                f"media memory is full: files of open requests take {size_text(num_used)} of "
+                f"{size_text(self._slab.capacity_bytes)}, no room for {size_text(num_bytes)} more; try again later, "
+                "or start the server with a larger --media-memory"
+            ),
             status=429,
             code="media_memory_full",
             retry_after_s=RETRY_AFTER_S,
@@ -91,8 +94,11 @@ class MediaStore:
         record = encode(message)
         if len(record) > self._max_record_bytes:
             raise RequestError(
-                f"the item's {len(source.parts)} files and its settings of {len(source.settings)} bytes take a record of "
-                f"{len(record)} bytes, the limit is {self._max_record_bytes}; send fewer frames, and only settings that exist",
+                (
+                    f"the item is too large: {len(source.parts)} files and {len(source.settings)} bytes of settings take "
+                    f"a record of {len(record)} bytes, limit {self._max_record_bytes}; send fewer frames, and only "
+                    "settings that exist"
+                ),
                 code="invalid_value",
             )
         call = self._calls[call_id] = _Call(message, media, asyncio.get_running_loop().create_future())

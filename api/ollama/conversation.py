@@ -74,7 +74,7 @@ def translate_bare(body: OllamaGenerateRequest) -> Translation:
     why = "raw" if body.raw else "suffix"
     for param in ("system", "images", "think"):
         if getattr(body, param):
-            raise invalid(param, f"not together with {why}, whose prompt has no template; leave one of them out")
+            raise invalid(param, f"cannot be combined with {why}, because that prompt has no template; remove one of them")
     fields = _common(body) | {"prompt": body.prompt or ""}
     if body.suffix:
         fields["suffix"] = body.suffix
@@ -85,12 +85,12 @@ def translate_bare(body: OllamaGenerateRequest) -> Translation:
 
 def _common(body: OllamaRequest) -> Fields:
     if body.shift:
-        raise invalid("shift", "an answer ends where the model has no more room; leave it out")
+        raise invalid("shift", "context shifting is not supported, answers end at the context limit; remove it")
     fields: Fields = {"stream": body.is_stream, **_sampling(body.options or OllamaOptions())}
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     elif body.top_logprobs:
-        raise invalid("top_logprobs", "only allowed where logprobs is true")
+        raise invalid("top_logprobs", "only allowed if logprobs is true")
     if body.truncate:
         fields["truncate_prompt_tokens"] = -1
     if body.format == "json":
@@ -105,7 +105,7 @@ def _sampling(options: OllamaOptions) -> Fields:
     given = [name for name in _PENALTIES if getattr(options, name) is not None]
     last_n = options.repeat_last_n
     if given and last_n is not None and last_n > 0:
-        raise invalid("options.repeat_last_n", f"{last_n}: {given[0]} counts all tokens here; send -1, or 0 for none")
+        raise invalid("options.repeat_last_n", f"{last_n}: {given[0]} always counts all tokens; send -1, or 0 for none")
     fields = {name: value for name in _SAME_OPTIONS if (value := getattr(options, name)) is not None}
     if given and last_n != 0:
         names = {"repeat_penalty": "repetition_penalty"}
@@ -122,7 +122,7 @@ def _thinking(body: OllamaRequest, model: ServedModel) -> Fields:
     if body.think is None:
         return {}
     if body.think and model.reasoning_parser == "none":
-        raise invalid("think", f"the model {model.names[0]} does not think, or not so that it is understood; leave it out")
+        raise invalid("think", f"model {model.names[0]} has no reasoning that can be parsed; remove it")
     if isinstance(body.think, bool):
         return {"chat_template_kwargs": {"enable_thinking": body.think, "thinking": body.think}}
     return {"reasoning_effort": _LARGEST_EFFORT.get(body.think, body.think)}

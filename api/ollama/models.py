@@ -139,8 +139,11 @@ async def refuse(request: Request) -> Response:
 def _cannot_change(request: Request) -> RequestError:
     names = ", ".join(RequestContext.of(request).services.model.names)
     return RequestError(
-        f"{request.url.path}: this server's model ({names}) is chosen when it starts, with --model (a directory, a .gguf "
-        "file, or owner/model of the Hugging Face hub); `tokamak models` lists and removes what was downloaded",
+        (
+            f"{request.url.path} is not supported: the model of this server ({names}) is chosen at startup with "
+            "--model (a directory, a .gguf file, or owner/model on the Hugging Face hub); `tokamak models` lists "
+            "and removes downloaded models"
+        ),
         code="unsupported_operation",
     )
 

@@ -24,12 +24,12 @@ from api.schemas.requests import (
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Nothing = Annotated[list[Any], Meta(max_length=0, description="Not supported.")]
-KeepAlive = Annotated[int | float | str, Meta(description="Without effect: the model stays.")]
-ModelName = Annotated[str, Meta(description="One of /api/tags, with or without :latest; the first of them when not given.")]
+KeepAlive = Annotated[int | float | str, Meta(description="No effect: the model stays loaded.")]
+ModelName = Annotated[str, Meta(description="A name from /api/tags, with or without :latest; default: the first of them.")]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    num_predict: Annotated[int, Meta(ge=-2, le=MAX_INT32, description="0 or less: up to the model's limit.")] | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=MAX_INT32, description="0 or less: up to the limit of the model.")] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="-1 or 0: all.")] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -41,7 +41,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repeat_last_n: (
-        Annotated[int, Meta(ge=-1, le=MAX_INT32, description="Where there is a penalty: 0, none of them acts; or -1, all.")]
+        Annotated[int, Meta(ge=-1, le=MAX_INT32, description="With a penalty only: 0 disables it, -1 counts all tokens.")]
         | None
     ) = None
     mirostat: Annotated[int, Meta(ge=0, le=0, description="Not supported: 0.")] | None = None
@@ -50,7 +50,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: Annotated[dict[str, Any] | str, Meta(description="An object, or its JSON text.")] = {}
+    arguments: Annotated[dict[str, Any] | str, Meta(description="A JSON object, or its text.")] = {}
 
 
 class OllamaToolCall(msgspec.Struct, kw_only=True):
@@ -62,9 +62,9 @@ class OllamaTurn(msgspec.Struct, kw_only=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[list[str], Meta(description="Base64; models that see.")] | None = None
+    images: Annotated[list[str], Meta(description="Base64; for vision-language models.")] | None = None
     tool_calls: list[OllamaToolCall] | None = None
-    tool_name: Annotated[str | None, Meta(description="Of a tool's result.")] = None
+    tool_name: Annotated[str | None, Meta(description="Of a tool result.")] = None
     tool_call_id: str | None = None
 
 
@@ -72,19 +72,19 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     """What `/api/chat` and `/api/generate` have in common."""
 
     model: ModelName | None = None
-    stream: Annotated[bool, Meta(description="When not given, true.")] | None = None
+    stream: Annotated[bool, Meta(description="Default: true.")] | None = None
     options: OllamaOptions | None = None
     format: Annotated[Literal["json", ""] | dict[str, Any], Meta(description='"json", or a JSON schema.')] | None = None
     think: (
         Annotated[
             bool | Literal["low", "medium", "high", "max"],
-            Meta(description="For models that think; else the template decides."),
+            Meta(description="For models with reasoning; default: the template decides."),
         ]
         | None
     ) = None
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
-    truncate: Annotated[bool, Meta(description="true: of a longer prompt the end counts. Else it is refused.")] | None = None
+    truncate: Annotated[bool, Meta(description="true: keep the end of a longer prompt; else: reject.")] | None = None
     shift: Annotated[bool, Meta(description="Not supported: false.")] | None = None
     keep_alive: KeepAlive | None = None
 
@@ -94,12 +94,12 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
-    messages: Annotated[list[OllamaTurn], Meta(description="Nothing: nothing is said.")] | None = None
+    messages: Annotated[list[OllamaTurn], Meta(description="Empty: the reply is empty.")] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: (
         Annotated[
             Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice,
-            Meta(description="Ours: as in /v1/chat/completions."),
+            Meta(description="Extension: as in /v1/chat/completions."),
         ]
         | None
     ) = None
@@ -107,21 +107,21 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     prompt: str | None = None
-    suffix: Annotated[str, Meta(description="What comes behind the gap; models with tokens for that.")] | None = None
+    suffix: Annotated[str, Meta(description="Text after the gap; for models with fill-in-the-middle tokens.")] | None = None
     system: str | None = None
-    images: Annotated[list[str], Meta(description="Base64; models that see.")] | None = None
-    raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] | None = None
-    template: Annotated[str, Meta(max_length=0, description="Not supported: --chat-template.")] | None = None
+    images: Annotated[list[str], Meta(description="Base64; for vision-language models.")] | None = None
+    raw: Annotated[bool, Meta(description="Send the prompt to the model unchanged, without a template.")] | None = None
+    template: Annotated[str, Meta(max_length=0, description="Not supported; use --chat-template.")] | None = None
     context: Nothing | None = None
 
 
 class OllamaEmbedRequest(PoolingRequest, kw_only=True):
     model: ModelName | None = None
-    input: Annotated[str | list[Text], Meta(description="Nothing: no vectors.")] | None = None
+    input: Annotated[str | list[Text], Meta(description="Empty: no embeddings.")] | None = None
     truncate: (
-        Annotated[bool, Meta(description="false: a text that is too long is refused; else its beginning counts.")] | None
+        Annotated[bool, Meta(description="false: reject a text that is too long; otherwise truncate it at the end.")] | None
     ) = None
-    dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32, description="The first so many numbers.")] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32, description="Keep only the first values.")] | None = None
     options: dict[str, Any] | None = None
     keep_alive: KeepAlive | None = None
 
@@ -135,12 +135,12 @@ class OllamaEmbeddingsRequest(PoolingRequest, kw_only=True):
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
     model: ModelName | None = None
-    name: Annotated[str, Meta(description="The older name of `model`.")] | None = None
+    name: Annotated[str, Meta(description="Former name of `model`.")] | None = None
     verbose: bool | None = None
 
 
 class OllamaPullRequest(msgspec.Struct, kw_only=True):
     model: ModelName | None = None
-    name: Annotated[str, Meta(description="The older name of `model`.")] | None = None
+    name: Annotated[str, Meta(description="Former name of `model`.")] | None = None
     stream: bool | None = None
     insecure: bool | None = None

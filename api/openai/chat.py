@@ -103,7 +103,7 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
     if parsing is not None and format_ is not None and format_.kind != "structural_tag":  # which says itself where calls are
         parsing = msgspec.structs.replace(parsing, has_form=True)
     if (leaves_reasoning := _leaves_reasoning(body)) and body.include_reasoning is False:
-        raise invalid("include_reasoning", "thinking cannot be left out of a content that it is left in; send one of the two")
+        raise invalid("include_reasoning", "include_reasoning=false conflicts with reasoning inside content; remove one")
     if parsing is not None and (leaves_reasoning or body.parse_tool_calls is False):
         leaves_calls = body.parse_tool_calls is False
         parsing = msgspec.structs.replace(parsing, leaves_calls=leaves_calls, leaves_reasoning=leaves_reasoning)
@@ -152,9 +152,9 @@ def _echo_of(body: ChatRequest, fields: dict[str, Any]) -> str:
     conversation = requests.convert(fields, Conversation)
     last = conversation.messages[-1]
     if last.role != "assistant" or not conversation.continue_final_message:
-        raise invalid("echo", "only allowed where continue_final_message goes on with a message of the assistant's")
+        raise invalid("echo", "only allowed if continue_final_message continues an assistant message")
     if not isinstance(last.content, str):
-        raise invalid("echo", "only allowed where the message that goes on is one text")
+        raise invalid("echo", "only allowed if the continued message is a single text")
     return last.content
 
 
@@ -168,7 +168,7 @@ def chat_prompt(
     require_functions(body)
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(
-            "continue_final_message", "not together with add_generation_prompt: the final message either goes on or is over"
+            "continue_final_message", "conflicts with add_generation_prompt, which starts a new message; remove one of them"
         )
     for index, message in enumerate(body.messages):
         if message.content is None and message.role != "assistant":
@@ -211,7 +211,7 @@ def thinking_variables(effort: str | None) -> dict[str, Any]:
 def _leaves_reasoning(body: ChatRequest) -> bool:
     """Whether thinking stays in the content, by SGLang's field or llama.cpp's."""
     if body.separate_reasoning and body.reasoning_format == "none":
-        raise invalid("reasoning_format", '"none" is the opposite of separate_reasoning true; send one of them')
+        raise invalid("reasoning_format", '"none" conflicts with separate_reasoning true; remove one of them')
     return body.separate_reasoning is False or body.reasoning_format == "none"
 
 
@@ -229,7 +229,7 @@ def _num_logprobs(body: ChatRequest) -> int:
         return body.top_logprobs or 0
     for param in ("logprob_token_ids", "logprobs_by_id", "top_logprobs"):
         if getattr(body, param):
-            raise invalid(param, "only allowed where logprobs is true")
+            raise invalid(param, "only allowed if logprobs is true")
     return -1
 
 

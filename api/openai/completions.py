@@ -88,7 +88,7 @@ async def open_completion(
     parts = completion_parts(behind)
     mask_bounds = array("i", bounds_of(behind.attention_mask_offset or [])).tobytes()
     if len(prompts) > 1 and (parts or mask_bounds):
-        raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which belong to one; send one")
+        raise invalid("prompt", f"{len(prompts)} prompts with media or attention_mask_offset, which need 1; send one")
     sampling = _sampling(body, model, max_tokens, has_rivals=best_of > n)
     deadline_ns = deadline_of(context, body)
     media = await context.services.media.gather(parts, request, behind, context.key, deadline_ns)
@@ -99,10 +99,10 @@ def _check_echo(body: CompletionRequest) -> None:
     """What is echoed is the prompt as it was sent."""
     for param in ("suffix", "truncate_prompt_tokens", "logprob_token_ids", "logprobs_by_id"):
         if body.echo and getattr(body, param) not in (None, False):
-            raise invalid("echo", f"not together with {param}; leave one of them out")
+            raise invalid("echo", f"cannot be combined with {param}; remove one of them")
     for param in ("logprob_token_ids", "logprobs_by_id"):
         if getattr(body, param) and body.logprobs is None:
-            raise invalid(param, "only allowed where logprobs is given")
+            raise invalid(param, "only allowed if logprobs is set")
 
 
 def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int | None, has_rivals: bool) -> SamplingParams:
@@ -129,12 +129,12 @@ def prompts_of(
     if isinstance(prompt, str):
         prompt = [prompt]
     if not isinstance(prompt[0], int) and len(prompt) > model.max_samples:
-        raise invalid(param, f"{len(prompt)} prompts, the limit of one request is {model.max_samples}; send fewer")
+        raise invalid(param, f"{len(prompt)} prompts, but the limit per request is {model.max_samples}; send fewer")
     kinds = {type(item) for item in prompt}
     if suffix is not None and kinds != {str}:
-        raise invalid("suffix", "only allowed behind a text, not behind token ids")
+        raise invalid("suffix", "only allowed with text prompts, not token ids")
     if len(kinds) != 1:
-        raise invalid(param, "a list is either of texts, or of token ids, or of lists of token ids, not a mixture")
+        raise invalid(param, "a list must contain only texts, only token ids, or only lists of token ids")
     if kinds == {str}:
         return [TextPrompt(text, add_special_tokens, suffix) for text in cast(list[str], prompt)]
     lists = [cast(list[int], prompt)] if kinds == {int} else cast(list[list[int]], prompt)

@@ -44,7 +44,7 @@ async def pool(request: Request) -> Response:
     if model.pooling.task == "embed":
         pooling = Pooling(dimensions_of(body.dimensions, model), body.normalize)
     elif body.dimensions is not None:
-        raise invalid("dimensions", "this model gives scores, which are not cut; leave it out")
+        raise invalid("dimensions", "this model returns scores, which cannot be shortened; remove it")
     else:
         pooling = Pooling(is_finished=body.use_activation)
     return await _answer(request, body, found, param, pooling, Pooled, "pool")
@@ -89,7 +89,7 @@ def dimensions_of(asked: int | None, model: ServedModel) -> int:
     if asked is None:
         return 0
     if asked > model.pooling.num_values:
-        raise invalid("dimensions", f"{asked} is more than the {model.pooling.num_values} that the model's vectors have")
+        raise invalid("dimensions", f"{asked} exceeds the {model.pooling.num_values} dimensions of this model; lower it")
     if known and asked not in known:
-        raise invalid("dimensions", f"{asked} is none of those that the model was trained for: {', '.join(map(str, known))}")
+        raise invalid("dimensions", f"{asked} is not supported by the model; use one of {', '.join(map(str, known))}")
     return asked

@@ -33,14 +33,14 @@ async def read(request: Request, type_: type[T]) -> tuple[T, list[Prompt], str]:
         check_count(len(prompts), "input", services.model)
         return body, prompts, "input"
     if fields.get("input") is not None:
-        raise invalid("messages", "not together with input; send one of them")
+        raise invalid("messages", "cannot be combined with input; send one of them")
     if fields.get("add_special_tokens"):
-        raise invalid("add_special_tokens", "the chat template adds them to messages; leave it out")
+        raise invalid("add_special_tokens", "the chat template adds special tokens to messages; remove it")
     if fields.get("add_generation_prompt") is None:
         fields["add_generation_prompt"] = False  # nothing is generated
     prompt, parts, _ = chat_prompt(
         fields, services.client.max_record_bytes, services.context.config.default_chat_template_kwargs
     )
     if parts:
-        raise invalid("messages", "this model takes no pictures or video; send text")
+        raise invalid("messages", "this model accepts only text; remove images and video")
     return body, [prompt], "messages"

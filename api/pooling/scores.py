@@ -44,11 +44,11 @@ async def create_scores(request: Request) -> Response:
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     if len(firsts) not in (1, len(seconds)):
-        raise invalid("text_1", f"{len(firsts)} texts against {len(seconds)} of text_2; send one, or as many")
+        raise invalid("text_1", f"{len(firsts)} texts do not match {len(seconds)} in text_2; send one, or as many")
     pairs = list(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
     filled = [index for index, pair in enumerate(pairs) if all(pair)]
     if not filled:
-        raise invalid("text_2", "each pair has an empty text; send at least one pair of texts that are not")
+        raise invalid("text_2", "every pair has an empty text; send at least one pair without empty texts")
     scores, prompts, generation = await _scores(
         request, body, [pairs[index] for index in filled], body.use_activation, "text_2"
     )
@@ -137,7 +137,9 @@ def _asked(body: PoolingRequest, token_ids: list[list[int]]) -> list[list[int]]:
 def _check_model(model: ServedModel) -> None:
     model.check_task("embed", "classify")
     if model.pooling is not None and model.pooling.task == "classify" and model.pooling.num_values != 1:
-        raise invalid("model", f"{model.names[0]} has {model.pooling.num_values} labels, a score is of one")
+        raise invalid(
+            "model", f"model {model.names[0]} has {model.pooling.num_values} labels, but scores need a model with one"
+        )
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ from engine.messages import Pooling, Prompt, PromptOptions, SamplingParams, Subm
 
 def check_count(count: int, param: str, model: ServedModel) -> None:
     if count > model.max_samples:
-        raise invalid(param, f"{count} texts, the limit of one request is {model.max_samples}; send fewer")
+        raise invalid(param, f"{count} texts, but the limit per request is {model.max_samples}; send fewer")
 
 
 async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Prompt], pooling: Pooling, param: str) -> Generation:
@@ -35,9 +35,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
     num_kept, limit = truncation_of(body), context.services.model.max_model_len
     if num_kept > limit:
-        raise invalid(
-            "truncate_prompt_tokens", f"{num_kept} is more than the model's limit of {limit} tokens; send less, or -1"
-        )
+        raise invalid("truncate_prompt_tokens", f"{num_kept} exceeds the limit of the model, {limit} tokens; send less, or -1")
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids), truncate_prompt_tokens=num_kept)
     priority = priority_of(request, body.priority, config)
     source = source_of(request, config)
@@ -83,5 +81,5 @@ def numbers_of(pooled: bytes) -> list[float]:
 def _unanswered(finish_reason: str) -> RequestError:
     """Nothing of such an answer is there before its end."""
     if finish_reason == "timeout":
-        return RequestError("the request's time was over before its answer was there", status=408, code="timeout")
-    return RequestError("the request was aborted by who operates the server; send it again", status=409, code="aborted")
+        return RequestError("the request timed out before its answer was complete", status=408, code="timeout")
+    return RequestError("an operator aborted the request; send it again", status=409, code="aborted")

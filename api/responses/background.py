@@ -71,8 +71,10 @@ class BackgroundResponses:
         num_own = Counter(self._open.values())[source]
         if not has_room(num_own, len(self._open), MAX_OPEN):
             raise RequestError(
-                f"too many background responses: {len(self._open)} under way, {num_own} of them yours, limit {MAX_OPEN}; wait "
-                "for some, or cancel them",
+                (
+                    f"too many background responses: {len(self._open)} in progress, {num_own} of them yours, limit "
+                    f"{MAX_OPEN}; wait for one, or cancel one"
+                ),
                 status=429,
                 code="too_many_background_responses",
                 retry_after_s=5,
@@ -84,14 +86,17 @@ class BackgroundResponses:
         if writer.num_bytes > MAX_RESPONSE_BYTES // 2:
             generation.close()
             limit = MAX_RESPONSE_BYTES // 2
-            text = f"{writer.num_bytes} bytes with tools and instructions, the limit in the background is {limit}; send less"
+            text = (
+                f"{writer.num_bytes} bytes with tools and instructions, but the limit for background responses is "
+                f"{limit}; send less"
+            )
             raise invalid("input", text)
         events = writer.queue(generation)
         is_kept = response.store and self._store.save_request(response.id, asked)
         if not is_kept or (asked.is_streaming and not self._store.append_events(response.id, events)):
             generation.close()
             self._store.delete(response.id)
-            text = "there is no room to store a background response; try again later, or send it without background"
+            text = "no room to store a background response; try again later, or send it without background"
             raise RequestError(text, status=503, code="no_room", retry_after_s=30)
         self._begin(response.id, asked.source, self._make(generation, writer, asked.is_streaming))
 
@@ -164,12 +169,12 @@ class BackgroundResponses:
                 break
             except RequestError as error:
                 if error.status not in _BUSY:
-                    self._context.log.warning("response %s cannot be made again: %s", response_id, error)
+                    self._context.log.warning("failed to restart response %s: %s", response_id, error)
                     self._store.save(response_id, msgspec.json.encode(_failed(stored, str(error))))
                     self._ended(response_id)
                     return
             except OSError as error:
-                self._context.log.warning("response %s cannot be made again: %s", response_id, error)
+                self._context.log.warning("failed to restart response %s: %s", response_id, error)
             await asyncio.sleep(next(waits))
         events = writer.queue(generation)
         is_streaming = asked.is_streaming and (not events or self._store.append_events(response_id, events))
@@ -226,7 +231,7 @@ def is_open(stored: StoredResponse) -> bool:
 def with_status(stored: StoredResponse, is_lost: bool) -> bytes:
     """The response as clients see it. `is_lost`: one that has not ended never will."""
     if is_lost and is_open(stored):
-        stored = _failed(stored, "the HTTP process that made this response has ended; send the request again")
+        stored = _failed(stored, "the HTTP process of this response stopped; send the request again")
     return bytes(stored.response)
 
 

@@ -35,7 +35,7 @@ class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_imag
 
 
 class EncryptedText(msgspec.Struct, kw_only=True, tag_field="type", tag="encrypted_content"):
-    encrypted_content: Annotated[str, Meta(description="Of another server's: left out.")]
+    encrypted_content: Annotated[str, Meta(description="Of another server: ignored.")]
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -117,7 +117,7 @@ class AdditionalToolsItem(msgspec.Struct, kw_only=True, tag_field="type", tag="a
 
 
 class CompactionItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
-    encrypted_content: Annotated[str, Meta(description="A summary; of another server's: left out.")] | None = None
+    encrypted_content: Annotated[str, Meta(description="Summary; of another server: ignored.")] | None = None
 
 
 class CompactionSummaryItem(CompactionItem, kw_only=True, tag_field="type", tag="compaction_summary"):
@@ -133,7 +133,7 @@ class CompactionTriggerItem(msgspec.Struct, kw_only=True, tag_field="type", tag=
 
 
 class ItemReference(msgspec.Struct, kw_only=True, tag_field="type", tag="item_reference"):
-    id: Annotated[str, Meta(max_length=256, description="Of an item of a stored response; left out where there is none.")]
+    id: Annotated[str, Meta(max_length=256, description="Of an item in a stored response; ignored if it does not exist.")]
 
 
 class AgentMessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="agent_message"):
@@ -181,12 +181,12 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json
 
 class TextConfig(msgspec.Struct, kw_only=True):
     format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"], Meta(description="For templates that know it.")] | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"], Meta(description="For templates that support it.")] | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Annotated[str, Meta(description="No effect: all of the thinking is in the item's content.")] | None = None
+    summary: Annotated[str, Meta(description="No effect: the item has the complete reasoning.")] | None = None
 
 
 Includable = Literal[
@@ -205,7 +205,7 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     """What makes a prompt."""
 
     input: str | list[InputItem] | None = None
-    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
+    model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
     tools: list[Tool] | None = None
@@ -214,15 +214,15 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: (
-        Annotated[Literal["auto", "disabled"], Meta(description="auto: the oldest items go where all are too long.")] | None
+        Annotated[Literal["auto", "disabled"], Meta(description="auto: drop the oldest items if the input is too long.")] | None
     ) = None
     conversation: Annotated[str, Meta(max_length=0, description="Not supported.")] | None = None
-    prompt: Annotated[dict[str, Any], Meta(max_length=0, description="Not supported: no prompts are kept here.")] | None = None
+    prompt: Annotated[dict[str, Any], Meta(max_length=0, description="Not supported: no prompts are stored.")] | None = None
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True):
     stream: bool | None = None
-    store: Annotated[bool, Meta(description="Whether it can be got, and gone on from; true when not given.")] | None = None
+    store: Annotated[bool, Meta(description="Keep the response for later requests; default: true.")] | None = None
     include: list[Includable] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -230,5 +230,5 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     top_logprobs: NumTopLogprobs | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     user: str | None = None
-    background: Annotated[bool, Meta(description="Answer at once and go on; needs `store`.")] | None = None
+    background: Annotated[bool, Meta(description="Return at once and continue in the background; needs `store`.")] | None = None
     context_management: Nothing | None = None

@@ -45,8 +45,8 @@ _ENDS: dict[str, type[ResponseEvent]] = {
 }
 END_NAMES = {status: str(event.__struct_config__.tag) for status, event in _ENDS.items()}  # of the last event
 _CUT_OFF = {
-    "timeout": "the time of the request was over before its answer was complete",
-    "abort": "an operator ended the request",
+    "timeout": "the request timed out before its answer was complete",
+    "abort": "an operator aborted the request",
 }
 
 
@@ -151,7 +151,7 @@ class ResponseWriter(EventWriter):
         data = encoder.encode(StoredResponse(response, msgspec.Raw(items), self._key, self._owner))
         if len(data) > MAX_RESPONSE_BYTES and self.response.background and self.response.output:
             self.response.output = []
-            text = f"the response has {len(data)} bytes, the limit of background responses is {MAX_RESPONSE_BYTES}"
+            text = f"the response has {len(data)} bytes, but the limit for background responses is {MAX_RESPONSE_BYTES}"
             self.response.status, self.response.error = "failed", ResponseFailure("server_error", text)
             return self.keep()
         return self._store.save(self.response.id, data)

@@ -54,7 +54,7 @@ async def create_response(request: Request) -> Response:
     name = context.services.model.resolve(body.model)
     if body.background:
         if body.store is False:
-            raise invalid("background", "not together with store false: it could not be got; leave one of them out")
+            raise invalid("background", "conflicts with store false, which allows no fetching; remove one of them")
         context.services.background.check_room(context.source)
         translation.fields["stream"] = True
     writer = ResponseWriter(context, name, fields, body, translation)
@@ -116,7 +116,7 @@ async def get_response(request: Request) -> Response:
         shown_now = with_status(stored, context.services.background.is_lost(response_id, stored))
         return Response(shown_now, media_type="application/json")
     if context.services.responses.events(response_id, 0) is None:
-        raise invalid("stream", "only a response that was created with background and stream is one; leave it out")
+        raise invalid("stream", "only responses created with background and stream can be streamed; remove it")
     after = request.query_params.get("starting_after")
     begin = whole_number("starting_after", after, 0, MAX_EVENT_NUMBER) + 1 if after else 0
     return StoredEvents(context.services, response_id, begin)
@@ -127,7 +127,7 @@ async def cancel_response(request: Request) -> Response:
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
     if not msgspec.json.decode(stored.response)["background"]:
-        raise invalid("id", f"{shown(response_id)} was not created with background, only such a response can be cancelled")
+        raise invalid("id", f"{shown(response_id)} was not created with background; only background responses can be cancelled")
     stored = await _ended(request, response_id, stored)
     is_lost = RequestContext.of(request).services.background.is_lost(response_id, stored)
     return Response(with_status(stored, is_lost), media_type="application/json")
@@ -165,17 +165,20 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
         stored = _stored(request, body.previous_response_id)
         if stored is None:
             raise RequestError(
-                f"previous_response_id: there is no response {shown(body.previous_response_id)} (any more); send its items",
+                (
+                    f"previous_response_id: response {shown(body.previous_response_id)} does not exist or was removed; "
+                    "send its items"
+                ),
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
         if is_open(stored):
-            text = f"{shown(body.previous_response_id)} has not ended yet; wait for it, or cancel it"
+            text = f"{shown(body.previous_response_id)} is still in progress; wait for it, or cancel it"
             raise invalid("previous_response_id", text)
         past = msgspec.json.decode(stored.items)
     fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], context.services.responses)
     if len(fields["input"]) > MAX_ITEMS:
-        raise invalid("input", f"a conversation of {len(fields['input'])} items, the limit is {MAX_ITEMS}; send fewer")
+        raise invalid("input", f"the conversation has {len(fields['input'])} items, limit {MAX_ITEMS}; send fewer")
     whole = requests.convert({"input": fields["input"]}, InputTokensRequest)
     assert isinstance(whole.input, list)
     if not whole.input:
@@ -238,7 +241,7 @@ def _headers(context: RequestContext, translation: ResponseTranslation) -> dict[
     dropped = printable(", ".join(translation.dropped)[:1024]).encode("ascii", "replace").decode()
     if dropped not in _logged and len(_logged) < MAX_LOGGED:
         _logged.add(dropped)
-        context.services.context.log.info("left out of the prompt of request %s: %s", context.request_id, dropped)
+        context.services.context.log.info("dropped items from the prompt of request %s: %s", context.request_id, dropped)
     return {DROPPED_HEADER: dropped}
 
 
@@ -261,7 +264,7 @@ async def _ended(request: Request, response_id: str, stored: StoredResponse) -> 
     aborted = ""
     while is_open(stored) and not services.background.is_lost(response_id, stored):
         if time.monotonic() > deadline_s:
-            raise RequestError(f"{shown(response_id)} did not end within {CANCEL_TIMEOUT_S:g} s; try again", status=503)
+            raise RequestError(f"{shown(response_id)} did not stop within {CANCEL_TIMEOUT_S:g} s; try again", status=503)
         if aborted != stored.key:  # at first, and where another process has taken it up since
             if services.client.abort(stored.key):
                 aborted = stored.key
@@ -275,5 +278,5 @@ async def _ended(request: Request, response_id: str, stored: StoredResponse) -> 
 
 
 def _not_found(response_id: str) -> RequestError:
-    text = f"there is no response {shown(response_id)}: it was not stored, was deleted, or had to make room"
+    text = f"response {shown(response_id)} does not exist: it was not stored, was deleted, or was removed to make room"
     return RequestError(text, status=404, code="not_found", param="id")

@@ -80,7 +80,7 @@ class ResponseStore:
         except OSError as error:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-            log.warning("a response could not be stored: %s", error)
+            log.warning("failed to store a response: %s", error)
             return False
         return True
 
@@ -154,7 +154,7 @@ class ResponseStore:
             finally:
                 os.close(file)
         except OSError as error:
-            log.warning("events of a response could not be stored: %s", error)
+            log.warning("failed to store events of a response: %s", error)
             return False
 
     def events(self, response_id: str, begin: int) -> bytes | None:

@@ -56,7 +56,7 @@ class ToldEvents:
             return True
         num_told = min(len(told), len(delta))
         if told[:num_told] != delta[:num_told]:
-            text = "the HTTP process of this response has ended, and the weights have changed since; send the request again"
+            text = "the HTTP process of this response stopped, and the weights have changed since; send the request again"
             raise RequestError(text, status=500, code="weights_changed")
         if len(told) > num_told:
             self._texts[place] = told[num_told:]

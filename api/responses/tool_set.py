@@ -96,7 +96,7 @@ class ToolSet:
             return self._function(self._chosen(choice, "tool_choice")[0])
         names = [name for tool in choice.tools for name in self._chosen(tool, "tool_choice.tools", may_drop=True)]
         if not names:
-            raise invalid("tool_choice.tools", "none of these tools is run by this server; allow a function")
+            raise invalid("tool_choice.tools", "this server runs none of these tools; allow a function")
         return {
             "type": "allowed_tools",
             "allowed_tools": {"mode": choice.mode, "tools": [self._function(name) for name in dict.fromkeys(names)]},
@@ -110,7 +110,7 @@ class ToolSet:
         if isinstance(choice, HostedTool):
             if may_drop:
                 return []
-            raise invalid(param, f"{shown(type_of(choice))} is not run by this server; choose a function, or auto")
+            raise invalid(param, f"this server does not run {shown(type_of(choice))}; choose a function, or auto")
         return [self.name_of(choice.name, choice.namespace)]
 
     def _function(self, name: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class ToolSet:
                 is_custom = isinstance(tool, CustomTool)
                 called = CalledTool("custom" if is_custom else "function", tool.name, namespace)
                 if called in self._functions and not is_loaded:
-                    raise invalid("tools", f"two functions have the name {shown(tool.name)}; give each its own")
+                    raise invalid("tools", f"two functions are named {shown(tool.name)}; names must be unique")
                 self._functions[called] = _custom(tool) if isinstance(tool, CustomTool) else _function(tool)
         elif isinstance(tool, LocalShell):
             self._functions[CalledTool("local_shell", LOCAL_SHELL)] = {

@@ -17,9 +17,9 @@ JsonObject = dict[str, Any]
 class ResponseFunction(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[JsonObject | None, Meta(description="JSON Schema of an object.")] = None
-    strict: Annotated[bool | None, Meta(description="Calls follow `parameters` to the letter.")] = None
-    defer_loading: Annotated[bool | None, Meta(description="In the prompt only once a tool search has found it.")] = None
+    parameters: Annotated[JsonObject | None, Meta(description="JSON schema of type object.")] = None
+    strict: Annotated[bool | None, Meta(description="Calls follow `parameters` exactly.")] = None
+    defer_loading: Annotated[bool | None, Meta(description="Added to the prompt only after a tool search finds it.")] = None
 
 
 class FreeText(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

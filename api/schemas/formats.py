@@ -25,25 +25,25 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
-    strict: Annotated[bool, Meta(description="Refuse words of the schema that no grammar can hold.")] | None = None
+    strict: Annotated[bool, Meta(description="Reject schema keywords that are not supported by grammars.")] | None = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    structures: Annotated[list[dict[str, Any]], Meta(description="Of structural tags: begin, schema, end.")] | None = None
+    structures: Annotated[list[dict[str, Any]], Meta(description="Structural tags: begin, schema, end.")] | None = None
     triggers: list[str] | None = None
-    format: Annotated[dict[str, Any], Meta(description="Of structural tags: as xgrammar has them.")] | None = None
+    format: Annotated[dict[str, Any], Meta(description="Structural tags in the format of xgrammar.")] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     json: Schema | None = None
     regex: Text | None = None
     choice: Choices | None = None
-    grammar: Annotated[str, Meta(min_length=1, description="Lark, or GBNF.")] | None = None
+    grammar: Annotated[str, Meta(min_length=1, description="Lark or GBNF.")] | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
-    whitespace_pattern: Annotated[str, Meta(description="Between the parts of JSON: a regex.")] | None = None
+    whitespace_pattern: Annotated[str, Meta(description="Regex for the whitespace between JSON tokens.")] | None = None
     disable_any_whitespace: bool | None = None
 
 
@@ -64,7 +64,9 @@ def format_of(body: FormatFields) -> AnswerFormat | None:
     found = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs), *_of_guided(body)]
     if len(found) > 1:
         names = " and ".join(format_.param for format_ in found)
-        raise RequestError(f"{names} are given; an answer has one form, send one", code="invalid_value", param=found[1].param)
+        raise RequestError(
+            f"{names} are given, but only one format is allowed; send one", code="invalid_value", param=found[1].param
+        )
     return found[0] if found else None
 
 

@@ -16,19 +16,22 @@ T = TypeVar("T")
 class PoolingRequest(msgspec.Struct, kw_only=True):
     """What they have in common."""
 
-    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
+    model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     priority: Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits.")] | None = None
-    timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the answer.")] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the complete answer.")] | None = None
     user: str | None = None
-    return_token_ids: Annotated[bool, Meta(description="Of each prompt, beside what is made of it.")] | None = None
+    return_token_ids: Annotated[bool, Meta(description="Added in front of each prompt, not part of the result.")] | None = None
     truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, le=MAX_INT32, description="The last so many of each prompt count; -1: as many as fit.")]
+        Annotated[
+            int,
+            Meta(ge=-1, le=MAX_INT32, description="Keep only the last tokens of each prompt; -1: as many as fit."),
+        ]
         | None
     ) = None
 
 
 Text = Annotated[str, Meta(min_length=1)]
-UseActivation = Annotated[bool, Meta(description="false: scores as the model's head gives them.")]
+UseActivation = Annotated[bool, Meta(description="false: raw scores of the model.")]
 ScoreTexts = Annotated[list[str], Meta(min_length=1)]
 
 
@@ -43,17 +46,17 @@ class PooledInput(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingRequest(PoolingRequest, kw_only=True):
-    encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: of float32, little-endian.")] | None = None
-    dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32, description="The first so many numbers.")] | None = None
-    embed_dtype: Annotated[Literal["float32"], Meta(description="No other is supported.")] | None = None
-    endianness: Annotated[Literal["native", "little"], Meta(description="Of base64; no other is supported.")] | None = None
-    normalize: Annotated[bool, Meta(description="Of length 1; when not given, as the model's files say.")] | None = None
+    encoding_format: Annotated[Literal["float", "base64"], Meta(description="base64: little-endian float32.")] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32, description="Keep only the first values.")] | None = None
+    embed_dtype: Annotated[Literal["float32"], Meta(description="Only this value is supported.")] | None = None
+    endianness: Annotated[Literal["native", "little"], Meta(description="For base64; no other is supported.")] | None = None
+    normalize: Annotated[bool, Meta(description="Normalize to length 1; default: the setting of the model.")] | None = None
 
 
 class PoolRequest(EmbeddingRequest, kw_only=True):
     """Whatever the model pools: its vectors, or the scores of its labels."""
 
-    task: Annotated[Literal["embed", "classify"], Meta(description="The model's own, which need not be given.")] | None = None
+    task: Annotated[Literal["embed", "classify"], Meta(description="Default of the model.")] | None = None
     use_activation: UseActivation | None = None
 
 
@@ -70,17 +73,17 @@ Document = str | DocumentText
 
 class RerankRequest(PoolingRequest, kw_only=True):
     query: Text
-    documents: Annotated[list[Document], Meta(min_length=1, description="An empty one has the score 0 and comes last.")]
+    documents: Annotated[list[Document], Meta(min_length=1, description="An empty document has score 0 and comes last.")]
     top_n: Annotated[int, Meta(ge=0, le=MAX_INT32, description="0: all.")] | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: Annotated[None, Meta(description="Not supported: what is too long is refused.")] = None
+    max_tokens_per_doc: Annotated[None, Meta(description="Not supported: longer prompts are rejected.")] = None
     use_activation: UseActivation | None = None
 
 
 class ScoreRequest(PoolingRequest, kw_only=True):
     """One text against each of several, or as many against as many. A pair with an empty text has the score 0."""
 
-    text_1: Annotated[str | ScoreTexts, Meta(description="Or as many as text_2 has.")]
+    text_1: Annotated[str | ScoreTexts, Meta(description="One, or as many as text_2.")]
     text_2: str | ScoreTexts
     use_activation: UseActivation | None = None
 
@@ -121,8 +124,8 @@ class PooledList(PoolingList[Pooled]):
 
 class Classification(msgspec.Struct, kw_only=True):
     index: int
-    label: Annotated[str, Meta(description="Of the highest score.")]
-    probs: Annotated[list[float], Meta(description="By label, in their order.")]
+    label: Annotated[str, Meta(description="Label with the highest score.")]
+    probs: Annotated[list[float], Meta(description="Scores in the order of the labels.")]
     num_classes: int
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -141,7 +144,7 @@ class RankedDocument(msgspec.Struct, kw_only=True):
 class Ranking(msgspec.Struct, kw_only=True):
     id: str
     model: str
-    results: Annotated[list[RankedDocument], Meta(description="The best first.")]
+    results: Annotated[list[RankedDocument], Meta(description="Best first.")]
     usage: Usage
     weight_version: str
 

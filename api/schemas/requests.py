@@ -28,7 +28,7 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 NumSamples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT)]
 NumTopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description="At most --max-logprobs.")]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="-1: a random one.")]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="-1: random.")]
 Word = Annotated[str, Meta(min_length=1, max_length=1024)]
 Words = Annotated[list[Word], Meta(max_length=64)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -43,26 +43,26 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class MediaOptions(msgspec.Struct, kw_only=True):
     """How pictures and video of a prompt are read, within the server's limits."""
 
-    mm_processor_kwargs: Annotated[dict[str, Any], Meta(description="Such as max_pixels; lower than the server's.")] | None = (
-        None
-    )
-    media_io_kwargs: Annotated[dict[str, Any], Meta(description="By modality: how files are read.")] | None = None
+    mm_processor_kwargs: (
+        Annotated[dict[str, Any], Meta(description="Such as max_pixels; below the server's limits.")] | None
+    ) = None
+    media_io_kwargs: Annotated[dict[str, Any], Meta(description="How files are read, per modality.")] | None = None
 
 
 class RepetitionDetection(msgspec.Struct, kw_only=True):
     """An answer ends when its last tokens are one pattern of some size, `min_count` times over."""
 
-    max_pattern_size: Annotated[int, Meta(ge=0, le=256, description="0: none is sought.")] = 0
+    max_pattern_size: Annotated[int, Meta(ge=0, le=256, description="0: no pattern detection.")] = 0
     min_pattern_size: Annotated[int, Meta(ge=0, le=256)] = 0
-    min_count: Annotated[int, Meta(ge=0, le=65536, description="At least 2 where a pattern is sought.")] = 0
+    min_count: Annotated[int, Meta(ge=0, le=65536, description="At least 2 if a pattern is searched.")] = 0
 
 
 class DrawingFields(FormatFields, kw_only=True):
     """How an answer is drawn: by these names in every protocol that becomes a chat, besides its own."""
 
     min_tokens: NumTokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2, description="0 is greedy.")] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="-1 or 0: all.")] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2, description="0: greedy.")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="-1 or 0: all tokens.")] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
@@ -78,19 +78,29 @@ class DrawingFields(FormatFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: (
-        Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits: waiting counts too.")]
+        Annotated[
+            int,
+            Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits: waiting counts too."),
+        ]
         | None
     ) = None
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the last token.")] | None = None
     cache_salt: (
-        Annotated[str, Meta(min_length=1, max_length=1024, description="Shares cached prefixes with equal ones alone.")] | None
-    ) = None
-    truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, le=MAX_INT32, description="The last so many count; -1: as many as there is room for.")]
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=1024,
+                description="Prefixes are shared only if the salt is equal.",
+            ),
+        ]
         | None
     ) = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, le=MAX_INT32, description="Keep only the last tokens; -1: as many as fit.")] | None
+    ) = None
     top_n_sigma: (
-        Annotated[float, Meta(ge=-1, le=100, description="Standard deviations below the largest logit; 0 or less: all.")] | None
+        Annotated[float, Meta(ge=-1, le=100, description="Standard deviations below the largest logit; 0 or less: off.")] | None
     ) = None
     typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     xtc_probability: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -98,43 +108,41 @@ class DrawingFields(FormatFields, kw_only=True):
     dry_multiplier: Annotated[float, Meta(ge=0, le=100, description="0: off.")] | None = None
     dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
     dry_allowed_length: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
-    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="Tokens looked back at; -1: all.")] | None = None
-    dry_sequence_breakers: Annotated[Words, Meta(description="Across which no repetition is sought.")] | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="Tokens to look back; -1: all.")] | None = None
+    dry_sequence_breakers: Annotated[Words, Meta(description="Tokens that break a repetition.")] | None = None
 
 
 class GenerationRequest(DrawingFields, kw_only=True):
     """What `/v1/completions` and `/v1/chat/completions` have in common."""
 
-    model: Annotated[str, Meta(description="One of /v1/models; the first of them when not given.")] | None = None
+    model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: NumTokens | None = None
     fit_max_tokens: (
-        Annotated[bool, Meta(description="Cut max_tokens to the room that the prompt leaves; false: refuse it. Default: true.")]
+        Annotated[bool, Meta(description="true (default): lower max_tokens to the free context; false: reject the request.")]
         | None
     ) = None
     n: NumSamples | None = None
     best_of: (
-        Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Draw so many, return the n likeliest.")] | None
+        Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Generate so many, return the n likeliest.")] | None
     ) = None
     prompt_logprobs: NumTopLogprobs | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     logprob_token_ids: (
-        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROBS, description="In place of the best.")] | None
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROBS, description="Instead of the best answers.")] | None
     ) = None
     return_tokens_as_token_ids: bool | None = None
-    logprobs_by_id: (
-        Annotated[bool, Meta(description="Log-probabilities as `prompt_logprobs` has them, in a field of that name.")] | None
-    ) = None
+    logprobs_by_id: Annotated[bool, Meta(description="Return prompt log-probabilities in `prompt_logprobs`.")] | None = None
     repetition_detection: RepetitionDetection | None = None
-    timings: Annotated[bool, Meta(description="The answer says how long it took.")] | None = None
-    timings_per_token: Annotated[bool, Meta(description="Streams: each event does.")] | None = None
-    return_progress: Annotated[bool, Meta(description="Streams: events say how much of the prompt is computed.")] | None = None
+    timings: Annotated[bool, Meta(description="Include timings in the answer.")] | None = None
+    timings_per_token: Annotated[bool, Meta(description="Include usage in every event of a stream.")] | None = None
+    return_progress: Annotated[bool, Meta(description="Send events with the progress of the prompt.")] | None = None
 
 
 GridSide = Annotated[int, Meta(ge=1, le=1 << 20)]
-Grid = Annotated[list[GridSide], Meta(min_length=3, max_length=3, description="Patches in time, height and width.")]
+Grid = Annotated[list[GridSide], Meta(min_length=3, max_length=3, description="Number of patches in time, height and width.")]
 MaskBound = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 
 
@@ -147,15 +155,15 @@ class CompletionMedia(MediaOptions, kw_only=True):
     """What stands behind the placeholders of a bare prompt, in their order, and what its tokens see: the other half of the
     bodies of `/v1/completions` and `/tokenize`."""
 
-    multi_modal_data: Annotated[MultiModalData, Meta(description="Links, data: too, by kind.")] | None = None
-    image_feature_urls: Annotated[list[str] | str, Meta(description="npy or safetensors, of encoded pictures.")] | None = None
+    multi_modal_data: Annotated[MultiModalData, Meta(description="Links (also data:) per modality.")] | None = None
+    image_feature_urls: Annotated[list[str] | str, Meta(description="Encoded images: npy or safetensors.")] | None = None
     image_grid_thws: list[Grid] | None = None
     video_feature_urls: list[str] | str | None = None
     video_grid_thws: list[Grid] | None = None
     attention_mask_offset: (
         Annotated[
             list[MaskBound | Annotated[list[MaskBound], Meta(min_length=2, max_length=2)]],
-            Meta(description="Of each prompt token the last key that it sees, or the first and the last."),
+            Meta(description="For each prompt token the last key it attends to, or the first and the last."),
         ]
         | None
     ) = None
@@ -169,16 +177,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: NumTopLogprobs | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    suffix: Annotated[str, Meta(description="What comes behind the gap; models with tokens for that.")] | None = None
+    suffix: Annotated[str, Meta(description="Text after the gap; for models with fill-in-the-middle tokens.")] | None = None
 
 
 class MediaLink(msgspec.Struct, kw_only=True):
-    url: Annotated[str, Meta(description="http, https or data:; s3:, bos: and file: where the server is set up for them.")]
+    url: Annotated[str, Meta(description="http, https or data:; also s3:, bos: and file: if enabled.")]
     detail: str | None = None
 
 
 class ImageFeatures(msgspec.Struct, kw_only=True):
-    image_embeds: Annotated[str, Meta(description="Base64, or a link, of npy or safetensors.")]
+    image_embeds: Annotated[str, Meta(description="Base64 or a link to npy or safetensors.")]
     image_grid_thw: Grid | None = None
 
 
@@ -190,7 +198,7 @@ class VideoFeatures(msgspec.Struct, kw_only=True):
 class ContentPart(msgspec.Struct, kw_only=True):
     type: Annotated[
         Literal["text", "input_text", "output_text", "refusal", "image_url", "video_url", "image_embeds", "video_embeds"],
-        Meta(description="Other than text: models that see."),
+        Meta(description="Anything but text needs a vision-language model."),
     ]
     text: str | None = None
     refusal: str | None = None
@@ -200,12 +208,12 @@ class ContentPart(msgspec.Struct, kw_only=True):
     video_embeds: VideoFeatures | str | None = None
     image_grid_thw: Grid | None = None
     video_grid_thw: Grid | None = None
-    uuid: Annotated[str, Meta(description="Taken, and nobody's name for anything.")] | None = None
+    uuid: Annotated[str, Meta(description="Accepted without effect.")] | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
     name: str
-    arguments: Annotated[str | dict[str, Any] | None, Meta(description="JSON text, or the object itself.")] = None
+    arguments: Annotated[str | dict[str, Any] | None, Meta(description="JSON text or an object.")] = None
 
 
 class CustomCall(msgspec.Struct, kw_only=True):
@@ -226,8 +234,8 @@ FunctionName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Z
 class FunctionDefinition(msgspec.Struct, kw_only=True):
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, Meta(description="JSON Schema of an object.")] = None
-    strict: Annotated[bool | None, Meta(description="Calls follow `parameters` to the letter.")] = None
+    parameters: Annotated[dict[str, Any] | None, Meta(description="JSON schema of type object.")] = None
+    strict: Annotated[bool | None, Meta(description="Calls follow `parameters` exactly.")] = None
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
@@ -251,15 +259,15 @@ class GrammarToolFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="gra
 class CustomDefinition(msgspec.Struct, kw_only=True):
     name: FunctionName
     description: str | None = None
-    format: Annotated[TextToolFormat | GrammarToolFormat | None, Meta(description="Of its input.")] = None
+    format: Annotated[TextToolFormat | GrammarToolFormat | None, Meta(description="Format of the input.")] = None
 
 
 class ChatTool(msgspec.Struct, kw_only=True):
     """A function, called with JSON, or a custom tool, called with a text."""
 
     type: Literal["function", "custom"] = "function"
-    function: Annotated[FunctionDefinition | None, Meta(description="Of type function.")] = None
-    custom: Annotated[CustomDefinition | None, Meta(description="Of type custom.")] = None
+    function: Annotated[FunctionDefinition | None, Meta(description="For type function.")] = None
+    custom: Annotated[CustomDefinition | None, Meta(description="For type custom.")] = None
 
 
 class ChosenFunction(msgspec.Struct, kw_only=True):
@@ -293,10 +301,10 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     """One turn. Fields not named here go to the chat template as they are."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: Annotated[str | list[str | ContentPart] | None, Meta(description="Only an assistant's may be missing.")] = None
+    content: Annotated[str | list[str | ContentPart] | None, Meta(description="Required except for assistants.")] = None
     name: str | None = None
-    reasoning_content: Annotated[str | None, Meta(description="Thinking of an assistant.")] = None
-    reasoning: Annotated[str | None, Meta(description="The same, by its newer name.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Reasoning of an assistant message.")] = None
+    reasoning: Annotated[str | None, Meta(description="Newer name of the same field.")] = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -308,14 +316,14 @@ class Conversation(MediaOptions, kw_only=True):
     """How a conversation becomes a prompt: the other half of the bodies of `/v1/chat/completions` and `/tokenize`."""
 
     messages: Messages
-    documents: Annotated[list[dict[str, Any]], Meta(description="For templates that show some.")] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(description="For templates that use documents.")] | None = None
     tools: list[ChatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomTool | AllowedToolChoice | None = None
-    parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] | None = None
+    parallel_tool_calls: Annotated[bool, Meta(description="false: at most one call.")] | None = None
     reasoning_effort: (
         Annotated[
             Literal["none", "minimal", "low", "medium", "high", "xhigh"],
-            Meta(description="For templates that know degrees, or whether to think."),
+            Meta(description="For templates with degrees of reasoning, or a switch for it."),
         ]
         | None
     ) = None
@@ -346,17 +354,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
     attention_mask_offset: (
-        Annotated[list[int], Meta(max_length=0, description="For `/v1/completions`, whose client knows the tokens.")] | None
+        Annotated[list[int], Meta(max_length=0, description="For `/v1/completions` clients that know the tokens.")] | None
     ) = None
     prediction: Prediction | None = None
-    echo: Annotated[bool, Meta(description="The answer begins with the assistant's message that it continues.")] | None = None
-    include_reasoning: Annotated[bool, Meta(description="false: thinking is not sent.")] | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_INT32, description="Thinking ends after so many.")] | None = None
-    separate_reasoning: Annotated[bool, Meta(description="false: thinking is in the content, as it was written.")] | None = None
+    echo: Annotated[bool, Meta(description="The answer starts with the assistant message that it continues.")] | None = None
+    include_reasoning: Annotated[bool, Meta(description="false: do not return reasoning.")] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_INT32, description="Maximum reasoning tokens.")] | None = None
+    separate_reasoning: Annotated[bool, Meta(description="false: leave reasoning in the content, as generated.")] | None = None
     reasoning_format: (
-        Annotated[Literal["auto", "deepseek", "none"], Meta(description="none: as `separate_reasoning` false.")] | None
+        Annotated[Literal["auto", "deepseek", "none"], Meta(description="none: same as `separate_reasoning` false.")] | None
     ) = None
-    parse_tool_calls: Annotated[bool, Meta(description="false: calls are in the content, as they were written.")] | None = None
+    parse_tool_calls: Annotated[bool, Meta(description="false: leave tool calls in the content, as generated.")] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -381,12 +389,12 @@ class PauseRequest(msgspec.Struct, kw_only=True):
 
 
 class RebalanceRequest(msgspec.Struct, kw_only=True):
-    force: Annotated[bool, Meta(description="Also where next to nothing is to be gained.")] = False
+    force: Annotated[bool, Meta(description="Rebalance even if little is gained.")] = False
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True):
     path: Annotated[
-        str, Meta(max_length=4096, description="Directory or .gguf file; empty: the weights in use, read anew.")
+        str, Meta(max_length=4096, description="Directory or .gguf file; empty: load the current weights again.")
     ] = ""
     mode: WeightMode = "requeue"
     ranks: Annotated[
@@ -397,17 +405,17 @@ class ReloadRequest(msgspec.Struct, kw_only=True):
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: Annotated[
         str,
-        Meta(min_length=1, max_length=256, pattern=r"^[^\s,\x00-\x1f\x7f]+$", description="What requests name as their model."),
+        Meta(min_length=1, max_length=256, pattern=r"^[^\s,\x00-\x1f\x7f]+$", description="Model name that requests use."),
     ]
     lora_path: Annotated[
-        str, Meta(min_length=1, max_length=4096, description="Directory of the adapter, on the engine's machine.")
+        str, Meta(min_length=1, max_length=4096, description="Directory of the adapter on the server's machine.")
     ]
-    load_inplace: Annotated[bool, Meta(description="Take the place of the adapter of that name, if there is one.")] = False
+    load_inplace: Annotated[bool, Meta(description="Replace an adapter that has the same name.")] = False
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
-    lora_int_id: Annotated[int | None, Meta(description="Taken as vLLM has it; the name counts.")] = None
+    lora_int_id: Annotated[int | None, Meta(description="Accepted as in vLLM; only the name is used.")] = None
 
 
 class AbortRequestBody(msgspec.Struct, kw_only=True):
@@ -452,7 +460,7 @@ def dump_list(values: list[Any], param: str, max_bytes: int) -> bytes:
         num_bytes += len(parts[-1]) + 1
         if num_bytes > max_bytes:
             raise RequestError(
-                f"{param}: longer than the limit of {max_bytes} bytes; send less", code="context_length_exceeded", param=param
+                f"{param}: exceeds the limit of {max_bytes} bytes; send less", code="context_length_exceeded", param=param
             )
     return b"[%b]" % b",".join(parts)
 
@@ -478,11 +486,11 @@ def _named(text: str, fields: dict[str, Any], type_: type[msgspec.Struct]) -> Re
     if got:
         wanted = accepted(type_, _steps(match["path"]) if match else (), fields)
         if wanted == NOTHING:
-            what, got = "not supported", f"{got}; leave it out"
+            what, got = "not supported", f"{got}; remove it"
         elif wanted:
             what = f"expected {wanted}"
         elif what.startswith("Expected `null`"):
-            what, got = "not supported", f"{got}; leave it out"
+            what, got = "not supported", f"{got}; remove it"
         else:
             what = what.partition(", got ")[0]
     where = f"a key of {path}" if is_key else path or "the body"

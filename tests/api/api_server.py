@@ -145,7 +145,7 @@ class ApiServer:
             self.child.wait()
             raise
         assert code == 0, self.log
-        assert not [line for line in self.log.splitlines() if "left out of the prompt" not in line], self.log
+        assert not [line for line in self.log.splitlines() if "dropped items from the prompt" not in line], self.log
 
     def is_child_ready(self) -> bool:
         return self.counters.actor(CHILD).state in (State.READY, State.RUNNING)

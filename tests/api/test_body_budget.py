@@ -104,7 +104,7 @@ def test_displaced_sender_is_told() -> None:
             while share.arriving is None:
                 await asyncio.sleep(0)
             share.displace()
-            with pytest.raises(RequestError, match="needed its memory") as caught:
+            with pytest.raises(RequestError, match="needed memory") as caught:
                 await reading
             assert caught.value.status == 408
 

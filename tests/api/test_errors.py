@@ -66,7 +66,7 @@ def test_malformed_bodies(server: ApiServer, path: str, content: bytes) -> None:
         ("prompt", None, "null"),
         ("prompt", [], "at least 1"),
         ("prompt", [[]], "at least 1"),
-        ("prompt", [1, "a"], "mixture"),
+        ("prompt", [1, "a"], "a list must contain"),
         ("prompt", [-1], "got -1"),
         ("prompt", [10**12], "got 1000000000000"),
         ("prompt", [1024], "1024"),

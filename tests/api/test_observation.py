@@ -143,7 +143,7 @@ def test_an_actor_that_is_stuck(well: ApiServer) -> None:
     with well.stuck("scheduler", since_s=10):
         answer = well.get("/health")
     assert (answer.status_code, answer.json()["actor"]) == (503, "scheduler")
-    said = re.search(r"has not moved for ([\d.]+) s", answer.json()["reason"])
+    said = re.search(r"has not responded for ([\d.]+) s", answer.json()["reason"])
     assert said is not None
     assert float(said[1]) >= 10
 
@@ -162,7 +162,7 @@ def test_stuck_actor_is_told_before_it_is_replaced(role: str, hang_timeout_s: fl
 @pytest.mark.parametrize(
     ("state", "status", "reason"),
     [
-        (WeightsState.CLEARED, 503, "is asleep; POST /wake_up"),
+        (WeightsState.CLEARED, 503, "is asleep; wake it with POST /wake_up"),
         (WeightsState.PAUSED, 503, "paused"),
         (WeightsState.LOADING, 200, ""),
     ],

@@ -109,7 +109,7 @@ def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: ApiServer, path: s
 @pytest.mark.parametrize(
     ("path", "fields", "says"),
     [
-        ("/v1/messages", {"n": 2}, "n: /v1/chat/completions has it"),
+        ("/v1/messages", {"n": 2}, "n: only supported at /v1/chat/completions"),
         ("/v1/messages", {"stop_sequences": ["a"], "stop": ["b"]}, "stop: send stop_sequences"),
         ("/v1/messages", {"guided_json": {"not": 1}, "guided_regex": "a"}, "guided_regex"),
         ("/v1/messages", {"min_p": 2}, "min_p: expected"),

@@ -288,7 +288,7 @@ def test_vectors_of_a_model_that_generates(engine: EngineProcess, path: str) -> 
     answer = post(engine, path, json={"input": "a", "query": "a", "documents": ["a"], "text_1": "a", "text_2": "a"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_model", "model")
-    assert "to generate text" in error["message"]
+    assert "text generation" in error["message"]
 
 
 DEEP: dict[str, Any] = {"type": "string"}

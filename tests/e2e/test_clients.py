@@ -124,7 +124,7 @@ def test_mistakes(engine: EngineProcess, client: ollama.Client) -> None:
         (lambda: client.chat("demo", [{"role": "user", "content": "x" * 50_000}]), 400, "maximum context length"),
         (lambda: client.generate("demo", "a", suffix="b"), 400, "suffix"),
         (lambda: client.generate("demo", "a", images=[b"abc"]), 400, "images"),
-        (lambda: client.embed("demo", "a"), 400, "to generate text"),
+        (lambda: client.embed("demo", "a"), 400, "text generation"),
     ):
         with pytest.raises(ollama.ResponseError, match=says) as raised:
             ask()

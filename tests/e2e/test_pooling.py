@@ -104,7 +104,7 @@ def test_the_ollama_client(embedder: EngineProcess) -> None:
             with pytest.raises(ollama.ResponseError, match="200 tokens") as raised:
                 client.embed(name, long, truncate=False)
             assert raised.value.status_code == 400
-        with pytest.raises(ollama.ResponseError, match="to make vectors"):
+        with pytest.raises(ollama.ResponseError, match="it supports embeddings"):
             client.generate(name, "a")
 
 
@@ -295,7 +295,7 @@ def test_sleeping_engine_says_how_to_wake_it(embedder: EngineProcess) -> None:
     httpx.post(f"{embedder.url}/sleep?level=1&mode=wait", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
     assert is_sleeping()
     health = httpx.get(f"{embedder.url}/health", timeout=WATCHDOG_S)
-    assert (health.status_code, "asleep; POST /wake_up" in health.json()["reason"]) == (503, True)
+    assert (health.status_code, "asleep; wake it with POST /wake_up" in health.json()["reason"]) == (503, True)
     httpx.post(f"{embedder.url}/wake_up", headers=OPERATOR, timeout=WATCHDOG_S).raise_for_status()
     assert not is_sleeping()
     assert vectors(embedder, TEXTS) == expected
@@ -330,15 +330,15 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "200 tokens",
     ),
     ("/pooling", {}, "input", "required"),
-    ("/pooling", {"input": "a", "task": "classify"}, "model", "to make vectors"),
+    ("/pooling", {"input": "a", "task": "classify"}, "model", "it supports embeddings"),
     ("/pooling", {"input": "a", "task": "token_embed"}, "task", "token_embed"),
-    ("/classify", {"input": "a"}, "model", "to make vectors"),
+    ("/classify", {"input": "a"}, "model", "it supports embeddings"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents", "at least 1"),
     ("/v1/rerank", {"query": "a", "documents": ["", ""]}, "documents", "empty"),
     ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}, "documents", "200 tokens"),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1", "as many"),
-    ("/v1/completions", {"prompt": "a"}, "model", "to make vectors"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "model", "to make vectors"),
+    ("/v1/completions", {"prompt": "a"}, "model", "it supports embeddings"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "model", "it supports embeddings"),
 ]
 
 

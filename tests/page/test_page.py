@@ -188,7 +188,7 @@ def test_a_wrong_key_and_no_key(chromium: Browser, engine: EngineProcess) -> Non
     chromium.click("open-settings")
     chromium.find("api-key").send_keys("wrong", Keys.TAB)
     chromium.say("Hello")
-    chromium.until(lambda: any("wrong or missing API key" in text for text in chromium.texts(".error")), "the refusal")
+    chromium.until(lambda: any("missing or invalid API key" in text for text in chromium.texts(".error")), "the refusal")
     chromium.find("api-key").clear()
     chromium.give_key("user")
     chromium.until(lambda: chromium.text("status") == "all actors well", "a look with the key")

@@ -190,7 +190,7 @@ def test_conversation(thinker: ApiServer) -> None:
     assert orjson.loads(prompt.tools) == [{"type": "function", "function": function}]
     assert submit_of(thinker, {"system": f"{billing['text']}\nbe"})[2][0] == {"role": "system", "content": "be"}
     refused = ask(thinker, {"messages": [{"role": "user", "content": [picture]}]})
-    assert refused.json()["error"]["message"].startswith("messages[0]: this model takes text alone")
+    assert refused.json()["error"]["message"].startswith("messages[0]: this model accepts only text")
 
 
 def test_a_turn_that_was_begun_goes_on(thinker: ApiServer) -> None:
@@ -382,7 +382,7 @@ def test_context_edit_is_taken(thinker: ApiServer, kind: str) -> None:
 def test_errors(claude: anthropic.Anthropic, thinker: ApiServer) -> None:
     with pytest.raises(anthropic.NotFoundError, match="nobody"):
         claude.messages.create(model="nobody", max_tokens=2, messages=MESSAGES)
-    with pytest.raises(anthropic.NotFoundError, match="nothing here"):
+    with pytest.raises(anthropic.NotFoundError, match="not found"):
         claude.get("/v1/messages/batches", cast_to=object)
     with thinker.paced(2), pytest.raises(anthropic.APIStatusError, match="operator"):  # noqa: PT012
         headers = {"x-request-id": "cut"}

@@ -192,7 +192,7 @@ WRONG_FILES: list[tuple[bytes, str]] = [
     (b"[" * 100_000, "line 1"),
     (f"{GOOD}\n{GOOD}".encode(), "lines 1 and 2 have the same custom_id"),
     (GOOD.replace("/v1/completions", "/admin/pause").encode(), "line 1"),
-    (GOOD.replace("/v1/completions", "/v1/embeddings").encode(), "endpoint is /v1/completions"),
+    (GOOD.replace("/v1/completions", "/v1/embeddings").encode(), "endpoint of the batch is /v1/completions"),
     (GOOD.replace("POST", "GET").encode(), "method"),
     (line("a", stream=True).encode(), "stream"),
     (line("a", background=True).encode(), "background"),

@@ -205,7 +205,7 @@ def test_inner_addresses_are_out_of_reach(address: str) -> None:
     assert not Addresses(()).may_reach(ip_address(address))
     host = f"[{address}]" if ":" in address else address
     code, message = refused(f"http://{host}:9/x", allowed_media_networks=())
-    assert (code, "no public host" in message) == ("invalid_image_url", True)
+    assert (code, "not a public host" in message) == ("invalid_image_url", True)
     assert Addresses([f"{address}/{128 if ':' in address else 32}"]).may_reach(ip_address(address))
 
 
@@ -314,7 +314,7 @@ def test_what_breaks_off_or_cannot_be_reached(files: FileServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     code, message = refused(f"http://localhost:{port}/x")
-    assert (code, "cannot be reached" in message, "127.0.0.1" in message) == ("failed_to_download_image", True, False)
+    assert (code, "could not be reached" in message, "127.0.0.1" in message) == ("failed_to_download_image", True, False)
 
 
 def test_limits_of_size_hold_while_it_comes_and_of_time_as_well(files: FileServer) -> None:
@@ -366,7 +366,7 @@ def test_the_time_of_a_link_begins_with_its_turn(files: FileServer, monkeypatch:
             if caught.value.status != 429:
                 break
         assert (caught.value.status, caught.value.code) == (400, "failed_to_download_image")
-        assert "did not answer in full within 0.2 s" in caught.value.message
+        assert "did not answer completely within 0.2 s" in caught.value.message
         await fetcher.close()
 
     asyncio.run(scenario())
@@ -483,7 +483,7 @@ def test_what_is_replaced_while_it_is_looked_at_leads_nowhere(
 
     monkeypatch.setattr(os, "open", open_after_swap)
     code, message = refused(link, allowed_local_media_path=str(inside))
-    assert (code, "no regular file beneath" in message) == ("invalid_image_url", True)
+    assert (code, "not a regular file inside" in message) == ("invalid_image_url", True)
 
 
 def test_the_kernel_keeps_little_of_what_nobody_has_counted(files: FileServer) -> None:
@@ -515,7 +515,7 @@ def test_only_the_operators_own_store_may_be_within(files: FileServer, monkeypat
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     keys = {"object_store_access_key": "key", "object_store_secret_key": "secret", "allowed_object_buckets": ("bucket",)}
     code, message = refused("s3://bucket/key", allowed_media_networks=(), **keys)
-    assert (code, "no public host" in message) == ("invalid_image_url", True)
+    assert (code, "not a public host" in message) == ("invalid_image_url", True)
     assert len(asked) == 1
 
 

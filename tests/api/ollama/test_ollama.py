@@ -284,14 +284,14 @@ def test_what_changes_models_says_how_one_is_chosen(thinker: ApiServer, client: 
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/api/chat", {"model": "llama3"}, 404, "'llama3' does not exist; served here: tiny, alias"),
+        ("/api/chat", {"model": "llama3"}, 404, "'llama3' does not exist; available: tiny, alias"),
         ("/api/show", {"name": "llama3:latest"}, 404, "'llama3:latest' does not exist"),
-        ("/api/nothing", {}, 404, "nothing here"),
+        ("/api/nothing", {}, 404, "not found"),
         ("/api/tags", {}, 405, "not allowed"),
         ("/api/chat", {"messages": [{"content": "a"}]}, 400, "messages[0].role is required"),
         ("/api/chat", {"messages": [{"role": "user", "content": ["a"]}]}, 400, "messages[0].content"),
-        ("/api/chat", {"messages": [{"role": "user", "images": ["AAAA"]}]}, 400, "messages[0]: this model takes text alone"),
-        ("/api/generate", {"images": ["AAAA"]}, 400, "images: this model takes text alone"),
+        ("/api/chat", {"messages": [{"role": "user", "images": ["AAAA"]}]}, 400, "messages[0]: this model accepts only text"),
+        ("/api/generate", {"images": ["AAAA"]}, 400, "images: this model accepts only text"),
         ("/api/chat", {"options": {"temperature": 3}}, 400, "options.temperature"),
         ("/api/chat", {"options": {"mirostat": 2}}, 400, "options.mirostat"),
         ("/api/chat", {"options": {"tfs_z": 0.5}}, 400, "options.tfs_z"),
@@ -302,16 +302,16 @@ def test_what_changes_models_says_how_one_is_chosen(thinker: ApiServer, client: 
         ("/api/chat", {"format": "xml"}, 400, "format"),
         ("/api/chat", {"tools": [TOOL, TOOL]}, 400, "tools: two functions"),
         ("/api/chat", {"top_logprobs": 1}, 400, "top_logprobs"),
-        ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: 21 is more than the limit"),
+        ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: 21 exceeds the limit"),
         ("/api/chat", {"shift": True}, 400, "shift"),
         ("/api/generate", {"template": "x"}, 400, "template"),
         ("/api/generate", {"context": [1, 2]}, 400, "context"),
-        ("/api/generate", {"raw": True, "system": "s"}, 400, "system: not together with raw"),
-        ("/api/generate", {"suffix": "s", "think": True}, 400, "think: not together with suffix"),
-        ("/api/generate", {"raw": True, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: 21 is more than the limit"),
+        ("/api/generate", {"raw": True, "system": "s"}, 400, "system: cannot be combined with raw"),
+        ("/api/generate", {"suffix": "s", "think": True}, 400, "think: cannot be combined with suffix"),
+        ("/api/generate", {"raw": True, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: 21 exceeds the limit"),
         ("/api/generate", {"prompt": "!reject 400", "raw": True}, 400, "refused"),
-        ("/api/embed", {"input": "a"}, 400, "to generate text"),
-        ("/api/embeddings", {"prompt": "a"}, 400, "to generate text"),
+        ("/api/embed", {"input": "a"}, 400, "text generation"),
+        ("/api/embeddings", {"prompt": "a"}, 400, "text generation"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -322,9 +322,9 @@ def test_mistakes(thinker: ApiServer, path: str, body: dict[str, Any], status: i
     assert says in answer.json()["error"]
 
 
-def test_a_model_that_does_not_think(server: ApiServer) -> None:
-    assert "does not think" in ask(server, {"think": True}).json()["error"]
-    assert ask(server, {"think": False, "options": {"num_predict": 1}}).status_code == 200
+def test_a_model_that_does_not_think(edge: Edge) -> None:
+    assert "has no reasoning that can be parsed" in ask(edge, {"think": True}).json()["error"]
+    assert ask(edge, {"think": False, "options": {"num_predict": 1}}).status_code == 200
 
 
 def test_an_error_ends_a_stream(thinker: ApiServer) -> None:
@@ -334,4 +334,4 @@ def test_an_error_ends_a_stream(thinker: ApiServer) -> None:
         assert not first["done"]
         thinker.order("abort", {"request_id": answer.headers["x-request-id"]})
         *_, last = lines
-    assert orjson.loads(last) == {"error": "an operator ended the request"}
+    assert orjson.loads(last) == {"error": "an operator aborted the request"}

@@ -183,10 +183,10 @@ def test_without_parsers_calls_stay_text_and_cannot_be_demanded(server: ApiServe
     ("choice", "says"),
     [
         ("required", ""),
-        ({"type": "function", "function": {"name": "h"}}, "'h' is none of the 2"),
+        ({"type": "function", "function": {"name": "h"}}, "'h' is not one of the 2"),
         (("f", "g"), ""),
-        (("f", "h"), "'h' is none of the 2"),
-        (("f", "g", "f"), "allows a tool twice"),
+        (("f", "h"), "'h' is not one of the 2"),
+        (("f", "g", "f"), "names a tool twice"),
     ],
 )
 @pytest.mark.parametrize("mode", ["auto", "required"])

@@ -42,7 +42,7 @@ def test_background_response_is_got_when_it_is_done(thinker: ApiServer, responde
         begun = start(responder, 20)
         assert (begun.status, begun.background, begun.output) == ("queued", True, [])
         wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
-        with pytest.raises(openai.BadRequestError, match="has not ended yet"):
+        with pytest.raises(openai.BadRequestError, match="is still in progress"):
             responder.responses.create(model="tiny", input="and?", previous_response_id=begun.id)
     done = ended(responder, begun.id)
     assert (done.status, done.output_text) == ("incomplete", said_text(20))
