@@ -200,7 +200,7 @@ def test_a_collector_that_is_away_costs_a_counter(server: ApiServer, collector: 
         collector.status = 200
     server.post("/v1/completions", {"prompt": "a"}, headers={"x-request-id": "after"})
     collector.of("after")
-    assert api_server.log.count("does not accept them") == 1
+    assert server.log.count("does not accept them") == 1
 
 
 @pytest.mark.slow

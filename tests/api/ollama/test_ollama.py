@@ -322,9 +322,9 @@ def test_mistakes(thinker: ApiServer, path: str, body: dict[str, Any], status: i
     assert says in answer.json()["error"]
 
 
-def test_a_model_that_does_not_think(edge: Edge) -> None:
-    assert "has no reasoning that can be parsed" in ask(edge, {"think": True}).json()["error"]
-    assert ask(edge, {"think": False, "options": {"num_predict": 1}}).status_code == 200
+def test_a_model_that_does_not_think(server: ApiServer) -> None:
+    assert "has no reasoning that can be parsed" in ask(server, {"think": True}).json()["error"]
+    assert ask(server, {"think": False, "options": {"num_predict": 1}}).status_code == 200
 
 
 def test_an_error_ends_a_stream(thinker: ApiServer) -> None:
