@@ -199,7 +199,7 @@ def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]], ca
         run, pids = engine.run, [int(actor["pid"]) for actor in engine.actors().values()]
         engine.close()
         assert ctl(["--run-dir", str(run.directory), "experts"]) == 0
-        assert "rebalances; they move" in capsys.readouterr().out
+        assert "rebalances; rebalancing is on" in capsys.readouterr().out
     wait_until(lambda: all(map(is_gone, pids)), what="its processes end with it")
     with root_lock(runs_root()):
         reap(runs_root())

@@ -29,7 +29,7 @@ from workers.rank_group.balance_board import BalanceBoard
 from workers.rank_group.balancer import Balancer
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
-from workers.rank_group.shared_steps import RankGroupTurns
+from workers.rank_group.shared_step_queue import SharedStepQueue
 
 MODEL = GOLDEN / "qwen3_moe"
 RANKS = (0, 1)
@@ -300,7 +300,7 @@ def test_a_rank_sleeps_on_until_something_has_come(pair: Pair) -> None:
     """A record, a step that another began, a word on the board, an order, another epoch."""
     own = Communicator(pair.experts[1].communicator.header.memory, 1, 1, 1, timeout_s=60.0)
     own.join()
-    turns = RankGroupTurns(pair.experts[1], own, pair.ring, [], lambda: None, pair.balancers[1])
+    turns = SharedStepQueue(pair.experts[1], own, pair.ring, [], lambda: None, pair.balancers[1])
 
     def has_slept() -> bool:
         turns.receive()

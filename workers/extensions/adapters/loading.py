@@ -1,4 +1,4 @@
-"""An order to load an adapter, carried out in a thread beside the steps. Owned by the worker actor."""
+"""Loads adapters in a thread beside the steps, one at a time. Owned by the worker actor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,39 @@ from workers.extensions.adapters.reader import AdapterFiles
 _LOG = logging.getLogger(__name__)
 
 
-class AdapterLoading:
-    """One order. `reply` is there when it is done, whatever came of it."""
+class AdapterLoader:
+    """Carries out orders to load an adapter into `arena`."""
+
+    def __init__(self, arena: AdapterArena) -> None:
+        self._arena = arena
+        self._load: _Load | None = None
+
+    def start(self, command_id: str, order: LoadAdapter) -> Reply | None:
+        """Begin to load. Return the refusal of an order that comes while another one is carried out."""
+        if self._load is not None:
+            return Reply(command_id, 409, "another adapter is being loaded; try again when it is done")
+        self._load = _Load(command_id, order, self._arena)
+        return None
+
+    def take_reply(self) -> Reply | None:
+        """Return the reply to the order that is done, once."""
+        if self._load is None or self._load.reply is None:
+            return None
+        reply, self._load = self._load.reply, None
+        return reply
+
+
+class _Load:
+    """One order. `reply` is set when it is done, with or without success."""
 
     def __init__(self, command_id: str, order: LoadAdapter, arena: AdapterArena) -> None:
         self._command_id, self._order, self._arena = command_id, order, arena
         self.reply: Reply | None = None
-        self._thread = threading.Thread(target=self._load, name="adapter", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._load, name="adapter", daemon=True).start()
 
     def _load(self) -> None:
-        """Checked as a whole before the slot, which no row uses, is written. Numbers are checked on their way there: no row
-        will have a slot whose order failed."""
+        """Check the files as a whole, then write the slot, which no row uses. Numbers are checked on their way there: no row
+        gets a slot that was not loaded as a whole."""
         try:
             files = AdapterFiles(Path(self._order.path), self._arena.layout)
             contents = self._arena.write(self._order.slot, files.linears())

@@ -26,7 +26,7 @@ _NO_STEP = -1
 _SLICE_NS = 100_000_000  # of a wait for a Step: then a heartbeat
 
 
-class RankGroupTurns:
+class SharedStepQueue:
     """`tensor`: the ranks that have the same rows. `bells`: of all readers of all replicas' rings. `beat` says that the rank
     gets on."""
 

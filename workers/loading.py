@@ -1,0 +1,101 @@
+"""The weights of a rank: loaded at the start, changed while the API stays up, dropped. Owned by the worker actor.
+
+Progress goes to the supervisor, which shows it on the terminal beside the actor; each sign of it is a heartbeat too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from engine.errors import CheckpointError, ContentsError, sayable
+from engine.messages import ActorState, LoadWeights, WeightsChanged
+from engine.process.context import ActorContext
+from shm.counters import State
+from workers.worker_metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    from workers.runners.runner import Runner
+
+_PROGRESS_PARTS = 20
+_MIB = 1 << 20
+
+
+def tell_progress(context: ActorContext, text: str) -> None:
+    """Show `text` beside this actor until it is ready."""
+    context.row.beat(time.monotonic_ns())
+    context.events.send(ActorState(context.name, context.epoch, State.LOADING.name, text))
+
+
+class WeightLoader:
+    """Loads weights into a runner."""
+
+    def __init__(self, context: ActorContext, runner: Runner, metrics: WorkerMetrics) -> None:
+        self._context = context
+        self._runner = runner
+        self._metrics = metrics
+
+    def load_in_use(self, *, only_exact: bool) -> None:
+        """Load the weights that the engine uses now.
+
+        Where their contents are gone from the disk, load what the checkpoint holds instead, or nothing; the scheduler sees by
+        version and contents that these are not the ones in use. `only_exact`: never load other contents under the same version,
+        since this rank computes other replicas' rows. CheckpointError at a first start."""
+        path, version, contents = self._context.weights_in_use()
+        try:
+            try:
+                self._load(path, version, contents)
+            except ContentsError as error:
+                if only_exact:
+                    raise
+                self._record_lost(path, error)
+                self._load(path, version)
+        except CheckpointError as error:
+            if self._context.epoch == 1:
+                raise
+            self._record_lost(path, error)
+
+    def change(self, message: LoadWeights) -> WeightsChanged:
+        """Load other weights beside the present ones, which serve on if that fails. Return what is in use afterwards."""
+        before = self._context.row.state
+        self._context.row.set_state(State.LOADING)
+        text = ""
+        try:
+            self._load(message.path, message.version, message.contents)
+        except Exception as error:  # whatever is wrong with the new weights, the present ones serve on
+            is_known = isinstance(error, CheckpointError)
+            text = str(error) if is_known else sayable(f"{message.path} cannot be loaded: {error!r}")
+            self._context.log.error("weights %s were not loaded: %s", message.path, text)
+        self._context.row.set_state(before)
+        return self._changed(message.command_id, text)
+
+    def clear(self, command_id: str) -> WeightsChanged:
+        """Drop the weights."""
+        self._runner.clear()
+        self._metrics.show_weights(self._runner.core)
+        return self._changed(command_id)
+
+    def _changed(self, command_id: str, error: str = "") -> WeightsChanged:
+        weights = self._runner.core.weights
+        return WeightsChanged(command_id, self._context.tensor_rank, weights.version, weights.path, error, weights.contents)
+
+    def _record_lost(self, path: str, error: CheckpointError) -> None:
+        self._context.log.error("weights %s cannot be loaded again: %s", path, error)
+        self._context.counters.errors.record(self._context.name, str(error))
+
+    def _load(self, path: str, version: int, contents: str = "") -> None:
+        """Load weights, with these contents where any are named. CheckpointError leaves the present ones in use."""
+        begin_ns = time.monotonic_ns()
+        shown_part = -1
+
+        def on_progress(num_done: int, num_bytes: int) -> None:
+            nonlocal shown_part
+            self._context.row.beat(time.monotonic_ns())
+            part = num_done * _PROGRESS_PARTS // max(num_bytes, 1)
+            if part != shown_part:
+                shown_part = part
+                bar = "#" * part + "." * (_PROGRESS_PARTS - part)
+                tell_progress(self._context, f"weights [{bar}] {num_done / _MIB:.0f} of {num_bytes / _MIB:.0f} MiB")
+
+        self._runner.load(path, version, on_progress, contents)
+        self._metrics.loaded(self._runner.core, time.monotonic_ns() - begin_ns)
