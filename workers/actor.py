@@ -30,13 +30,13 @@ from engine.process.actor import Actor
 from engine.process.context import ActorContext
 from engine.process.outbox import BackloggedOutbox, earliest
 from shm.broadcast import BroadcastReader, ReaderBells
+from workers.engine.step_trace import StepTrace
 from workers.loading import WeightLoader, tell_progress
 from workers.rank_group.balancer import Balancer
 from workers.rank_group.membership import RankGroupMember
 from workers.rank_group.shared_step_queue import SharedStepQueue
 from workers.step_loops import OwnStepLoop, SharedStepLoop, StepLoop
 from workers.step_runs import StepRuns
-from workers.engine.step_trace import StepTrace
 from workers.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:

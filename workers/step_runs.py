@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.messages import Message, Step, StepResult
-from workers.rank_group.membership import RankGroupMember, SingleRank
 from workers.engine.step_trace import StepTrace
+from workers.rank_group.membership import RankGroupMember, SingleRank
 from workers.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
