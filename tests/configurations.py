@@ -35,7 +35,7 @@ _RESOLVED = {
 
 
 def engine_config(**fields: Any) -> EngineConfig:
-    """What is not given is as in an engine that was started without options; texts will do for numbers."""
+    """Return a configuration; missing options have their defaults, and texts may stand for numbers."""
     options = {
         name: OPTIONS.get(name) or OPTIONS.get(name.removesuffix("_s").removesuffix("_ms"))
         for name in EngineConfig.__struct_fields__

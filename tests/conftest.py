@@ -79,7 +79,7 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What is parametrised over the machine's abilities, and how far they went."""
+    """Print which kernels of this machine were tested, and which were not."""
     from ops import _cpu
 
     named: dict[bool, list[str]] = {True: [], False: []}

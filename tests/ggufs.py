@@ -172,8 +172,8 @@ def _add_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _heads_apart(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """As the converter stores what makes keys and values of latents; nothing of drafts. Older ones have it as it is: here that
-    of the first layer."""
+    """Return the tensors as the converter stores keys and values of latents, without drafts. Older converters stored them
+    whole: here the first layer's."""
     if config["model_type"] != "deepseek_v3":
         return tensors
     found: dict[str, np.ndarray] = {}
@@ -191,8 +191,8 @@ def _heads_apart(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict
 
 
 def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """As the converter stores them: a layer's experts as one tensor each of their matrices, a correction as a vector, and
-    nothing of drafts."""
+    """Return the tensors as the converter stores them: a layer's experts as one tensor for each of their matrices, a correction
+    as a vector, and no drafts."""
     found: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in tensors.items():
@@ -205,7 +205,7 @@ def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray:
-    """As llama.cpp's converter works them out."""
+    """Return the factors that llama.cpp's converter computes."""
     dim, factors = config["head_dim"], []
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     length = rope["original_max_position_embeddings"]
@@ -237,7 +237,7 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def byte_level_metadata(tokenizer: Tokenizer, rule: str) -> dict[str, Any]:
-    """What the converter stores of a byte-level BPE: added tokens beside the others, ids without a token filled up."""
+    """Return the converter's metadata of a byte-level BPE: added tokens beside the others, ids without a token filled up."""
     added = tokenizer.get_added_tokens_decoder()
     vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()}
     tokens, types = [], []

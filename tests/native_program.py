@@ -10,7 +10,7 @@ from tests.paths import REPOSITORY
 
 
 def build_program(directory: Path, source: str, *others: str, flags: Sequence[str] = ()) -> Path:
-    """Of `source` and `others`, all below the repository."""
+    """Build a program from `source` and `others`, all below the repository."""
     program = directory / Path(source).stem
     sources = [REPOSITORY / name for name in (source, *others)]
     subprocess.run(["g++", "-std=c++17", "-O2", *flags, "-pthread", "-o", program, *sources], check=True)
@@ -18,6 +18,6 @@ def build_program(directory: Path, source: str, *others: str, flags: Sequence[st
 
 
 def run_program(directory: Path, argument: str, source: str, *others: str) -> str:
-    """What it prints; it must end well."""
+    """Return a program's output; it must end with success."""
     program = build_program(directory, source, *others)
     return subprocess.run([program, argument], check=True, capture_output=True, text=True, timeout=500).stdout

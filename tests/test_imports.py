@@ -82,7 +82,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """What a module imports anywhere, in functions and for annotations too."""
+    """Yield the names that a module imports anywhere, in functions and for annotations too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

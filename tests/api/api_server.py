@@ -168,7 +168,7 @@ class ApiServer:
         self.begin(self.peer.name, epoch)
 
     def restart_media(self) -> None:
-        """As `restart_tokenizer`."""
+        """Restart the media process, like `restart_tokenizer`."""
         (peer,) = self.media_peers
         peer.stop()
         epoch = self.counters.actor(peer.name).epoch + 1

@@ -18,7 +18,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """Of a model that thinks and calls tools."""
+    """Server of a model that thinks and calls tools."""
     parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
     with ApiServer(tmp_path_factory.mktemp("run"), sse_keep_alive_interval_s=0.02, **parsers) as running:
         yield running

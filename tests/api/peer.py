@@ -44,7 +44,7 @@ class Peer:
         """A message that came."""
 
     def turn(self) -> None:
-        """What else there is to do."""
+        """Do other work of a turn."""
 
     def _live(self) -> None:
         while not self._is_stopping:

@@ -1,4 +1,4 @@
-"""Who may do what: names of the server, origins of pages, API keys, the admin key; and the orders themselves."""
+"""Access control: names of the server, origins of pages, API keys, the admin key; and the commands themselves."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ PATHS = ("/", "/v1/models", "/tokenize", "/admin/actors", "/health", "/metrics",
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"])
 def test_a_foreign_name_that_points_here(server: ApiServer, guarded: ApiServer, host: str) -> None:
-    """As a DNS server can make one, for a page of its own."""
+    """A DNS server can point a name at this machine for its own page."""
     for path in PATHS:
         for each in (server, guarded):
             answer = each.get(path, headers={"host": host, "origin": f"http://{host}", **OPERATOR})
@@ -194,7 +194,7 @@ def test_pages_of_another_origin(server: ApiServer, guarded: ApiServer, path: st
     "origin", ["https://chat.example", "http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://ui.localhost"]
 )
 def test_pages_of_this_machine_and_those_that_are_allowed(guarded: ApiServer, server: ApiServer, origin: str) -> None:
-    """As a browser asks: may I, and then the request; the page can read why it was refused. Orders are for our own page."""
+    """A browser asks first and then sends the request; the page can read the refusal. Commands are for our own page."""
     page = {"origin": origin}
     wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-api-key"}
     allowed = httpx.options(f"{guarded.url}/v1/completions", headers=page | wanted, timeout=WATCHDOG_S)
@@ -293,7 +293,7 @@ def test_wrong_orders(server: ApiServer, path: str, body: Any) -> None:
 
 
 def test_a_gguf_file_is_reloaded_as_the_checkpoint_that_stands_for_it(server: ApiServer, tmp_path: Path) -> None:
-    """As by `tokamak ctl reload`."""
+    """`tokamak ctl reload` does the same."""
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
     answer = server.order("reload", {"path": str(tmp_path / "demo.gguf")})
     assert answer.status_code == 200, answer.text

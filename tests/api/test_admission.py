@@ -127,7 +127,7 @@ def test_health_is_answered_when_all_connections_are_taken(tmp_path: Path) -> No
 
 
 def test_forwarded_address_counts_behind_a_trusted_proxy(tmp_path: Path) -> None:
-    """What a client itself writes there does not."""
+    """An address that the client writes itself does not count."""
     with ApiServer(tmp_path, trusted_proxies=("127.0.0.0/8",)) as server:
 
         def source(*forwarded: str) -> str:

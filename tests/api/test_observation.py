@@ -376,7 +376,7 @@ def test_the_document_holds(label: str, server: ApiServer) -> None:
 
 @pytest.fixture
 def renderings(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Renderings:
-    """Of this process, as the api process has them, none of which is waited for."""
+    """Renderings of this process, made as in the api process; nothing awaits them."""
     monkeypatch.setattr(prometheus, "BURST_S", 3600.0)
     record = ModelRecord.of_run(server.run.model_path)
     context, model = ActorContext(server.run, server.config, "api0", 1), ServedModel.of(server.config, record, None)

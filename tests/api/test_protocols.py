@@ -1,4 +1,4 @@
-"""What holds in every protocol that streams: an answer outlives a crash behind the edge, with the same events, ids included."""
+"""Properties of every protocol that streams: an answer outlives a crash behind the api, with the same events, ids included."""
 
 from __future__ import annotations
 

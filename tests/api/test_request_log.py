@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 def lines(server: ApiServer, request_id: str) -> list[dict[str, Any]]:
-    """Of a request, whose last one follows its answer."""
+    """Return the log lines of a request; the last one follows its answer."""
 
     def found() -> list[dict[str, Any]]:
         logged = [json.loads(line) for line in server.run.log_path("api0").read_text().splitlines()]
@@ -33,7 +33,7 @@ def lines(server: ApiServer, request_id: str) -> list[dict[str, Any]]:
 
 
 def both_lines(server: ApiServer, request_id: str) -> list[dict[str, Any]]:
-    """That it was taken, and how it ended, which is written once the client has the answer."""
+    """Return a request's first line and its last, which is written once the client has the answer."""
     wait_until(lambda: len(lines(server, request_id)) == 2, what=f"{request_id} is logged")
     return lines(server, request_id)
 

@@ -113,7 +113,7 @@ def has_room(server: ApiServer) -> bool:
 
 
 def test_large_bodies_share_a_budget(tmp_path: Path) -> None:
-    """Of eight of the largest; who comes later with a large one is refused, and a small one is served."""
+    """There is room for eight of the largest; a later large one is refused, and a small one is served."""
     most, sent = 200_000, 190_000
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {most}\r\n\r\n"

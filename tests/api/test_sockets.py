@@ -100,7 +100,7 @@ OFFERS = {
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 @pytest.mark.parametrize("is_apart", [False, True], ids=["one packet", "body apart"])
 def test_an_offer_to_upgrade_is_ignored(server: ApiServer, offer: bytes, is_apart: bool) -> None:
-    """What lies behind the head is its body all the same, and then the next requests."""
+    """Bytes behind the head are its body all the same, and then the next requests."""
     names = [f"upgrade-{len(offer)}-{is_apart}-{index}" for index in range(3)]
     sent = [completion(name).replace(b"\r\n", b"\r\n" + offer, 1) for name in names]
     chunked = b"%bx-request-id: chunked\r\ntransfer-encoding: chunked\r\n\r\n" % (HEAD + offer)

@@ -41,7 +41,7 @@ DEFAULT_NUM_TOKENS = 200
 
 
 def said(num_tokens: int, sample_index: int = 0) -> bytes:
-    """What sample `sample_index` says in its first tokens."""
+    """Return the first tokens of sequence `sample_index`."""
     return _saying(num_tokens.bit_length(), sample_index)[:num_tokens]
 
 
@@ -170,7 +170,7 @@ class TokenizerPeer(Peer):
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """What it had open is forgotten, as when the process dies."""
+        """Forget open requests, as when the process dies."""
         super().stop()
         self.streams.clear()
 

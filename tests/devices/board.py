@@ -1,4 +1,4 @@
-"""What tests tell devices of `plugin/` and learn of them, in a file that all of their processes map (`plugin/board.h`)."""
+"""Board between tests and devices of `plugin/`, in a file that all of their processes map (`plugin/board.h`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST, NUM_DEVICES = _number("MOST"), _number("NUM_DEVICES")
 
 
 class Board:
-    """That of the devices which are started with `environment`."""
+    """Board of the devices that are started with `environment`."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():

@@ -32,7 +32,7 @@ class Child:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_set_environment, initargs=(variables,))
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """What it returns or raises there."""
+        """Return or raise what the function does there."""
         return self._pool.submit(call_there, function, arguments, options).result()
 
     def __enter__(self) -> Child:
@@ -47,5 +47,5 @@ def _set_environment(variables: dict[str, str]) -> None:
 
 
 def call_there(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Of `on_device.py`, in the process that calls this."""
+    """Call a function of `on_device.py` in this process."""
     return getattr(importlib.import_module("tests.devices.on_device"), function)(*arguments, **options)

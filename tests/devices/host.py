@@ -1,5 +1,5 @@
-"""What a step costs the host beside a device that works: `python -m tests.devices.host`, on the device here, whose plugin
-it builds. On a quiet machine; what does not depend on one is a test (`tests/devices/test_steps.py`).
+"""Cost of a step for the host beside a device that works: `python -m tests.devices.host`, on the device here, whose plugin it
+builds.
 
     host    processor time of the runner in a steady step of 32 rows, captured beside op by op     bar: 0.2
     idle    share of the time in which the device has nothing to do, with kernels of 2 ms          bar: 0.05

@@ -1,4 +1,4 @@
-"""What tests have done in a process that has the device. Called by `child.py`; what goes in and comes out can be pickled."""
+"""Functions that tests run in a process that has the device. Called by `child.py`; arguments and results can be pickled."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class Growing(Serving):
 
 
 def steady_steps(board: Board, num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3") -> dict[str, int]:
-    """What the device counted in so many steps in which each of so many rows goes on, and how many functions the runner called
-    ("calls"), of Python and of C."""
+    """Return the device's counts in steady steps in which each row goes on, and the calls of functions by the runner, of Python
+    and of C ("calls")."""
     serving, samples = _steady(num_rows, plan, method, num_steps, model)
     before, calls = board.counts(), [0]
     core = serving.runner
@@ -186,8 +186,7 @@ def _steady(num_rows: int, plan: str, method: str, num_steps: int, model: str = 
 
 
 def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_ns: int = 0) -> dict[str, int]:
-    """What the device counted in so many steps, each of which was begun before the one before it was waited for; and how long
-    they took ("span_ns")."""
+    """Return the device's counts in steps that each began before the one before was waited for, and their time ("span_ns")."""
     sizes = {"cudagraph_capture_sizes": (num_rows,), "max_cudagraph_capture_size": num_rows}
     serving = ServingAhead(
         runner_of("qwen3", plan, num_kv_blocks=600, max_num_seqs=32, **(sizes if plan == "captured" else {}))
@@ -227,7 +226,7 @@ def host_ns(num_rows: int, plan: str, num_steps: int) -> int:
 
 
 def _timed(function: Callable[[Any], Any], argument: Any) -> tuple[Any, int]:
-    """What it returns, and its thread's time on a processor."""
+    """Return the function's result, and its thread's time on a processor."""
     paddle.device.synchronize()
     begin_ns = time.thread_time_ns()
     found = function(argument)
@@ -303,7 +302,7 @@ def linears_beside_the_librarys(
 
 
 def _seconds(run: Callable[[], object], waited_for: paddle.Tensor, num_runs: int) -> float:
-    """Of one of so many that are enqueued behind each other. What comes behind them is waited for."""
+    """Return the seconds of one run among those enqueued behind each other."""
     waited_for[0, 0].item()
     begin = time.perf_counter()
     for _ in range(num_runs):

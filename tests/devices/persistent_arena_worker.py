@@ -26,7 +26,7 @@ sys.stdin.read()
 
 
 def run_worker(library: str, descriptor: int, device: str = "cpu", *, has_blocks: bool) -> dict[str, Any]:
-    """What one says that is killed then, of the arena `descriptor`."""
+    """Return the report of a worker on the arena `descriptor`, which is then killed."""
     worker = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _WORKER, json.dumps([library, descriptor, has_blocks, device])],
         cwd=REPOSITORY,

@@ -46,7 +46,7 @@ def engine(plugin: Path, board: Board) -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def expected(plugin: Path, board: Board) -> Expected:
-    """Of the CPU place, op by op, each request alone, without drafts: tokens and log-probabilities."""
+    """Tokens and log-probabilities on the CPU place, op by op, each request alone, without drafts."""
     with Child(plugin, board) as child:
         found: Expected = child.call("answers_to", BODIES, {"max_model_len": 300})
     return found

@@ -56,8 +56,8 @@ def share(
 
 @pytest.mark.parametrize("is_one_replica", [False, True], ids=["two replicas", "two ranks of one"])
 def test_steps_with_shared_experts_are_replayed(plugin: Path, tmp_path: Path, is_one_replica: bool) -> None:
-    """Of two replicas one is idle at first and at last: it replays what the other does. Graphs stay where experts move. Where
-    one rank loads its weights again, as after an order that it alone carried out, all capture anew."""
+    """An idle replica replays what the other does. Graphs stay where experts move. Where one rank loads its weights again, as
+    after a command that it alone carried out, all capture anew."""
     board = Board(tmp_path / "board")
     board.set(delay_seed=7)
     write_checkpoint(tmp_path, ODD_EXPERTS)

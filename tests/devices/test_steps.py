@@ -57,7 +57,7 @@ def test_answers_are_the_cpus(child: Child, model: str, method: str) -> None:
 
 
 def test_draft_tokens_of_captured_layers_stand_as_well(child: Child, tmp_path: Path) -> None:
-    """Of a layer that knows what the model will say."""
+    """The layer knows the model's next tokens."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
     expected = child.call("tokens_of_rows", str(tmp_path), "cpu")
     assert max(expected) == 3
@@ -107,7 +107,7 @@ def test_golden(child: Child) -> None:
 def test_a_steady_step_is_a_copy_each_way(
     child: Child, num_rows: int, plan: str, model: str, method: str, with_layers: Path
 ) -> None:
-    """Of mixtures too: op by op no host looks at the choices of so few rows."""
+    """In mixtures too: op by op the host does not read the choices of so few rows."""
     model = str(with_layers) if model == "with layers" else model
     found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS, model)
     assert (found["copies_to_device"], found["copies_to_host"], found["event_waits"]) == (NUM_STEPS,) * 3
@@ -123,7 +123,7 @@ def test_a_steady_step_is_a_copy_each_way(
 
 
 def test_a_replayed_step_is_little_work_for_the_host(child: Child) -> None:
-    """What it gives to the device, and what it does itself, beside a step op by op (times: `tests/devices/host.py`)."""
+    """Calls to the device and the host's own, beside a step op by op (times: `tests/devices/host.py`)."""
     eager, captured = (child.call("steady_steps", child.board, 32, plan, "", NUM_STEPS) for plan in ("eager", "captured"))
     assert captured["launches"] == NUM_STEPS * 3, "a copy each way, and a graph"
     assert eager["launches"] > NUM_STEPS * 100

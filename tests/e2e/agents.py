@@ -41,7 +41,7 @@ class ClaudeCode:
         return usage["input_tokens"] + usage["cache_read_input_tokens"], usage["cache_read_input_tokens"]
 
     def next_body(self, body: Json, events: list[Json], result: str) -> Json:
-        """What is marked for the cache, and the note to its own server, are others each time."""
+        """The cache marks and the note to its own server differ each time."""
         (_, *system), messages = body["system"], json.loads(json.dumps(body["messages"]))
         del messages[-1]["content"][-1]["cache_control"]
         call_id, name, arguments = self.call(events)
@@ -87,7 +87,7 @@ class OpenCode:
 
 
 class OpenWebUi:
-    """Of a server that it takes for Ollama."""
+    """Open WebUI on a server that it takes for Ollama."""
 
     def call(self, events: list[Json]) -> Call:
         (call,) = self._calls(events)

@@ -186,8 +186,7 @@ class EngineProcess:
 
 
 def leftovers(run_pids: list[int]) -> list[str]:
-    """What an ended engine left: its processes, shared memory and run directories that belong to no living process. Other
-    engines of this machine are none of ours."""
+    """Return leftovers of an ended engine: its processes, and shared memory and run directories without a living owner."""
     processes = [f"process {pid}" for pid in run_pids if not is_gone(pid)]
     segments = [name for name in segment_names() if not _has_living_owner(name)]
     semaphores = [name for name in os.listdir("/dev/shm") if name.startswith(f"sem.{segment_prefix()[1:]}")]

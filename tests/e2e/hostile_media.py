@@ -47,7 +47,7 @@ def _damaged(number: int) -> dict[str, object]:
 
 
 def statuses_of_damaged(engine: EngineProcess, numbers: range) -> Counter[int]:
-    """What is answered to them."""
+    """Return the statuses of the answers to damaged files."""
 
     async def run() -> Counter[int]:
         waiting, found = iter(numbers), Counter[int]()

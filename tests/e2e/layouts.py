@@ -71,7 +71,7 @@ def check(model: str, precision: str, layouts: Sequence[str], condition: str = "
 
 @functools.lru_cache(maxsize=2)
 def _alone(model: str, precision: str, is_short: bool) -> list[Answer]:
-    """What one rank answers, in whole chunks."""
+    """Return the answers of one rank, in whole chunks."""
     with EngineProcess(GOLDEN / model, *OPTIONS, *PRECISIONS[precision], "--no-enable-prefix-caching") as one:
         return answers(one, BODIES, concurrency=1) if is_short else answers(one, LONG_BODIES, concurrency=4)
 
@@ -111,7 +111,7 @@ CONDITIONS: dict[str, tuple[list[dict[str, object]], tuple[str, ...], Compare]] 
 
 
 def check_golden(model: str, layout: str) -> None:
-    """What a third party computed, in float32."""
+    """Compare with a third party's outputs, in float32."""
     options = (*OPTIONS, *PRECISIONS["float32"], "--threads", "1", *(LAYOUTS | REFERENCE)[layout])
     cases = golden_cases(model)
     with EngineProcess(GOLDEN / model, *options) as engine:

@@ -91,7 +91,7 @@ def put_together(events: Iterable[Json], request_id: str) -> Json:
 
 
 def _response_id(merged: list[Json]) -> str:
-    """Of a stored response, which nobody can know before it is there; empty for other APIs."""
+    """Return the id of a stored response; empty for other APIs."""
     responses = (each["event"].get("response") for each in merged)
     return next((response["id"] for response in responses if isinstance(response, dict)), "")
 
@@ -102,7 +102,7 @@ def _says_something(event: Json, texts: Json) -> bool:
 
 
 def _take_texts(event: Json) -> Json:
-    """What pieces of a stream add to, by its place; it is taken out of the event."""
+    """Remove the texts from an event and return them by their place."""
     for name in _WHEN:
         event.pop(name, None)
     if isinstance(event.get("response"), dict):

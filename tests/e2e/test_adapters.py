@@ -54,7 +54,7 @@ def of_model(body: Body, name: str) -> Body:
 
 @pytest.fixture(scope="module")
 def truth(engine: EngineProcess) -> dict[str, list[Answer]]:
-    """What each model answers, one body after another."""
+    """Each model's answers, one body after another."""
     return {name: answers(engine, [of_model(body, name) for body in BODIES], concurrency=1) for name in NAMES}
 
 

@@ -187,7 +187,7 @@ def with_template(template: str) -> Body:
 
 
 def test_streams_beside_hostile_templates(engine: EngineProcess) -> None:
-    """Of those who send them, four at once wait; of others, nobody: all is answered before the last of the four."""
+    """Four requests of their sender wait at once; requests of others do not: all are answered before the last of the four."""
 
     async def run() -> tuple[list[Answer], bool, list[int]]:
         async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
@@ -244,7 +244,7 @@ def test_a_full_queue_is_429_with_retry_after(engine: EngineProcess) -> None:
 
 
 def test_a_deadline_of_what_waits(engine: EngineProcess) -> None:
-    """Of what runs: `test_reload.py`, where answers are long."""
+    """Deadlines of running requests are in `test_reload.py`, where answers are long."""
 
     async def overdue() -> httpx.Response:
         body = {"prompt": [7], "max_tokens": 250, "ignore_eos": True, "timeout": 0.05}

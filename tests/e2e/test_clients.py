@@ -81,7 +81,7 @@ def test_forms_bind(client: ollama.Client) -> None:
 
 
 def test_thinking(client: ollama.Client) -> None:
-    """Of an answer that is gone on with: the model would not begin to."""
+    """The answer is continued: the model would not begin to think."""
     turns = [*QUESTION, {"role": "assistant", "content": "<think>"}]
     whole = client.chat("demo", turns, options={**GREEDY, "num_predict": 20})
     assert whole.message.thinking
@@ -156,7 +156,7 @@ def test_two_turns_with_a_tool_each(engine: EngineProcess, name: str) -> None:
 
 
 def test_a_patch_follows_its_grammar(engine: EngineProcess) -> None:
-    """As far as it came: the model knows no end of it."""
+    """The model does not know how to end a patch, so the beginning is checked."""
     recorded = RECORDED["codex"]
     body = recorded["body"] | {
         "tool_choice": {"type": "custom", "name": "apply_patch"},

@@ -59,7 +59,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def test_held_out_questions(engine: EngineProcess) -> None:
-    """Of the drafts of its layer, which change no answer, three of four that come first are accepted."""
+    """Three of four first draft tokens of its layer are accepted; they change no answer."""
     command = [sys.executable, "-m", "tools.demo.evaluate", "--url", f"{engine.url}/v1", "--count", "100"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500)
     num_accepted = engine.metric("spec_decode_num_accepted_tokens_per_pos_total", position="0")

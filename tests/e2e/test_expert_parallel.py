@@ -35,7 +35,7 @@ BY_ORDER = '{"step_interval": 1000000000, "window_size": 1000000000, "statistics
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[list[Answer], list[Answer]]:
-    """What one rank answers."""
+    """Return the answers of a single rank."""
     with EngineProcess(MODEL, *OPTIONS) as engine:
         return answers(engine, BODIES), answers(engine, LONG_BODIES)
 
@@ -136,7 +136,7 @@ def experts_of(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> dic
 
 
 def order_with_death(engine: EngineProcess, *, leader_dies: bool) -> httpx.Response:
-    """What an order answers while one of two ranks dies, which have proposed a placement and not switched to it."""
+    """Return the answer to a command while one of two ranks dies that have proposed a placement and not switched to it."""
     table, epochs = ExpertTable.attach(engine.run.run_id, is_readonly=True), {rank: engine.actors()[rank] for rank in RANKS}
     proposed = load_u64(table.words, PROPOSED)
     engine.kill("worker1", signal.SIGSTOP)  # it does not get ready

@@ -39,7 +39,7 @@ NARROW = {
 
 
 def kernels_in(path: Path) -> dict[str, str]:
-    """What a start with float32 keys and values takes of a file."""
+    """Return the kernels that a start with float32 keys and values takes from a file."""
     found = msgspec.json.decode(path.read_bytes(), type=Timing)
     return kernels_of(found.chosen, _cpu.candidates()[-1], "float32")
 
@@ -87,8 +87,8 @@ def test_chosen_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", _cpu.variants())
 def test_pinned(variant: str) -> None:
-    """What transformers computed; then an answer's bytes alone, together, and while the worker dies, which takes the same
-    kernels again. Also those that are there for tests alone."""
+    """transformers' outputs; then an answer's bytes alone, together, and while the worker dies, which takes the same kernels
+    again. Includes variants that exist for tests alone."""
     pinned = ("--max-model-len", "400", "--cpu-kernels", variant)
     cases = golden_cases("qwen3")
     with EngineProcess(GOLDEN / "qwen3", *pinned, *PRECISIONS["float32"]) as engine:

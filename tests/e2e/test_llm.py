@@ -45,7 +45,7 @@ def run_of(llm: LLM) -> Run:
 
 
 def over_http(llm: LLM, path: str, **body: Any) -> Any:
-    """Of any client."""
+    """Ask the engine as any client does."""
     transport = httpx.HTTPTransport(uds=llm._engine.url.removeprefix("unix:"))
     with httpx.Client(transport=transport, base_url="http://localhost", timeout=WATCHDOG_S) as client:
         key = {"authorization": f"Bearer {llm._engine.key}"}
@@ -260,7 +260,7 @@ def test_mistakes(llm: LLM, prompts: Any, params: Any, kind: type[Exception], wh
 
 
 def test_one_mistake_among_many_ends_all_at_once(llm: LLM) -> None:
-    """What was under way is aborted: nothing of it runs on."""
+    """Open requests are aborted: none runs on."""
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     with pytest.raises(ValueError, match=r"prompts\[3\]"):
         llm.generate(["a", "b", "c", [10**7], *["d"] * 50], long, use_tqdm=False)
@@ -270,7 +270,7 @@ def test_one_mistake_among_many_ends_all_at_once(llm: LLM) -> None:
 
 
 def test_interrupted(llm: LLM) -> None:
-    """As by Ctrl+C, or the button of a notebook."""
+    """Ctrl+C, or the button of a notebook."""
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     interrupter = threading.Thread(
         target=lambda: (wait_until(lambda: llm._call("/load")["running"]), os.kill(os.getpid(), signal.SIGINT))

@@ -43,14 +43,14 @@ def test_the_same_bytes(model: str, precision: str, layouts: tuple[str, ...]) ->
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[list[Answer], list[Answer]]:
-    """What one rank answers."""
+    """Return the answers of a single rank."""
     with EngineProcess(GOLDEN / "qwen3_moe", *OPTIONS) as engine:
         return answers(engine, BODIES), answers(engine, LONG_BODIES)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the second engine, which shares nothing with the first."""
+    """Checkpoint of the second engine, which shares nothing with the first."""
     return shutil.copytree(GOLDEN / "qwen3_moe", tmp_path_factory.mktemp("weights") / "qwen3_moe")
 
 

@@ -234,7 +234,7 @@ def test_a_dead_api_takes_its_own_requests_along_alone(embedder: EngineProcess) 
 
 
 def test_ranks_by_the_angle(embedder: EngineProcess) -> None:
-    """Of a model that makes vectors."""
+    """The model makes vectors."""
     query, *documents = (np.frombuffer(each, np.float32).astype(np.float64) for each in vectors(embedder, [QUERY, *TEXTS]))
     angles = [query @ each / np.linalg.norm(query) / np.linalg.norm(each) for each in documents]
     results = post(embedder, "/v1/rerank", query=QUERY, documents=TEXTS)["results"]
@@ -364,5 +364,5 @@ def test_a_model_of_the_other_kind(scorer: EngineProcess) -> None:
 
 
 def test_the_document_holds(embedder: EngineProcess) -> None:
-    """Of the routes that a model which makes vectors answers: all of these."""
+    """Routes that a model which makes vectors answers: all of these."""
     fuzz(embedder, "--include-path-regex", POOLING_ROUTES, "--phases", "examples,coverage,fuzzing", "--max-examples", "6")

@@ -1,4 +1,4 @@
-"""What the README tells a new request to run answers what it says: its own blocks, at the address of an engine of the test."""
+"""The README's commands give the answers that it shows: its own blocks, at the address of an engine of the test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def block(part: str) -> str:
 
 
 def typed(text: str, engine: EngineProcess | None = None, typed_then: str = "") -> str:
-    """What a block, one of Python or of the shell, writes where it is typed in the checkout."""
+    """Return the output of a block of Python or of the shell, typed in the checkout."""
     text = text.replace(ADDRESS, engine.url) if engine else text
     text = text.replace(".venv/bin/tokamak", f"{sys.executable} -m tools.cli")
     is_python = text.startswith("from ")

@@ -43,7 +43,7 @@ def engine() -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def truth(engine: EngineProcess, model_b: Path) -> dict[str, list[Answer]]:
-    """What A and B answer, each from a fresh start."""
+    """Answers of A and B, each from a fresh start."""
     with EngineProcess(model_b, "--max-model-len", "4000") as fresh_b:
         return {"a": stripped(answers(engine, SHORT)), "b": stripped(answers(fresh_b, SHORT))}
 
@@ -295,7 +295,7 @@ def test_a_death_in_a_reload(engine: EngineProcess, truth: dict[str, list[Answer
 
 
 def test_a_deadline_passes_in_a_pause(engine: EngineProcess) -> None:
-    """What came until then is the answer. A pause in the middle of it, so that no machine ends it by itself in time."""
+    """The text until then is the answer. The pause comes in the middle of it, so that the answer ends in time on no machine."""
     whole = answers(engine, LONG[:1])[0].token_ids
 
     async def cut_after(timeout_s: float) -> Answer:

@@ -30,7 +30,7 @@ for body in (*BODIES[1::4], *LONG_BODIES[1::4]):  # each rank has the masks of a
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[list[Answer], list[Answer]]:
-    """What one rank answers."""
+    """Return the answers of a single rank."""
     with EngineProcess(MODEL, *OPTIONS) as engine:
         return answers(engine, BODIES), answers(engine, LONG_BODIES)
 

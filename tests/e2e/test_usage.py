@@ -1,4 +1,4 @@
-"""What an answer reports of its usage is what an undisturbed run reports, whoever dies before its first token."""
+"""Usage of an answer is that of an undisturbed run, whichever process dies before its first token."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ def loads(engine: EngineProcess) -> dict[str, float]:
 
 
 def files(directory: Path) -> list[Path]:
-    """Of packed weights; the checksums of the checkpoint and which kernels are fastest are beside them."""
+    """Return the files of packed weights, without those of checksums and kernel choices."""
     return sorted(path for path in directory.iterdir() if path.suffix in (".weights", ".partial"))
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """What an engine without a cache answers, and that it keeps nothing."""
+    """Answers of an engine without a cache, which keeps nothing."""
     directory = tmp_path_factory.mktemp("none")
     with engine_with(directory, "--no-weight-cache") as engine:
         found = answers(engine, BODIES)

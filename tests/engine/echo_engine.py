@@ -157,7 +157,7 @@ class EchoEngine:
             counters.close()
 
     def pids(self) -> list[int]:
-        """Of all its processes, the supervisor's included."""
+        """Pids of all its processes, the supervisor's included."""
         counters = self.counters()
         try:
             return [actor.pid for actor in counters.actors()]

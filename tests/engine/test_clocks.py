@@ -37,7 +37,7 @@ def tells_time_of_day(tree: ast.AST) -> bool:
 
 
 def test_deadlines_are_of_the_monotonic_clock() -> None:
-    """What waits, expires or is measured asks `time.monotonic_ns`; a new place that tells the time of day is named here."""
+    """Waits, deadlines and measurements use `time.monotonic_ns`; a new use of the time of day is named here."""
     found = []
     for package in ("api", "engine", "shm", "workers", "ops"):
         for file in sorted((REPOSITORY / package).rglob("*.py")):

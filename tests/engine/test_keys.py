@@ -66,7 +66,7 @@ def test_secrets_leave_the_command_line() -> None:
 
 @pytest.mark.slow
 def test_no_secret_is_in_any_file_of_a_run(tmp_path: Path) -> None:
-    """Of a whole engine, from its start to its end."""
+    """A whole engine, from its start to its end."""
     from tests.e2e.engine_process import DEMO, EngineProcess
 
     secrets = ("key-of-clients", "key-of-admins", "key-of-the-store")

@@ -31,7 +31,8 @@ def pixels_of(frames: int, height: int, width: int, patch_size: int) -> np.ndarr
 
 
 def patches_of(frames: np.ndarray[Any, Any], patch: int, merge: int, per_patch: int, settings: dict[str, Any]) -> Any:
-    """As the published processors cut them: [rows in time, squares, patches of a square, channel, frames, patch, patch]."""
+    """Return the patches of the published processors: [rows in time, squares, patches of a square, channel, frames, patch,
+    patch]."""
     import torch
 
     values = frames.astype(np.float32) * np.float32(settings["rescale_factor"])

@@ -1,4 +1,4 @@
-"""What linears over integers compute, in numpy: the same integers, in the same blocks, summed in float64."""
+"""Linears over integers in numpy: the same integers, in the same blocks, summed in float64."""
 
 from __future__ import annotations
 

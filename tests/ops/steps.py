@@ -54,7 +54,7 @@ class HandMadeStep:
         return make_cache(k, *self.numbers(num_kv_heads, head_dim, seed), num_kv_heads, self.block_size, dtype)
 
     def numbers(self, num_kv_heads: int, head_dim: int, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
-        """What that layer holds, as far as its type can: keys and values, float32 [num_slots, num_kv_heads * head_dim]."""
+        """Return the keys and values of that layer in its type's precision: float32 [num_slots, num_kv_heads * head_dim]."""
         generator = np.random.default_rng(seed)
         shape = ((self.num_blocks + 1) * self.block_size, num_kv_heads * head_dim)
         keys, values = generator.standard_normal(shape, np.float32), generator.standard_normal(shape, np.float32)

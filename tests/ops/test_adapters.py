@@ -1,5 +1,6 @@
-"""What LoRA adapters add to a linear: the sum as numpy has it, over weights of every format, with the bits that a row has alone
-and, where it has no adapter, the linear's own."""
+"""LoRA adapters of a linear: the sum equals numpy's, over weights of every format, with the bits that a row has alone and,
+where it has no adapter, the linear's own.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Adapted:
         arena.bind([self.module])
 
     def __call__(self, x: np.ndarray, row_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the linear gives, and what it is with adapters."""
+        """Return the linear's result, and the one with adapters."""
         step = HandMadeStep([(3, 0, len(x))], row_tile=self.k.row_tile, has_adapters=True)
         step.inputs._set("adapter_slots", row_slots, -1)
         begun = self.k.begin(step.inputs, step.cache(self.k, 1, 8))

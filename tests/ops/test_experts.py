@@ -68,7 +68,7 @@ def routing_of(ids: np.ndarray, weights: np.ndarray) -> Routing:
 
 
 def chosen(scores: np.ndarray, rule: RoutingRule, correction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of one row, as the issue of the models says it."""
+    """Return one row's experts and their weights by the published rule."""
     left = scores + correction
     if rule.num_groups > 1:
         groups = left.reshape(rule.num_groups, -1)
@@ -266,7 +266,7 @@ PANELS = 3 * 6  # of three experts
 
 
 class _PartsAsked(Memory):
-    """What is said to be read of each array."""
+    """Parts of each array that an op says it reads."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[tuple[int, int]]] = {}

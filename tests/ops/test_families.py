@@ -36,7 +36,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def linear(kind: str) -> np.ndarray:
-    """Of all formats, shapes and ways that rows go; numbers of all sizes, the smallest too."""
+    """Return results for all formats, shapes and ways of rows; numbers of all sizes, the smallest too."""
     results = []
     for format, (num_inputs, num_outputs) in itertools.product(FORMATS[kind], SHAPES):
         module = Linear(("w",), num_inputs, (num_outputs,), has_bias=True, format=format)
@@ -117,7 +117,7 @@ def selected() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict[str, np.ndarray]]:
-    """What each variant gives, for each part."""
+    """Results of each variant, for each part."""
     found = {}
     before = composition()
     for variant in _cpu.variants():

@@ -1,5 +1,6 @@
-"""What rows of media have besides: features in place of embeddings or added to hidden states, a set of experts of their own,
-and angles of three positions."""
+"""Extras of media rows: features in place of embeddings or added to hidden states, a set of experts of their own, and angles of
+three positions.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +144,7 @@ def test_equal_positions_give_the_bits_of_plain_ones(name: str) -> None:
 
 
 def test_rows_turn_by_their_own_angles(k: OpTable) -> None:
-    """As heads with plain positions do where the angles are those of these."""
+    """Heads with plain positions and the same angles give the same."""
     shape, plain = AttentionShape(2, 1, 16), replace(rope_of("sections"), mrope_layout="", mrope_sections=())
     rotary, by_row = Rotary(16), Rotary(16, is_by_row=True)
     tables = rotary_tables(plain, 16, 320)

@@ -22,7 +22,7 @@ LINEAR = Linear(("w",), 64, (96,), has_bias=True)
 
 
 def with_linear(name: str, change: Callable[[paddle.Tensor], paddle.Tensor]) -> Candidate:
-    """What the reference's linear gives, changed."""
+    """Return a candidate with the reference's linear, changed."""
 
     def changed(table: OpTable) -> OpTable:
         return replace(table, linear=lambda x, module: change(TABLE.linear(x, module)))
@@ -91,7 +91,7 @@ def test_where_none_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_device_that_draws_wrongly_leaves_it_to_the_host() -> None:
-    """Of equal logits one takes the last."""
+    """It takes the last one of equal logits."""
 
     def last(inputs: Any, logits: paddle.Tensor) -> paddle.Tensor:
         assert TABLE.drawing is not None

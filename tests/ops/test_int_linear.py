@@ -51,8 +51,8 @@ def linear_of(k: OpTable, weight: np.ndarray | QuantizedWeight, format: WeightFo
 
 
 def rounding(format: WeightFormat, num_inputs: int) -> float:
-    """What float32 may lose: half a unit in the last place for each block, and a few for scales and bias. A whole number that
-    were off by one would show: it weighs 1e-5 of a block's magnitude."""
+    """Return the float32 error that is allowed: half a unit in the last place for each block, and a few for scales and bias. An
+    integer that is off by one would show: it weighs 1e-5 of a block's magnitude."""
     return (4 + -(-num_inputs // integers.block_of(format))) * 2.0**-24
 
 

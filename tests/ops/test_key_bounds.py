@@ -69,7 +69,7 @@ CACHES_OF_TWO = [cache for cache in CACHES if not cache[0].endswith("-1")]
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES_OF_TWO, indirect=["k"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_formula(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
-    """What no row sees may be NaN."""
+    """Keys that no row sees may be NaN."""
     dim, group = shape.head_dim, shape.num_heads // shape.num_kv_heads
     step = HandMadeStep([(SLOT, 0, LENGTH), (1, 0, 20)], row_tile=k.row_tile)
     step.bound(SLOT, spans())
@@ -122,7 +122,7 @@ def test_causal_bounds_change_no_bit(k: OpTable, kv_dtype: str, shape: Attention
 
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES_OF_TWO, indirect=["k"])
 def test_latents(k: OpTable, kv_dtype: str) -> None:
-    """As where attention is over latents: the same bits in any chunks; causal bounds change none."""
+    """Attention over latents has the same bits in any chunks; causal bounds change none."""
     rows = LatentRows(k, LatentShape(4, 16, 8, 40, 0.2), kv_dtype=kv_dtype)
     whole = [[(SLOT, 0, LENGTH)]]
     plain = rows.run(whole)

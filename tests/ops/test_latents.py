@@ -27,7 +27,7 @@ SHAPES = [
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
 @pytest.mark.parametrize(("shape", "block_size", "is_interleaved"), [(SHAPES[0], 16, True), (SHAPES[1], 1, False)])
 def test_formula(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: int, is_interleaved: bool) -> None:
-    """What is kept, and softmax attention over it; what others left, NaN included, does not matter."""
+    """Cached latents, and softmax attention over them; leftovers of others, NaN included, do not matter."""
     rows = LatentRows(k, shape, block_size, kv_dtype, is_interleaved)
     slot, length = 3, 130
     found, cache, step = rows.run_in_cache([[(slot, 0, 40)], [(slot, 40, 90), (5, 0, 30)]])
@@ -103,7 +103,7 @@ def test_drafts_behind_long_contexts_with_any_number_of_threads(variant: str, kv
 @pytest.mark.parametrize("format", [FLOAT32, BFLOAT16], ids=lambda format: format.kind)
 @pytest.mark.parametrize(("num_inputs", "num_outputs", "is_turned"), [(11, 37, True), (64, 24, False)])
 def test_head_linear(k: OpTable, format: WeightFormat, num_inputs: int, num_outputs: int, is_turned: bool) -> None:
-    """Of three heads, each with its own part of the weight; numbers behind a head's inputs do not count."""
+    """Three heads, each with its own part of the weight; numbers behind a head's inputs do not count."""
     other, stride, heads = 5, num_inputs + 3, 3
     size = num_inputs if is_turned else num_outputs
     weight = random(heads * (size + other), num_outputs if is_turned else num_inputs, seed=1)

@@ -1,5 +1,6 @@
-"""What is the native table's own: any number of threads gives the same bits, long contexts are cut for the threads, buffers of
-a recording do not overlap."""
+"""Properties of the native table alone: any number of threads gives the same bits, long contexts are cut for the threads,
+buffers of a recording do not overlap.
+"""
 
 from __future__ import annotations
 

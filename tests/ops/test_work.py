@@ -1,4 +1,4 @@
-"""What ops say of themselves for profiles: bytes that must move once and arithmetic, of the step at hand."""
+"""Work of ops in profiles: bytes that must move once and arithmetic, in the step at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the instructions on tiles compute, in numpy, by Intel's manual (volume 2, "TDPBF16PS" and "TDPBSSD")."""
+"""Tile instructions in numpy, by Intel's manual (volume 2, "TDPBF16PS" and "TDPBSSD")."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def dot_int8(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Of bfloat16 weights [out, in], float32 [rows, out]: step by step of 32 inputs, the last one filled up with zeros."""
+    """Compute a linear with bfloat16 weights [out, in] and float32 rows [rows, out]: in steps of 32 inputs, the last one filled
+    up with zeros."""
     rows, inputs = x.shape
     padded = -(-inputs // STEP_INPUTS) * STEP_INPUTS
     a, b = np.zeros((rows, padded), np.float32), np.zeros((padded, len(weight)), np.float32)

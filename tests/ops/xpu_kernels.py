@@ -97,6 +97,6 @@ _NAMES = {
 
 
 def has_kernel(name: str, dtype: str) -> bool:
-    """Of an op by the name that Paddle's log has; what ends with _ works in place."""
+    """Return whether an op, by its name in Paddle's log, has a kernel; a name that ends with _ works in place."""
     name = name.removesuffix("_")
     return dtype in _LISTED.get(_NAMES.get(name, name), "").split()

@@ -60,7 +60,7 @@ class Browser:
         return self.driver.execute_script(text, *arguments)
 
     def status_of(self, path: str) -> int:
-        """That of the error in which asking for it ends, as the page's own code tells it."""
+        """Return the status of the error that a request ends in, as the page's own code reports it."""
         text = (
             "const [path, done] = arguments;"
             "import('/page/server.js').then(({ get }) => get(path)).then(done, (error) => done(error.status))"
@@ -68,7 +68,7 @@ class Browser:
         return int(self.driver.execute_async_script(text, path))
 
     def check(self, name: str, *arguments: object) -> Any:
-        """What a function of checks.js finds."""
+        """Return the result of a function of checks.js."""
         return self.script(f"{CHECKS.read_text()}\nreturn {name}(...arguments)", *arguments)
 
     def find(self, id_: str) -> WebElement:
@@ -133,7 +133,7 @@ class Browser:
             whole.quantize(NUM_COLORS, dither=Image.Dither.NONE).save(self._screenshots / f"{name}.png", optimize=True)
 
     def complaints(self) -> list[str]:
-        """What the browser's console holds that nobody expects."""
+        """Return the unexpected messages on the browser's console."""
         logged = [str(entry["message"]) for entry in self.driver.get_log("browser")]
         return [text for text in logged if not any(expected in text for expected in EXPECTED)]
 

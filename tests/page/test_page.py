@@ -1,4 +1,4 @@
-"""What people do at the page, in a headless Chromium: chat, stop, edit, branch, keep, compare; keys; a server that dies."""
+"""People at the page, in a headless Chromium: chat, stop, edit, branch, keep, compare; keys; a server that dies."""
 
 from __future__ import annotations
 

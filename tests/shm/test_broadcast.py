@@ -1,4 +1,4 @@
-"""What a broadcast ring adds to a ring: readers that join, lag, leave and are evicted."""
+"""Properties of a broadcast ring beyond those of a ring: readers that join, lag, leave and are evicted."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_other_bus_errors_still_end_the_process(path: Path, dump: str) -> None:
 
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_guard_comes_before_handlers_set_later(path: Path, is_guarded: bool) -> None:
-    """As Python's faulthandler, which an actor enables; without a guard the fault still ends the process by its signal."""
+    """An actor enables Python's faulthandler, for example; without a guard the fault still ends the process by its signal."""
     code = f"""
 import faulthandler, mmap, os
 from shm.file_guard import FileGuard

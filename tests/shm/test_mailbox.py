@@ -1,4 +1,4 @@
-"""What a mailbox adds to its rings: several senders, the control ring, one doorbell."""
+"""Properties of a mailbox beyond those of its rings: several senders, the control ring, one doorbell."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_new_reader_finds_what_the_last_one_left(run_id: str) -> None:
 
 
 def test_record_delivered_twice_is_dropped(run_id: str) -> None:
-    """As if a reader had died between noting what it delivered and moving its head."""
+    """A reader died between noting the delivery and moving its head."""
     link = MailboxLink(run_id)
     link.writer.try_send(b"a")
     link.writer.try_send(b"b")
@@ -118,7 +118,7 @@ def test_unknown_sender_and_bad_names_are_refused(run_id: str) -> None:
 
 
 def test_one_thread_may_wait_while_another_receives(run_id: str) -> None:
-    """As the api does: a thread sleeps on the doorbell for the event loop."""
+    """The api does so: a thread sleeps on the doorbell for the event loop."""
     mailbox, senders = open_mailbox(run_id, "supervisor", "api0")
     woken = threading.Semaphore(0)
     taken = threading.Semaphore(0)

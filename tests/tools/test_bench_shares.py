@@ -56,7 +56,7 @@ def linear_tape(num_rows: int, num_inputs: int, num_outputs: int) -> tuple[Tape,
 
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_64_panels_are_tasks_of_one_size_for_every_thread(num_rows: int) -> None:
-    """As many as a power of two of threads divides, so that all are done at once; a few panels each, one for 64 threads."""
+    """A power of two of threads divides their number, so that all end at once; a few panels each, one for 64 threads."""
     with table("portable-1"):
         tape, _ = linear_tape(num_rows, 512, 1024)
         found = {num_threads: tape.replay_alone(num_threads)[0] for num_threads in (2, 4, 8, 16, 32, 64)}

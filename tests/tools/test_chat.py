@@ -55,7 +55,7 @@ class TerminalChat:
         self.until("tokens in")
 
     def until(self, text: str, timeout_s: float = WATCHDOG_S) -> str:
-        """What comes up to `text`, which is taken off the screen."""
+        """Return the output up to `text`, which is taken off the screen."""
         deadline = time.monotonic() + timeout_s
         while text not in self.screen:
             if time.monotonic() > deadline:

@@ -38,7 +38,7 @@ def asked() -> list[data.Question]:
 
 
 def words_of(tools: tuple[calls.Json, ...]) -> set[str]:
-    """Of the names of tools and of their arguments."""
+    """Return the words in the names of tools and of their arguments."""
     names = [name for tool in tools for name in (tool["function"]["name"], *tool["function"]["parameters"]["properties"])]
     return {word for name in names for word in WORD.findall(re.sub("([A-Z])", r" \1", name).lower())}
 

@@ -1,4 +1,5 @@
-"""What the demonstration model says about Tokamak is so: commands, options, routes, files, numbers and names of its answers."""
+"""The demonstration model's facts about Tokamak are true: commands, options, routes, files, numbers and names of its
+answers."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def test_model_says_that_it_is_a_toy() -> None:
 
 
 def test_cpu_needs_no_paddle() -> None:
-    """As the answer says: of what is installed for the CPU alone, Paddle is no part."""
+    """The answer says so: an install for the CPU alone has no Paddle."""
     assert "PaddlePaddle is needed only for reference ops and for devices" in ANSWERS["framework"]
     project = (REPOSITORY / "pyproject.toml").read_text()
     (needed,) = re.findall(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)

@@ -80,7 +80,7 @@ def test_every_whole_engine_test_is_named() -> None:
 
 
 def test_every_flag_exists() -> None:
-    """Of some command of ours: what a page tells people to type is taken."""
+    """Some command of ours takes every flag that a page shows."""
     known = {flag for command in _commands() for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}
     known |= {f"--no-{option.name}" if option.default is True else f"--{option.name}" for option in OPTIONS.values()}
     known |= {f"--{name.replace('_', '-')}" for name in VLLM_FLAGS}
@@ -125,7 +125,7 @@ def _links(text: str) -> list[str]:
 
 
 def _anchors(text: str) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     anchors: set[str] = set()
     for heading in headings:

@@ -24,7 +24,8 @@ def shell(
     directory: Path = REPOSITORY,
     caller: Path | None = None,
 ) -> str:
-    """What `code` prints after sourcing the copy of tools/setup.sh in `directory`, for a `caller` there or elsewhere."""
+    """Return the output of `code` after sourcing the copy of tools/setup.sh in `directory`, for a `caller` there or
+    elsewhere."""
     command = ["bash", "-c", SETUP + code, str(directory), *arguments]
     variables = PATH | (environment or {})
     done = subprocess.run(
@@ -47,7 +48,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def install(checkout: Path) -> None:
-    """What a setup leaves behind that has installed everything."""
+    """Leave the traces of a setup that has installed everything."""
     packages, native = shell("echo $(package_fingerprint) $(native_fingerprint)", directory=checkout).split()
     (checkout / ".venv" / ".tokamak-base").write_text(packages)
     (checkout / "build" / "python3.11" / "tokamak-native").write_text(f"best {native}\n")
@@ -168,7 +169,7 @@ def test_an_interpreter_may_lie_anywhere(tmp_path: Path) -> None:
     ],
 )
 def test_uv_finds_packages_where_pip_does(tmp_path: Path, own: dict[str, str], expected: str) -> None:
-    """What the environment says wins over the file, and what is said to uv itself over both."""
+    """The environment wins over the file, and uv's own settings win over both."""
     settings = tmp_path / "pip.conf"
     settings.write_text("[global]\nindex-url = https://theirs/simple\nextra-index-url =\n    file:///a\n    https://b\n")
     environment = {"PIP_CONFIG_FILE": str(settings), "PIP_INDEX_URL": "https://mine/simple", "PIP_FIND_LINKS": "/wheels /more"}

@@ -50,13 +50,13 @@ class DeepseekForward:
         self.cosines, self.sines, self.partners = rotary_tables(model.rope, config["qk_rope_head_dim"], 512)
 
     def logprobs(self, token_ids: list[int]) -> np.ndarray:
-        """Of every token after each position: [positions, vocab]."""
+        """Return the log-probabilities of every token after each position: [positions, vocab]."""
         logits = self.linear("lm_head", self.hidden(token_ids))
         logits = logits - logits.max(-1, keepdims=True)
         return np.asarray(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
 
     def hidden(self, token_ids: list[int]) -> np.ndarray:
-        """Of each token, as the head reads it: [positions, hidden]."""
+        """Return each token's hidden state, as the head reads it: [positions, hidden]."""
         x = self.embedded(token_ids)
         for index in range(self.config["num_hidden_layers"]):
             x = self.layer(f"model.layers.{index}", x, is_sparse=index >= self.config["first_k_dense_replace"])
@@ -66,7 +66,7 @@ class DeepseekForward:
         return self._get("model.embed_tokens.weight")[token_ids]
 
     def layer(self, prefix: str, x: np.ndarray, is_sparse: bool) -> np.ndarray:
-        """Of rows that follow each other."""
+        """Compute a layer for rows that follow each other."""
         x = x + self._attention(self._norm(x, f"{prefix}.input_layernorm"), f"{prefix}.self_attn")
         h = self._norm(x, f"{prefix}.post_attention_layernorm")
         return np.asarray(x + (self._experts(h, f"{prefix}.mlp") if is_sparse else self._mlp(h, f"{prefix}.mlp")))

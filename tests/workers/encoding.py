@@ -30,7 +30,7 @@ def pixels_of(path: Path, height: int, width: int) -> np.ndarray:
 def units_of(
     name: str, sample: Sample, case: int, slab: SlabProducer, features: dict[str, np.ndarray] | None = None
 ) -> list[Encode]:
-    """What is to be encoded for a golden prompt, its pixels in the slab; or the features that a client made."""
+    """Return the units to encode for a golden prompt, with their pixels in the slab; or the features that a client made."""
     vision = ModelConfig.read(GOLDEN / name).vision
     assert vision is not None
     found, patch = [], vision.patch_size

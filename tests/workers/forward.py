@@ -21,7 +21,7 @@ class Forward:
         return "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
 
     def logprobs(self, token_ids: list[int]) -> np.ndarray:
-        """Of what follows each token, [tokens, vocabulary]."""
+        """Return the log-probabilities of the token after each token, [tokens, vocabulary]."""
         logits = self.linear(self.head, self.hidden(token_ids))
         if self.config.tie_word_embeddings:  # of the weight alone
             logits += self.tensors.get("lm_head.bias", 0)
@@ -29,7 +29,7 @@ class Forward:
         return np.asarray(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
 
     def hidden(self, token_ids: list[int]) -> np.ndarray:
-        """Of each token, as the head reads it: [tokens, hidden]."""
+        """Return each token's hidden state, as the head reads it: [tokens, hidden]."""
         residual = self.embedded(token_ids)
         for index in range(self.config.num_layers):
             is_sparse = self.config.experts is not None and index in self.config.experts.sparse_layers
@@ -40,7 +40,7 @@ class Forward:
         return self.tensors["model.embed_tokens.weight"][token_ids]
 
     def layer(self, prefix: str, residual: np.ndarray, is_sparse: bool) -> np.ndarray:
-        """Of rows that follow each other."""
+        """Compute a layer for rows that follow each other."""
         residual = residual + self.attention(f"{prefix}.self_attn", self.norm(f"{prefix}.input_layernorm", residual))
         h = self.norm(f"{prefix}.post_attention_layernorm", residual)
         return np.asarray(residual + (self.mixture(prefix, h) if is_sparse else self.mlp(f"{prefix}.mlp", h)))

@@ -44,7 +44,7 @@ def make_seeing_runner(path: Path, **options: Any) -> tuple[ModelRunner, Encoder
 
 
 def store(arena: EncoderArena, first_row: int, unit_hash: bytes, features: np.ndarray, version: int = 1) -> None:
-    """As an encoder would."""
+    """Store features as an encoder does."""
     arena.begin(first_row)
     rows = arena.rows[first_row : first_row + len(features)]
     if rows.dtype == np.uint16:

@@ -88,7 +88,7 @@ class Engine:
         return worker
 
     def use(self, path: Path, version: int, contents: str = "") -> None:
-        """What a worker has to load."""
+        """Set the weights that a worker has to load."""
         weights, known = (str(path), version), {version: contents} if contents else {}
         self.run.write_weights(WeightsRecord(*weights, version, WeightsState.NORMAL, (weights,), known))
 
@@ -262,7 +262,7 @@ def test_a_broken_checkpoint_leaves_the_weights(engine: Engine, tmp_path: Path) 
 
 
 def test_a_path_that_is_none_leaves_the_weights(engine: Engine) -> None:
-    """What no loader foresaw: the worker lives."""
+    """An error that no loader foresaw: the worker lives."""
     worker = engine.worker()
     engine.received()
     changed = engine.ask(worker, LoadWeights("c1", "/a\0b", 2, []))
@@ -310,8 +310,8 @@ def test_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "not-packed"])
 def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_packed: bool) -> None:
-    """What is in use is its packed weights. Where these are gone a worker says by other contents that it has other weights,
-    and loads nothing else under the number of what is in use."""
+    """The packed weights are in use. Where these are gone a worker reports other contents, and loads nothing else under the
+    version in use."""
     expected, path = expected_outputs(engine.model)[0], engine.model / "model.safetensors"
     if is_packed:
         engine.keep_packed(tmp_path / "packed")

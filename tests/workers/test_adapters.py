@@ -90,7 +90,7 @@ def test_several_ranks_give_the_bytes_of_one(tmp_path: Path) -> None:
 
 
 def test_drafts_change_no_bit(tmp_path: Path) -> None:
-    """Of layers, which draft without adapters, and of n-grams."""
+    """Drafts of layers, which draft without adapters, and of n-grams."""
     from tests.workers.mtp import drafting
 
     model = GOLDEN / "ernie4_5_moe"

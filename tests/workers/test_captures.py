@@ -221,7 +221,7 @@ def test_padding_comes_after_the_inputs_are_complete() -> None:
 def serve_samples(
     architecture: str, *, chunk: int = 512, is_preempted: bool = False, drafter: Drafting | None = None, **options: Any
 ) -> tuple[list[Any], list[int]]:
-    """What all samples come to in one batch, and how many tokens each row brought."""
+    """Return the outcome of all sequences in one batch, and how many tokens each row brought."""
     serving, batch = Serving(runner_of(architecture, **options), chunk=chunk, drafter=drafter), samples()
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
@@ -235,8 +235,8 @@ def serve_samples(
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "deepseek_v3"])
 def test_no_byte_depends_on_the_plan(architecture: str) -> None:
-    """Of tape, captured and eager, with drafts and without, chunked and preempted; with a fixed length of drafts each row has
-    as many accepted. Prompts may be what is captured too."""
+    """Tape, captured and eager, with drafts and without, chunked and preempted; with a fixed draft length each row has as many
+    accepted. Prompts may be captured too."""
     expected, _ = serve_samples(architecture)
     assert serve_samples(architecture, **captured(4, 2))[0] == expected
     assert serve_samples(architecture, chunk=7, **captured(32, 8, graph_only_prefill=True))[0] == expected

@@ -444,7 +444,7 @@ def test_ranks_agree_on_late_masks(directory: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [SpeculativeConfig(), DRAFTING], ids=["plain", "drafts"])
 def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeConfig) -> None:
-    """That of the first: none ends a form, or its drafts, that another goes on with."""
+    """The first rank's: no rank ends a format, or its drafts, that another one goes on with."""
     found = []
     for late in (0, 1):
         with rank_group_of(2) as rank_group:

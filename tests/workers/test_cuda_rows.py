@@ -40,7 +40,7 @@ INT8 = WeightFormat("int8")
 
 
 class OnEmulatedCard:
-    """As `gpu_runner` with `--ops cuda`: each rank has a card of its own, and what they exchange goes through gloo."""
+    """Runner of a GPU with `--ops cuda`: each rank has a card of its own, and they exchange tensors through gloo."""
 
     def __init__(
         self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
@@ -132,7 +132,7 @@ def test_drafts_and_masks(plan: str) -> None:
 
 @pytest.mark.slow
 def test_layers_that_draft(tmp_path: Path) -> None:
-    """Of a model whose guesses stand."""
+    """The model's draft tokens are accepted."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
 
     def run(kind: Callable[..., Runner], **options: Any) -> tuple[list[int], list[int]]:
@@ -159,7 +159,7 @@ def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
 
 @pytest.mark.slow
 def test_steps_of_prompts_are_replayed() -> None:
-    """Of one prompt in chunks and of two whole ones, whose last tokens draw; with experts."""
+    """One prompt in chunks and two whole ones, with sampled last tokens; with experts."""
     sizes: dict[str, Any] = {"max_model_len": 32}
     prompts = {**sizes, "graph_only_prefill": True, "cudagraph_capture_sizes": (16, 8), "max_cudagraph_capture_size": 16}
     runner = core_of(OnEmulatedCard, "qwen3_moe", plan="captured", **prompts)
@@ -171,7 +171,7 @@ def test_steps_of_prompts_are_replayed() -> None:
 
 @pytest.mark.parametrize(("name", "quantization"), [("llama", "wint8"), ("qwen3_moe", "wint4")])
 def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
-    """As the reference computes a checkpoint of the numbers that they stand for."""
+    """The reference computes a checkpoint of the numbers that they stand for."""
     tensors = load_file(GOLDEN / name / "model.safetensors")
     is_tied = "lm_head.weight" not in tensors
     for tensor, values in tensors.items():

@@ -126,7 +126,7 @@ def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Pat
     ("form", "limit"), [(fp8_blocks(16, 32), 1e-5), (pack_quantized(4, 32), 0.1)], ids=["fp8 blocks", "packed 4"]
 )
 def test_quantized(form: Format, limit: float, checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
-    """What is stored is what is computed with, also where a linear is cut up for the heads."""
+    """The stored integers are computed with, also where a linear is cut up for the heads."""
     forward = checkpoint[1]
     worth = write_quantized(tmp_path, forward.config, forward.tensors, form)
     sample = answer(make_runner(tmp_path), 512)

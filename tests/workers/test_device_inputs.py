@@ -182,7 +182,7 @@ def test_slots_at_the_ends_of_blocks(maker: OpTable, starts: list[int], counts: 
 
 
 def test_first_and_last_keys(maker: OpTable) -> None:
-    """Of prompts that bring masks, in chunks beside rows that decode; then of nobody, where what was there is not read."""
+    """Prompts with masks, in chunks beside rows that decode; then without any, where old values are not read."""
     both = Both(2, maker)
     for slot in range(NUM_SLOTS):
         both.start(slot, 60, both.generator.integers(1, 57, 2))

@@ -44,12 +44,12 @@ def covering(*factors: tuple[str, ...]) -> list[Any]:
 
 
 def batch_of_all() -> list[Sample]:
-    """Of all kinds; the last one says one token again and again, which is drafted rightly."""
+    """Return sequences of all kinds; the last one repeats one token, which is drafted rightly."""
     return [*samples(), Sample([9, 4, 4, 4], SamplingParams(temperature=0.0, logit_bias={4: 90.0}, num_logprobs=1), 21)]
 
 
 def answers(precision: str, plan: str, fate: str, drafts: SpeculativeConfig) -> tuple[list[object], int]:
-    """Of all samples in one batch, and how many drafts stood."""
+    """Return the outcome of all sequences in one batch, and how many draft tokens were accepted."""
     options = {**PRECISIONS[precision], **PLANS[plan], "speculative_config": drafts}
     runner = make_runner(GOLDEN / "deepseek_v3", max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
     serving, batch = Serving(runner, chunk=7 if fate == "chunked" else 512), batch_of_all()

@@ -34,7 +34,7 @@ def samples() -> list[Sample]:
 
 
 def answers(path: Path, drafter: Drafting | None, *, chunk: int = 512, **options: Any) -> tuple[list[object], float]:
-    """What all samples come to in one batch, and the tokens that a row brings in the mean."""
+    """Return the outcome of all sequences in one batch, and the mean tokens of a row."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
     serving, batch = Serving(runner, chunk=chunk, drafter=drafter), samples()
     for slot, sample in enumerate(batch):

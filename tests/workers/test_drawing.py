@@ -1,5 +1,6 @@
-"""What a device draws by itself, of logits that lie there: the native sampler's tokens, in the place where the next step reads
-them. By ops of Paddle, which draw without temperature alone, and by a row of CUDA's on the emulated card."""
+"""Sampling on the device, from logits that are there: the native sampler's tokens, in the place where the next step reads them.
+By ops of Paddle, which draw without temperature alone, and by a row of CUDA's on the emulated card.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class Bench:
         return found
 
     def memory(self) -> tuple[list[int], list[int]]:
-        """Of each slot the token behind those of its start, and its length, as the device has them."""
+        """Return for each slot the token behind those of its start, and its length, as the device has them."""
         sizes, memory = self.inputs.sizes, self.inputs.slots.numpy()
         tokens = memory[self.ids * sizes.num_positions + self.lengths]
         return tokens.tolist(), memory[sizes.lengths_at + self.ids].tolist()

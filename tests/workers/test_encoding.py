@@ -131,7 +131,7 @@ def test_pixels_that_are_gone(encoding: Encoding) -> None:
 
 
 def test_a_call_that_another_life_began(encoding: Encoding) -> None:
-    """What it left is gone with it: its units are begun anew. A step that is sent again is such a call too."""
+    """Its units are begun anew. A step that is sent again is such a call too."""
     sample = encoding.samples()[0]
     begin, end = encoding.encode(encoding.units(sample, 0), (2,))
     assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)

@@ -129,7 +129,8 @@ WAYS: dict[str, Callable[[ModelRunner, list[Sample]], None]] = {
 
 @functools.cache
 def plain(architecture: str, backend: str) -> list[Sample]:
-    """What each way is compared with; a fixture would be made anew for every case that names its own backend."""
+    """Return the sequences that each way is compared with; a fixture would be made anew for every case with a backend of its
+    own."""
     samples = golden_samples(architecture)
     side_by_side(runner_of(architecture, backend), samples)
     return samples

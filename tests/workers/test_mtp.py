@@ -85,7 +85,7 @@ def test_draft_tokens_are_those_of_the_formulas(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3, two in turn"])
 def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path) -> None:
-    """Of rows that want different numbers of them: tapes with nothing of Python between, and a replay for each."""
+    """Rows want different numbers of them: tapes without Python in between, and a replay for each."""
     write_with_layers(tmp_path, *SHAPES[name])
     runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
     assert runner.mtp is not None
@@ -174,7 +174,7 @@ def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Pa
 
 
 def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: Any) -> tuple[list[object], int]:
-    """What samples of all kinds come to in one batch, and how many guesses were verified for it."""
+    """Return the outcome of sequences of all kinds in one batch, and how many draft tokens were verified."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
     if least_chance:
         assert runner.mtp is not None
@@ -206,7 +206,7 @@ def test_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any]
 
 
 def test_no_byte_depends_on_where_chains_end() -> None:
-    """Of layers that are sure of nothing."""
+    """The layers are sure of nothing."""
     path = GOLDEN / "deepseek_v3"
     expected, _ = answers(path)
     whole, ended = (answers(path, least_chance=least, speculative_config=drafting(K)) for least in (0, 0.04))

@@ -85,7 +85,7 @@ def test_as_transformers_has_them_in_every_way(checkpoint: tuple[str, Path], run
 
 
 def test_behind_a_cached_beginning(checkpoint: tuple[str, Path], runner: ModelRunner) -> None:
-    """Of models whose last token stands for the prompt: what others had computed before it."""
+    """The last token stands for the prompt: earlier tokens were computed for other requests."""
     assert runner.config.pooling is not None
     if runner.config.pooling.needs_all_tokens:
         return

@@ -66,7 +66,7 @@ class GraphDevice(PaddleDevice):
 
 
 class WithGraphs:
-    """As `xpu_runner`, on that device."""
+    """Runner of a device, on one with graphs."""
 
     def __init__(
         self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
@@ -81,7 +81,7 @@ def captured(unit: int) -> dict[str, Any]:
 
 
 def samples() -> list[Sample]:
-    """Of several lengths: one drawn with a seed, one that repeats itself, one whose prompt is scored."""
+    """Return sequences of several lengths: one drawn with a seed, one that repeats itself, one with a scored prompt."""
     words = [5, 9, 3, 30, 22, 8, 17] * 5
     return [
         Sample(words[:3], SamplingParams(temperature=0.0, num_logprobs=2), 9),
@@ -91,7 +91,7 @@ def samples() -> list[Sample]:
 
 
 def answers(runner: ModelRunner, *others: Sample) -> list[tuple[object, ...]]:
-    """Of the samples, and of `others` beside them."""
+    """Return the outcome of the sequences, beside `others`."""
     serving, batch = Serving(runner, chunk=16), [*samples(), *others]
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
@@ -364,7 +364,7 @@ def test_two_steps_are_under_way_at_most() -> None:
 
 
 def plain_samples(temperature: float = 0.0, length: int = 6) -> list[Sample]:
-    """That a device can draw by itself, and longer ones among them."""
+    """Return sequences that a device can sample by itself, with longer ones among them."""
     words = [5, 9, 3, 30, 22, 8, 17] * 5
     return [
         Sample(
@@ -443,7 +443,7 @@ NAMES = {"gpu", "xpu", "npu"}  # "cuda" is an op table
 
 
 def test_nobody_else_asks_for_a_devices_name() -> None:
-    """What depends on the device asks what it can (`Capabilities`), or is put together by its runner."""
+    """Code that depends on the device asks for `Capabilities`, or belongs to its runner."""
     found = []
     for package in ("engine", "ops", "workers"):
         for file in sorted((REPOSITORY / package).rglob("*.py")):

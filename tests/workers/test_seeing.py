@@ -121,8 +121,7 @@ def test_a_step_without_pictures_after_one_with_pictures_sees_none(architecture:
 
 
 def test_a_prefix_that_ends_within_a_picture(architecture: str, native: Seeing) -> None:
-    """Of a picture whose beginning is cached exactly the rest of its rows are read; the rows that were read before may be
-    anything by then."""
+    """Of a picture with a cached beginning exactly the other rows are read; the earlier rows may be anything by then."""
     runner, arena = native
     whole = seeing_samples(architecture, arena)
     run_alone(runner, whole)

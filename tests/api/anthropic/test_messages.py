@@ -48,7 +48,7 @@ def ask(server: ApiServer, body: dict[str, Any], path: str = "/v1/messages") -> 
 
 
 def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
-    """What the engine is asked."""
+    """Return what reaches the engine for `body`."""
     answer = ask(server, body)
     assert answer.status_code == 200, answer.text
     submit = server.peer.submits()[-1]

@@ -221,7 +221,7 @@ def test_too_many_requests_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_a_user_are_limited(keeper: ApiServer, client: openai.OpenAI) -> None:
-    """What does not fit is refused, and leaves nothing behind."""
+    """A file over the limit is refused, and leaves nothing behind."""
     kept = client.files.create(file=("a", b"x" * (LIMIT // 2)), purpose="user_data")
     before = names(keeper)
     for size in (LIMIT // 2 + 4096, 4 * LIMIT):

@@ -1,4 +1,4 @@
-"""What an open request does in corners that no client can bring about at will: pieces put together, clients that never read."""
+"""Corners of an open request that no client can bring about at will: pieces put together, clients that never read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_deltas_that_wait_become_few() -> None:
 
 
 def test_prompt_logprobs_come_in_parts() -> None:
-    """What a part brings is no piece of the answer; a resubmission asks for the rest."""
+    """A part is no piece of the answer; a resubmission asks for the rest."""
     sample = generation([], []).samples[0]
     entries = delta(98, 99, 100).logprobs
     sample.accept(Delta("r", 0, [], "", prompt_logprobs=entries[:2], first_prompt_token=b"a"))
@@ -88,7 +88,7 @@ def test_a_client_that_never_reads_is_cut() -> None:
 
 
 def test_what_an_answer_may_hold() -> None:
-    """Of a stream, log-probabilities of the prompt alone stay here."""
+    """A stream keeps only log-probabilities of the prompt."""
     entries = [DecodedLogprobs(97, -0.5, 1, b"", (97,), (-0.5,))] * (MAX_HELD_LOGPROBS // 4)
 
     async def run(is_streaming: bool, closed: list[Generation]) -> None:

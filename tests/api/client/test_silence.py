@@ -147,7 +147,7 @@ def test_an_ordinary_stream_has_no_comments(server: ApiServer) -> None:
 
 
 def test_progress_of_prompts(server: ApiServer) -> None:
-    """Of two prompts of two samples each; only what is more than before is told, also after a crash."""
+    """Two prompts of two sequences each: only growth is reported, also after a crash."""
     with server.paced(0):
         reader = Reader(server.url, "progress", prompt=["hello", "you"], n=2, return_progress=True, max_tokens=2)
         submits = wait_until(lambda: server.peer.submits("progress~") if len(server.peer.submits("progress~")) == 4 else [])

@@ -262,7 +262,7 @@ def test_a_slow_reader_misses_nothing(server: ApiServer) -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_stream_without_reader_is_paused_and_goes_on(server: ApiServer, chat: bool) -> None:
-    """What waits for a reader is bounded; once it reads, everything comes, once and in order."""
+    """Output that waits for a reader is bounded; once it reads, everything comes, once and in order."""
     num_samples, pauses = 64, server.count("stream_pauses_total")
     if chat:
         fields: dict[str, Any] = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run_and_count(work: Coroutine[Any, Any, T]) -> tuple[T, int]:
-    """What comes of `work`, and the turns that others had meanwhile."""
+    """Return the result of `work`, and the loop turns that others had meanwhile."""
     turns = 0
 
     async def count() -> None:

@@ -56,7 +56,7 @@ async def until(predicate: Callable[[], bool]) -> None:
 
 
 def fetched(link: str, max_bytes: int = 1 << 20, **options: Any) -> bytes:
-    """What a server with these options gets. RequestError."""
+    """Fetch a link as a server with these options does. RequestError."""
 
     async def fetch() -> bytes:
         fetcher = Fetcher(config(**options))
@@ -80,7 +80,7 @@ def refused(link: str, max_bytes: int = 1 << 20, **options: Any) -> tuple[str, s
 
 
 class Jobs:
-    """What `download` is given to do: link i ends when it is told to, in any order."""
+    """Jobs of `download`: link i ends when the test says so, in any order."""
 
     def __init__(self, failing: Sequence[str] = ()) -> None:
         self.failing = failing

@@ -81,7 +81,7 @@ def asking(*parts: dict[str, Any] | str, **fields: Any) -> dict[str, Any]:
 
 
 def media_of(server: ApiServer, answer: httpx.Response) -> list[MediaItem]:
-    """What the tokenizer got of an answered request."""
+    """Return the media that the tokenizer got with an answered request."""
     assert answer.status_code == 200, answer.text
     (submit,) = server.peer.submits(answer.headers["x-request-id"])
     return submit.media
@@ -357,7 +357,7 @@ def test_a_media_process_that_comes_back_is_asked_again(seeing: ApiServer) -> No
 
 
 def test_a_request_asks_for_one_item_at_a_time(seeing: ApiServer) -> None:
-    """What it sends at once waits here, and not before the files of others; all its items go one way, its own."""
+    """A request's further items wait in the api, not before the files of others; all its items go to one media process."""
     (peer,) = seeing.media_peers
     num_before = len(peer.received)
     pictures = [image(data(bytes([65 + index]))) for index in range(3)]

@@ -56,7 +56,7 @@ def ask(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> htt
 
 
 def submit_of(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> Submit:
-    """What the engine is asked."""
+    """Return what reaches the engine for `body`."""
     options = {"num_predict": 2} | body.pop("options", {})
     answer = ask(server, body | {"options": options}, path)
     assert answer.status_code == 200, answer.text

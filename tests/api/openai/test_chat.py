@@ -89,7 +89,7 @@ def test_the_conversation_goes_as_it_came(server: ApiServer) -> None:
 
 
 def test_variables_of_the_template_that_requests_leave_out(tmp_path: Path) -> None:
-    """Of --default-chat-template-kwargs, in every API of conversations; what a request says goes before."""
+    """--default-chat-template-kwargs count in every API of conversations; a request's own values win."""
     default = {"enable_thinking": False, "style": {"short": True}, "reasoning_effort": "high"}
     with ApiServer(tmp_path, default_chat_template_kwargs=default) as server:
         for path, body, expected in (

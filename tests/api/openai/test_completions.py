@@ -97,7 +97,7 @@ def test_what_the_engine_gets(server: ApiServer) -> None:
 
 
 def test_minus_one_is_no_seed(server: ApiServer) -> None:
-    """As in vLLM and llama.cpp, whose clients send it where they want another answer each time."""
+    """vLLM and llama.cpp take -1 as no seed, and their clients send it."""
     for _ in range(2):
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "seed": -1}).status_code == 200
     first, second = server.peer.submits()[-2:]
@@ -201,7 +201,7 @@ def test_request_ids_and_weight_versions(server: ApiServer) -> None:
 
 
 def test_defaults_are_the_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As in vLLM, generation_config.json says what a request that says nothing gets."""
+    """generation_config.json gives the defaults, as in vLLM."""
     model = tmp_path_factory.mktemp("model")
     shutil.copy(MODEL / "config.json", model)
     (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7, "top_p": 0.25, "max_new_tokens": 9}')

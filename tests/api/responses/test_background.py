@@ -182,7 +182,7 @@ def test_response_can_be_cancelled_after_its_process_died(thinker: ApiServer, re
 
 
 def test_response_without_its_request_has_failed(thinker: ApiServer, responder: openai.OpenAI) -> None:
-    """As where it had to make room, and its process died then."""
+    """The response made room, and its process died then."""
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
         seen = [next(stream) for _ in range(5)]
@@ -215,7 +215,7 @@ def test_response_without_a_stream_has_no_events(thinker: ApiServer, responder: 
 
 @pytest.mark.parametrize("field", ["instructions", "user", "metadata"])
 def test_long_background_response_is_refused(thinker: ApiServer, responder: openai.OpenAI, field: str) -> None:
-    """What comes back with a response counts, though it is no item: later there would be no room for the answer."""
+    """Fields that come back with a response count, though they are no items: later there would be no room for the answer."""
     long = "x" * (MAX_RESPONSE_BYTES // 2)
     body = {"input": "hi", "background": True, field: {"a": long} if field == "metadata" else long}
     answer = thinker.post("/v1/responses", body)

@@ -43,7 +43,7 @@ def ask(server: ApiServer, body: dict[str, Any]) -> httpx.Response:
 
 
 def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
-    """What the engine is asked."""
+    """Return what reaches the engine for `body`."""
     answer = ask(server, body)
     assert answer.status_code == 200, answer.text
     submit = server.peer.submits()[-1]
@@ -121,7 +121,7 @@ def test_a_stream_has_the_items_of_the_whole(thinker: ApiServer, responder: open
 
 
 def test_log_probabilities_are_those_of_the_content(thinker: ApiServer, responder: openai.OpenAI) -> None:
-    """Of its tokens alone: neither thinking nor markers nor calls have a share in them."""
+    """Neither thinking nor markers nor calls have log-probabilities there."""
     nothing = Part("", "")
     thinker.peer.script = [
         Part("reasoning", "hm", begin=0, end=1),

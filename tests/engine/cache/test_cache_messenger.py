@@ -139,7 +139,7 @@ def test_one_batch_per_turn_in_order(bench: Bench) -> None:
 
 
 def test_units_of_media_are_named(bench: Bench) -> None:
-    """As vLLM's `extra_keys`: of each block null, or what its hash holds besides tokens."""
+    """vLLM's `extra_keys`: null for a block, or everything besides tokens that its hash holds."""
     bench.wait_for_subscription()
     message = stored([b"a", b"b"], b"", list(range(8)))
     message.extra_keys = [(), ((b"unit", 3),)]
@@ -198,7 +198,7 @@ def test_a_full_ring_is_tried_again(bench: Bench) -> None:
 
 
 def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
-    """Who subscribes later finds it, and who had subscribed hears on."""
+    """Later subscribers find it, and earlier ones go on hearing."""
     bench.wait_for_subscription()
     path = Path(bench.run.kv_events_endpoint().removeprefix("ipc://"))
     path.unlink()

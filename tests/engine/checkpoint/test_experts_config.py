@@ -1,4 +1,4 @@
-"""What config.json says of experts, and every value of it that is refused."""
+"""Experts in config.json, and every value that is refused."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ PATTERNS = {
 
 
 def trained(rule: str) -> Tokenizer:
-    """As the tokenizer.json of Qwen2, Llama 3 and GPT-2 is."""
+    """Return a tokenizer like the tokenizer.json of Qwen2, Llama 3 or GPT-2."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
     if rule == "qwen2":
         tokenizer.normalizer = normalizers.NFC()

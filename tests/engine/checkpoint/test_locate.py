@@ -27,7 +27,7 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What huggingface_hub asks of a hub for a snapshot, for two repositories: one open, one gated."""
+    """Hub that answers huggingface_hub for a snapshot of two repositories: one open, one gated."""
 
     requested: list[str] = []
     ggufs: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""What the start read of its checkpoint, as every later life finds it."""
+"""The record of a checkpoint from the start, as every later life finds it."""
 
 from __future__ import annotations
 

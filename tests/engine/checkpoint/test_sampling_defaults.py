@@ -1,4 +1,4 @@
-"""What a checkpoint says of requests that say nothing is within what a request may say."""
+"""A checkpoint's sampling defaults are within the limits of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says of its answer, as a grammar: what that takes and what it does not, and what is refused."""
+"""Structured output of a request as a grammar: what it accepts, what it does not, and what is refused."""
 
 from __future__ import annotations
 

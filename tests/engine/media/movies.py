@@ -41,7 +41,7 @@ def box(name: bytes, *parts: bytes) -> bytes:
 
 
 def tables(num_bytes: int, count: int, starts: Sequence[int], per_chunk: int = 1, step: int = 1) -> list[bytes]:
-    """Of `count` samples of so many bytes each, in chunks that begin at `starts`."""
+    """Return the tables of `count` samples of `num_bytes` bytes each, in chunks that begin at `starts`."""
     return [
         box(b"stts", struct.pack(">4I", 0, 1, count, step)),
         box(b"stsc", struct.pack(">5I", 0, 1, 1, per_chunk, 1)),

@@ -102,7 +102,7 @@ def animation(kind: str, num_frames: int) -> bytes:
     ids=["profile", "text", "international text", "pixels", "APNG", "GIF", "WEBP", "TIFF"],
 )
 def test_little_that_unpacks_to_much_takes_little_memory(make_data: Callable[[], bytes], is_refused: bool) -> None:
-    """What a file holds beyond the pixels that it says is not unpacked, nor are further frames. Within 128 MiB more."""
+    """Neither data beyond the stated pixels nor further frames are unpacked. Within 128 MiB more."""
     data = make_data()
     before = resource.getrlimit(resource.RLIMIT_AS)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

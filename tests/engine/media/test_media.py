@@ -280,7 +280,7 @@ def test_a_new_requests_file_is_looked_at_before_pixels_of_others_are_made(bench
 
 
 def test_videos_that_are_wanted_in_turns_are_decoded_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as may be open; another waits until nobody wants one of these, and its file is only looked at."""
+    """As many as may be open; another one waits, and its file is only looked at."""
     monkeypatch.setattr("engine.media.items.MAX_OPEN_CLIPS", 2)
     monkeypatch.setattr("engine.media.video.BYTE_PIXELS", 0)  # frames alone are counted
     data = (VISION / "clip.mp4").read_bytes()
@@ -306,7 +306,7 @@ def test_videos_that_are_wanted_in_turns_are_decoded_once(bench: Bench, monkeypa
 
 
 def test_others_have_turns_while_a_unit_is_decoded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a video whose chosen frames lie far apart."""
+    """The chosen frames of the video lie far apart."""
     settings = json.dumps({"mm_processor_kwargs": {"num_frames": 2}}).encode()
     clip = bench.item((VISION / "clip.mp4").read_bytes(), kind="video", settings=settings)
     pictures = [bench.item(blank(10, 10, number), request=f"another{number}") for number in range(3)]
@@ -571,7 +571,7 @@ def test_what_a_file_says_of_itself_ends_no_process(bench: Bench, dtype: str) ->
 
 
 def test_rows_are_those_of_the_file_that_is_asked_for(bench: Bench) -> None:
-    """What was read last is at hand; it is not taken for another's."""
+    """The file that was read last is kept open; it is not taken for another one."""
     items: list[MediaItem] = []
     for number in range(2):
         file = BytesIO()

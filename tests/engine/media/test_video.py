@@ -196,7 +196,7 @@ def test_units_beyond_the_servers_memory_are_refused() -> None:
 
 
 def test_ffmpeg_is_told_what_it_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all streams of a file, before any is chosen."""
+    """Holds for all streams of a file, before any is chosen."""
     told: list[dict[str, Any]] = []
     original = av.open
 

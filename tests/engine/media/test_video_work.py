@@ -1,4 +1,4 @@
-"""What video costs before it is refused, whatever its container claims: work by packets and bytes, turns, tables."""
+"""Cost of video before it is refused, whatever its container claims: work by packets and bytes, turns, tables."""
 
 from __future__ import annotations
 

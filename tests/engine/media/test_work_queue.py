@@ -1,4 +1,4 @@
-"""Whose turn it is: shares of the work, new requests, large files, and that nobody waits for ever."""
+"""Order of work: shares, new requests, large files, and that no request waits for ever."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_new_requests_without_end_starve_nobody(requests: Requests) -> None:
 
 
 def test_who_was_behind_and_then_alone_owes_a_new_request_nothing_and_is_owed_nothing(requests: Requests) -> None:
-    """What it had less than another is made up for while it has everything to itself."""
+    """A request catches up while it is alone."""
     requests.ask("large", 1000)
     requests.ask("many", *[10] * 60)
     assert requests.work(3) == "large many many"

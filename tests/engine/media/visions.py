@@ -25,5 +25,5 @@ def record_of(family: str, files: dict[str, Any] | None = None) -> ModelRecord:
 
 
 def settings_of(family: str, settings: dict[str, Any] | None = None) -> MediaSettings:
-    """Of a golden model whose processor file says `settings`."""
+    """Return the settings of a golden model with `settings` in its processor file."""
     return MediaSettings.of(record_of(family, None if settings is None else {IMAGE_PROCESSOR: settings}), {}, {})

@@ -1,4 +1,4 @@
-"""What two snapshots come to: rates, shares, distributions."""
+"""Figures from two snapshots: rates, shares, distributions."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_rounded_weights_leave_more_of_it() -> None:
 
 
 def test_a_mixture_has_weights_beside_its_rows() -> None:
-    """As many as there are, or 64 MiB of them; and for each row what all of its experts give."""
+    """Its weights, or 64 MiB of them; and for each row the results of all its experts."""
     model, values = ModelConfig.read(GOLDEN / "qwen3_moe"), read_options([str(MODEL)], {}).values
 
     def step_of(experts: ExpertsConfig | None) -> int:

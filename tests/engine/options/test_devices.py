@@ -79,7 +79,7 @@ def test_cudas_kernels_take_rounded_weights_on_several_ranks() -> None:
 @pytest.mark.parametrize("device", ["gpu", "xpu", "npu"])
 @pytest.mark.parametrize("model", [MODEL, VISION_MODEL])
 def test_no_device_switches_a_feature_off(device: str, model: Path) -> None:
-    """Of a model that sees, too: prefix caching, media in chunks and all else are as with the same ops on the CPU."""
+    """With a vision model too: prefix caching, media in chunks and all else are as with the same ops on the CPU."""
     found = {"run_id": "", "run_dir": "", "device": "", "device_arena_library": ""}
     plain = configure("--ops", "fused", model=model)
     other = configure("--device", device, model=model)

@@ -61,7 +61,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=PROCESSORS)
 def dtype(request: pytest.FixtureRequest) -> str:
-    """What `auto` comes to, on a processor of each kind whichever this machine has."""
+    """The dtype that `auto` gives on a processor of each kind."""
     name: str = request.param
     return name
 
@@ -483,7 +483,7 @@ def test_ranks_that_share_experts(model: Path) -> None:
 
 
 def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
-    """What is resident of the windows holds a decode step, unless more is asked for."""
+    """The resident part of the windows holds a decode step, unless more is asked for."""
     give_experts(model)
     options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
     config = configure(model, *options)

@@ -7,7 +7,7 @@ from engine.process.events import MAX_ANSWER_CHARACTERS, EventChannel, EventSend
 
 
 def test_a_long_answer_is_cut_and_ends_nobody() -> None:
-    """What is said of a checkpoint may quote hundreds of kilobytes of it; a socket takes fewer at once."""
+    """An error may quote hundreds of kilobytes of a checkpoint; a socket takes fewer at once."""
     channel = EventChannel()
     sender = EventSender(channel.sender)
     sender.send(Reply("c1", 503, "x" * 1_000_000))

@@ -74,6 +74,6 @@ def test_nodes_of_this_machine() -> None:
 
 @pytest.mark.parametrize(("actor", "is_bound"), [("worker2", True), ("worker3", True), ("cache1", True), ("scheduler1", False)])
 def test_a_process_stays_on_its_node(actor: str, is_bound: bool) -> None:
-    """Of four ranks on two nodes, the second of which is a core of this machine."""
+    """Four ranks on two nodes; the second node is a core of this machine."""
     done = subprocess.run([sys.executable, "-c", BIND, actor], capture_output=True, text=True, check=False)
     assert done.stdout == f"True {1 if is_bound else len(os.sched_getaffinity(0))}\n", done.stderr

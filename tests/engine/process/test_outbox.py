@@ -1,4 +1,4 @@
-"""What waits for room in a ring: nothing is lost, nothing overtakes, and somebody looks again."""
+"""Records that wait for room in a ring: none is lost, none overtakes, and the sender looks again."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_the_same_directory_again_after_a_death(root: Path, tmp_path: Path, monk
 
 
 def test_killed_at_any_moment_of_the_removal(root: Path) -> None:
-    """What a dead engine had not removed of its run, the next start does."""
+    """The next start removes what a dead engine left of its run."""
     for num_removals in range(20):
         run_id = new_run_id()
         arguments = [run_id, str(root / run_id), str(num_removals)]
@@ -317,7 +317,7 @@ def test_what_cannot_be_examined_among_the_runs_is_left_alone(root: Path, owner:
 
 
 def test_runs_that_others_may_write_are_none_of_ours(root: Path, owner: Owner) -> None:
-    """As where somebody else made /tmp/tokamak-<uid> first: an order must not go to his socket."""
+    """Another user made /tmp/tokamak-<uid> first: a command must not go to his socket."""
     assert len(find_runs()) == 1
     root.chmod(0o755)
     assert find_runs() == []
@@ -356,7 +356,7 @@ def test_socket_paths_are_checked() -> None:
 
 
 def test_segments_whose_creator_cannot_be_seen_but_holds_them_stay(root: Path) -> None:
-    """As where containers share /dev/shm: a pid of the other container's means nothing here, its lock does."""
+    """Containers share /dev/shm: a pid of the other container means nothing here, its lock does."""
     root.mkdir(mode=0o700)
     run_id = new_run_id()
     code = f"from shm.counters import Counters; Counters.create('{run_id}', ('supervisor',), lambda role: ())"

@@ -1,4 +1,4 @@
-"""Who sends to whom, and how large the rings are."""
+"""Senders and receivers, and the sizes of rings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler's tests share."""
+"""Fixtures of the scheduler's tests."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def causal(num_tokens: int) -> list[int]:
 def values_of(
     token_ids: Sequence[int], units: Sequence[MediaUnit], hashes: Sequence[bytes], bounds: Sequence[int] = ()
 ) -> list[int]:
-    """What each token of a prompt counts as."""
+    """Return the value that each token of a prompt counts as."""
     bases = list(token_ids)
     for unit, unit_hash in zip(units, hashes, strict=True):
         for row in range(unit.num_tokens):
@@ -140,7 +140,7 @@ class EchoMedia:
         return num_done
 
     def read(self, handle: SlabHandle) -> bytes | None:
-        """Whose pixels lie there; None: nobody's any more."""
+        """Return the hash of the unit whose pixels are there; None: none."""
         return next((unit_hash for held, unit_hash in self.held.values() if held == handle), None)
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class EchoEncoder:
     _under_way: tuple[int, int] = (0, 0)  # call and next part
 
     def run(self, call: EncoderCall, version: int) -> tuple[list[bytes], dict[bytes, str]]:
-        """What is complete, and what is missing."""
+        """Return the complete units, and the missing ones."""
         config, arena = self.simulation.config, self.simulation.features
         cost = EncoderCost(config)
         parts = cost.parts_of([unit.num_rows for unit in call.units if not unit.is_features])

@@ -88,7 +88,7 @@ def logprob(kv: int, token_id: int) -> float:
 
 
 def expected_tokens(prompt: list[int], sampling: SamplingParams, path: str = MODEL) -> list[int]:
-    """What an undisturbed run answers."""
+    """Return the answer of an undisturbed run."""
     kv = 0
     for token_id in prompt:
         kv = mix(kv, token_id, path)
@@ -333,7 +333,7 @@ class EchoRank:
 
 @dataclass
 class Stream:
-    """What a tokenizer has got for one request."""
+    """A tokenizer's outputs for one request."""
 
     request: Request
     token_ids: list[int] = field(default_factory=list)

@@ -136,7 +136,7 @@ def walk(simulation: Simulation, case: Case, mortal: Mortal, after_turn: Callabl
 
 
 def outcome(case: Case) -> tuple[WeightsRecord, list[Point], int]:
-    """What is true after the order where nothing dies, the points on the way there, and the number of turns."""
+    """Return the state after the command without deaths, the points on the way there, and the number of turns."""
     turns: list[int] = []
     mortal = Mortal()
     with prepared(case) as (simulation, _):

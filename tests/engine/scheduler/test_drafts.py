@@ -28,7 +28,7 @@ def submit_all(simulation: Simulation, count: int = 12, seed: int = 1, longest: 
 
 
 def most_tokens(stream: Stream) -> int:
-    """That came together."""
+    """Return the most tokens in one output."""
     return max(len(output.token_ids) for output in stream.outputs)
 
 
@@ -84,7 +84,7 @@ def test_ends_inside_what_accepted(directory: Path) -> None:
 
 
 def test_drafts_are_counted_by_position(directory: Path) -> None:
-    """What was verified, what stood, and what of that became part of an answer."""
+    """Verified, accepted, and those that became part of an answer."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
         simulation.num_wanted_drafts = simulation.scheduler.batch.num_wanted_by_new_requests = K
         streams = submit_all(simulation, 30, stop_token_ids=[9, 27, 40], max_tokens=60)
@@ -167,7 +167,7 @@ def test_prompts_come_before_drafts(directory: Path) -> None:
 
 
 def test_a_step_with_its_drafts_keeps_the_token_budget(directory: Path) -> None:
-    """As far as there are tokens left: six rows and eleven drafts of six that want five each."""
+    """As far as there are tokens left: six rows, and eleven of the thirty draft tokens that they want."""
     with simulate(directory, **DRAFTS, max_num_batched_tokens=17) as simulation:
         simulation.num_wanted_drafts = K
         submit_all(simulation, 6, longest=10)
@@ -192,7 +192,7 @@ def test_drafts_preempt_nobody(directory: Path, num_blocks: int) -> None:
 
 
 def test_blocks_for_drafts_come_back_before_anybody_gives_way(directory: Path) -> None:
-    """What drafts were given blocks for, and did not use, serves a sequence that lacks one."""
+    """Blocks given for drafts and not used serve a sequence that lacks one."""
     with simulate(
         directory, **DRAFTS, num_kv_blocks=10, max_num_seqs=3, enable_prefix_caching=False, block_size=2
     ) as simulation:
@@ -331,7 +331,7 @@ def test_prefixes_are_found_as_often(directory: Path, drafts: dict[str, Any], nu
 
 
 def test_aborts_within_what_accepted(directory: Path) -> None:
-    """What was told is the beginning of the answer; the others go on, and nothing is held."""
+    """The tokens sent are the beginning of the answer; other sequences go on, and nothing is held."""
     with simulate(directory, **DRAFTS, num_kv_blocks=60) as simulation:
         simulation.num_wanted_drafts = K
         streams = submit_all(simulation, 12, max_tokens=60)

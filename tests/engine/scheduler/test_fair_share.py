@@ -1,4 +1,4 @@
-"""Who brings much delays himself: what waits is begun by turns between sources, and between the requests of each."""
+"""A source with many requests delays itself: sequences begin by turns between sources, and between the requests of each."""
 
 from __future__ import annotations
 

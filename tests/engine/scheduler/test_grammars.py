@@ -33,7 +33,7 @@ def test_a_form_waits_for_its_grammar_and_nobody_for_the_form(directory: Path) -
 
 
 def test_lives_and_deaths(directory: Path) -> None:
-    """Of a rank, which then knows none, of the scheduler, and of what waits."""
+    """A rank that dies knows no grammar afterwards; the scheduler dies; a waiting sequence ends."""
     with simulate(directory) as simulation:
         simulation.finish(form(simulation))
         running = form(simulation, max_tokens=30)

@@ -141,7 +141,7 @@ def test_later_ones_do_not_hold_up_the_first() -> None:
     ],
 )
 def test_who_fills_a_step_goes_in(limits: Any, num_blocks: int, lengths: list[int], num_admitted: int) -> None:
-    """What is held, or has no room, counts against nothing: the same prompts go in once the time is over."""
+    """Held requests, and those without room, do not count: the same prompts go in once the time is over."""
     world = started(RankGroupWorld(limits, num_blocks))
     world.add(*(make_sample(f"s{order}", [7 + order] * length, order=order) for order, length in enumerate(lengths)))
     plan = world.plan()
@@ -153,7 +153,7 @@ def test_who_fills_a_step_goes_in(limits: Any, num_blocks: int, lengths: list[in
 
 
 def test_held_requests_leave_drafts_their_room() -> None:
-    """What is held takes no tokens and no blocks of a step from drafts of running sequences."""
+    """Held requests take no tokens and no blocks of a step from drafts of running sequences."""
 
     def drafts_with(num_waiting: int) -> int:
         world = started(RankGroupWorld(replace(make_limits(max_tokens=16, max_running=8), max_drafts=16), 9))

@@ -49,7 +49,7 @@ def finish(simulation: Simulation, *streams: Stream) -> None:
 
 
 def parts(simulation: Simulation) -> list[tuple[int, int, int]]:
-    """Of each step's share of a call: units, first and last part."""
+    """Return each step's part of a call: units, first and last part."""
     return [(len(call.units), call.first_part, call.last_part) for call in simulation.rank.encoder.calls]
 
 
@@ -122,7 +122,7 @@ def test_text_before_a_picture_is_computed_meanwhile(simulation: Simulation) -> 
 
 
 def test_who_holds_the_slots_gets_on_though_another_is_before_it(directory: Path) -> None:
-    """What is first in line fills the cache and waits for a slot; what has the slot needs rows."""
+    """The first in line fills the cache and waits for a slot; the one with the slot needs rows."""
     with simulate(directory, **VISION | {"encoder_cache_size": 12}, max_num_seqs=1) as simulation:
         simulation.media[0].is_silent = True
         holder = show(simulation, [1] * 5, CAT, [2])
@@ -521,7 +521,7 @@ def test_pixels_are_asked_for_in_the_name_of_who_needs_them(simulation: Simulati
 
 
 def test_a_long_video_takes_nobodys_place_while_its_pixels_do_not_come(directory: Path) -> None:
-    """Of a request as much is asked for as a call takes, though the arena had room for no one else if all of it came."""
+    """A request asks for as much as a call takes, though the arena would be full if all of it came."""
     with simulate(directory, **VISION | {"max_num_batched_encoder_embeds": 4}) as simulation:
         video = picture("video", 8, num_units=8)  # all of the arena's 64 rows
         simulation.media[0].withheld = {*video.unit_hashes}

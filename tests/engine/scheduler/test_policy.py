@@ -528,7 +528,7 @@ def test_everything_ends_in_any_pool_that_holds_the_longest(
 
 
 def num_new_blocks(world: World, plan: SchedulerOutput) -> int:
-    """That the rows of a plan will take."""
+    """Return the blocks that the chunks of a plan will take."""
     size, found = world.limits.block_size, {id(each.sequence): len(each.block_ids) for each in plan.admitted}
     held = [found.get(id(row.sequence), len(row.sequence.block_ids)) for row in plan.rows]
     needed = [max(row.end, 0 if id(row.sequence) not in found else row.sequence.num_tokens) for row in plan.rows]
@@ -603,7 +603,7 @@ def test_whole_prompts_are_never_cut() -> None:
 
 @pytest.mark.parametrize(("is_whole", "start"), [(True, 0), (False, 8)])
 def test_a_mean_begins_anew_where_the_worker_lost_it(is_whole: bool, start: int) -> None:
-    """What a last token's state needs is in the KV cache still."""
+    """A last token's state is in the KV cache still."""
     world = World(make_limits(max_tokens=8), 100)
     world.add(pooled_sample("a", 20, 4, is_whole))
     world.dispatch()

@@ -1,4 +1,4 @@
-"""Who is there, and whose weights are wrong: several ranks, which the simulation has not."""
+"""Present ranks, and ranks with wrong weights: several ranks, which the simulation lacks."""
 
 from __future__ import annotations
 

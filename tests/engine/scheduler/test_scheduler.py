@@ -305,7 +305,7 @@ def test_siblings_share_their_prompt(simulation: Simulation) -> None:
 
 
 def test_a_rank_whose_cache_died_with_it(directory: Path) -> None:
-    """What its blocks held is found by nobody any more, and what runs is computed again: the same tokens."""
+    """Its blocks are not found any more, and running sequences are computed again: the same tokens."""
     with simulate(directory) as simulation:
         prompt = list(range(40))
         simulation.submit(prompt, max_tokens=2)
@@ -515,7 +515,7 @@ def test_a_slow_tokenizer_holds_up_only_its_own(directory: Path) -> None:
 
 
 def test_gauges_are_shown_before_what_they_tell_of_is_sent(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has an answer is not told that its sample runs."""
+    """A client with its answer does not see its sequence running."""
     batch, flush = simulation.scheduler.batch, simulation.scheduler.delivery.flush
     seen: list[tuple[float, int]] = []
 
@@ -667,7 +667,7 @@ def test_a_messenger_that_does_not_read_gets_the_index_later(directory: Path) ->
 
 
 def test_load_is_shown(simulation: Simulation) -> None:
-    """What tokenizers choose replicas by: prompt tokens still to be computed, without what is cached of them."""
+    """Tokenizers choose replicas by it: prompt tokens still to be computed, without cached ones."""
     size = simulation.config.block_size
     prompt = list(range(3, 3 + 4 * size))
     simulation.finish(simulation.submit(prompt))

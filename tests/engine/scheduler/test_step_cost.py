@@ -1,4 +1,4 @@
-"""What steps are thought to take, from what steps took."""
+"""Estimated times of steps, from measured ones."""
 
 from __future__ import annotations
 

@@ -514,7 +514,7 @@ def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulati
 
 
 def test_weights_that_are_gone_where_that_cannot_be_written_down(simulation: Simulation) -> None:
-    """What is done for want of them is done all the same."""
+    """The repair goes on all the same."""
     simulation.ask(ReloadWeights(OTHER))
     simulation.run.weights_path().unlink()
     simulation.run.weights_path().mkdir()
@@ -547,7 +547,7 @@ def test_a_checkpoint_written_over_wakes_nobody(simulation: Simulation) -> None:
 
 
 def test_a_checkpoint_that_is_not_in_use_any_more_may_be_written_over(simulation: Simulation) -> None:
-    """What a rank comes back with for want of what is in use is replaced, whatever it holds."""
+    """A rank that comes back with it instead of the weights in use has to load those."""
     simulation.restart_rank(files="a")
     simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")
     simulation.rank.files = "b"

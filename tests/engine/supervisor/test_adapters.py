@@ -105,7 +105,7 @@ def test_what_is_loaded_is_written_down_and_then_answered(desk: Desk) -> None:
 
 
 def test_a_slot_is_free_when_nobody_has_a_sample(desk: Desk) -> None:
-    """Of whoever counts; and when the last looked twice."""
+    """Every scheduler counts; a slot is free after the second look at zero."""
     desk.load("1", "a")
     desk.loaded()
     for number, (actor, gauge) in enumerate(

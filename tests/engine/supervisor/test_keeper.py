@@ -1,4 +1,4 @@
-"""What may happen to a living engine from outside and does not end it: files are removed, and the system gives nothing."""
+"""Harm from outside that does not end a living engine: files are removed, and the system has no resources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def texts(counters: Counters) -> str:
 
 
 def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
-    """As a logout with RemoveIPC and a cleaner of /tmp do. Everybody comes back, and is found, as if nothing had happened."""
+    """A logout with RemoveIPC and a cleaner of /tmp do that. All actors come back, and are found, as if nothing had
+    happened."""
     run = engine.run()
     names, files = segment_names(run.run_id), sorted(path.name for path in run.directory.iterdir() if path.suffix != ".log")
     counters = Counters.attach(run.run_id)
@@ -59,7 +60,7 @@ def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
 
 
 def test_files_that_cannot_be_made_again(engine: EchoEngine) -> None:
-    """That is said while everything still works, an actor that dies meanwhile is asked for again and again, and comes back."""
+    """It is reported while everything still works; an actor that dies meanwhile is started again and again, and comes back."""
     run = engine.run()
     counters = Counters.attach(run.run_id)
     is_incomplete = counters.counter("is_run_incomplete", "supervisor")

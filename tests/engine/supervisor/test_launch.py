@@ -1,4 +1,4 @@
-"""What the ready lines suggest works with the model that is served."""
+"""The ready lines' suggestions work with the served model."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_line_without_end_comes_in_pieces(run: Run, reader: Reader) -> None:
 
 
 def test_json_is_an_object_a_line(run: Run, reader: Reader) -> None:
-    """What libraries and the interpreter write becomes one, too."""
+    """Output of libraries and the interpreter becomes one, too."""
     relay = LogRelay(run, ACTORS, reader.writer, "json")
     write(run, "api0", '{"time": "now", "level": "info", "actor": "api0", "message": "ours"}\nFatal Python error: \x1b[31m\n')
     relay.look()

@@ -37,7 +37,7 @@ def test_starts_wait_the_longer_the_more_often_they_fail() -> None:
 
 
 def actions(watch: HangWatch, start_ns: int, num_looks: int, limit_ns: int = SECOND) -> list[tuple[float, HangAction]]:
-    """What is done, and after how many seconds, if the heartbeat stands still while the supervisor looks every 100 ms."""
+    """Return the actions, and after how many seconds, while the heartbeat is still and the supervisor looks every 100 ms."""
     done = []
     for look in range(1, num_looks + 1):
         action = watch.look(start_ns + look * TENTH, 7, limit_ns)

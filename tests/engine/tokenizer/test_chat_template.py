@@ -242,7 +242,7 @@ def test_harmful_templates_fail_their_request_alone(name: str) -> None:
 
 @pytest.mark.slow
 def test_no_garbage_is_collected_on_a_templates_time() -> None:
-    """What the timer raised in a callback of the collector was lost, and a collection of the whole process counted."""
+    """An error that the timer raised in a callback of the collector was lost, and a collection of the whole process counted."""
     templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)
     makes_many = "{% set n = namespace(l=[]) %}{% for i in range(20000) %}{% set n.l = [n.l] %}{% endfor %}done"
     templates.render(prompt(USER, chat_template=makes_many), NOW)  # compiled

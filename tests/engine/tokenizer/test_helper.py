@@ -238,7 +238,7 @@ def test_however_many_are_killed_while_they_are_idle(lanes: Bench) -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, gate: Path) -> None:
-    """Of a helper that only waits, too."""
+    """Also for a helper that only waits."""
     helper = Helper(work)
     monkeypatch.setattr("engine.tokenizer.helper.WALL_SECONDS_PER_CPU_SECOND", 0)
     helper.begin(call("c", f"wait:{gate}").record)

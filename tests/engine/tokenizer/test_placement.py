@@ -62,14 +62,14 @@ def tokenized(prepared: Preparation, prompt: Prompt, *media: MediaItem) -> list[
 
 
 def item(kind: str, *grid: int, seconds: float = 0.0, times: Sequence[float] = (), num_units: int = 0) -> MediaItem:
-    """Of `grid` patches; two by two are a token."""
+    """Return an item of `grid` patches; two by two are a token."""
     source = MediaSource("api0", (), kind)
     hashes = tuple(bytes([index]) * 32 for index in range(num_units or grid[0]))
     return MediaItem(source, kind, (grid[0], grid[1], grid[2]), hashes, grid[1] * grid[2] // 4, tuple(times), seconds)
 
 
 def placed(model: str, prompt: Prompt, *media: MediaItem, **options: Any) -> tuple[list[int], tuple[MediaUnit, ...]]:
-    """As a sample's prompt. RequestError where it is refused."""
+    """Return the tokens and units of a sequence's prompt. RequestError where it is refused."""
     bounds = options.pop("mask_bounds", b"")
     submit = Submit("r", "api0", 1, 0, prompt, SamplingParams(**options), TextOptions(), media=list(media), mask_bounds=bounds)
     answer = preparation(model).prepare(Submission.of([submit]))

@@ -1,4 +1,4 @@
-"""What OpenAI's usage says of a predicted answer."""
+"""A predicted answer in OpenAI's usage."""
 
 from __future__ import annotations
 

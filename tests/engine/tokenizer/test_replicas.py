@@ -1,4 +1,5 @@
-"""What a tokenizer knows of the replicas, on real rings and counters: their load, what is cached there, who takes work."""
+"""A tokenizer's view of the replicas, on real rings and counters: their load, their cached prefixes, which of them take
+work."""
 
 from __future__ import annotations
 

@@ -828,7 +828,7 @@ def test_what_the_model_cannot_say_ends_a_prediction(vocabulary: Vocabulary) -> 
 
 
 class Panic(BaseException):
-    """As pyo3's, which is no Exception."""
+    """Panic like pyo3's, which is no Exception."""
 
 
 def test_a_panic_of_a_library_fails_its_request(vocabulary: Vocabulary, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the emulated card tells of kernels that a real one would run in silence."""
+"""Faults of kernels that the emulated card reports and a real one would not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said(faults: Faults, kernel: str, message: str) -> Non
 
 
 def test_nobody_reads_what_nobody_wrote(faults: Faults) -> None:
-    """Of a neighbour that has not been there yet, or of a copy that is under way."""
+    """A neighbour has not been there yet, or a copy is in progress."""
     assert np.isnan(faults.run("before the barrier", numbers(64), 64)).any()
     assert np.isnan(faults.run("copy", numbers(64), 64)).all()
 
@@ -70,7 +70,7 @@ def test_an_order_that_nobody_promised_shows(faults: Faults) -> None:
 
 
 def test_products_of_a_warp(faults: Faults) -> None:
-    """As the instruction set's manual places their numbers among the lanes."""
+    """Numbers are among the lanes as in the manual of the instruction set."""
     x = (np.random.default_rng(0).integers(-8, 9, 256 + 128)).astype(np.float32)
     a, b = x[:256].reshape(16, 16), x[256:].reshape(16, 8)
     np.testing.assert_array_equal(faults.run("product", x, 128).reshape(16, 8), a @ b)

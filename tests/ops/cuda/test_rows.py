@@ -30,7 +30,7 @@ def run(row: str, seed: int = 0, **values: Any) -> None:
 
 
 def narrowed(values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """As the type keeps them, and what they are then."""
+    """Return the values as the type stores them, and as they are read back."""
     kept = pages.encode(values.astype(np.float32), dtype)
     return kept, pages.decode(kept, dtype)
 
@@ -188,7 +188,7 @@ class Pages:
     [("float32", "float32", 0), ("bfloat16", "bfloat16", 0), ("float16", "int8", 0), ("bfloat16", "float8", 600)],
 )
 def test_attention(dtype: str, kv_dtype: str, window: int) -> None:
-    """Of three parts: whoever makes them, and whatever else is in the tile or the step, they are the same bits."""
+    """All three parts give the same bits, whichever row makes them, and whatever else is in the tile or the step."""
     cache, positions = Pages(kv_dtype), [1099, 3, 700, 512, 511]
     queries, values = narrowed(random(5, KV_HEADS * GROUP * DIM, seed=3), dtype)
     whole = cache.attend(queries, positions, dtype, 16, window, has_parts=False)
@@ -258,7 +258,7 @@ def test_operands_are_declared_once() -> None:
 
 @pytest.mark.parametrize("can_make", [True, False])
 def test_one_operand_too_many_is_refused(can_make: bool) -> None:
-    """Of every row: beside all of its operands, and where results are left to be made."""
+    """For every row: beside all of its operands, and where results are left to be made."""
 
     def make(shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.zeros(shape, {"bfloat16": "uint16"}.get(dtype, dtype))

@@ -68,7 +68,7 @@ def test_key_bounds(k: OpTable) -> None:
     ids=str,
 )
 def test_integers(k: OpTable, format: WeightFormat) -> None:
-    """What a quantized linear stands for, whatever a group or its offset is."""
+    """A quantized linear gives the numbers that it stands for, with any group and any offset."""
     outputs, inputs = 21, 192
     weight = random_weight(outputs, inputs, format)
     module = Linear(("w",), inputs, (outputs,), format=format)

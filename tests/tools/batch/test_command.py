@@ -181,7 +181,8 @@ def more_comes(source: Path) -> None:
     ],
 )
 def test_an_input_that_changes_meanwhile(tmp_path: Path, change: Callable[[Path], None], expected: tuple[int, str]) -> None:
-    """What was not there when it was checked is not asked, and the end says so. More at its end is another run's."""
+    """Requests that were not there at the check are not sent, and the last line says so. Lines added at the end belong to
+    another run."""
     source = write(tmp_path, *(request(number, suffix="x" * 500, n=1) for number in range(1500)))
     with openai_server() as server:
         process = start(tmp_path, "--url", server.url, "--concurrency", "1")

@@ -206,7 +206,7 @@ def test_what_is_beside_it_and_not_ours_stays(path: Path, what: str) -> None:
 
 
 def test_other_requests_do_not_take_early_answers_away(path: Path) -> None:
-    """As where a shorter file is given by mistake: all of its requests seem answered."""
+    """A shorter file is given by mistake: all of its requests seem answered."""
     ledger = opened(path)
     take(ledger, 0, 1, 2, 5)
     ledger.close(False)

@@ -30,7 +30,7 @@ def service() -> dict[str, list[str]]:
 
 
 def document(path: Path) -> Any:
-    """Of YAML, the one in it."""
+    """Return the one document of a YAML file."""
     return yaml.safe_load(path.read_text())
 
 

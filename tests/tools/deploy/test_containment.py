@@ -1,5 +1,6 @@
-"""What image, pod and unit promise, kept by an engine that is held as they hold it: a read-only root, nobody's user, no
-privileges, 64 MB of /dev/shm. The machine's own files stand in for the image's."""
+"""Promises of image, pod and unit, kept by an engine that is held as they hold it: a read-only root, a user without privileges,
+64 MB of /dev/shm. The machine's own files stand in for the image's.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +62,12 @@ class ContainedEngine(EngineProcess):
 
     @property
     def pid(self) -> int:
-        """Of the process in there, as this side has it."""
+        """Pid of the contained process, as this side sees it."""
         (child,) = Path(f"/proc/{super().pid}/task/{super().pid}/children").read_text().split()
         return int(child)
 
     def run_inside(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """As a runtime does: beside the engine, with its variables."""
+        """Run a command beside the engine, with its variables, as a container runtime does."""
         spaces = ["--user", "--preserve-credentials", "--mount", "--pid", "--root", "--wd"]
         entering = ["nsenter", f"--target={self.pid}", *spaces, "env", "-i"]
         variables = [f"{name}={value}" for name, value in self.variables.items()]
@@ -75,7 +76,7 @@ class ContainedEngine(EngineProcess):
         )
 
     def assert_is_held(self) -> None:
-        """As it was promised, seen from outside."""
+        """Check from outside that the promises are kept."""
         inside = Path(f"/proc/{self.pid}")
         status = dict(line.split(":\t", 1) for line in (inside / "status").read_text().splitlines() if ":\t" in line)
         assert int(status["CapEff"], 16) == 0

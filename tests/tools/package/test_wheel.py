@@ -160,7 +160,7 @@ def test_the_environment_of_this_checkout_has_the_same_package() -> None:
 
 @pytest.mark.parametrize(("form", "safe_path"), [("script", ""), ("module", ""), ("path", ""), ("path", "1")])
 def test_the_command_finds_our_packages(site: Path, home: Path, form: str, safe_path: str) -> None:
-    """As pip's script, by -m, and as a file, in a directory that has others of these names, which are on PYTHONPATH as well."""
+    """pip's script, -m, and a file, in a directory with other packages of these names, which are on PYTHONPATH too."""
     forms = {
         "script": ["-c", "import sys; from tokamak.__main__ import main; sys.exit(main())"],
         "module": ["-m", "tokamak"],

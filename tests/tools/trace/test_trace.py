@@ -73,7 +73,7 @@ class Drawn:
         return [actor for index, actor in enumerate(actors) if index == 0 or actors[index - 1] != actor]
 
     def asked_ways(self) -> list[list[str]]:
-        """Of the requests of `ask_until`."""
+        """Return the ways of the requests of `ask_until`."""
         ids = {one["args"]["request"].partition("~")[0] for one in self.slices if one["name"] == "submit"}
         return [self.way(request) for request in ids if request.startswith("asked-")]
 

@@ -137,7 +137,7 @@ def test_a_worker_takes_what_was_chosen() -> None:
 
 
 def test_kernels_that_cannot_be_timed_are_left_out() -> None:
-    """As where a processor offers instructions on which it faults."""
+    """A processor may offer instructions on which it faults."""
     found, seconds = timed([*CANDIDATES[-2:], "sse9"])
     assert found == CANDIDATES[-2:]
     assert seconds.keys() == (set(TIMED) if len(found) > 1 else set())

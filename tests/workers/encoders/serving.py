@@ -25,7 +25,7 @@ _NOWHERE = SlabHandle(0, 0, 0, 0)
 
 
 class PlainArena:
-    """As the encoder arena, in plain memory: the unit and the version that each row's header has."""
+    """Encoder arena in plain memory: the unit and the version in each row's header."""
 
     def __init__(self, num_rows: int, width: int, dtype: type = np.float32) -> None:
         self.rows: np.ndarray = np.zeros((num_rows, width), dtype)

@@ -36,7 +36,7 @@ def inputs() -> StepInputs:
 
 @pytest.mark.parametrize(("num_drafts", "num_rows"), [(0, 64), (3, 64), (15, 112), (99, 256)])
 def test_the_head_is_read_once_for_all_rows_that_verify_drafts(num_drafts: int, num_rows: int) -> None:
-    """Of few samples as many rows as ever, of many no more than memory is meant for."""
+    """As many rows as before for few sequences; for many, no more than there is memory for."""
     made = StepInputs(PaddleDevice("cpu"), 7, 512, 512, BLOCK_SIZE, num_drafts=num_drafts)
     assert (made.max_logit_rows, len(made.logit_row_ids.numpy())) == (num_rows, num_rows)
 
@@ -107,7 +107,7 @@ def test_tiles(inputs: StepInputs, name: str) -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_kept_rows(inputs: StepInputs, name: str) -> None:
-    """Of each sequence the last rows, as many as it has and are wanted, with what attention reads of them."""
+    """The last rows of each sequence, as many as it has and are wanted, with the inputs of attention."""
     starts, counts = (np.array(column, np.int32) for column in STEPS[name])
     kept_counts = np.minimum(counts, [100, 1, 1, 1, 0, 5, 2]).astype(np.int32)
     slots, token_ids = np.arange(7, dtype=np.int32), np.zeros((7, 512), np.int32)

@@ -176,7 +176,7 @@ def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
 @settings(max_examples=3)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
 def test_swap_then_run_equals_run_with_drafts(swaps: list[tuple[int, int]]) -> None:
-    """Of all methods; each row brings as many tokens as without."""
+    """With all methods; each row brings as many tokens as without."""
     assert answers(swaps, "deepseek_v3", "ngram,suffix,mtp") == answers([], "deepseek_v3", "ngram,suffix,mtp")
 
 

@@ -1,5 +1,4 @@
-"""What a rank of a rank group does in tests of captured plans: it drafts, answers, and says which sizes model and layers
-replayed."""
+"""Rank of a rank group in tests of captured plans: it drafts, answers, and reports which sizes model and layers replayed."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class KeptDraftPlan(TapeDraftPlan):
 
 
 def keep(runner: ModelRunner) -> Replays:
-    """What its plans replay from now on."""
+    """Record the sizes that its plans replay from now on."""
     replays: Replays = []
     plan = runner.weights.plan
     assert isinstance(plan, CapturedPlan)
@@ -64,7 +63,7 @@ def keep(runner: ModelRunner) -> Replays:
 def draft_and_answer(
     communicator: Communicator, arena: tuple[DupFd, int], path: Path, options: dict[str, Any]
 ) -> tuple[list[Any], Replays]:
-    """What came of each sample, and what was replayed."""
+    """Return the outcome of each sequence, and the replayed sizes."""
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     runner = make_runner(path, communicator=communicator, arena=memory, num_kv_blocks=64, **options)
     replays = keep(runner)

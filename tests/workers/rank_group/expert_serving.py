@@ -1,5 +1,4 @@
-"""What each rank of a rank group runs in tests of expert parallelism: its replica's samples on a runner that shares the
-experts."""
+"""Rank of a rank group in tests of expert parallelism: its replica's sequences on a runner that shares the experts."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Rank:
     answers: Connection
 
     def answer(self) -> Any:
-        """What the function returned, or the text of what it raised, with its type."""
+        """Return the function's result, or the type and text of the error that it raised."""
         assert self.answers.poll(WATCHDOG_S), "a rank does not answer"
         return self.answers.recv()
 

@@ -1,5 +1,4 @@
-"""What each rank of a rank group runs in tests of models that see: golden pictures are encoded by several ranks, and read by
-all."""
+"""Rank of a rank group in tests of vision-language models: several ranks encode golden pictures, and all read them."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def memory_of(shared: Shared) -> MemoryFile:
 def see(
     communicator: Communicator, kv: Shared, rows: Shared, pixels: Shared, name: str, calls: list[list[Encode]]
 ) -> tuple[list[str], list[list[int]]]:
-    """What is missing where one rank cannot read the first pixels, and then the outputs of the golden prompts."""
+    """Return the missing units where one rank cannot read the first pixels, and then the outputs of the golden prompts."""
     arena, slab = EncoderArena(memory_of(rows), *shape_of_arena(GOLDEN / name)), ExtentSlab(memory_of(pixels))
     is_blind = communicator.rank == 1
 

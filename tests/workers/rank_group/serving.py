@@ -1,4 +1,4 @@
-"""What each rank of a rank group runs in tests of tensor parallelism: the same samples on runners with its share of a model."""
+"""Rank of a rank group in tests of tensor parallelism: the same sequences on runners with its share of a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answers = list[tuple[object, ...]]
 
 
 def samples(count: int = len(PROMPTS), num_outputs: int = 8) -> list[Sample]:
-    """Of all kinds; of these the first."""
+    """Return the first `count` of sequences of all kinds."""
     return [Sample(prompt, sampling, num_outputs) for prompt, sampling in zip(PROMPTS[:count], SAMPLINGS[:count], strict=True)]
 
 

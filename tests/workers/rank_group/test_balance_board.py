@@ -1,4 +1,4 @@
-"""What ranks tell each other of where experts lie: a death decides between the old placement and the new one for all alike."""
+"""Agreement of ranks on the places of experts: a death decides between the old placement and the new one for all alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Boards = tuple[BalanceBoard, BalanceBoard]
 
 @pytest.fixture
 def table() -> Iterator[ExpertTable]:
-    """As who looks at it sees it."""
+    """The table as a reader sees it."""
     run_id, first = secrets.token_hex(4), owners(FIRST, NUM_EXPERTS).tobytes()
     made = ExpertTable.create(run_id, SharedExperts(LAYERS, NUM_EXPERTS, 2, first))
     yield ExpertTable.attach(run_id, is_readonly=True)
@@ -30,7 +30,7 @@ def table() -> Iterator[ExpertTable]:
 
 @pytest.fixture
 def boards(table: ExpertTable) -> Boards:
-    """Of two ranks."""
+    """The boards of two ranks."""
     run_id = table.segment.run_id
     return BalanceBoard(ExpertTable.attach(run_id), 0), BalanceBoard(ExpertTable.attach(run_id), 1)
 
@@ -40,7 +40,7 @@ def tables_of(version: int, placement: tuple[tuple[tuple[int, ...], ...], ...]) 
 
 
 def test_a_placement_is_proposed_and_put_in_force(boards: Boards, table: ExpertTable) -> None:
-    """Who looks at it sees what is in force, and the first placement before."""
+    """A reader sees the placement in force, and the first one before."""
     leader, other = boards
     placement = (round_robin(NUM_EXPERTS, 2, NUM_EXPERTS + 3),) * len(LAYERS)
     assert (table.layers, table.num_experts, table.num_ranks) == (LAYERS, NUM_EXPERTS, 2)

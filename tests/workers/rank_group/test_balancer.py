@@ -195,7 +195,7 @@ def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
 
 
 def test_all_die_after_a_move(pair: Pair) -> None:
-    """Who comes back first finds no member at all, and takes its part when it is one."""
+    """The first one to come back finds no member, and takes its part when it is one."""
     pair.begin_step(pair.put_in_force())
     moved = pair.experts[0].owners.copy()
     pair.close()

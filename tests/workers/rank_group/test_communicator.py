@@ -53,7 +53,7 @@ def test_collectives(num_ranks: int) -> None:
 
 
 def sends(sender: int, to: int) -> np.ndarray:
-    """Of a size of its own: none, little, or several windows."""
+    """Return an array of a size of its own: none, little, or several windows."""
     size = (0, 5, WINDOW_BYTES + 77)[(sender + 2 * to) % 3]
     return np.random.default_rng([sender, to]).integers(0, 256, size, np.uint8)
 
@@ -97,7 +97,7 @@ def test_all_to_all_that_is_too_much_fails_there_alone() -> None:
 
 
 def on_a_tape(communicator: Communicator) -> Any:
-    """What ops of a tape make of rows whose number changes; none: nobody waits."""
+    """Return the results of ops of a tape for rows in changing numbers; without rows no rank waits."""
     rows, width, me = np.zeros(1, np.int32), 5, communicator.place
     counter = rows.ctypes.data
     x = np.arange(8 * width, dtype=np.float32).reshape(8, width) + 100 * me
@@ -234,7 +234,7 @@ def test_ranks_that_do_different_things_are_told(steps: list[int], sizes: list[i
 
 
 def greet_again(communicator: Communicator) -> None:
-    """As when the scheduler comes back: one rank before a call, the other after it."""
+    """Join again as when the scheduler comes back: one rank before a call, the other after it."""
     for number in range(2):
         if communicator.place == number:
             assert communicator.join()

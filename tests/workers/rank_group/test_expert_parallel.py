@@ -36,7 +36,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 def answers_of(
     num_ranks: int, path: Path, placements: list[LayerPlacement], options: dict[str, Any], *, is_one: bool
 ) -> list[Any]:
-    """Of each rank; `is_one`: they are one replica."""
+    """Return the answers of each rank; `is_one`: they are one replica."""
     with rank_group_of(num_ranks) as rank_group:
         arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
         ranks = [

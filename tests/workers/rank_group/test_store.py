@@ -28,7 +28,7 @@ def test_clients_of_paddle() -> None:
 
 
 def test_each_life_of_a_rank_group_meets_under_a_name_of_its_own() -> None:
-    """What processes that are gone left in a store is nobody's."""
+    """Keys that dead processes left in a store are not read."""
     memory = memoryview(bytearray(buffers_at(2)))
     RankGroupHeader.begin(memory, 2)
     tensor, experts = (Communicator(memory, 1, 0, 2, timeout_s=1.0, shares_experts=shares) for shares in (False, True))

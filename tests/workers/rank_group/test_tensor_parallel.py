@@ -76,7 +76,7 @@ ODD_LATENTS = {
 
 
 def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What each rank answers, over a KV arena that they share."""
+    """Return each rank's answer, over a KV arena that they share."""
     with rank_group_of(num_ranks) as rank_group:
         arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
         ranks = [rank_group.start(rank, function, (DupFd(arena.fd), ARENA_BYTES), *arguments) for rank in range(num_ranks)]

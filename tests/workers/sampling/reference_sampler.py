@@ -12,7 +12,7 @@ from ops import _cpu
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What one row needs besides its logits: its sample's tokens so far and where the outputs begin."""
+    """Inputs of one row besides its logits: its sequence's tokens so far and where the outputs begin."""
 
     params: SamplingParams
     token_ids: np.ndarray  # int32, prompt and outputs before the drawn token
@@ -52,7 +52,7 @@ def process(logits: np.ndarray, draw: Draw) -> np.ndarray:
 
 
 def _constrained(processed: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """What the mask leaves; of the logits as they were where biases and penalties leave nothing of that."""
+    """Return the logits that the mask leaves; the unprocessed ones where biases and penalties leave none of them."""
     for values in (processed, logits, np.zeros_like(processed)):
         result: np.ndarray = np.where(mask, values, np.float32(-np.inf))
         if (result > -np.inf).any():
@@ -92,7 +92,7 @@ def _penalize(logits: np.ndarray, draw: Draw) -> None:
 
 
 def weights_of(logits: np.ndarray, params: SamplingParams, chance: float = 1.0) -> np.ndarray:
-    """What is drawn from, for a temperature above 0: float64 [vocab], the best token's is 1. `chance`: xtc's."""
+    """Return the weights to draw from, for a temperature above 0: float64 [vocab], the best token's is 1. `chance`: xtc's."""
     exact = logits.astype(np.float64)
     weights: np.ndarray = np.exp((exact - exact.max()) / params.temperature)
     if params.top_n_sigma > 0:

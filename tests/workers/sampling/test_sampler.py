@@ -257,7 +257,8 @@ class TestTruncation:
     ids=str,
 )
 def test_repetitions_are_discouraged(length: int, params: dict[str, Any]) -> None:
-    """As defined, on random texts of three words: a token is the best where the other is less than what is left of it."""
+    """By the definition, on random texts of three words: a token is the best where the other one is less than what is left of
+    it."""
     for seed in range(6):
         tokens = np.random.default_rng(seed).integers(0, 3, length).tolist()
         draw = draw_of(tokens[: length // 2], tokens[length // 2 :], **{"temperature": 0.0, "dry_multiplier": 0.8, **params})

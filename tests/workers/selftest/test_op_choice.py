@@ -41,7 +41,7 @@ def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert mean, normalized", "xlm-roberta classifier"])
 def test_encoders_of_text(name: str, tmp_path: Path) -> None:
-    """Whose positions are looked up; with CUDA's rows as well."""
+    """Their positions are looked up; with CUDA's rows as well."""
     path = write_checkpoint(name, tmp_path / "model")
     pooling, record = resolve_pooling(ASKED, ModelRecord.read(path))
     kinds: list[tuple[str, Any]] = [("reference", xpu_runner), ("fused", xpu_runner), ("cuda", OnEmulatedCard)]
@@ -68,7 +68,7 @@ def test_where_no_linear_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_that_depends_on_others(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What no case of an op shows: attention that is off where there are more tiles."""
+    """No case of an op shows it: attention that is off where there are more tiles."""
 
     def attention(step: Any, *others: Any) -> Any:
         return reference.attention(step, *others) + 1e-6 * step.inputs.num_tiles

@@ -69,7 +69,7 @@ def _bytes(weight: Any) -> bytes:
 
 
 def resident_bytes(path: Path) -> int:
-    """Of this process's mappings of files below `path`."""
+    """Return the resident bytes of this process's mappings of files below `path`."""
     found, is_within = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name = line.split()[0]
@@ -81,7 +81,8 @@ def resident_bytes(path: Path) -> int:
 
 
 def files(directory: Path) -> list[str]:
-    """Of packed weights, whole or begun. Checksums are remembered once the test is so slow that its checkpoint has settled."""
+    """Return the files of packed weights, whole or begun. Checksums are remembered once the test is so slow that its checkpoint
+    has settled."""
     found = directory.iterdir() if directory.exists() else []
     return sorted(path.name for path in found if not path.name.startswith("checksums."))
 
@@ -206,7 +207,7 @@ class TestKey:
 
 
 class TestChecksums:
-    """What is remembered of a file stands for its contents, as long as nobody can have written to it."""
+    """A remembered checksum counts as long as no other process can have written to the file."""
 
     def kept(self, directory: Path) -> dict[str, str]:
         found: dict[str, str] = json.loads((directory / "checksums.json").read_text())
@@ -347,7 +348,7 @@ class TestWriters:
             assert "other-2.partial" in files(directory)
 
     def test_a_link_is_not_followed(self, model: Path, directory: Path, tmp_path: Path) -> None:
-        """That somebody who may write to the directory put where a file is written."""
+        """Another user who may write to the directory put the link there."""
         load(model, directory)
         (path,) = packed_files(directory)
         path.unlink()
@@ -535,7 +536,7 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         assert len([record for record in caplog.records if "are not kept" in record.getMessage()]) == 1
 
     def test_read_only_directory(self, model: Path, directory: Path) -> None:
-        """What is kept there is read, nothing is written. In a process that permissions stop, root's too."""
+        """Kept files are read, none is written. In a process that permissions stop, also for root."""
         load(model, directory)
         write_checkpoint(model.parent / "other", {**TINY, "rope_theta": 5.0})
         directory.chmod(0o555)

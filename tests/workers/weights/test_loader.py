@@ -135,7 +135,7 @@ def test_packed_by_rows(precision: Precision, dtype: str, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
 def test_the_largest_numbers_are_finite(dtype: type) -> None:
-    """Of either sign, in any order of the elements; NaN of every kind is none."""
+    """Either sign, in any order of the elements; NaN of every kind is not finite."""
     infinity = {np.float32: 0x7F800000, np.float16: 0x7C00, np.uint16: 0x7F80}[dtype]
     bits = np.dtype(dtype).itemsize * 8
     values = np.zeros((3, 5), f"u{bits // 8}")

@@ -77,7 +77,7 @@ def test_stored_integers_stay(tmp_path: Path) -> None:
 
 
 def test_parts_stored_differently(tmp_path: Path) -> None:
-    """As llama.cpp's Q4_K_M has it: values and down projections in 6 bits."""
+    """llama.cpp's Q4_K_M has values and down projections in 6 bits."""
     stored: dict[str, Kept] = {"v_proj": WeightFormat("int8", 16), "layers": WeightFormat("int4", 32, True)}
     formats, line = chosen(declared(tmp_path), Precision(), stored)
     assert formats["q_proj"] == WeightFormat("int8", 16, True)

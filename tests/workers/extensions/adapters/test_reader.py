@@ -1,4 +1,4 @@
-"""What is read of an adapter, and what is refused, with the cause, before anything is served of it."""
+"""Reading an adapter, and refusing one, with the cause, before any of it is served."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensors_of(directory: Path) -> dict[str, np.ndarray]:
 
 
 def scales_of(directory: Path) -> dict[str, float]:
-    """What B was multiplied by, of each module."""
+    """Return the factor of B for each module."""
     stored = tensors_of(directory)
     return {
         each.module.name: float(np.median(each.b / stored[f"base_model.model.{each.module.name}.lora_B.weight"]))

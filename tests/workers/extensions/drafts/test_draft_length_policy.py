@@ -21,12 +21,12 @@ NONE = np.zeros(0, np.int32)
 
 
 def flat(num_rows: int) -> float:
-    """As where weights take all the time."""
+    """Weights take all the time."""
     return 1e6 * (1 + num_rows / 200)
 
 
 def steep(num_rows: int) -> float:
-    """As where each row is computed alone."""
+    """Each row is computed alone."""
     return 1e6 * num_rows
 
 
@@ -81,7 +81,7 @@ def test_drafts_that_stand_are_asked_for() -> None:
 
 
 def test_as_many_as_stand() -> None:
-    """Of drafts where the third is always wrong, no more than three are tried, most of the time."""
+    """The third draft token is always wrong: no more than three are tried, most of the time."""
     rig = Rig(1, lambda num_rows: 1e6 * (1 + num_rows / 20))
     chosen = []
     for _ in range(200):
@@ -189,8 +189,9 @@ def test_doubts_that_come_to_nothing_become_rare() -> None:
 
 
 def test_who_is_tried_is_made_ready_in_one_step() -> None:
-    """What is wanted comes with the second step behind; layers guess for who was made ready in the step before, so of each two
-    steps that were asked for the second one tries. Whoever rests says nothing in between, and lengths tell for how long."""
+    """Wanted drafts come with the second step behind; layers draft for slots that were made ready in the step before, so of
+    each two steps that were asked for the second one tries. A resting slot reports nothing in between, and lengths say for how
+    long."""
     rig = Rig(1, lambda num_rows: 1e6 * (1 + num_rows), are_layers=True)
     coming, is_ready, num_ready, num_tried, num_idle = deque([0, 0]), False, 0, 0, 0
     for number in range(12000):

@@ -44,7 +44,7 @@ def draft_tokens(slots: Slots, drafter: NgramDrafter, slot: int, num_calls: int 
 
 
 def longest(tokens: list[int], least: int, most: int) -> int:
-    """Of the last tokens that stood together before: how many."""
+    """Return how many of the last tokens occurred together before."""
     for size in range(min(most, len(tokens) - 1), least - 1, -1):
         last = tokens[-size:]
         if any(tokens[place : place + size] == last for place in range(len(tokens) - size)):
@@ -54,7 +54,7 @@ def longest(tokens: list[int], least: int, most: int) -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_followed_the_longest_match(seed: int) -> None:
-    """Of fresh slots: the guess is what followed where the longest match stood."""
+    """In fresh slots the draft token is the one behind the longest match."""
     rng = np.random.default_rng(seed)
     for size in (1, 2, 3, 10, 50, 200, 700):
         tokens = rng.integers(0, 3 + 2 * seed, size).tolist()

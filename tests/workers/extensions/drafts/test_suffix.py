@@ -53,7 +53,7 @@ class Rig:
 
 
 def followers(texts: list[list[int]], part: list[int]) -> tuple[int | None, float]:
-    """What followed `part` most often in texts, of several the one that did so last; and its share."""
+    """Return the token that followed `part` most often in texts, the latest of several, and its share."""
     counts: Counter[int] = Counter()
     last: dict[int, tuple[int, int]] = {}
     for index, text in enumerate(texts):

@@ -26,7 +26,7 @@ WEIGHTS_ALONE = {"ops": "reference", "plan": "eager"}  # everything float32 once
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of log-probabilities; `perplexity` is relative to the exact one, less 1."""
+    """Errors of log-probabilities; `perplexity` is relative to the exact one, less 1."""
 
     mean: float
     largest: float
@@ -56,7 +56,7 @@ def conversations_of(count: int) -> list[Conversation]:
 
 
 def logprobs_of(path: Path, conversations: list[Conversation], **options: Any) -> np.ndarray:
-    """Of every token that counts, by a runner with these options."""
+    """Return the log-probability of every token that counts, by a runner with these options."""
     serving = Serving(make_runner(path, **options))
     found = []
     for token_ids, places in conversations:

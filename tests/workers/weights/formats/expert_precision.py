@@ -1,4 +1,4 @@
-"""What each format of experts costs: log-probability error of a drawn mixture of experts, of which nothing else is rounded.
+"""Cost of each format of experts: log-probability error of a random mixture of experts with nothing else rounded.
 
     python -m tests.workers.weights.formats.expert_precision
 

@@ -1,4 +1,4 @@
-"""What each precision costs the embedded model: log-probability error and perplexity against float32.
+"""Cost of each precision for the embedded model: log-probability error and perplexity against float32.
 
     python -m tests.workers.weights.formats.precision
 

@@ -23,7 +23,7 @@ NUM_LAYERS = json.loads((Path(DEMO) / "config.json").read_text())["num_hidden_la
 
 @dataclass
 class Quantized:
-    """What a format stores for one weight [out, in], by suffix, and the weight that it means."""
+    """Stored arrays of one weight [out, in], by suffix, and the weight that they mean."""
 
     stored: dict[str, np.ndarray]
     weight: np.ndarray

@@ -1,6 +1,7 @@
-"""What each precision may cost at most: mean error of a log-probability, and perplexity, of the embedded model as it is served.
+"""Limits of the cost of each precision: mean error of a log-probability, and perplexity, of the embedded model as it is served.
 
-Bounds are about three times what `precision.md` lists, as these are fewer tokens."""
+Bounds are about three times what `precision.md` lists, as these are fewer tokens.
+"""
 
 from __future__ import annotations
 

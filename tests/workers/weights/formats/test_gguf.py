@@ -82,8 +82,8 @@ def test_mixed_superblocks(tmp_path: Path) -> None:
 
 
 def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
-    """As llama.cpp's Q4_K_M: q, k and v lie in one matrix, 4 bits with offsets beside 6. Native ops compute with the integers
-    as they are stored, so what they give is what the float32 weights give, but for the rounded activations."""
+    """llama.cpp's Q4_K_M: q, k and v are in one matrix, 4 bits with offsets beside 6. Native ops compute with the stored
+    integers, so the results are those of the float32 weights, except for the rounded activations."""
     config = {**TINY, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     source = tmp_path / "source"
     config |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
