@@ -53,11 +53,11 @@ def _histogram(name: str, help: str, bounds: tuple[float, ...] = SECONDS, unit: 
 
 
 def _finished(reason: str) -> Metric:
-    return Metric("request_success_total", "counter", "requests", "Finished samples.", (("finished_reason", reason),))
+    return Metric("request_success_total", "counter", "requests", "Finished sequences.", (("finished_reason", reason),))
 
 
 def _http_durations() -> tuple[Metric, ...]:
-    text = "Whole requests, streams to their end, by the beginning of their path."
+    text = "Duration of HTTP requests, including streams to their end, by route."
     return tuple(
         Metric(
             "http_request_duration_seconds", "histogram", "seconds", text, (("route", route), ("status", status)), HTTP_SECONDS
@@ -68,27 +68,31 @@ def _http_durations() -> tuple[Metric, ...]:
 
 
 def _spans(outcome: str) -> Metric:
-    return Metric("otlp_spans_total", "counter", "spans", "Spans of requests, by what became of them.", (("outcome", outcome),))
+    return Metric("otlp_spans_total", "counter", "spans", "Request spans, by outcome.", (("outcome", outcome),))
 
 
 def _grammars(outcome: str) -> Metric:
-    return Metric("grammars_total", "counter", "requests", "Forms that answers were to have.", (("outcome", outcome),))
+    return Metric(
+        "grammars_total", "counter", "requests", "Grammars of structured output, by outcome.", (("outcome", outcome),)
+    )
 
 
 def _responses(status: str) -> Metric:
-    return Metric("http_responses_total", "counter", "responses", "HTTP responses by class.", (("status", status),))
+    return Metric("http_responses_total", "counter", "responses", "HTTP responses by status class.", (("status", status),))
 
 
 def _cache_loads(found: str) -> Metric:
-    return Metric("weight_cache_loads_total", "counter", "loads", "Loads by what the weight cache had.", (("found", found),))
+    return Metric(
+        "weight_cache_loads_total", "counter", "loads", "Weight loads by state of the weight cache.", (("found", found),)
+    )
 
 
 def _multiplies(dtype: str) -> Metric:
-    return Metric("device_multiplies", "gauge", "", "1: the device multiplies in this type.", (("dtype", dtype),))
+    return Metric("device_multiplies", "gauge", "", "1: the device supports this type.", (("dtype", dtype),))
 
 
 def _copies(end: str) -> Metric:
-    return Metric("device_copies_total", "counter", "copies", "Copies to the device, or to the host.", (("to", end),))
+    return Metric("device_copies_total", "counter", "copies", "Copies between host and device, by direction.", (("to", end),))
 
 
 def _op_fallbacks() -> tuple[Metric, ...]:
@@ -111,11 +115,17 @@ def _by_method(name: str, help: str) -> tuple[Metric, ...]:
 
 
 def _prepared(outcome: str) -> Metric:
-    return Metric("media_items_total", "counter", "items", "Pictures and videos looked at.", (("outcome", outcome),))
+    return Metric("media_items_total", "counter", "items", "Images and videos inspected.", (("outcome", outcome),))
 
 
 def _routes(reason: str) -> Metric:
-    return Metric("requests_routed_total", "counter", "samples", "Samples by what chose their replica.", (("reason", reason),))
+    return Metric(
+        "requests_routed_total",
+        "counter",
+        "samples",
+        "Sequences by reason for the choice of their replica.",
+        (("reason", reason),),
+    )
 
 
 def _by_adapter(name: str, help: str) -> tuple[Metric, ...]:
@@ -123,175 +133,184 @@ def _by_adapter(name: str, help: str) -> tuple[Metric, ...]:
 
 
 EVERY_ROLE = (
-    Metric("messages_received_total", "counter", "messages", "Ring records taken from the mailbox."),
-    Metric("messages_sent_total", "counter", "messages", "Ring records sent."),
-    Metric("messages_dropped_total", "counter", "messages", "Records dropped: of an older attempt or epoch, or stale."),
-    Metric("ring_full_total", "counter", "events", "Sends refused because a ring was full."),
-    Metric("cpu_seconds_total", "counter", "seconds", "Processor time of the process."),
+    Metric("messages_received_total", "counter", "messages", "Records received through the mailbox."),
+    Metric("messages_sent_total", "counter", "messages", "Records sent."),
+    Metric("messages_dropped_total", "counter", "messages", "Records dropped as outdated (older attempt or epoch)."),
+    Metric("ring_full_total", "counter", "events", "Sends that failed because a ring was full."),
+    Metric("cpu_seconds_total", "counter", "seconds", "CPU time of the process."),
     Metric("resident_memory_bytes", "gauge", "bytes", "Resident memory of the process."),
 )
 
 BY_ROLE: dict[str, tuple[Metric, ...]] = {
     "supervisor": (
-        Metric("actor_restarts_total", "counter", "restarts", "Actors started again after a death."),
-        Metric("supervisor_lines_dropped_total", "counter", "lines", "Lines of the supervisor dropped: stderr was not read."),
-        Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they hung."),
-        Metric("run_files_made_again_total", "counter", "files", "Files of the run that were removed under the engine."),
-        Metric("is_run_incomplete", "gauge", "runs", "1 while such files cannot be made again; the error log says why."),
-        Metric("adapters_version", "gauge", "", "Changes of what adapters are served."),
-        Metric("num_adapters", "gauge", "adapters", "LoRA adapters in the arena, those that leave included."),
-        Metric("start_seconds", "gauge", "seconds", "Time from the launch to ready."),
+        Metric("actor_restarts_total", "counter", "restarts", "Restarts of actors after a crash."),
+        Metric(
+            "supervisor_lines_dropped_total", "counter", "lines", "Supervisor log lines dropped because stderr was not read."
+        ),
+        Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they sent no heartbeat."),
+        Metric("run_files_made_again_total", "counter", "files", "Files of the run that others removed while it was running."),
+        Metric("is_run_incomplete", "gauge", "runs", "1 while removed files cannot be restored; see the error log."),
+        Metric("adapters_version", "gauge", "", "Loaded and unloaded adapters."),
+        Metric("num_adapters", "gauge", "adapters", "LoRA adapters in memory, including those being unloaded."),
+        Metric("start_seconds", "gauge", "seconds", "Time from launch until ready."),
     ),
     "api": (
         Metric("http_requests_total", "counter", "requests", "HTTP requests received."),
         *(_responses(status) for status in HTTP_STATUSES),
         *_http_durations(),
-        Metric("http_disconnects_total", "counter", "requests", "Clients that left before their answer ended."),
-        Metric("open_requests", "gauge", "samples", "Samples that the edge holds open."),
-        *_by_adapter("adapter_open_requests", "Samples of an adapter that the edge holds open."),
-        Metric("open_calls", "gauge", "calls", "Calls of /tokenize and /detokenize under way."),
-        Metric("cancelled_calls_total", "counter", "calls", "Such calls given up: the client left, or 30 s were over."),
-        Metric("media_held_bytes", "gauge", "bytes", "Files of pictures and video of open requests, as far as they came."),
-        Metric("media_fetches_total", "counter", "links", "Links of pictures, video and features that were fetched."),
-        Metric("media_fetches_failed_total", "counter", "links", "Those that led to nothing."),
-        _histogram("media_fetch_seconds", "Fetching a link."),
+        Metric("http_disconnects_total", "counter", "requests", "Clients that disconnected before their answer was complete."),
+        Metric("open_requests", "gauge", "samples", "Open sequences in the API."),
+        *_by_adapter("adapter_open_requests", "Open sequences of an adapter in the API."),
+        Metric("open_calls", "gauge", "calls", "Calls of /tokenize and /detokenize in progress."),
+        Metric(
+            "cancelled_calls_total",
+            "counter",
+            "calls",
+            "Calls of /tokenize and /detokenize that timed out (30 s) or were abandoned.",
+        ),
+        Metric("media_held_bytes", "gauge", "bytes", "Bytes received of media files of open requests."),
+        Metric("media_fetches_total", "counter", "links", "Media fetches."),
+        Metric("media_fetches_failed_total", "counter", "links", "Failed media fetches."),
+        _histogram("media_fetch_seconds", "Duration of media fetches."),
         *(_spans(outcome) for outcome in ("sent", "lost")),
-        Metric("stream_pauses_total", "counter", "samples", "Samples paused because too much waits for their client."),
-        Metric("held_logprobs", "gauge", "logprobs", "Log-probabilities held for clients that have not read them yet."),
-        Metric("resubmissions_total", "counter", "samples", "Samples submitted again after a crash behind the edge."),
+        Metric("stream_pauses_total", "counter", "samples", "Sequences paused because their client reads too slowly."),
+        Metric("held_logprobs", "gauge", "logprobs", "Log-probabilities that clients have not read yet."),
+        Metric("resubmissions_total", "counter", "samples", "Sequences resubmitted after a crash."),
         *(_finished(reason) for reason in ("stop", "length", "repetition", "abort", "timeout")),
-        Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of answered samples."),
-        Metric("generation_tokens_total", "counter", "tokens", "Tokens generated and delivered to the edge."),
-        _histogram("time_to_first_token_seconds", "From arrival to the first token at the edge."),
-        _histogram("inter_token_latency_seconds", "Between two deliveries of one sample.", STEP_SECONDS),
-        _histogram("request_time_per_output_token_seconds", "Mean per sample, after its first token.", STEP_SECONDS),
-        _histogram("e2e_request_latency_seconds", "From arrival to the end of a sample."),
-        _histogram("request_prompt_tokens", "Prompt tokens of a sample.", TOKENS, "tokens"),
-        _histogram("request_generation_tokens", "Generated tokens of a sample.", TOKENS, "tokens"),
-        _histogram("request_max_num_generation_tokens", "Of the samples of a request, the longest.", TOKENS, "tokens"),
-        _histogram("request_params_n", "Samples that a request asks for.", SAMPLES, "samples"),
-        _histogram("request_params_max_tokens", "Tokens that a sample may have, where a request says it.", TOKENS, "tokens"),
+        Metric("prompt_tokens_total", "counter", "tokens", "Prompt tokens of answered requests."),
+        Metric("generation_tokens_total", "counter", "tokens", "Generated tokens."),
+        _histogram("time_to_first_token_seconds", "Time from arrival to the first token."),
+        _histogram("inter_token_latency_seconds", "Time between two deliveries of a sequence.", STEP_SECONDS),
+        _histogram(
+            "request_time_per_output_token_seconds", "Mean time per token of a sequence, after the first.", STEP_SECONDS
+        ),
+        _histogram("e2e_request_latency_seconds", "Time from arrival to the end of a sequence."),
+        _histogram("request_prompt_tokens", "Prompt tokens per sequence.", TOKENS, "tokens"),
+        _histogram("request_generation_tokens", "Generated tokens per sequence.", TOKENS, "tokens"),
+        _histogram(
+            "request_max_num_generation_tokens", "Generated tokens of the longest sequence of a request.", TOKENS, "tokens"
+        ),
+        _histogram("request_params_n", "Sequences per request (n).", SAMPLES, "samples"),
+        _histogram("request_params_max_tokens", "max_tokens of requests that set it.", TOKENS, "tokens"),
     ),
     "media": (
         *(_prepared(outcome) for outcome in ("good", "refused")),
-        Metric("media_units_total", "counter", "units", "Units whose pixels or features were made."),
-        Metric("media_bytes_total", "counter", "bytes", "Bytes of files that were looked at or decoded."),
-        Metric("pixel_slab_used_bytes", "gauge", "bytes", "Pixels that the scheduler has yet to let go of."),
-        Metric("units_waiting", "gauge", "units", "Units that wait for their turn, or for room in the pixel slab."),
-        _histogram("media_prepare_seconds", "Looking at a file: headers, tokens, identity.", STEP_SECONDS),
-        _histogram("media_decode_seconds", "Making the pixels of a unit.", STEP_SECONDS),
+        Metric("media_units_total", "counter", "units", "Media units decoded."),
+        Metric("media_bytes_total", "counter", "bytes", "Bytes of files inspected or decoded."),
+        Metric("pixel_slab_used_bytes", "gauge", "bytes", "Bytes of pixels that the scheduler has not released yet."),
+        Metric("units_waiting", "gauge", "units", "Media units that wait for decoding or for memory."),
+        _histogram("media_prepare_seconds", "Time to inspect a file: headers, tokens, hash.", STEP_SECONDS),
+        _histogram("media_decode_seconds", "Time to decode the pixels of a media unit.", STEP_SECONDS),
     ),
     "tokenizer": (
         Metric("tokenized_tokens_total", "counter", "tokens", "Prompt tokens encoded."),
         Metric("detokenized_tokens_total", "counter", "tokens", "Output tokens decoded."),
-        Metric("open_streams", "gauge", "samples", "Samples being decoded."),
+        Metric("open_streams", "gauge", "samples", "Sequences being detokenized."),
         *(_routes(reason) for reason in REASONS),
-        Metric("stop_strings_total", "counter", "samples", "Samples ended by a stop string."),
-        Metric("tool_calls_total", "counter", "calls", "Calls of tools that were read in answers."),
-        Metric("malformed_tool_calls_total", "counter", "calls", "What began as a call, was none, and stayed text."),
-        Metric("reasoning_tokens_total", "counter", "tokens", "Output tokens of thinking."),
+        Metric("stop_strings_total", "counter", "samples", "Sequences that ended at a stop string."),
+        Metric("tool_calls_total", "counter", "calls", "Tool calls parsed in answers."),
+        Metric("malformed_tool_calls_total", "counter", "calls", "Tool calls that could not be parsed and were left as text."),
+        Metric("reasoning_tokens_total", "counter", "tokens", "Reasoning tokens."),
         *(_grammars(outcome) for outcome in ("compiled", "refused")),
-        _histogram("grammar_compile_seconds", "Preparing a request whose answer has a form.", STEP_SECONDS),
-        Metric("helper_jobs_total", "counter", "jobs", "Prompts and calls given to the helper processes."),
+        _histogram("grammar_compile_seconds", "Time to prepare a request with structured output.", STEP_SECONDS),
+        Metric("helper_jobs_total", "counter", "jobs", "Jobs given to helper processes."),
         Metric("helper_jobs_waiting", "gauge", "jobs", "Jobs that wait for a helper process."),
-        Metric("helper_jobs_refused_total", "counter", "jobs", "Jobs refused because too many waited (429)."),
-        Metric("helper_jobs_cancelled_total", "counter", "jobs", "Jobs that nobody waited for any more."),
+        Metric("helper_jobs_refused_total", "counter", "jobs", "Jobs rejected because too many waited (429)."),
+        Metric("helper_jobs_cancelled_total", "counter", "jobs", "Jobs dropped because their request had ended."),
     ),
     "scheduler": (
-        Metric("num_requests_running", "gauge", "samples", "Samples in the batch."),
-        Metric("num_requests_waiting", "gauge", "samples", "Samples waiting, those held back at the intake included."),
-        *_by_adapter("adapter_requests_running", "Samples of an adapter in the batch."),
-        *_by_adapter("adapter_requests_waiting", "Samples of an adapter that wait, or leave the batch."),
-        Metric("kv_cache_usage_perc", "gauge", "ratio", "KV blocks in use by running samples, 0 to 1."),
-        Metric("num_kv_blocks", "gauge", "blocks", "KV blocks in the arena."),
-        Metric("num_free_kv_blocks", "gauge", "blocks", "KV blocks not used by a running sample (cached ones included)."),
-        Metric("num_free_slots", "gauge", "slots", "Batch slots that no sample holds."),
-        Metric("num_tokens_to_compute", "gauge", "tokens", "Prompt tokens of running and waiting samples to be computed."),
-        Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks that the prefix index holds."),
+        Metric("num_requests_running", "gauge", "samples", "Sequences in the batch."),
+        Metric("num_requests_waiting", "gauge", "samples", "Waiting sequences."),
+        *_by_adapter("adapter_requests_running", "Sequences of an adapter in the batch."),
+        *_by_adapter("adapter_requests_waiting", "Waiting sequences of an adapter."),
+        Metric("kv_cache_usage_perc", "gauge", "ratio", "Share of KV blocks used by running sequences, 0 to 1."),
+        Metric("num_kv_blocks", "gauge", "blocks", "Total KV blocks."),
+        Metric("num_free_kv_blocks", "gauge", "blocks", "KV blocks not used by a running sequence, including cached ones."),
+        Metric("num_free_slots", "gauge", "slots", "Free batch slots."),
+        Metric("num_tokens_to_compute", "gauge", "tokens", "Prompt tokens of running and waiting sequences left to compute."),
+        Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks in the prefix cache."),
         Metric("prefix_cache_queries_total", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
         Metric("prefix_cache_hits_total", "counter", "tokens", "Prompt tokens found in the prefix cache."),
-        Metric("mm_cache_queries_total", "counter", "units", "Units of pictures and video looked up in the encoder cache."),
-        Metric("mm_cache_hits_total", "counter", "units", "Of these, units that were there or on their way."),
-        Metric("encoder_calls_total", "counter", "calls", "Calls of the vision encoder begun."),
-        Metric("encoder_units_total", "counter", "units", "Units in these calls."),
-        Metric("encoder_rows_total", "counter", "rows", "Rows of features in these calls."),
-        Metric("encoder_losses_total", "counter", "units", "Units whose pixels or features a rank lacked: encoded again."),
-        Metric("encoder_evictions_total", "counter", "units", "Units that went from the encoder cache for want of room."),
-        Metric("encoder_cache_usage_perc", "gauge", "ratio", "Rows of the encoder arena that hold features, 0 to 1."),
-        Metric("num_encoder_cache_units", "gauge", "units", "Units in the encoder cache."),
-        Metric("spec_decode_num_drafts_total", "counter", "rows", "Rows with drafts."),
-        Metric("spec_decode_num_draft_tokens_total", "counter", "tokens", "Drafts that were verified."),
-        Metric("spec_decode_num_accepted_tokens_total", "counter", "tokens", "Drafts that stood."),
-        *_by_position("spec_decode_num_draft_tokens_per_pos_total", "Drafts that were verified."),
-        *_by_position("spec_decode_num_accepted_tokens_per_pos_total", "Drafts that stood."),
-        *_by_position("spec_decode_num_emitted_tokens_per_pos_total", "Drafts that stood before the end of their answer."),
-        Metric("spec_decode_num_rows_total", "counter", "rows", "Rows that gave tokens, with drafts or without."),
-        Metric("spec_decode_num_resting", "gauge", "rows", "Such rows of the last step that had no drafts."),
-        Metric("num_preemptions_total", "counter", "samples", "Samples put back to waiting for want of blocks."),
-        Metric("requests_aborted_total", "counter", "samples", "Samples aborted before their end."),
-        Metric("requests_rejected_total", "counter", "samples", "Samples refused (full queue, never fitting)."),
-        Metric("slow_streams", "gauge", "samples", "Samples held back because their reader is slow."),
-        Metric("engine_weight_version", "gauge", "version", "Version of the weights in use; 0 while cleared."),
+        Metric("mm_cache_queries_total", "counter", "units", "Media units looked up in the encoder cache."),
+        Metric("mm_cache_hits_total", "counter", "units", "Media units found in the encoder cache, or being encoded."),
+        Metric("encoder_calls_total", "counter", "calls", "Calls of the vision encoder."),
+        Metric("encoder_units_total", "counter", "units", "Media units in calls of the vision encoder."),
+        Metric("encoder_rows_total", "counter", "rows", "Rows of features in calls of the vision encoder."),
+        Metric("encoder_losses_total", "counter", "units", "Media units encoded again because a rank did not have them."),
+        Metric("encoder_evictions_total", "counter", "units", "Media units evicted from the encoder cache."),
+        Metric("encoder_cache_usage_perc", "gauge", "ratio", "Share of the encoder cache in use, 0 to 1."),
+        Metric("num_encoder_cache_units", "gauge", "units", "Media units in the encoder cache."),
+        Metric("spec_decode_num_drafts_total", "counter", "rows", "Rows with draft tokens."),
+        Metric("spec_decode_num_draft_tokens_total", "counter", "tokens", "Draft tokens verified."),
+        Metric("spec_decode_num_accepted_tokens_total", "counter", "tokens", "Draft tokens accepted."),
+        *_by_position("spec_decode_num_draft_tokens_per_pos_total", "Draft tokens verified."),
+        *_by_position("spec_decode_num_accepted_tokens_per_pos_total", "Draft tokens accepted."),
+        *_by_position("spec_decode_num_emitted_tokens_per_pos_total", "Accepted draft tokens that became part of an answer."),
+        Metric("spec_decode_num_rows_total", "counter", "rows", "Rows that produced tokens, with or without draft tokens."),
+        Metric("spec_decode_num_resting", "gauge", "rows", "Rows of the last step without draft tokens."),
+        Metric("num_preemptions_total", "counter", "samples", "Sequences preempted because KV blocks ran out."),
+        Metric("requests_aborted_total", "counter", "samples", "Aborted sequences."),
+        Metric("requests_rejected_total", "counter", "samples", "Rejected sequences (queue full, or too large)."),
+        Metric("slow_streams", "gauge", "samples", "Sequences paused because their client reads too slowly."),
+        Metric("engine_weight_version", "gauge", "version", "Version of the weights in use; 0 while they are cleared."),
         Metric("engine_state", "gauge", "state", "0 normal, 1 paused, 2 cleared, 3 loading."),
-        Metric("is_record_unwritten", "gauge", "runs", "1 while weights.json cannot be written; nothing runs before it is."),
-        Metric("steps_total", "counter", "steps", "Steps whose results are back."),
-        Metric("steps_dispatched_again_total", "counter", "steps", "Steps lost with a worker and dispatched again."),
-        Metric("scheduled_tokens_total", "counter", "tokens", "Tokens computed, prefill and decode."),
-        _histogram("iteration_tokens_total", "Tokens of a step.", TOKENS, "tokens"),
-        _histogram("request_queue_time_seconds", "From arrival to the first time a sample is scheduled."),
-        _histogram("request_prefill_time_seconds", "From first scheduled to first token."),
-        _histogram("request_decode_time_seconds", "From first token to the end."),
-        _histogram("request_inference_time_seconds", "From first scheduled to the end."),
-        _histogram("step_schedule_seconds", "Choosing and encoding a step.", STEP_SECONDS),
-        _histogram("step_dispatch_seconds", "From the dispatch of a step to its start on the rank.", STEP_SECONDS),
+        Metric("is_record_unwritten", "gauge", "runs", "1 while weights.json cannot be written; the engine waits for that."),
+        Metric("steps_total", "counter", "steps", "Completed steps."),
+        Metric("steps_dispatched_again_total", "counter", "steps", "Steps lost with a worker and sent again."),
+        Metric("scheduled_tokens_total", "counter", "tokens", "Tokens computed in prefill and decode."),
+        _histogram("iteration_tokens_total", "Tokens per step.", TOKENS, "tokens"),
+        _histogram("request_queue_time_seconds", "Time from arrival until a sequence is first scheduled."),
+        _histogram("request_prefill_time_seconds", "Time from first scheduled to first token."),
+        _histogram("request_decode_time_seconds", "Time from first token to the end."),
+        _histogram("request_inference_time_seconds", "Time from first scheduled to the end."),
+        _histogram("step_schedule_seconds", "Time to schedule and encode a step.", STEP_SECONDS),
+        _histogram("step_dispatch_seconds", "Time from the dispatch of a step to its start on the rank.", STEP_SECONDS),
         _histogram("step_run_seconds", "Model time of a step on the rank.", STEP_SECONDS),
         _histogram("step_sample_seconds", "Sampling time of a step on the rank.", STEP_SECONDS),
-        _histogram("step_return_seconds", "From the end of sampling to the handled result.", STEP_SECONDS),
+        _histogram("step_return_seconds", "Time from the end of sampling until the result is handled.", STEP_SECONDS),
     ),
     "cache": (
         Metric("kv_events_total", "counter", "events", "KV events published."),
         Metric("kv_arena_bytes", "gauge", "bytes", "Size of the KV arena."),
-        Metric("kv_arena_reserved_bytes", "gauge", "bytes", "How much of it has its memory for certain."),
+        Metric("kv_arena_reserved_bytes", "gauge", "bytes", "Reserved memory of the KV arena."),
     ),
     "worker": (
         Metric("worker_steps_total", "counter", "steps", "Steps run."),
-        Metric("worker_step", "gauge", "step", "The step that it began last."),
+        Metric("worker_step", "gauge", "step", "Number of the last step started."),
         Metric("worker_tokens_total", "counter", "tokens", "Tokens computed."),
-        Metric("constrained_tokens_total", "counter", "tokens", "Tokens drawn where a grammar or a bound of thinking was set."),
-        Metric("constraint_wait_seconds_total", "counter", "seconds", "Time in which steps waited for the masks of grammars."),
-        Metric("constraint_failures_total", "counter", "samples", "Samples that ended at a limit of their grammar."),
+        Metric("constrained_tokens_total", "counter", "tokens", "Tokens sampled under a grammar or reasoning limit."),
+        Metric("constraint_wait_seconds_total", "counter", "seconds", "Time that steps waited for grammar masks."),
+        Metric("constraint_failures_total", "counter", "samples", "Sequences that ended at a limit of their grammar."),
         Metric("worker_busy_seconds_total", "counter", "seconds", "Time in steps."),
-        Metric("encoder_seconds_total", "counter", "seconds", "Of these, time in layers of the vision encoder."),
-        Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests ran."),
+        Metric("encoder_seconds_total", "counter", "seconds", "Time in layers of the vision encoder."),
+        Metric("worker_idle_seconds_total", "counter", "seconds", "Time between steps while requests were running."),
         Metric("rank_group_epoch", "gauge", "epoch", "Epoch of its rank group that this rank joined last; 0: it has no peers."),
-        Metric("collectives_total", "counter", "calls", "Collectives that this rank came to, gathers of its steps included."),
-        Metric("collective_wait_seconds_total", "counter", "seconds", "Time in which it waited for its peers there."),
-        Metric(
-            "rank_group_steps_total", "counter", "steps", "Steps of the rank group that shares experts which this rank ran."
-        ),
-        Metric("empty_rank_group_steps_total", "counter", "steps", "Those in which it had no rows of its own."),
-        Metric("eplb_rebalances_total", "counter", "rebalances", "Placements of experts that this rank put in force."),
-        Metric("eplb_moved_experts_total", "counter", "experts", "Experts that lay elsewhere before, of all layers."),
-        Metric("eplb_predicted_imbalance", "gauge", "ratio", "Rows of the busiest rank over the mean, as then foreseen."),
-        Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use, as they are kept."),
-        Metric("rank_weight_version", "gauge", "version", "Version of the weights this rank holds; 0 while cleared."),
-        Metric("uncaptured_step_sizes", "gauge", "sizes", "Captured sizes that are run op by op: capturing them failed."),
-        Metric("captured_step_sizes", "gauge", "sizes", "Sizes of steps that were captured."),
-        _histogram("captured_step_rows", "Rows of steps that were replayed as captured, padding included.", TOKENS, "rows"),
-        _histogram("eager_step_rows", "Rows of steps that were run op by op, where some could be captured.", TOKENS, "rows"),
+        Metric("collectives_total", "counter", "calls", "Collectives that this rank joined, including gathers in steps."),
+        Metric("collective_wait_seconds_total", "counter", "seconds", "Time spent waiting for peers in collectives."),
+        Metric("rank_group_steps_total", "counter", "steps", "Steps of the expert-parallel rank group run by this rank."),
+        Metric("empty_rank_group_steps_total", "counter", "steps", "Steps of the rank group in which this rank had no rows."),
+        Metric("eplb_rebalances_total", "counter", "rebalances", "Expert placements applied by this rank."),
+        Metric("eplb_moved_experts_total", "counter", "experts", "Experts moved, over all layers."),
+        Metric("eplb_predicted_imbalance", "gauge", "ratio", "Predicted rows of the busiest rank, divided by the mean."),
+        Metric("weights_bytes", "gauge", "bytes", "Size of the weights in use."),
+        Metric("rank_weight_version", "gauge", "version", "Version of the weights of this rank; 0 while they are cleared."),
+        Metric("uncaptured_step_sizes", "gauge", "sizes", "Step sizes that could not be captured and run op by op."),
+        Metric("captured_step_sizes", "gauge", "sizes", "Captured step sizes."),
+        _histogram("captured_step_rows", "Rows of replayed captured steps, including padding.", TOKENS, "rows"),
+        _histogram("eager_step_rows", "Rows of steps that were run op by op although capturing is on.", TOKENS, "rows"),
         *(_copies(end) for end in ("device", "host")),
-        Metric("device_wait_seconds_total", "counter", "seconds", "Time in which results of the device were waited for."),
-        Metric("device_memory_bytes", "gauge", "bytes", "Memory of the rank's tensors on its device, when it had loaded."),
-        Metric("device_has_graphs", "gauge", "", "1: what the device captured is replayed there."),
-        Metric("device_keeps_cache", "gauge", "", "1: what the KV cache holds outlives this process."),
+        Metric("device_wait_seconds_total", "counter", "seconds", "Time spent waiting for results of the device."),
+        Metric("device_memory_bytes", "gauge", "bytes", "Device memory of the rank's tensors after loading."),
+        Metric("device_has_graphs", "gauge", "", "1: the device replays captured graphs."),
+        Metric("device_keeps_cache", "gauge", "", "1: the KV cache survives a restart of this process."),
         *(_multiplies(dtype) for dtype in DEVICE_DTYPES),
         *_op_fallbacks(),
-        Metric("weights_load_seconds", "gauge", "seconds", "Time the last load took."),
+        Metric("weights_load_seconds", "gauge", "seconds", "Duration of the last weight load."),
         *(_cache_loads(found) for found in WEIGHT_CACHE_OUTCOMES),
-        Metric("spec_decode_draft_seconds_total", "counter", "seconds", "Time in which drafts were made."),
-        *_by_method("spec_decode_num_draft_tokens_by_method_total", "Drafts that were verified."),
-        *_by_method("spec_decode_num_accepted_tokens_by_method_total", "Drafts that stood."),
-        Metric("spec_decode_index_bytes", "gauge", "bytes", "What drafts are made of, besides the slots' tokens."),
+        Metric("spec_decode_draft_seconds_total", "counter", "seconds", "Time spent drafting."),
+        *_by_method("spec_decode_num_draft_tokens_by_method_total", "Draft tokens verified."),
+        *_by_method("spec_decode_num_accepted_tokens_by_method_total", "Draft tokens accepted."),
+        Metric("spec_decode_index_bytes", "gauge", "bytes", "Memory of the indexes used for drafting."),
     ),
 }
 
