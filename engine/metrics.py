@@ -96,7 +96,7 @@ def _copies(end: str) -> Metric:
 
 
 def _op_fallbacks() -> tuple[Metric, ...]:
-    text = "Fused ops, or CUDA's, that are not right on the rank's device, where the next candidate is taken."
+    text = "Ops that failed the startup check on the device, so that the next candidate is used."
     return tuple(
         Metric("op_fallbacks_total", "counter", "ops", text, (("op", op), ("candidate", candidate)))
         for op, candidates in (*OP_CANDIDATES.items(), *ROW_CANDIDATES.items())
