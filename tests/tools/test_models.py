@@ -16,8 +16,8 @@ from ops.cpu.executors import Immediate
 from ops.cpu.table import make_table
 from tools.demo import MODEL
 from tools.models import main
+from workers.models.loading import load_model
 from workers.weights.cache import WeightCache
-from workers.weights.loader import load_model
 
 TABLE = make_table(Immediate())
 LONG_AGO_S = 1_000_000_000

@@ -43,12 +43,13 @@ from workers.extensions.media.features import Features, Missing, together
 from workers.extensions.media.media_rows import MediaRows
 from workers.extensions.pooling import StepPooling
 from workers.models import Model, declare_model
+from workers.models.loading import load_model
 from workers.rank_group.peers import Peers
 from workers.sampling.step_sampling import StepRun, StepSampling
 from workers.selftest.op_choice import ChosenOps, check_steps, choose_ops, take_rows
 from workers.weights.cache import WeightCache
-from workers.weights.loader import CacheOutcome, Progress, load_model
 from workers.weights.packed_file import PackedFile
+from workers.weights.packing import CacheOutcome, Progress
 from workers.weights.precision import Precision
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections import deque
 from engine.messages import Step, StepResult
 from workers.engine.runner import ModelRunner
 from workers.sampling.step_sampling import StepRun
-from workers.weights.loader import Progress
+from workers.weights.packing import Progress
 
 
 class Ahead:

@@ -19,7 +19,7 @@ from workers.engine.plan import make_plan
 from workers.engine.runner import ModelRunner, Parts
 from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
-from workers.weights.loader import Progress
+from workers.weights.packing import Progress
 
 if TYPE_CHECKING:
     from workers.extensions.adapters.arena import AdapterArena

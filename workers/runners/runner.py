@@ -15,7 +15,7 @@ from workers.rank_group.peers import Peers
 from workers.runners.cpu import CpuRunner
 from workers.runners.gpu import gpu_runner
 from workers.runners.xpu import xpu_runner
-from workers.weights.loader import Progress
+from workers.weights.packing import Progress
 
 if TYPE_CHECKING:
     from workers.extensions.adapters.arena import AdapterArena

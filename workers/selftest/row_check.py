@@ -21,9 +21,9 @@ from ops.table import OpTable
 from workers.devices.device import Device
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.slots import Slots
+from workers.models.loading import load_model
 from workers.sampling import sampler
 from workers.selftest.self_test import SelfTest
-from workers.weights.loader import load_model
 from workers.weights.precision import Precision
 
 _VOCAB = 512

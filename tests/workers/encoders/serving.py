@@ -17,7 +17,7 @@ from tests.golden.make_units import pixels_of
 from workers.devices.device import Device
 from workers.encoders.tower import Tower
 from workers.extensions.media.encoder import Encoder
-from workers.weights.loader import load_model
+from workers.models.loading import load_model
 from workers.weights.precision import Precision
 
 Unit = tuple[int, int, int]  # frames, and patches in height and width

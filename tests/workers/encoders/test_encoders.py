@@ -19,8 +19,8 @@ from tests.workers.checkpoints import write_safetensors
 from tests.workers.encoders.serving import Unit, encoded, load_tower
 from tests.workers.weights.test_encoder_names import stored
 from workers.devices.device import Device, HostDevice
+from workers.models.loading import LoadedModel, load_model
 from workers.weights.cache import WeightCache
-from workers.weights.loader import LoadedModel, load_model
 from workers.weights.precision import Precision
 
 

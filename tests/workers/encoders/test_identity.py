@@ -18,7 +18,7 @@ from tests.paths import GOLDEN
 from tests.workers.encoders.serving import Unit, encoded
 from workers.devices.device import HostDevice
 from workers.encoders.tower import Tower
-from workers.weights.loader import load_model
+from workers.models.loading import load_model
 from workers.weights.precision import Precision
 
 # as tall as wide, with a rest of a window, video, one token

@@ -31,11 +31,12 @@ from ops.cpu.table import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import Sample, Serving, make_runner
 from workers.engine.runner import ModelRunner
+from workers.models.loading import LoadedModel, load_model
 from workers.rank_group.share import TensorShare
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
-from workers.weights.loader import LoadedModel, Progress, load_model
 from workers.weights.packed_file import Layout
+from workers.weights.packing import Progress
 from workers.weights.precision import Precision
 
 LIMIT = 1 << 30
@@ -436,7 +437,7 @@ import sys
 from pathlib import Path
 from engine.checkpoint.model_config import ModelConfig
 from ops.cpu.table import TABLE
-from workers.weights.loader import load_model
+from workers.models.loading import load_model
 from workers.weights.cache import WeightCache
 
 calls = []

@@ -22,9 +22,9 @@ from tests.ops.packing import pack
 from tests.ops.test_int_linear import unpacked
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.weights.formats.quantizers import FORMATS, write_quantized
+from workers.models.loading import LoadedModel, load_model
 from workers.models.mlp import Mixture
 from workers.weights.cache import WeightCache
-from workers.weights.loader import LoadedModel, load_model
 from workers.weights.precision import Precision
 
 MOE: dict[str, Any] = {

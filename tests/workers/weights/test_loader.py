@@ -15,8 +15,8 @@ from ops.cpu.table import TABLE as NATIVE
 from ops.paddle.reference import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
 from workers.models import declare_model
+from workers.models.loading import LoadedModel, load_model
 from workers.weights.formats.floats import is_finite
-from workers.weights.loader import LoadedModel, load_model
 from workers.weights.precision import Precision
 from workers.weights.reader import Checkpoint
 

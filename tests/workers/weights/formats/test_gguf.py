@@ -23,7 +23,7 @@ from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden
 from tests.workers.weights.formats.quantizers import DEMO
 from tests.workers.weights.formats.test_blocks import random_blocks
 from workers.models import declare_model
-from workers.weights.loader import load_model
+from workers.models.loading import load_model
 from workers.weights.reader import Checkpoint
 
 

@@ -1,0 +1,138 @@
+"""What the numbers of each kind of module are made of: tensors of a checkpoint, by their names there. Used by `packing.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from ops.modules import (
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    LinearPart,
+    Module,
+    Norm,
+    PatchLinear,
+    PositionTable,
+    Router,
+    TypedPositions,
+)
+from ops.weight_format import QuantizedWeight, Source, SourceByRows, Values, WeightFormat, float32
+from workers.weights.formats.floats import joined
+from workers.weights.formats.integers import side_by_side
+from workers.weights.formats.tensor import Kept
+
+_INTEGERS = ("int8", "int4")
+_MATRICES = (Linear, HeadLinear, Embedding)
+
+
+class Stored(Protocol):
+    """Where values come from: a checkpoint, or a random generator. Names are those of Hugging Face."""
+
+    def read_plain(self, name: str) -> np.ndarray: ...
+    def has_rows(self, name: str) -> bool: ...
+    def read_rows(self, name: str, begin: int, end: int) -> np.ndarray: ...
+    def kept(self, name: str) -> Kept: ...
+    def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight: ...
+    def release(self) -> None: ...
+    def check_unchanged(self) -> None: ...
+
+
+class ModuleSources:
+    """Reads modules out of `stored`; None: they are mapped, and no source is read."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        self._given = stored
+
+    @property
+    def _stored(self) -> Stored:
+        assert self._given is not None, "weights that are mapped are not read"
+        return self._given
+
+    def of(self, module: Module) -> Mapping[str, Source]:
+        match module:
+            case PatchLinear():
+                return {
+                    "weight": lambda: self._values_of_patches(module)[0],
+                    "bias": lambda: self._values_of_patches(module)[1],
+                }
+            case LinearPart():
+                return {"weight": partial(self._values_of_part, module)}
+            case Linear():
+                weight = self._source_by_rows(module, [f"{name}.weight" for name in module.names], module.num_outputs)
+                biases = module.bias_names
+                return {"weight": weight} | ({"bias": partial(self._values, module, biases)} if biases else {})
+            case HeadNorm():
+                names = {"queries": module.query_name, "keys": module.key_name}
+                return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
+            case Router():
+                return self._sources_of_router(module)
+            case Experts():
+                return {
+                    f"{part}.{index}": partial(self._values_of_expert, linear)
+                    for part, linears in module.parts.items()
+                    for index, linear in enumerate(linears)
+                }
+            case LayerNorm():
+                return {part: partial(self._values, module, [f"{module.name}.{part}"]) for part in ("weight", "bias")}
+            case TypedPositions():
+                return {"weight": partial(self._values_of_positions, module)}
+            case Embedding():
+                return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
+            case HeadLinear() | Norm() | PositionTable():
+                return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
+            case _:
+                raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values_of_positions(self, module: TypedPositions) -> np.ndarray:
+        return module.added(*(float32(self._stored.read_plain(f"{name}.weight")) for name in (module.name, module.types_name)))
+
+    def _values_of_patches(self, module: PatchLinear) -> tuple[np.ndarray, np.ndarray]:
+        weight = float32(self._stored.read_plain(f"{module.names[0]}.weight"))
+        bias = float32(self._stored.read_plain(f"{module.names[0]}.bias")) if module.has_stored_bias else None
+        return module.folded(weight, bias)
+
+    def _values_of_part(self, module: LinearPart) -> Values:
+        weight = self._stored.read_plain(f"{module.names[0]}.weight")
+        return joined([weight[:, module.first_input : module.first_input + module.num_inputs]], module.format)
+
+    def _sources_of_router(self, module: Router) -> Mapping[str, Source]:
+        weight = partial(self._values, module, [module.weight_name or f"{module.linear.name}.weight"])
+        correction = partial(self._values, module, [module.correction_name])
+        sources: dict[str, Source] = {"weight": weight, "correction": correction}
+        if module.set is not None:
+            number = module.set
+            sources = {"weight": lambda: float32(weight()).T, "correction": lambda: float32(correction())[number]}
+        return sources if module.correction_name else {"weight": sources["weight"]}
+
+    def _values_of_expert(self, linear: Linear) -> Values:
+        """Read an expert; what was read for the ones before is not needed any more."""
+        self._stored.release()
+        return self._values(linear, [f"{name}.weight" for name in linear.names])
+
+    def _source_by_rows(self, module: Linear | Embedding, names: list[str], counts: Sequence[int]) -> Source:
+        """Return a source that reads rows [begin, end) of tensors with `counts` rows each, where the checkpoint has rows."""
+        if self._given is None or not all(map(self._given.has_rows, names)):
+            return partial(self._values, module, names)
+        *starts, num_rows = accumulate(counts, initial=0)
+
+        def read(begin: int, end: int) -> Values:
+            shares = [(max(begin - start, 0), min(end - start, count)) for start, count in zip(starts, counts, strict=True)]
+            rows = [self._stored.read_rows(name, *own) for name, own in zip(names, shares, strict=True) if own[0] < own[1]]
+            return joined(rows, module.format)
+
+        return SourceByRows(read, num_rows, starts)
+
+    def _values(self, module: Module, names: list[str]) -> Values:
+        """Return tensors of a checkpoint, joined along the outputs."""
+        format = module.format if isinstance(module, _MATRICES) else WeightFormat("float32")
+        if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
+            return side_by_side([self._stored.read_integers(name, format) for name in names], format)
+        return joined([self._stored.read_plain(name) for name in names], format)
