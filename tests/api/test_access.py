@@ -292,7 +292,7 @@ def test_wrong_orders(server: ApiServer, path: str, body: Any) -> None:
     assert answer.json()["error"]["param"]
 
 
-def test_a_gguf_file_is_reloaded_as_the_checkpoint_that_stands_for_it(server: ApiServer, tmp_path: Path) -> None:
+def test_gguf_file_is_reloaded_as_its_checkpoint(server: ApiServer, tmp_path: Path) -> None:
     """`tokamak ctl reload` does the same."""
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
     answer = server.order("reload", {"path": str(tmp_path / "demo.gguf")})

@@ -215,7 +215,7 @@ ASKED: dict[str, Any] = {
 }
 
 
-def test_what_changes_answers_of_others_and_cannot_here_is_refused_by_name(server: ApiServer) -> None:
+def test_unsupported_fields_are_refused_by_name(server: ApiServer) -> None:
     assert ASKED.keys() == FIELDS.keys() | OF_CHATS.keys()
     bodies = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "x", "max_tokens": 1}}
     for path, body in bodies.items():

@@ -129,7 +129,7 @@ def test_a_death_is_named_with_its_cause(well: ApiServer) -> None:
     row.set_state(State.READY)
 
 
-def test_what_the_supervisor_lacks_is_said_while_the_engine_serves(well: ApiServer) -> None:
+def test_missing_files_are_reported_while_the_engine_serves(well: ApiServer) -> None:
     is_incomplete = well.counters.counter("is_run_incomplete", "supervisor")
     well.counters.errors.record("supervisor", "the disk is full")
     is_incomplete.set(1)

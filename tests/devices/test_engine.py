@@ -148,7 +148,7 @@ def test_what_lies_in_the_hosts_memory_outlives_the_device(plugin: Path, board: 
         assert seeing.metric("encoder_units_total") == 1
 
 
-def test_a_plugin_that_does_not_load_is_a_device_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_that_fails_to_load_is_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"lib{NAME}.so").write_text("no library")
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
     says = (

@@ -159,7 +159,7 @@ def test_slots_change_places(child: Child) -> None:
         check(plan=plan, expected=expected)
 
 
-def test_memory_that_runs_out_in_a_capture_leaves_that_size_eager(child: Child) -> None:
+def test_capture_out_of_memory_leaves_that_size_eager(child: Child) -> None:
     expected, _, _ = child.call("answers_of", "qwen3", "cpu")
     child.board.set(capture_bytes=1 << 12)
     found, failed_sizes, said = child.call("answers_of", "qwen3", "captured")

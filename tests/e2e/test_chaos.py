@@ -107,7 +107,7 @@ def test_streams_survive_every_kill(precision: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_every_kind_of_request_survives_two_kills_at_once_and_in_a_reload() -> None:
+def test_every_kind_of_request_survives_two_kills_and_a_reload() -> None:
     """In every API: text, events, ids, log-probabilities, ends and usage are those of an undisturbed run. A deadline cuts an
     answer, no more."""
     drafts = ("--speculative-config", '{"method": "ngram,suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}')

@@ -620,7 +620,7 @@ def test_an_answer_with_tools_and_a_format_is_either(
     assert [each(ASKED["answer"]) for each in ask] == [([], '{"name": "bob", "age": 7}')] * 5
 
 
-def test_answers_follow_their_schemas_and_the_others_keep_their_bytes(engine: EngineProcess) -> None:
+def test_answers_follow_schemas_and_others_keep_their_bytes(engine: EngineProcess) -> None:
     """Greedy and sampled. Plain requests beside them say what they say alone, and schemas that cannot be used stall nobody."""
     made = schemas(24, seed=7)
 
@@ -659,7 +659,7 @@ def test_answers_follow_their_schemas_and_the_others_keep_their_bytes(engine: En
             jsonschema.Draft202012Validator(made[index // 2]).validate(json.loads(text))
 
 
-def test_a_form_beyond_the_limits_is_an_error_and_never_a_shorter_answer(engine: EngineProcess) -> None:
+def test_schema_beyond_the_limits_is_an_error(engine: EngineProcess) -> None:
     """The longer this answer, the longer takes each of its tokens. It alone ends; streams beside it say what they say alone."""
     form = {"structured_outputs": {"grammar": 'start: s\ns: s s | "Z"'}, "ignore_eos": True}
 

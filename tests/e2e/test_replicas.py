@@ -143,7 +143,7 @@ def test_orders_hold_for_both(engine: EngineProcess, undisturbed: list[Answer]) 
     assert list(map(content, found)) == list(map(content, undisturbed))
 
 
-def test_a_reload_that_fails_in_one_replica_is_taken_back_in_the_other(engine: EngineProcess) -> None:
+def test_reload_failed_in_one_replica_is_undone_in_the_other(engine: EngineProcess) -> None:
     """Replica 0 has loaded when the scheduler of replica 1 dies, whose rank does not answer."""
     version = gauges(engine, "engine_weight_version")[0]
     worker = engine.actors()["worker1"]

@@ -110,7 +110,7 @@ def test_reader_evicted_before_it_was_admitted_stays_out(run_id: str) -> None:
     assert again.receive() == [b"welcome"]
 
 
-def test_new_writer_keeps_the_readers_and_what_they_have_not_read(run_id: str) -> None:
+def test_new_writer_keeps_readers_and_unread_records(run_id: str) -> None:
     writer = open_writer(run_id)
     reader = open_reader(run_id, 0)
     writer.try_send(b"old")
@@ -131,7 +131,7 @@ def test_places_are_checked(run_id: str) -> None:
         BroadcastWriter.create(run_id, "cache", 0, 1024)
 
 
-def test_reader_overtaken_while_it_copies_gets_an_error_not_garbage(run_id: str) -> None:
+def test_reader_overtaken_while_copying_gets_an_error(run_id: str) -> None:
     """Taken for dead, evicted, and the writer goes round: what it holds now is not what it was sent."""
     writer = open_writer(run_id)
     slow = open_reader(run_id, 0)

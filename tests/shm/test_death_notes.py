@@ -50,7 +50,7 @@ def test_the_notes_are_bounded_and_the_oldest_gives_way(run_id: str) -> None:
     assert [life.num_deaths(key) for key in keys] == 3 * [0] + NUM_NOTES * [1]
 
 
-def test_a_death_while_a_note_is_written_counts_against_no_other_key(run_id: str) -> None:
+def test_death_while_writing_a_note_counts_for_no_other_key(run_id: str) -> None:
     """The count is taken back before the key changes, and given after it."""
     written: list[tuple[int, bytes]] = []
 

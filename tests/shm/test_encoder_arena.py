@@ -48,9 +48,7 @@ def test_what_is_being_written_is_not_there(memory: MemoryFile) -> None:
     assert not arena.is_valid(0, HASH, 1, 1)
 
 
-def test_a_line_says_that_features_are_there_when_all_else_is_written(
-    memory: MemoryFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_is_marked_complete_after_its_features(memory: MemoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever dies in between leaves a line that nobody takes for valid."""
     arena = EncoderArena(memory, *SHAPE)
     start = offset_of("EncoderLine", "unit_hash")

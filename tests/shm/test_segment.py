@@ -145,7 +145,7 @@ def test_segment_of_another_build_is_refused(run_id: str, field: str, value: int
         Segment.attach(name)
 
 
-def test_no_room_is_said_at_once_with_what_is_needed_and_what_is_free(run_id: str) -> None:
+def test_lack_of_room_names_needed_and_free_bytes(run_id: str) -> None:
     too_much = shutil.disk_usage(DIRECTORY).total * 2
     with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ [GT]iB, /dev/shm has [\d.]+ [KMG]iB free; .*--shm-size"):
         Segment.create(segment_name(run_id, "mailbox", "api0"), too_much)
@@ -235,7 +235,7 @@ def test_memory_file_of_another_size_is_refused() -> None:
     arena.close()
 
 
-def test_memory_file_larger_than_memory_is_refused_before_it_is_made() -> None:
+def test_memory_file_beyond_memory_is_refused() -> None:
     with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ GiB of memory, [\d.]+ [MG]iB are available; .*--num-kv-blocks"):
         MemoryFile.create("arena", 1 << 50)
 

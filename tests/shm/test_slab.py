@@ -118,7 +118,7 @@ def test_bit_of_a_dead_consumer_is_cleared_everywhere(memory: MemoryFile, produc
     assert producer.num_used == 0
 
 
-def test_slot_of_a_producer_that_died_before_it_sent_the_handle_is_freed(memory: MemoryFile, producer: Slab) -> None:
+def test_slot_of_a_producer_that_died_is_freed(memory: MemoryFile, producer: Slab) -> None:
     reader = consumer(memory, 0)
     sent, unsent = put(producer, b"sent", [0]), put(producer, b"unsent", [0])
     producer.release(sent)

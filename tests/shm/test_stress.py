@@ -134,7 +134,7 @@ def test_killed_readers_lose_nothing_but_what_they_had_in_hand(run_id: str, boar
     assert left in (list(range(taken + 1, number + 1)), list(range(taken + 2, number + 1)))
 
 
-def test_killed_broadcast_readers_neither_wedge_the_writer_nor_disturb_the_others(run_id: str, board: MemoryFile) -> None:
+def test_killed_broadcast_readers_do_not_block_the_writer(run_id: str, board: MemoryFile) -> None:
     BroadcastWriter.create(run_id, "sender", 2, 1 << 18)
     writer = BroadcastWriter.attach(run_id, "sender", 1)
     steady = BroadcastReader.attach(run_id, "sender", 0, 1)

@@ -28,6 +28,6 @@ def test_those_that_ran_replace_their_rows_alone(tmp_path: Path) -> None:
     assert merged(table, []) == [absent]
 
 
-def test_the_table_has_every_client_in_the_version_that_is_pinned() -> None:
+def test_table_has_every_client_in_its_pinned_version() -> None:
     found = set(re.findall(r"^\| ([@a-z/-]+) \| (\d\S*) \|", RESULTS.read_text(), re.MULTILINE))
     assert found == {(distribution, pinned(distribution)) for _, distribution in CLIENTS.values()}

@@ -114,7 +114,7 @@ def test_more_kernels_than_wanted_will_do(wanted: str, built: str, will_do: bool
     assert shell('has_level "$@" && echo yes || echo no', wanted, built) == ("yes" if will_do else "no")
 
 
-def test_native_modules_are_built_anew_where_a_source_changes_or_what_builds_them(checkout: Path) -> None:
+def test_changed_sources_rebuild_native_modules(checkout: Path) -> None:
     seen = {shell("native_fingerprint", directory=checkout)}
     assert seen == {shell("native_fingerprint", directory=checkout)}
     for number, (name, content) in enumerate(
@@ -220,7 +220,7 @@ def test_a_setup_that_need_not_wait_says_nothing(checkout: Path) -> None:
     assert shell("lock_venv 2>&1", directory=checkout) == ""
 
 
-def test_a_setup_waits_for_another_and_what_follows_holds_no_lock(checkout: Path) -> None:
+def test_setup_waits_for_another_and_releases_the_lock(checkout: Path) -> None:
     """The second of two finds everything done, and the engine that it starts keeps nobody waiting."""
     venv = checkout / ".venv"
     command = ["bash", "-c", f"{SETUP} setup best; echo done; exec cat", str(checkout)]

@@ -62,7 +62,7 @@ def test_ranks_that_share_experts_agree() -> None:
     assert {captures.mode(own, [one, bounded]).size for own in (one, none, bounded)} == {0}, "no graph reads bounds of keys"
 
 
-def test_padded_rows_write_the_dummy_block_alone_and_nobody_reads_them() -> None:
+def test_padded_rows_touch_the_dummy_block_alone() -> None:
     """The arena is that of the plain tape but for block 0, and of the hidden states only those of real rows are taken over."""
     arenas = []
     for options in ({}, captured(8)):

@@ -70,7 +70,7 @@ def byte_ids(*values: int) -> set[int]:
     return {index for index in range(END) if index % 256 in values}
 
 
-def test_a_mask_is_what_may_come_next_and_the_end_alone_comes_last(matching: Matching) -> None:
+def test_mask_allows_next_tokens_and_the_end_last(matching: Matching) -> None:
     constraint = constraint_of(matching, params('start: "ab" | "ab1"'))
     assert allowed(constraint) == byte_ids(ord("a")) | {LETTERS}
     constraint.take(matching, 5, [LETTERS])
@@ -86,7 +86,7 @@ def test_a_mask_is_what_may_come_next_and_the_end_alone_comes_last(matching: Mat
     assert allowed(whole) == {END}
 
 
-def test_it_binds_behind_the_end_of_thinking_also_within_a_window(matching: Matching) -> None:
+def test_grammar_binds_after_thinking_within_a_window(matching: Matching) -> None:
     everything = set(range(VOCAB))
     sampling = params('start: "ab"', marker=int32([CLOSE, 10]), is_thinking=True)
     constraint = constraint_of(matching, sampling, [7, CLOSE])
@@ -198,9 +198,7 @@ def text_of(sample: Sample) -> bytes:
     return b"".join(PIECES[token_id] for token_id in token_ids)
 
 
-def test_answers_have_their_form_and_the_others_are_what_they_are_alone(
-    runners: tuple[ModelRunner, ModelRunner], matching: Matching
-) -> None:
+def test_constrained_answers_leave_others_unchanged(runners: tuple[ModelRunner, ModelRunner], matching: Matching) -> None:
     plain, drafting = runners
     samples = samples_of()
     found = answers_of(plain, samples)

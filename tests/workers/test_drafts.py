@@ -84,7 +84,7 @@ def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])
-def test_tokens_that_see_other_keys_are_verified_as_they_are_drawn(plan: str) -> None:
+def test_masked_tokens_are_verified_as_they_are_sampled(plan: str) -> None:
     """Prompts of which a part sees all of itself, or no more than what is near: with their bounds kept in the steps that
     verify, and where drafts are rejected, an answer is that without drafts; which is another than without bounds."""
 

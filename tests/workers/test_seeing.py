@@ -107,7 +107,7 @@ def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str,
         assert answers(together) == answers(alone)
 
 
-def test_a_step_without_pictures_after_one_with_pictures_sees_none(architecture: str, native: Seeing) -> None:
+def test_text_step_after_a_picture_step_reads_no_picture(architecture: str, native: Seeing) -> None:
     """A prompt of text alone, before pictures, after them and where no arena is."""
     blind = make_runner(GOLDEN / architecture)
     found = []

@@ -109,7 +109,7 @@ def test_events(thinker: ApiServer) -> None:
     assert end["usage"]["output_tokens"] == 9
 
 
-def test_an_answer_that_is_whole_with_its_first_tokens_begins_empty(thinker: ApiServer) -> None:
+def test_answer_complete_in_one_piece_begins_empty(thinker: ApiServer) -> None:
     body = {"max_tokens": 1, "messages": MESSAGES, "stream": True}
     answer = httpx.post(f"{thinker.url}/v1/messages", json=body)
     datas = [orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]

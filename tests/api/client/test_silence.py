@@ -124,7 +124,7 @@ def test_silence_within_an_answer(silent: ApiServer) -> None:
     assert "".join(event["choices"][0]["text"] for event in reader.events) == said_text(5)
 
 
-def test_errors_are_a_status_before_the_head_and_an_event_after_it(silent: ApiServer) -> None:
+def test_errors_are_a_status_first_and_an_event_later(silent: ApiServer) -> None:
     refused = Reader(silent.url, "at-once", prompt="!reject 429")
     refused.finish()
     assert (refused.status, refused.headers["retry-after"]) == (429, "7")

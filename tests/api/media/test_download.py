@@ -584,7 +584,7 @@ def test_only_allowed_buckets_are_read(
         assert len(files.heard) == num_before
 
 
-def test_thousands_of_pieces_that_came_at_once_leave_the_loop_turns() -> None:
+def test_thousands_of_pieces_leave_the_loop_turns() -> None:
     """A server may send one byte a chunk, and the kernel hands over thousands of them."""
     num_pieces = 20 * PIECES_OF_A_TURN
 

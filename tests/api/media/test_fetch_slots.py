@@ -17,7 +17,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_request_that_has_none_finds_a_turn_where_others_hold_many() -> None:
+def test_source_without_a_slot_gets_one_beside_greedy_ones() -> None:
     async def scenario() -> None:
         turns = FetchSlots("test", 8)
         greedy = [asyncio.ensure_future(turns.take("greedy", WATCHDOG_S)) for _ in range(20)]
@@ -78,7 +78,7 @@ def test_a_queue_is_bounded_and_forgets_who_leaves() -> None:
     asyncio.run(scenario())
 
 
-def test_a_thread_that_nobody_waits_for_holds_its_turn_until_it_ends() -> None:
+def test_abandoned_thread_holds_its_slot_until_it_ends() -> None:
     async def scenario() -> None:
         turns, gate = FetchSlots("test", 1), threading.Event()
         turn = await turns.take("a", WATCHDOG_S)

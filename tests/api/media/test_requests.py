@@ -409,7 +409,7 @@ def test_a_full_slab_is_429(seeing: ApiServer) -> None:
     assert len(media_of(seeing, answers[0])) == 5
 
 
-def test_slow_links_take_no_more_memory_than_files_that_are_there(seeing: ApiServer, files: FileServer) -> None:
+def test_slow_links_take_no_memory_before_their_bytes(seeing: ApiServer, files: FileServer) -> None:
     """Ten of them take what nearly eight files of the largest size do; what would be more is refused at once."""
     answers: list[httpx.Response] = []
 

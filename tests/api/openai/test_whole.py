@@ -86,7 +86,7 @@ def test_the_loop_gets_turns(answering: Answering, num_scored: int) -> None:
             assert len(choice["prompt_logprobs"]) == NUM_TOKENS
 
 
-def test_what_a_request_holds_until_its_end_is_nothing_to_the_garbage_collector() -> None:
+def test_open_requests_are_no_work_for_the_garbage_collector() -> None:
     """A collection of millions of tracked lists stops every stream."""
     deltas = decode(encode(Deltas([Delta("r", 0, [97], "a", prompt_logprobs=[entry(97, -0.5, 5)])])))
     gc.collect()

@@ -56,7 +56,7 @@ def test_the_header_tells_the_sides_that_the_pixels_will_have(name: str) -> None
     assert sides_of(data, MOST) == (image.height, image.width)
 
 
-def test_a_picture_that_is_too_large_is_refused_before_memory_is_taken_for_it() -> None:
+def test_large_picture_is_refused_before_memory_is_taken() -> None:
     header = bytearray(png(8, 8))
     header[16:24] = (65_500).to_bytes(4, "big") + (65_400).to_bytes(4, "big")
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
@@ -175,7 +175,7 @@ def test_a_picture_cut_short_is_refused_when_it_is_decoded() -> None:
     assert caught.value.code == "image_parse_error"
 
 
-def test_pictures_that_are_no_multiple_are_refused_where_nothing_is_resized() -> None:
+def test_odd_picture_sizes_are_refused_without_resizing() -> None:
     settings = settings_of("qwen2_5_vl", {"do_resize": False}).picture
     assert pixels_of(decoded(png(56, 28), MOST), settings).shape == (28, 56, 3)
     with pytest.raises(RequestError, match="multiples of 28 pixels, these are 57 x 28") as caught:

@@ -266,7 +266,7 @@ def test_a_picture_does_not_wait_for_a_whole_video(bench: Bench) -> None:
     assert [name for name in made if name != "picture"] == ["clip0", "clip1", "clip2", "clip3"]
 
 
-def test_a_new_requests_file_is_looked_at_before_pixels_of_others_are_made(bench: Bench) -> None:
+def test_new_file_is_looked_at_before_pixels_of_others(bench: Bench) -> None:
     items = [bench.item((VISION / "large.jpg").read_bytes() + bytes([number])) for number in range(3)]
     for number, item in enumerate(items):
         bench.wanted(str(number), item)
@@ -341,7 +341,7 @@ class Packets:
 CLIP = (VISION / "clip.mp4").read_bytes()
 
 
-def test_a_file_in_hands_is_left_when_nobody_waits_for_it_any_more(bench: Bench) -> None:
+def test_unwanted_file_is_left_while_in_progress(bench: Bench) -> None:
     source = bench.source(CLIP, kind="video", settings=b"")
     packets = Packets(bench, 3, lambda: bench.files.release(source.parts[0]))
     bench.tell("api0", Prepare("gone", "api0", 1, source, "r"))
@@ -352,7 +352,7 @@ def test_a_file_in_hands_is_left_when_nobody_waits_for_it_any_more(bench: Bench)
     assert bench.item(CLIP, kind="video", settings=b"").grid_thw[0] > 1
 
 
-def test_a_unit_in_hands_is_left_when_nobody_waits_for_it_any_more(bench: Bench) -> None:
+def test_unwanted_unit_is_left_while_in_progress(bench: Bench) -> None:
     settings = json.dumps({"mm_processor_kwargs": {"num_frames": 8}}).encode()
     item = bench.item(CLIP, kind="video", settings=settings)
     bench.wanted("whole", item, 3)
@@ -384,9 +384,7 @@ def test_a_file_in_hands_is_left_when_its_time_is_over(bench: Bench) -> None:
     assert packets.num_seen == 4
 
 
-def test_what_takes_far_more_of_the_processor_than_was_counted_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_with_uncounted_processor_time_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packet may hold more pictures than anybody looks for."""
     item = bench.item(CLIP, kind="video", settings=b"")
     monkeypatch.setattr("engine.media.actor.MAX_CPU_S", -1.0)  # any time is more, also one that the clock is too coarse for
@@ -451,7 +449,7 @@ def test_nobody_waits_for_what_a_dead_peer_asked_for(bench: Bench) -> None:
     assert (bench.heard("api0"), bench.heard("scheduler")) == ([], [])
 
 
-def test_what_a_dead_peer_asked_of_a_dead_media_process_is_dropped(bench: Bench) -> None:
+def test_requests_between_dead_processes_are_dropped(bench: Bench) -> None:
     """It lies in the ring still, and nobody would let go of it."""
     item = bench.item(PLAIN)
     bench.segments.counters.actor("scheduler").begin_epoch(2, 0)
@@ -476,7 +474,7 @@ def test_answers_that_waited_for_room_go_to_nobody_else(bench: Bench) -> None:
     assert {message.call_id for message in heard if isinstance(message, (Pixels, PixelsFailed))} == {"filler"}
 
 
-def test_what_a_new_scheduler_asks_for_before_it_is_heard_of_is_kept(bench: Bench) -> None:
+def test_early_requests_of_a_new_scheduler_are_kept(bench: Bench) -> None:
     """Its first messages may come before the look at the peers' epochs: what they ask for is not what its predecessor did."""
     item, other = bench.item(PLAIN), bench.item((VISION / "plain.jpg").read_bytes())
     bench.wanted("old", item)
@@ -502,7 +500,7 @@ def die_over(bench: Bench, item: MediaItem) -> None:
     bench.start()
 
 
-def test_a_file_that_ends_the_process_twice_is_refused_by_the_third_life(bench: Bench) -> None:
+def test_file_that_killed_twice_is_refused_by_the_third_life(bench: Bench) -> None:
     item = bench.item(PLAIN)
     die_over(bench, item)
     die_over(bench, item)
@@ -588,9 +586,7 @@ def test_rows_are_those_of_the_file_that_is_asked_for(bench: Bench) -> None:
         assert set(np.frombuffer(made, np.float32)) == {number}
 
 
-def test_what_was_whole_once_is_not_decoded_again_and_not_remembered_for_ever(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checked_file_is_not_decoded_again_soon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.media.items.NUM_WHOLE", 2)
     work: list[int] = []
     for number in (1, 1, 2, 1, 3, 1, 2):
@@ -613,7 +609,7 @@ def test_features_have_another_name_in_another_grid(bench: Bench) -> None:
     assert len({*names}) == 3
 
 
-def test_features_of_a_video_have_another_name_where_they_are_further_apart(bench: Bench) -> None:
+def test_feature_hash_depends_on_frame_distance(bench: Bench) -> None:
     """Their positions in time differ, and so does the KV behind them."""
     file = BytesIO()
     np.save(file, np.zeros((8, 64), np.float32))

@@ -39,7 +39,7 @@ def work_of(packets: list[bytes]) -> int:
     return sum(SIDE + BYTE_PIXELS * len(packet) for packet in packets)
 
 
-def test_work_is_counted_by_packets_and_bytes_and_not_by_what_a_file_shows_or_says() -> None:
+def test_work_is_counted_by_packets_and_bytes() -> None:
     packets = vp8(2)
     packets = [packets[0], *[hidden(packets[1])] * 5, packets[1]]
     counted: list[int] = []
@@ -144,7 +144,7 @@ def test_a_damaged_video_is_refused_as_often_as_it_is_asked_for() -> None:
     items.close()
 
 
-def test_frames_that_are_the_same_bytes_again_and_again_are_refused() -> None:
+def test_repeated_identical_frames_are_refused() -> None:
     """A small file must not be read for minutes."""
     frame = jpeg() + bytes(4000)
     file = movie(frame, track(b"vide", tables(len(frame), 2, [START] * 2)))

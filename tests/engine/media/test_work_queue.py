@@ -56,7 +56,7 @@ def test_many_small_files_go_before_the_second_large_one(requests: Requests) -> 
     assert requests.work(11) == " ".join(["large"] * 11)
 
 
-def test_a_new_request_waits_for_what_is_in_hands_and_for_nothing_else(requests: Requests) -> None:
+def test_new_request_waits_for_the_work_in_progress_alone(requests: Requests) -> None:
     """Also while others that came before have a share: it is due at once."""
     requests.ask("large", *[1000] * 50)
     for number in range(40):
@@ -92,7 +92,7 @@ def test_new_requests_without_end_starve_nobody(requests: Requests) -> None:
     assert number <= 3 * 1000 // 100 + 3  # three lines at most share what is done meanwhile
 
 
-def test_who_was_behind_and_then_alone_owes_a_new_request_nothing_and_is_owed_nothing(requests: Requests) -> None:
+def test_request_that_caught_up_alone_has_no_debt_or_credit(requests: Requests) -> None:
     """A request catches up while it is alone."""
     requests.ask("large", 1000)
     requests.ask("many", *[10] * 60)

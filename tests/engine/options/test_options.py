@@ -169,7 +169,7 @@ def test_names_keys_and_flags(model: Path) -> None:
     assert not config.enable_prefix_caching
 
 
-def test_an_unknown_variable_is_noted_with_what_was_probably_meant(model: Path) -> None:
+def test_unknown_variable_is_noted_with_the_nearest_name(model: Path) -> None:
     options = read_options([str(model)], {"TOKAMAK_PROT": "1", "TOKAMAK_URL": "http://x"})
     assert options.notes == ["ignored environment variable TOKAMAK_PROT: unknown option; did you mean TOKAMAK_PORT?"]
 

@@ -28,7 +28,7 @@ def test_by_default_as_much_as_the_tokens_cost() -> None:
     assert not config.disable_chunked_mm_input
 
 
-def test_attention_to_whole_pictures_costs_more_beside_faster_matrices() -> None:
+def test_attention_costs_more_beside_faster_matrices() -> None:
     """Float32, as it is, next to weights of 8 bits; a layer of windows costs as good as none."""
     plain, rounded = (configure("qwen2_5_vl", *arguments) for arguments in ((), ("--vision-quantization", "wint8")))
     vision = ModelRecord.read(GOLDEN / "qwen2_5_vl").config.vision

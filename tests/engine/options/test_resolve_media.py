@@ -16,7 +16,7 @@ def resolved(family: str, *arguments: str) -> EngineConfig:
     return resolve(read_options([str(GOLDEN / family), *arguments], {}))[0]
 
 
-def test_a_vision_model_gets_a_media_process_and_memory_for_its_largest_picture() -> None:
+def test_vision_model_gets_media_process_and_memory() -> None:
     config = resolved("qwen2_5_vl")
     assert [plan.name for plan in default_plan(config)].count("media0") == 1
     assert (config.encoder_cache_size, config.encoder_row_width) == (16384, 64)

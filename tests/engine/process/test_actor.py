@@ -174,7 +174,7 @@ def test_a_peer_that_was_started_again_is_noticed_once(engine: Engine, left: Rec
     assert left.context.peer_epoch("right0") == 2
 
 
-def test_commands_are_answered_and_those_for_a_predecessor_dropped(engine: Engine, left: Recorder) -> None:
+def test_commands_for_a_predecessor_are_dropped(engine: Engine, left: Recorder) -> None:
     supervisor = MailboxSender.attach(engine.run.run_id, "left0", "supervisor", 1)
     for epoch in (2, 0, 1):
         supervisor.try_send(encode(Command(f"c{epoch}", ListActors(), epoch)))
@@ -216,7 +216,7 @@ def test_a_whole_life(engine: Engine) -> None:
     assert engine.segments.counters.actor("left0").state is State.STOPPED
 
 
-def test_a_peer_that_is_started_again_during_the_start_is_noticed(engine: Engine) -> None:
+def test_peer_restarted_during_the_start_is_noticed(engine: Engine) -> None:
     """A worker greets the scheduler at the end of its start; one that dies with the greeting has a successor to be greeted."""
     peers: list[tuple[str, int]] = []
 

@@ -51,7 +51,7 @@ def test_actors_are_listed(engine: EchoEngine) -> None:
     assert all(row["heartbeat_age_s"] is not None for row in rows)
 
 
-def test_a_restart_is_answered_when_the_actor_is_ready_and_is_no_crash(engine: EchoEngine) -> None:
+def test_restart_is_answered_when_ready_and_is_no_crash(engine: EchoEngine) -> None:
     for epoch in (2, 3, 4):  # more often than an actor may die
         reply = engine.control().ask(RestartActor("echo0"), WATCHDOG_S)
         assert (reply.status, reply.details["epoch"]) == (200, epoch)
@@ -113,7 +113,7 @@ def test_an_answer_that_comes_later(engine: EchoEngine) -> None:
     assert engine.run().weights() == WeightsRecord.of_start(engine.run().manifest().config)
 
 
-def test_an_order_whose_scheduler_dies_is_answered_with_503_and_not_repeated(engine: EchoEngine) -> None:
+def test_command_of_a_dead_scheduler_gets_503_once(engine: EchoEngine) -> None:
     replies: list[Reply] = []
     engine.kill("scheduler", signal.SIGSTOP)
     asking = threading.Thread(target=lambda: replies.append(engine.control().ask(AbortRequest("lost"), WATCHDOG_S)))
@@ -149,7 +149,7 @@ def test_a_client_gives_up_after_its_timeout(engine: EchoEngine) -> None:
         engine.control().ask(Pause(), 0.2)
 
 
-def test_shutdown_ends_the_engine_with_0_and_refuses_what_is_open(engine: EchoEngine) -> None:
+def test_shutdown_exits_with_0_and_refuses_open_requests(engine: EchoEngine) -> None:
     run = engine.run()
     replies: list[Reply] = []
     asking = threading.Thread(target=lambda: replies.append(ControlClient(run).ask(Pause(), WATCHDOG_S)))

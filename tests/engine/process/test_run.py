@@ -355,7 +355,7 @@ def test_socket_paths_are_checked() -> None:
         Run("01234567", Path("/" + "x" * 100)).check_path()
 
 
-def test_segments_whose_creator_cannot_be_seen_but_holds_them_stay(root: Path) -> None:
+def test_segments_held_by_an_invisible_process_stay(root: Path) -> None:
     """Containers share /dev/shm: a pid of the other container means nothing here, its lock does."""
     root.mkdir(mode=0o700)
     run_id = new_run_id()

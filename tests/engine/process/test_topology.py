@@ -73,7 +73,7 @@ def test_ranks_are_numbered_replica_by_replica() -> None:
     assert [partner_of(name, "cache", REPLICAS) for name in ("worker1", "worker2")] == ["cache0", "cache1"]
 
 
-def test_each_replica_has_an_arena_and_a_ring_that_it_alone_reads() -> None:
+def test_each_replica_has_its_own_arena_and_ring() -> None:
     config = engine_config(**CONFIG | {"kv_cache_bytes": 4096}, data_parallel_size=2, tensor_parallel_size=2)
     segments = RunSegments.of(config, REPLICAS)
     try:
@@ -94,7 +94,7 @@ def test_each_replica_has_an_arena_and_a_ring_that_it_alone_reads() -> None:
         unlink_segments(config.run_id)
 
 
-def test_a_vision_model_has_media_processes_whose_pixels_ranks_read() -> None:
+def test_ranks_read_pixels_of_media_processes() -> None:
     config = engine_config(
         **CONFIG | {"run_id": new_run_id()},
         media_processes=2,
@@ -145,7 +145,7 @@ def test_a_vision_model_has_media_processes_whose_pixels_ranks_read() -> None:
         unlink_segments(config.run_id)
 
 
-def test_the_default_engine_leaves_room_for_a_second_one_in_64_mb() -> None:
+def test_two_default_engines_fit_64_mb() -> None:
     """Also where the model sees."""
     text = ("api0", "tokenizer0", "scheduler", "cache", "worker0")
     for names in (text, ("media0", *text)):
@@ -186,7 +186,7 @@ def test_the_longest_request_fits(max_model_len: int) -> None:
     assert sizes.broadcast >= 4 * longest
 
 
-def test_too_little_shared_memory_is_said_with_numbers_and_remedies() -> None:
+def test_too_little_shared_memory_names_numbers_and_remedies() -> None:
     require_room(10 << 20, 10 << 20)
     with pytest.raises(StartError, match=r"need 10 MiB of shared memory, /dev/shm has 1 MiB free; enlarge it"):
         require_room(10 << 20, 1 << 20)

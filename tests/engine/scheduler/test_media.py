@@ -75,7 +75,7 @@ def test_a_picture_is_encoded_once_and_read_by_all(simulation: Simulation) -> No
     assert [simulation.metric(f"encoder_{name}_total") for name in ("units", "rows", "evictions")] == [1, 6, 0]
 
 
-def test_missing_units_of_all_requests_are_one_call_in_the_prompts_order(simulation: Simulation) -> None:
+def test_missing_units_are_one_call_in_prompt_order(simulation: Simulation) -> None:
     show(simulation, CAT, DOG, CAT, [1])
     show(simulation, [2], DOG, picture("bird", 3), [3])
     finish(simulation)
@@ -520,7 +520,7 @@ def test_pixels_are_asked_for_in_the_name_of_who_needs_them(simulation: Simulati
     assert simulation.media[0].requests == {unit(CAT): "first", unit(DOG): "second"}
 
 
-def test_a_long_video_takes_nobodys_place_while_its_pixels_do_not_come(directory: Path) -> None:
+def test_long_video_without_pixels_blocks_no_other(directory: Path) -> None:
     """A request asks for as much as a call takes, though the arena would be full if all of it came."""
     with simulate(directory, **VISION | {"max_num_batched_encoder_embeds": 4}) as simulation:
         video = picture("video", 8, num_units=8)  # all of the arena's 64 rows
@@ -533,7 +533,7 @@ def test_a_long_video_takes_nobodys_place_while_its_pixels_do_not_come(directory
         finish(simulation)
 
 
-def test_a_request_has_its_files_and_its_pixels_at_one_media_process(directory: Path) -> None:
+def test_request_uses_one_media_process(directory: Path) -> None:
     with simulate(directory, **VISION | {"media_processes": 3}) as simulation:
         names = [f"media{index}" for index in range(3)]
         for index in range(6):
@@ -544,7 +544,7 @@ def test_a_request_has_its_files_and_its_pixels_at_one_media_process(directory: 
         assert len({*asked.values()}) == 3
 
 
-def test_others_stand_in_for_a_media_process_that_is_not_ready_and_for_no_other(directory: Path) -> None:
+def test_other_media_processes_replace_only_an_unready_one(directory: Path) -> None:
     with simulate(directory, **VISION | {"media_processes": 3}) as simulation:
         names = [f"media{index}" for index in range(3)]
         simulation.segments.counters.actor("media1").set_state(State.LOADING)

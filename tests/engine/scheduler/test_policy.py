@@ -123,7 +123,7 @@ def row_of(plan: SchedulerOutput, sequence: Sequence) -> tuple[int, int, bool] |
     return next(((row.start, row.num_tokens, row.is_sampling) for row in plan.rows if row.sequence is sequence), None)
 
 
-def test_a_long_prompt_is_cut_to_the_budget_and_samples_at_its_end() -> None:
+def test_long_prompt_is_cut_to_the_budget() -> None:
     world = World(make_limits(max_tokens=16), 64)
     sequence = make_sample("a", list(range(40)))
     world.add(sequence)

@@ -45,7 +45,7 @@ def in_rank_group(rank: int, epoch: int, rank_group_epoch: int) -> Hello:
     return Hello(f"worker{rank}", epoch, 1, "/old", "", rank_group_epoch)
 
 
-def test_ranks_of_different_epochs_of_their_rank_group_are_not_complete() -> None:
+def test_ranks_of_different_epochs_are_not_complete() -> None:
     """One dies and comes back; the other greets again, which is no return of it."""
     ranks = Ranks(2)
     for rank in ranks.all:
@@ -93,7 +93,7 @@ def test_contents_are_those_of_the_first_rank_that_has_them() -> None:
     assert (ranks.have_wrong_weights(known), ranks.overwritten(known)) == (True, "/old")
 
 
-def test_contents_of_numbers_that_no_rank_can_come_back_to_are_forgotten() -> None:
+def test_contents_of_unreachable_versions_are_forgotten() -> None:
     ranks, contents = both_there(), {1: "a", 2: "b"}
     assert ranks.with_contents(replace(record(OLD, NEW), contents=contents)).contents == contents
     assert ranks.with_contents(replace(record(NEW, NEW), contents=contents)).contents == {2: "b"}

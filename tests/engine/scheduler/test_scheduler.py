@@ -111,7 +111,7 @@ def test_a_stop_token_ends_and_what_is_under_way_is_dropped(simulation: Simulati
     simulation.check_idle()
 
 
-def test_how_much_of_a_prompt_is_computed_is_told_where_it_is_asked_for(directory: Path) -> None:
+def test_prompt_progress_is_sent_where_asked_for(directory: Path) -> None:
     with simulate(directory, max_num_batched_tokens=16, num_kv_blocks=64) as simulation:
         asking = simulation.submit([3] * 50, max_tokens=4, options=PromptOptions(returns_progress=True))
         silent = simulation.submit([4] * 50, max_tokens=4)

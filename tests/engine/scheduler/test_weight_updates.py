@@ -546,7 +546,7 @@ def test_a_checkpoint_written_over_wakes_nobody(simulation: Simulation) -> None:
     assert simulation.run.weights().last_version == 1
 
 
-def test_a_checkpoint_that_is_not_in_use_any_more_may_be_written_over(simulation: Simulation) -> None:
+def test_unused_checkpoint_may_be_overwritten(simulation: Simulation) -> None:
     """A rank that comes back with it instead of the weights in use has to load those."""
     simulation.restart_rank(files="a")
     simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")

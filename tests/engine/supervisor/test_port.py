@@ -20,7 +20,7 @@ def api_socket(port: int) -> socket.socket:
     return listener
 
 
-def test_api_processes_share_a_held_port_and_other_engines_do_not() -> None:
+def test_only_own_api_processes_share_a_held_port() -> None:
     with reserve_port("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is busy"):
@@ -37,7 +37,7 @@ def test_api_processes_share_a_held_port_and_other_engines_do_not() -> None:
 
 
 @pytest.mark.parametrize("reuse", [0, 1])
-def test_connections_of_an_earlier_server_that_linger_are_no_obstacle(reuse: int) -> None:
+def test_lingering_connections_do_not_block_the_port(reuse: int) -> None:
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse)

@@ -46,7 +46,7 @@ def actions(watch: HangWatch, start_ns: int, num_looks: int, limit_ns: int = SEC
     return done
 
 
-def test_a_heartbeat_that_stands_still_is_dumped_then_terminated_then_killed() -> None:
+def test_hung_actor_is_dumped_terminated_then_killed() -> None:
     watch = HangWatch(0)
     watch.look(0, 7, SECOND)
     assert actions(watch, 0, 100) == [(1.1, HangAction.DUMP), (1.6, HangAction.TERMINATE), (3.6, HangAction.KILL)]

@@ -82,7 +82,7 @@ def run_port(engine: EchoEngine) -> str:
     return next(line for line in engine.output if line.startswith("ready ")).rpartition(":")[2]
 
 
-def test_killed_supervisor_takes_its_children_along_and_the_next_start_clears_up(tmp_path: Path) -> None:
+def test_next_start_cleans_up_after_a_killed_supervisor(tmp_path: Path) -> None:
     with EchoEngine(tmp_path) as first:
         first.wait_ready()
         run, pids = first.run(), first.pids()

@@ -271,7 +271,7 @@ def test_a_template_leaves_little_garbage() -> None:
         assert sum(isinstance(each, Namespace) for each in gc.get_objects()) <= 1
 
 
-def test_garbage_is_collected_behind_a_template_that_could_not_begin() -> None:
+def test_garbage_is_collected_after_a_failed_template() -> None:
     template, (soft, hard) = Template("x"), resource.getrlimit(resource.RLIMIT_NOFILE)
     with open(os.devnull, "rb") as lowest:
         least = lowest.fileno()

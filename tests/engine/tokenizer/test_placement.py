@@ -205,7 +205,7 @@ def test_so_it_is_wherever_a_template_puts_what_clients_send(field: str) -> None
     assert token_ids.count(IMAGE) == 3
 
 
-def test_a_tokenizer_written_with_escapes_hides_its_placeholders_too() -> None:
+def test_escaped_placeholders_of_a_tokenizer_are_hidden() -> None:
     record = ModelRecord.read(GOLDEN / "qwen2_5_vl")
     name = "tokenizer.json"
     escaped = record.files[name].replace(PAD.encode(), PAD.replace("|", "\\u007c").encode())
@@ -275,7 +275,7 @@ FRAMES = "<0.3 seconds><|vision_start|>{0}<|vision_end|><1.5 seconds><|vision_st
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4])
-def test_the_frames_of_a_video_stand_behind_their_times_in_qwen3_vl(num_tokens: int) -> None:
+def test_qwen3_vl_frames_follow_their_timestamps(num_tokens: int) -> None:
     model = "qwen3_vl"
     clip = item("video", 2, 2, 2 * num_tokens, times=(0.25 + 1e-9, 1.5))
     frames = FRAMES.format("<|video_pad|>" * num_tokens)
@@ -309,7 +309,7 @@ def test_videos_of_a_conversation_may_be_side_by_side() -> None:
         assert token_ids == plain_ids("qwen3_vl", frames * count + "x")
 
 
-def test_kinds_bind_by_themselves_and_units_come_in_the_order_of_the_prompt() -> None:
+def test_kinds_bind_apart_and_units_follow_the_prompt() -> None:
     media = (item("image", 1, 2, 2), item("image", 1, 2, 4), item("video", 2, 2, 2, times=(0.0, 1.0)))
     token_ids, units = placed("qwen3_vl", TextPrompt(f"{SHOWN}<|video_pad|>{SHOWN}", False), *media)
     assert [(unit.item, unit.index) for unit in units] == [(0, 0), (2, 0), (2, 1), (1, 0)]

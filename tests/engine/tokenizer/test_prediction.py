@@ -33,7 +33,7 @@ def test_what_came_true(prediction: list[int], answer: list[int], num_accepted: 
     assert at_once.num_rejected == len(prediction) - num_accepted
 
 
-def test_samples_of_a_request_share_what_was_predicted_as_long_as_one_of_them_is_there() -> None:
+def test_sequences_of_a_request_share_its_prediction() -> None:
     told = array("i", [1, 2, 3]).tobytes()
     first = Prediction.of(told)
     assert Prediction.of(bytes(bytearray(told))) is first

@@ -234,7 +234,7 @@ def test_what_is_not_passed_on(bench: Bench, reason: str) -> None:
     assert bench.one(Rejected).message == "no"
 
 
-def test_a_delta_names_its_replica_and_a_later_attempt_may_have_another(bench: Bench) -> None:
+def test_delta_names_its_replica(bench: Bench) -> None:
     sample = submit("Hello world", max_tokens=8)
     bench.send("api0", sample)
     first, request = taken(bench)

@@ -353,7 +353,7 @@ def test_an_answer_never_exceeds_the_kv_cache(tmp_path: Path) -> None:
         assert bench.request().sampling.max_tokens == 12
 
 
-def test_new_samples_are_refused_while_the_scheduler_does_not_read(tmp_path: Path) -> None:
+def test_new_requests_are_refused_while_the_scheduler_is_stuck(tmp_path: Path) -> None:
     with Bench(tmp_path, ring_bytes=4096, max_waiting=3) as bench:
         for index in range(40):
             bench.send("api0", submit("x", f"r{index}"))
@@ -368,7 +368,7 @@ def test_new_samples_are_refused_while_the_scheduler_does_not_read(tmp_path: Pat
         assert len(taken) + len(rejected) == 41
 
 
-def test_who_fills_the_way_to_the_scheduler_leaves_room_for_others(tmp_path: Path) -> None:
+def test_full_backlog_of_one_source_leaves_room_for_others(tmp_path: Path) -> None:
     with Bench(tmp_path, ring_bytes=4096, max_waiting=3) as bench:
         for index in range(40):
             bench.send("api0", submit("x", f"r{index}", source="many"))

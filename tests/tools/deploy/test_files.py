@@ -56,7 +56,7 @@ def test_an_image_is_not_built_of_what_lies_about() -> None:
     assert {"**/.git", "tools", "api"}.isdisjoint(left_out)
 
 
-def test_compose_publishes_on_the_loopback_address_alone_and_finds_its_files() -> None:
+def test_compose_publishes_on_loopback_only() -> None:
     for name, each in COMPOSE["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in each["ports"]), name
         for volume in each.get("volumes", []):

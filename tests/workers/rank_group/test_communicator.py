@@ -79,7 +79,7 @@ def alternate(communicator: Communicator, num_rounds: int) -> int:
 
 
 @pytest.mark.slow
-def test_what_a_rank_sends_to_one_group_it_does_not_write_over_for_the_other() -> None:
+def test_groups_do_not_overwrite_each_others_buffers() -> None:
     with rank_group_of(2) as rank_group:
         assert rank_group.run(alternate, 4_000) == [0, 0]
 

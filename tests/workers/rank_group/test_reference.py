@@ -83,7 +83,7 @@ def cut(communicator: Communicator, port: int) -> None:
     group.all_gather(paddle.zeros([1, 2]))
 
 
-def test_who_waits_in_a_collective_that_is_cut_leaves_with_the_epoch(options: dict[str, Any]) -> None:
+def test_new_epoch_ends_a_cut_collective(options: dict[str, Any]) -> None:
     with rank_group_of(2) as rank_group:
         first, second = (rank_group.start(rank, cut, options["group_ports"][0]) for rank in range(2))
         second.process.join(WATCHDOG_S)

@@ -311,7 +311,7 @@ def test_against_the_reference(kind: dict[str, Any], spread: float) -> None:
 
 
 @pytest.mark.parametrize("kind", [{"temperature": 0.0}, *(kind for kind in KINDS if "allowed_token_ids" not in kind)], ids=str)
-def test_what_a_mask_leaves_is_drawn_as_if_there_were_no_other_logits(kind: dict[str, Any]) -> None:
+def test_masked_logits_do_not_change_the_draw(kind: dict[str, Any]) -> None:
     """Bit for bit, wherever in the vocabulary it leaves how many."""
     vocab = 5003
     rng = np.random.default_rng(8)

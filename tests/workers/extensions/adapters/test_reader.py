@@ -216,7 +216,7 @@ def test_files_that_are_damaged(content: bytes, cause: str, tmp_path: Path) -> N
     assert cause in text, text
 
 
-def test_files_of_strangers_cost_little_and_their_errors_can_be_sent(tmp_path: Path) -> None:
+def test_hostile_files_cost_little_and_their_errors_encode(tmp_path: Path) -> None:
     """Each of these once held a rank, and all its streams, for minutes, or ended it."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     shape = ",".join(["9" * 4000] * 900)

@@ -101,7 +101,7 @@ def test_text_that_cannot_be_drafted_costs_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
-def test_answers_that_cannot_be_drafted_take_their_time_and_no_more(num_slots: int) -> None:
+def test_undraftable_answers_are_not_slower(num_slots: int) -> None:
     """One after the other, where each row more of a step costs a sixteenth."""
     rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
     shares = []
@@ -337,7 +337,7 @@ def test_a_step_that_was_held_up_says_little_of_others() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 4])
-def test_a_first_step_with_drafts_that_was_held_up_does_not_end_them(num_slots: int) -> None:
+def test_delayed_first_draft_step_does_not_end_drafting(num_slots: int) -> None:
     """A rank that was stopped, or memory that is touched first: nothing else is known of such steps yet."""
     rig = Rig(num_slots)
     while not any(rig.step(1, [K] * num_slots)):
@@ -346,7 +346,7 @@ def test_a_first_step_with_drafts_that_was_held_up_does_not_end_them(num_slots: 
     assert np.mean([rig.step(1, [K] * num_slots) for _ in range(50)]) > 0.9 * K
 
 
-def test_a_first_step_that_takes_as_long_as_it_should_is_soon_believed() -> None:
+def test_first_step_of_expected_length_is_trusted() -> None:
     """Where prompts take far more than what is known of steps without lets expect."""
     times = StepTimes()
     for _ in range(20):

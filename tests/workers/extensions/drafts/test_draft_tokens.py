@@ -61,7 +61,7 @@ def test_first_the_layer_is_believed() -> None:
     assert (rig.table < 1).all()
 
 
-def test_what_stands_is_known_by_place_and_by_how_sure_the_layer_was() -> None:
+def test_acceptance_is_learned_by_position_and_certainty() -> None:
     rig = Rig()
     rig.met(0, 2, 0.75)
     rig.met(1, 2, 0.25)

@@ -150,7 +150,7 @@ def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "ngram,suffix"])
-def test_what_is_remembered_takes_as_much_as_the_cache_leaves_for_it(method: str) -> None:
+def test_remembered_answers_fit_the_memory_left(method: str) -> None:
     """Whatever the texts are like; the KV cache is that much smaller."""
     rng, length = np.random.default_rng(4), 2000
     config = SpeculativeConfig(method=method, num_speculative_tokens=K)

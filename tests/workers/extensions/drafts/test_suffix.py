@@ -119,7 +119,7 @@ def test_a_text_that_repeats_itself_is_bounded_by_its_match() -> None:
     assert rig.draft_tokens(1, 3) == [6, 7, 2]
 
 
-def test_answers_are_found_once_they_are_complete_and_forgotten_on_demand() -> None:
+def test_complete_answers_are_found_until_forgotten() -> None:
     rig = Rig(depth=16, max_spec_factor=3.0)
     answer = list(range(20, 40))
     rig.put(2, [5, 6], answer)
