@@ -134,9 +134,9 @@ void Comm::break_up(std::uint64_t epoch, int peer) const {
     for (int rank = first_ + count_ - 1; rank >= first_; --rank) {
         if ((members >> rank & 1) == 0) gone = rank;
     }
-    throw RankGroupBroken("comm: the rank group of epoch " + std::to_string(epoch_) + " is broken: rank " + std::to_string(gone) +
-                         ", epoch " + std::to_string(epoch),
-                     gone, epoch);
+    throw RankGroupBroken("comm: the rank group of epoch " + std::to_string(epoch_) + " is broken: rank " +
+                              std::to_string(gone) + ", epoch " + std::to_string(epoch),
+                          gone, epoch);
 }
 
 void Comm::give_up(int peer) const {

@@ -41,7 +41,8 @@ DraftToken choose_draft_token(const Kernels &kernels, const float *logits, i64 v
 
 }  // namespace
 
-void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities, DraftToken *draft_tokens) {
+void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities,
+                         DraftToken *draft_tokens) {
     static std::vector<DraftScan> scans;  // of each thread; one plan runs at a time
     scans.resize(engine.pool().num_threads());
     const auto choose = [&](i64 row, int thread) {

@@ -13,7 +13,8 @@ struct DraftToken {
 };
 
 // The likeliest token of each row of logits [rows, vocab], the first of the largest, by the sampler's pass over them.
-void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities, DraftToken *draft_tokens);
+void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities,
+                         DraftToken *draft_tokens);
 
 // Of each place in a chain and each class of probabilities: the chance that such a draft token stands where all before it do. In
 // memory of the runner, since of several ranks all have the first one's (workers/drafts/drafting.py).

@@ -125,7 +125,8 @@ void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
         single_.counts[kNumLogitRows] = static_cast<i32>(count);
         std::iota(single_.logit_row_ids, single_.logit_row_ids + count, static_cast<i32>(begin));
         tapes.head->replay();
-        choose_draft_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities, draft_tokens_.data() + begin);
+        choose_draft_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities,
+                            draft_tokens_.data() + begin);
     }
     for (i64 row = 0; row < num_rows; ++row) {
         const i32 slot = rows_.slots[row];

@@ -23,7 +23,7 @@ struct LayerSlots {
     i64 hidden_size;
     i32 *hidden_positions, *first_entries, *entry_ends;  // [slots]
     const bool *is_drafted_by_layers, *is_ended;         // [slots]
-    i32 *draft_certainties;                                  // [slots, k]: of draft tokens that are being verified; -1: none
+    i32 *draft_certainties;                              // [slots, k]: of draft tokens that are being verified; -1: none
     i64 k;
 };
 
@@ -102,8 +102,8 @@ private:
     Tape *store_ = nullptr;
     std::vector<LayerTapes> modules_;
     LayerRows rows_, none_;
-    std::vector<DraftToken> draft_tokens_;           // of the chain's rows
-    std::vector<double> chances_of_rows_;  // that all draft tokens of each stand
+    std::vector<DraftToken> draft_tokens_;  // of the chain's rows
+    std::vector<double> chances_of_rows_;   // that all draft tokens of each stand
     DraftChances chances_;
     const double *least_chance_;
 };

@@ -576,7 +576,8 @@ void bind_layer_drafts(nb::module_ &module) {
         std::vector<DraftToken> draft_tokens(num_rows);
         choose_draft_tokens(Engine::get(), floats(logits), num_rows, vocab, true, draft_tokens.data());
         nb::list found;
-        for (const DraftToken &draft_token : draft_tokens) found.append(nb::make_tuple(draft_token.token_id, draft_token.probability));
+        for (const DraftToken &draft_token : draft_tokens)
+            found.append(nb::make_tuple(draft_token.token_id, draft_token.probability));
         return found;
     });
     nb::class_<DraftChances> chances(module, "DraftChances");

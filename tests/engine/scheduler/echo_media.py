@@ -81,7 +81,7 @@ def values_of(
     ends = {position: end for start, end in forward_spans(bounds) for position in range(start, end)}
     for position, (first, last) in enumerate(zip(bounds[::2], bounds[1::2], strict=True)):
         if (first, last) != (0, position):
-            end = ends.get(position, position)
+            end = ends.get(position, position + 1)
             values[position] = digest(bases[position:end], tuple(bounds[2 * position : 2 * end]), first)
     return values
 
