@@ -163,7 +163,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     plan: str  # "tape" | "captured" | "eager"
     cpu_kernels: dict[str, str]  # of native ops: variant of each part ("base": the rest); what is not here is as built
     tensor_parallel_size: int = 1  # ranks of a replica
-    data_parallel_size: int = 1  # replicas: schedulers, each with its ranks, its cache messenger and its KV arena
+    data_parallel_size: int = 1  # replicas: schedulers, each with its ranks, its cache actor and its KV arena
     data_parallel_routing: str = "prefix"  # "prefix" | "load" | "round-robin"
     enable_expert_parallel: bool = False  # all ranks share the experts of all replicas
     expert_placement_strategy: str = "linear"  # "linear" | "round_robin": which ranks have which at first

@@ -1,6 +1,6 @@
 """A set of 8-byte fingerprints in shared memory: one writer, readers that take no lock.
 
-Used for what a replica's prefix cache holds: its cache messenger writes, the tokenizers look up where a prompt is cached.
+Used for what a replica's prefix cache holds: its cache actor writes, the tokenizers look up where a prompt is cached.
 
     0                     HEADER_BYTES      + 8             + 8 * num_slots
     +---------------------+-----------------+----- ... -----+

@@ -1,1 +1,1 @@
-"""The cache messenger's process: KV events for the outside, and the tiers that blocks move between. Read `actor.py`."""
+"""The cache actor: KV events for the outside, and the tiers that blocks move between. Read `actor.py`, then `kv_events.py`."""

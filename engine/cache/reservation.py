@@ -1,6 +1,6 @@
 """Reserves the KV arena's memory in the background, so that what is missing is said, and not found out when the cache fills.
 
-Run by the cache messenger, whose work on a request's way is none. To reserve takes a second for every 3 GiB, so it begins once
+Run by the cache actor, whose work on a request's way is none. To reserve takes a second for every 3 GiB, so it begins once
 the engine serves, goes slice by slice, and rests four times as long as a slice took: a fifth of one core, and a start stays as
 fast as without. Blocks that are not reserved yet work all the same, their pages come when they are first written.
 

@@ -1,6 +1,6 @@
 """Blocks that the prefix cache gains, loses and moves.
 
-scheduler <-> cache messenger    BlocksStored, BlocksRemoved, BlocksCleared, BlocksMove, BlocksMoved
+scheduler <-> cache actor    BlocksStored, BlocksRemoved, BlocksCleared, BlocksMove, BlocksMoved
 """
 
 from __future__ import annotations

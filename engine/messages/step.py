@@ -104,7 +104,7 @@ class WeightsChanged(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """The first message of an actor's life to a peer that must know it (worker to scheduler, cache messenger to scheduler)."""
+    """The first message of an actor's life to a peer that must know it (worker to scheduler, cache actor to scheduler)."""
 
     actor: str
     epoch: int

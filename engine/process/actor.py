@@ -63,7 +63,7 @@ class Actor:
         self.context.mailbox.wait(timeout_ns)
 
     def deadline_ns(self) -> int:
-        """CLOCK_MONOTONIC time of the next timer, at which `step` must run; 0: none."""
+        """CLOCK_MONOTONIC time of the next timer, at which `do_work` must run; 0: none."""
         return 0
 
     def on_stop(self) -> None:

@@ -122,7 +122,7 @@ class ActorContext:
 
     @cached_property
     def cache(self) -> str:
-        """The cache messenger of this actor's replica."""
+        """The cache actor of this actor's replica."""
         return partner_of(self.name, CACHE, self._names)
 
     @cached_property
@@ -135,9 +135,9 @@ class ActorContext:
         return {name: self.counters.actor(name) for name in self._names if name != self.name}
 
     def arena(self) -> MemoryFile:
-        """The KV arena that the supervisor holds (cache messenger and workers only)."""
+        """The KV arena that the supervisor holds (cache actor and workers only)."""
         if self._arena_fd < 0:
-            raise TokamakError(f"{self.name} was started without the KV arena; only the cache messenger and workers get it")
+            raise TokamakError(f"{self.name} was started without the KV arena; only the cache actor and workers get it")
         return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
 
     def comm_arena(self) -> MemoryFile | None:

@@ -1,7 +1,7 @@
 """Which memory node a rank belongs to, on machines that have several (--bind-memory-nodes).
 
 The nodes are looked up once, when options are resolved, and are part of the configuration. Ranks are spread evenly over them,
-neighbours together, so that a replica's ranks share one where they can. A rank and its replica's cache messenger run on their
+neighbours together, so that a replica's ranks share one where they can. A rank and its replica's cache actor run on their
 node's cores alone, from `engine.process.main` on: what they touch first (KV arena, activations, the weights that they pack)
 then lies in that node's memory, as Linux places pages by default. Weights are kept once for each node.
 """
@@ -47,7 +47,7 @@ def memory_nodes(allowed: Collection[int], directory: Path = _NODES) -> list[lis
 
 
 def bind_to_node(actor: str, config: EngineConfig) -> None:
-    """This process from now on, where the actor is a rank or a cache messenger, which goes with its replica's first rank."""
+    """This process from now on, where the actor is a rank or a cache actor, which goes with its replica's first rank."""
     if role_of(actor) not in ("worker", CACHE) or not config.memory_nodes:
         return
     rank = index_of(actor) * (config.tensor_parallel_size if role_of(actor) == CACHE else 1)

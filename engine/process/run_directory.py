@@ -14,7 +14,7 @@ as long as its owner holds the lock, so whoever can take the lock of a run with 
                                 of several replicas, weights.<k>.json
             adapters.json       the LoRA adapters that it serves, of an engine that takes some
             control.ipc         supervisor's ROUTER: Command -> Reply
-            kv-events.ipc       cache messenger's PUB; of several replicas, kv-events.<k>.ipc
+            kv-events.ipc       cache actor's PUB; of several replicas, kv-events.<k>.ipc
             api.sock                of `--uds auto`: HTTP
             responses/          what was answered at /v1/responses, a bounded number
             <actor>.log         stderr of each child

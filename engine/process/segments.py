@@ -199,7 +199,7 @@ class RunSegments:
         self.counters.advance_trace_generation()
 
     def arena_of(self, name: str) -> MemoryFile | None:
-        """The KV arena of the replica of a cache messenger or a rank; None: the actor gets none."""
+        """The KV arena of the replica of a cache actor or a rank; None: the actor gets none."""
         if role_of(name) not in _ARENA_ROLES or not self.arenas:
             return None
         if role_of(name) == CACHE:

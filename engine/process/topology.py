@@ -35,7 +35,7 @@ TARGETS = {
     MEDIA: "engine.media.actor:MediaActor",
     "tokenizer": "engine.tokenizer.actor:TokenizerActor",
     SCHEDULER: "engine.scheduler.actor:SchedulerActor",
-    CACHE: "engine.cache.actor:CacheMessengerActor",
+    CACHE: "engine.cache.actor:CacheActor",
     "worker": "workers.actor:WorkerActor",
 }
 
@@ -116,7 +116,7 @@ def actors_of(role: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def partner_of(name: str, role: str, names: Sequence[str]) -> str:
-    """The scheduler or cache messenger (`role`) of the replica to which `name` belongs; ranks are numbered replica by replica.
+    """The scheduler or cache actor (`role`) of the replica to which `name` belongs; ranks are numbered replica by replica.
     `names` are all actors; where none is a partner (a test's), it is the one that a single replica would have."""
     partners, peers = actors_of(role, names) or (role,), actors_of(role_of(name), names)
     return partners[index_of(name) * len(partners) // len(peers)]

@@ -1,19 +1,19 @@
 """The scheduler: decides what the ranks compute next, and tells the tokenizers what came of it.
 
 One process. It owns every queue, batch slot and block table; a rank holds nothing that cannot be made again from what is
-here. Read `SchedulerActor.step` first. The parts, one noun each:
+here. Read `SchedulerActor.do_work` first. The parts, one noun each:
 
     admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
     sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
-    intake.py        new requests that are held (experts)      results.py         what came of a step
+    intake.py        new requests that are held (experts)      results.py         results of steps
     step_cost.py     how long a step takes                  prefill_shares.py  between the prompts of a step
-    queues.py        sequences in their order               turns.py           between those whose they are
+    queues.py        sequences in their order               fair_share.py      fair turns between sources
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
-    block_pool.py    the pool and its prefix index          block_events.py    changes of the index, to the cache messenger
-    aborts.py        sequences that end early               orders.py          what operators ask
-    ranks.py         which ranks are there                  weight_state.py    the state machine of the weights
-    stats.py         what is counted                        weight_updates.py  how orders about the weights are carried out
-    encoder_cache.py where features of media lie            encoder_work.py    what the encoder does next, and whose pixels
+    block_pool.py    blocks, with prefix_cache.py           block_events.py    changes of the index, to the cache actor
+    aborts.py        sequences that end early               commands.py        operators' commands
+    ranks.py         ranks that are present                 weight_state.py    the state machine of the weights
+    stats.py         metrics                                weight_updates.py  commands about the weights
+    encoder_cache.py features of media                      encoder_work.py    the next work of the encoder
     grammars.py      which of them the ranks have compiled
 
     tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers

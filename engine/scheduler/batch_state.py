@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from engine.block_keys import ROOT, hash_blocks
 from engine.messages import Request
-from engine.scheduler.block_pool import BlockPool, CachedBlock
+from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.policy import Admission, Limits, find_prefix, num_blocks_kept
+from engine.scheduler.prefix_cache import CachedBlock
 from engine.scheduler.queues import RunningQueue, WaitingQueue
 from engine.scheduler.sequence import Sequence, SequenceState
 
@@ -101,7 +102,7 @@ class BatchState:
         sequence.block_ids = admission.block_ids + self.pool.allocate(num_blocks - len(admission.block_ids))
         sequence.num_computed = sequence.num_confirmed = self.limits.first_position(num_hit_tokens)
         sequence.num_indexed_blocks = len(admission.block_ids)
-        sequence.generation = self.pool.generation
+        sequence.generation = self.pool.prefix_cache.generation
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
         sequence.num_wanted = self.num_wanted_by_new_requests
@@ -185,7 +186,7 @@ class BatchState:
         if (
             num_full <= sequence.num_indexed_blocks
             or not limits.has_prefix_cache
-            or sequence.generation != self.pool.generation
+            or sequence.generation != self.pool.prefix_cache.generation
         ):
             return
         extras = sequence.extras

@@ -13,13 +13,14 @@ import msgspec
 from engine.block_keys import KEY_BYTES
 from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
 from engine.process.outbox import BackloggedOutbox, Outbox
-from engine.scheduler.block_pool import BlockPool, CachedBlock
+from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.prefix_cache import CachedBlock
 
 MIN_BACKLOG = 1024
 
 
 class BlockEvents:
-    """The changes of the index, in order, on their way to the cache messenger."""
+    """The changes of the index, in order, on their way to the cache actor."""
 
     def __init__(self, outbox: Outbox, pool: BlockPool, block_size: int) -> None:
         self._outbox = BackloggedOutbox(outbox.send_bytes)
@@ -37,14 +38,14 @@ class BlockEvents:
 
     def cleared(self) -> None:
         """The index was emptied; what still waits is of no use to anybody."""
-        self._pool.evicted_keys.clear()
+        self._pool.prefix_cache.evicted_keys.clear()
         self._outbox.clear()
         self._outbox.post(BlocksCleared())
 
     def draw_anew(self) -> None:
         """Let the messenger forget everything, then tell it the whole index."""
         self.cleared()
-        self.stored(list(self._pool.entries()))
+        self.stored(list(self._pool.prefix_cache))
 
     def flush(self) -> int:
         """Send what there is room for. The number of messages sent."""
@@ -56,7 +57,7 @@ class BlockEvents:
 
     def _take_evictions(self) -> None:
         """Before anything is stored again under the same key."""
-        keys = self._pool.evicted_keys
+        keys = self._pool.prefix_cache.evicted_keys
         for start in range(0, len(keys), self._max_blocks):
             self._outbox.post(BlocksRemoved(keys[start : start + self._max_blocks]))
         keys.clear()

@@ -163,7 +163,7 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
         is_following=bytes(is_following) if any(is_following) else b"",
         num_drafts=num_drafts.tobytes() if any(num_drafts) else b"",
         ended=array("i", [number for each in ended for number in each]).tobytes(),
-        generation=batch.pool.generation,
+        generation=batch.pool.prefix_cache.generation,
         wants_drafts=bytes(wants_drafts) if any(wants_drafts) else b"",
     )
 

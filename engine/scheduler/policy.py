@@ -203,7 +203,7 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
         return []
     media, block_size = sequence.media, limits.block_size
     hash_blocks(sequence.token_ids, block_size, sequence.block_keys, len(sequence.token_ids), sequence.extras)
-    block_ids = pool.match(sequence.block_keys[: (len(sequence.token_ids) - 1) // block_size])
+    block_ids = pool.prefix_cache.match(sequence.block_keys[: (len(sequence.token_ids) - 1) // block_size])
     return block_ids if media is None else block_ids[: media.num_hit_blocks(len(block_ids), block_size)]
 
 

@@ -8,7 +8,7 @@ What is missing is made again:
     manifest.json, weights.json,        with what they held
     adapters.json
     model.msgpack                       out of the removed file, which is held open: it may be large
-    control.ipc                         bound a second time (the cache messenger does so with its own)
+    control.ipc                         bound a second time (the cache actor does so with its own)
     segments                            a symbolic link to this process's descriptor: a removed inode cannot be linked again
 
 What is lost is what the removed logs held. A log appears again with the next life of its actor.

@@ -2,7 +2,7 @@
 sample goes to.
 
 Used by the tokenizer's loop. `engine/parallel/routing.py` decides; what it decides from is read here: the gauges of the
-schedulers, what this tokenizer sent and a scheduler has not taken yet, and the fingerprints that the cache messengers write.
+schedulers, what this tokenizer sent and a scheduler has not taken yet, and the fingerprints that the cache actors write.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_a_prompt_goes_where_it_is_cached(engine: EngineProcess) -> None:
     before, num_events = engine.metric("requests_routed_total", reason="prefix"), engine.metric("kv_events_total")
     homes = [replica_of(ask(engine, {"prompt": [*beginning, 3], "max_tokens": 1})) for beginning in beginnings]
     assert set(homes) == {"0", "1"}
-    wait_until(lambda: engine.metric("kv_events_total") >= num_events + len(homes), what="the cache messengers know them all")
+    wait_until(lambda: engine.metric("kv_events_total") >= num_events + len(homes), what="the cache actors know them all")
     for beginning, home in zip(beginnings, homes, strict=True):
         answer = ask(engine, {"prompt": [*beginning, 4], "max_tokens": 1})
         assert replica_of(answer) == home
@@ -181,7 +181,7 @@ def test_reload_failed_in_one_replica_is_undone_in_the_other(engine: EngineProce
 
 
 def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturbed: list[Answer]) -> None:
-    """Its rank stands still, its cache messenger dies, and nothing is submitted again. Its scheduler stands still too, and the
+    """Its rank stands still, its cache actor dies, and nothing is submitted again. Its scheduler stands still too, and the
     other replica answers, also who names none; /health says who is missing. When it is replaced, its samples alone are
     submitted again."""
     resubmissions = engine.metric("resubmissions_total")

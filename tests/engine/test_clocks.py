@@ -18,7 +18,7 @@ AWAITING_RANKS = {  # where the time of day is told to somebody, or compared wit
     "api/responses",
     "api/span.py",
     "api/spans.py",
-    "engine/cache/actor.py",
+    "engine/cache/kv_events.py",
     "engine/observation",
     "engine/process/log.py",
     "engine/supervisor/adapters.py",

@@ -521,7 +521,7 @@ class Simulation:
         return num_done + self.collect()
 
     def collect(self) -> int:
-        """Read what the scheduler sent to the tokenizers, the cache messenger and the supervisor."""
+        """Read what the scheduler sent to the tokenizers, the cache actor and the supervisor."""
         num_done = 0
         for name, mailbox in self._mailboxes.items():
             if self.is_reading.get(name, True):

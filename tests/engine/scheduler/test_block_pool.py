@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.block_keys import ROOT, hash_block, hash_blocks
-from engine.scheduler.block_pool import BlockPool, CachedBlock
+from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.prefix_cache import CachedBlock
 
 BLOCK_SIZE = 4
 
@@ -60,7 +61,7 @@ def test_a_released_prefix_is_found_and_shared() -> None:
     block_ids = fill(pool, list(range(12)))
     pool.release(block_ids)
     assert pool.num_free == 8
-    found = pool.match(keys_of([*range(8), 99, 99, 99, 99]))
+    found = pool.prefix_cache.match(keys_of([*range(8), 99, 99, 99, 99]))
     assert found == block_ids[:2]
     assert pool.num_unused(found) == 2
     pool.acquire(found)
@@ -74,9 +75,9 @@ def test_least_recently_used_chain_is_evicted_from_its_end() -> None:
     pool.release(fill(pool, old))
     pool.release(fill(pool, new))
     pool.allocate(2)
-    assert pool.evicted_keys == [keys_of(old)[2], keys_of(old)[1]]
-    assert len(pool.match(keys_of(old))) == 1
-    assert len(pool.match(keys_of(new))) == 3
+    assert pool.prefix_cache.evicted_keys == [keys_of(old)[2], keys_of(old)[1]]
+    assert len(pool.prefix_cache.match(keys_of(old))) == 1
+    assert len(pool.prefix_cache.match(keys_of(new))) == 3
 
 
 def test_blocks_in_use_are_not_evicted() -> None:
@@ -91,10 +92,10 @@ def test_the_same_tokens_twice_are_indexed_once() -> None:
     pool = BlockPool(4)
     first = fill(pool, list(range(4)))
     second = fill(pool, list(range(4)))
-    assert pool.match(keys_of(list(range(4)))) == first
+    assert pool.prefix_cache.match(keys_of(list(range(4)))) == first
     pool.release(second)
     pool.release(first)
-    assert (pool.num_free, pool.num_cached) == (4, 1)
+    assert (pool.num_free, len(pool.prefix_cache)) == (4, 1)
 
 
 def test_clear_forgets_the_index_but_not_the_users() -> None:
@@ -102,11 +103,11 @@ def test_clear_forgets_the_index_but_not_the_users() -> None:
     used = fill(pool, list(range(4)))
     pool.release(fill(pool, list(range(50, 58))))
     pool.clear()
-    assert (pool.num_cached, pool.num_free) == (0, 3)
-    assert pool.match(keys_of(list(range(4)))) == []
+    assert (len(pool.prefix_cache), pool.num_free) == (0, 3)
+    assert pool.prefix_cache.match(keys_of(list(range(4)))) == []
     pool.release(used)
     assert pool.num_free == 4
-    assert pool.evicted_keys == []
+    assert pool.prefix_cache.evicted_keys == []
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -120,7 +121,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=16))
     def start(self, token_ids: list[int]) -> None:
         keys = keys_of(token_ids)
-        hits = self.pool.match(keys)
+        hits = self.pool.prefix_cache.match(keys)
         num_new = -(-len(token_ids) // BLOCK_SIZE) - len(hits)
         if num_new + self.pool.num_unused(hits) > self.pool.num_free:
             return
@@ -150,15 +151,15 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_in_one_place(self) -> None:
         used = {block_id for _, block_ids in self.tables for block_id in block_ids}
-        vacant, cached = self.pool._vacant, list(self.pool._cached)
+        vacant, cached = self.pool._vacant, list(self.pool.prefix_cache._evictable)
         assert sorted([*used, *vacant, *cached]) == list(range(1, self.pool.num_blocks + 1))
-        indexed = {entry.block_id for entry in self.pool.entries()}
+        indexed = {entry.block_id for entry in self.pool.prefix_cache}
         assert indexed.isdisjoint(vacant)
         assert indexed >= set(cached)
 
     @invariant()
     def the_index_holds_whole_chains(self) -> None:
-        entries = {entry.key: entry for entry in self.pool.entries()}
+        entries = {entry.key: entry for entry in self.pool.prefix_cache}
         for entry in entries.values():
             assert entry.key == hash_block(entry.parent, entry.token_ids)
 

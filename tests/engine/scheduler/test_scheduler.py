@@ -622,7 +622,7 @@ def test_all_at_once(directory: Path, seed: int) -> None:
 
 
 def replay(messages: list[Any]) -> dict[bytes, tuple[bytes, list[int]]]:
-    """The index as the cache messenger must see it: key -> (parent, tokens)."""
+    """The index as the cache actor must see it: key -> (parent, tokens)."""
     index: dict[bytes, tuple[bytes, list[int]]] = {}
     for message in messages:
         match message:
@@ -646,7 +646,7 @@ def test_the_messenger_sees_the_index(directory: Path) -> None:
         simulation.turn()
         assert isinstance(simulation.cache_messages[0], BlocksCleared)
         assert any(isinstance(message, BlocksRemoved) for message in simulation.cache_messages)
-        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.entries()}
+        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.prefix_cache}
         assert replay(simulation.cache_messages) == index
         simulation.cache_messages.clear()
         simulation.send("cache", Hello("cache", 2))  # it was started again
@@ -661,7 +661,7 @@ def test_a_messenger_that_does_not_read_gets_the_index_later(directory: Path) ->
             submit_all(simulation, count=4, seed=seed, max_tokens=8)
             simulation.finish()
         simulation.is_reading["cache"] = True
-        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.entries()}
+        index = {entry.key: (entry.parent, ints(entry.token_ids)) for entry in simulation.scheduler.batch.pool.prefix_cache}
         simulation.run_until(lambda: simulation.turn() == 0, "nothing is left to say")
         assert replay(simulation.cache_messages) == index
 

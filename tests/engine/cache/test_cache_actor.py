@@ -1,4 +1,4 @@
-"""The cache messenger on real rings: KV events on its PUB socket, its greeting, and the answers to moves."""
+"""The cache actor on real rings: KV events on its PUB socket, its greeting, and the answers to moves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import zmq
 
-from engine.cache.actor import CacheMessengerActor, endpoint_of
+from engine.cache.actor import CacheActor
+from engine.cache.kv_events import endpoint_of
 from engine.messages import (
     BlocksCleared,
     BlocksMove,
@@ -58,7 +59,7 @@ class Bench:
     def start(self) -> None:
         self.epoch += 1
         self.context = ActorContext(self.run, self.config, "cache", self.epoch, os.dup(self.segments.arenas[0].fd))
-        self.actor = CacheMessengerActor(self.context)
+        self.actor = CacheActor(self.context)
         self.actor.on_start()
         self.loop = ActorLoop(self.actor)
 
@@ -100,7 +101,7 @@ class Bench:
             return bool(self.socket.poll(20))
 
         wait_until(is_heard, what="the subscription")
-        while self.batch()[0] < self.actor._sequence - 1:
+        while self.batch()[0] < self.actor._publisher._sequence - 1:
             pass
 
 
@@ -162,7 +163,7 @@ def test_every_incarnation_greets_and_counts_from_zero(bench: Bench) -> None:
     bench.loop.turn()
     assert bench.heard() == [Hello("cache", 2)]
     bench.tell(BlocksCleared())
-    assert bench.actor._sequence == 1
+    assert bench.actor._publisher._sequence == 1
 
 
 def test_moves_are_answered(bench: Bench) -> None:
