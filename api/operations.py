@@ -291,6 +291,14 @@ OPERATIONS = (
     _work("/detokenize", "Detokenize token ids", responses.Detokenization, ((requests.DetokenizeRequest,),)),
     Operation("get", "/admin/actors", "List actors", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     Operation("get", "/admin/rank-groups", "List rank groups", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
+    Operation(
+        "get",
+        "/admin/gangs",  # the former name, until the next release
+        "List rank groups (former name of /admin/rank-groups)",
+        responses.AdminAnswer,
+        errors=_ORDERS,
+        security="admin_key",
+    ),
     Operation("get", "/admin/eplb", "Show expert load", responses.AdminAnswer, errors=_ORDERS, security="admin_key"),
     _order(
         "actors/{name}/restart",
