@@ -117,7 +117,7 @@ class MediaActor(Actor):
                     self._turns.add(message.request, (sender, call_id), message)
                     self._wanted[message.item.unit_hashes[0]] += 1
                 else:
-                    text = f"{MAX_WAITING} units wait for their pixels already; try again"
+                    text = f"{MAX_WAITING} media units are waiting to be decoded, the limit; try again later"
                     self._outbox(sender).post(PixelsFailed(call_id, 503, text))
             case PixelsDone(call_id):
                 self._release((sender, call_id))

@@ -59,7 +59,10 @@ def format_of(data: bytes | bytearray) -> str:
     found = next((name for start, name in _STARTS if data.startswith(start)), "")
     if not found:
         raise refuse(
-            f"the file is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: it begins with {bytes(data[:8]).hex(' ')}; convert it",
+            (
+                f"the file is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: it begins with "
+                f"{bytes(data[:8]).hex(' ')}; convert it"
+            ),
             "unsupported_image_media_type",
         )
     return found
@@ -139,13 +142,18 @@ def _check_sides(height: int, width: int, max_pixels: int) -> None:
         raise parse_error("image", f"its sides are {width} x {height}")
     if height * width > max_pixels:
         raise refuse(
-            f"the picture has {width} x {height} = {width * height} pixels, the limit is {max_pixels} (--max-image-pixels); "
-            "make it smaller",
+            (
+                f"the image has {width} x {height} = {width * height} pixels, limit {max_pixels} "
+                "(--max-image-pixels); make it smaller"
+            ),
             "image_too_large",
         )
     if is_too_long(height, width):
         raise refuse(
-            f"the picture's sides are {width} x {height}, the longer may be {MAX_RATIO} times the shorter; cut it",
+            (
+                f"the image has sides of {width} x {height}, but the longer side may be at most {MAX_RATIO} times the "
+                "shorter; crop it"
+            ),
             "invalid_image",
         )
 

@@ -76,7 +76,7 @@ class MediaItems:
     ) -> MediaItem:
         """Facts about an item of these bytes, whose hash is `name`. `wanted`: as of `can_open`."""
         if source.kind == "video" and self._vision.video_token_id < 0:
-            raise refuse("the model takes pictures and no video; send frames as pictures", "unsupported_media")
+            raise refuse("the model accepts images but no video; send frames as images", "unsupported_media")
         if source.is_features:
             return self._look_at_features(source, parts, settings, name)
         if source.kind == "image":

@@ -141,7 +141,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
                 given[kind] |= _asked(lambda values, name=name: _object(name, values.get(name)), values)
         unknown = {*io_kwargs} - {*given} | {*given["image"], *given["video"]} - {*_KEYS, *_GROUPS}
         if unknown:
-            raise refuse(f"there is no setting {', '.join(sorted(unknown))}; there are {', '.join(_KEYS)}", "invalid_value")
+            raise refuse(f"unknown setting {', '.join(sorted(unknown))}; available: {', '.join(_KEYS)}", "invalid_value")
         picture = msgspec.structs.replace(self.picture, **_changed_pixels(self.picture, given["image"]))
         frames = msgspec.structs.replace(self.clip.frames, **_changed_frames(given["video"]))
         clip = msgspec.structs.replace(self.clip, frames=frames, **_changed_pixels(self.clip, given["video"]))

@@ -361,6 +361,6 @@ def _container_of(data: bytes | bytearray) -> str:
     if data[:4] == b"GIF8":
         return "gif"
     raise refuse(
-        f"the file is no MP4, MOV, WebM, Matroska, AVI or GIF: it begins with {bytes(data[:8]).hex(' ')}; convert it",
+        (f"the file is not MP4, MOV, WebM, Matroska, AVI or GIF: it begins with {bytes(data[:8]).hex(' ')}; convert it"),
         "invalid_video",
     )

@@ -56,7 +56,7 @@ class ControlClient:
 
     def _require_life(self) -> None:
         if not self.run.is_alive():
-            raise ControlError(f"engine {self.run.run_id} does not run (nobody holds {self.run.lock_path})")
+            raise ControlError(f"engine {self.run.run_id} is not running ({self.run.lock_path} is not locked)")
 
     def _keep_waiting(self, order: Order, deadline_s: float, timeout_s: float) -> None:
         self._require_life()

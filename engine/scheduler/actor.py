@@ -369,7 +369,7 @@ class SchedulerActor(Actor):
         """404 where its adapter is gone: of an api process that died, nobody waits for it."""
         adapter = request.options.adapter
         if adapter is not None:
-            assert self._adapters is not None, "adapters are named in engines alone that take some"
+            assert self._adapters is not None, "this engine has no adapters; start it with --enable-lora"
             self.stats.takes(adapter)
             self._adapters.check_there(adapter)
 

@@ -101,8 +101,10 @@ class AdmissionControl:
         largest = max((unit.num_rows for unit in media.units), default=0)
         if largest > config.encoder_cache_size:
             raise RequestError(
-                f"a picture of the prompt has {largest} tokens, the encoder cache holds {config.encoder_cache_size}; send a "
-                "smaller one or start with a larger --encoder-cache-size",
+                (
+                    f"an image of {largest} tokens does not fit into the encoder cache of {config.encoder_cache_size}; "
+                    "send a smaller image, or start the server with a larger --encoder-cache-size"
+                ),
                 param="messages",
             )
         first, end = media.longest_whole
@@ -127,8 +129,11 @@ class AdmissionControl:
     def _check_queue(self, num_waiting: int, num_own: int) -> None:
         if not has_room(num_own, num_waiting, self._config.max_waiting):
             raise RequestError(
-                f"{num_waiting} samples are waiting, {num_own} of them yours, the limit is {self._config.max_waiting} while "
-                "nobody else waits; try again later or start with a larger --max-waiting",
+                (
+                    f"the request queue is full: {num_waiting} sequences are waiting, {num_own} of them yours, limit "
+                    f"{self._config.max_waiting} without other users; try again later, or start the server with a larger "
+                    "--max-waiting"
+                ),
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,

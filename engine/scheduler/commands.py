@@ -52,13 +52,13 @@ class SchedulerCommands:
                 num_aborted = self._aborts.abort_request(request_id)
                 if not num_aborted:
                     raise RequestError(f"no running or waiting request has the id {request_id!r}", status=404)
-                return Reply(command_id, 200, f"{num_aborted} sequences aborted", {"num_aborted": num_aborted})
+                return Reply(command_id, 200, f"aborted {num_aborted} sequences", {"num_aborted": num_aborted})
             case ResetPrefixCache():
                 self._updates.clear_prefix_cache()
-                return Reply(command_id, 200, "the prefix cache is empty")
+                return Reply(command_id, 200, "cleared the prefix cache")
             case ResetEncoderCache():
                 self._updates.clear_encoder_cache()
-                return Reply(command_id, 200, "the encoder cache is empty")
+                return Reply(command_id, 200, "cleared the encoder cache")
             case Resume():
                 return self._resume(command_id)
             case Pause(mode, level):
@@ -98,7 +98,7 @@ class SchedulerCommands:
         unknown = [rank for rank in order.ranks if rank not in self._ranks.all]
         if unknown:
             raise RequestError(
-                f"there is no rank {unknown[0]}; the engine has ranks 0 to {len(self._ranks.all) - 1}", param="ranks"
+                f"rank {unknown[0]} does not exist; the engine has ranks 0 to {len(self._ranks.all) - 1}", param="ranks"
             )
         self._updates.write(self._weights.with_next_version(order.version))
         after = self._weights.loaded(order.path or self._weights.path, order.ranks or self._ranks.all, order.contents)

@@ -123,7 +123,7 @@ class Results:
 
     def _fail(self, sequence: Sequence, cause: str) -> None:
         """Its form came to a limit: the sample alone ends."""
-        error = RequestError(f"the answer's form is too much for the engine's limits: {cause}", code="invalid_value")
+        error = RequestError(f"the structured output exceeds the limits of the engine: {cause}", code="invalid_value")
         sequence.reader.reject(rejection(sequence.request, error))
         self._batch.finish(sequence)
 

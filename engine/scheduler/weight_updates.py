@@ -146,7 +146,7 @@ class WeightUpdates:
             return
         for tell in change.tells:
             if isinstance(tell, LoadWeights):
-                self._fail(change, 503, f"{self._context.ranks[rank]} died while {tell.path} was loaded")
+                self._fail(change, 503, f"{self._context.ranks[rank]} died while loading {tell.path}")
                 return
             self._dispatcher.send(tell)
             change.unanswered.add(rank)
@@ -233,7 +233,7 @@ class WeightUpdates:
         if change.name != "pause":
             self._clear_caches()
         if record.state is WeightsState.CLEARED:
-            message = "the weights are cleared"
+            message = "the weights were cleared"
         else:
             message = "paused" if change.name == "pause" else f"version {record.version} of the weights is in use"
         self._end(change, 200, message)

@@ -85,7 +85,7 @@ class AdapterCommands:
         """Carry an order out, or answer why not."""
         try:
             if not self._config.max_loras:
-                raise RequestError("this engine takes no adapters; start it with --enable-lora", code="order_refused")
+                raise RequestError("this engine has no adapters; start it with --enable-lora", code="order_refused")
             if isinstance(command.order, LoadAdapter):
                 self._begin_load(command, command.order)
             elif isinstance(command.order, UnloadAdapter):
@@ -109,7 +109,7 @@ class AdapterCommands:
         if name == self._loader and self._loads and self._is_told(self._loads[0]):
             command = self._loads.popleft()
             if not command.command_id.startswith(_AT_START):
-                text = f"{name}, which loaded the adapter, died meanwhile ({cause}); ask again"
+                text = f"{name} died while loading the adapter ({cause}); try again"
                 self._answer(Reply(command.command_id, 503, text))
             self._tell_next()
 
@@ -130,7 +130,7 @@ class AdapterCommands:
         waiting = [command.command_id for command in self._loads] + [leaving.command_id for leaving in self._leaving]
         for command_id in waiting:
             if command_id and not command_id.startswith(_AT_START):
-                self._answer(Reply(command_id, 503, f"the engine ends: {cause}"))
+                self._answer(Reply(command_id, 503, f"the engine is stopping: {cause}"))
         self._loads.clear()
         self._leaving.clear()
         self._starts.clear()
@@ -140,7 +140,7 @@ class AdapterCommands:
     def _begin_load(self, command: Command, order: LoadAdapter) -> None:
         self._check_load(order)
         if len(self._loads) >= MAX_WAITING:
-            raise RequestError(f"{MAX_WAITING} adapters are being loaded; ask again later", status=503)
+            raise RequestError(f"{MAX_WAITING} adapters are being loaded, the limit; try again later", status=503)
         command.order = replace(order, slot=-1)
         self._loads.append(command)
         self._tell_next()
@@ -148,11 +148,9 @@ class AdapterCommands:
     def _check_load(self, order: LoadAdapter) -> None:
         """RequestError where that name, or another adapter, cannot be had."""
         if not order.name.isprintable() or not order.name or " " in order.name or "," in order.name:
-            raise RequestError("a name has letters that can be seen, and no spaces and commas", param="lora_name")
+            raise RequestError("expected a name of printable characters without spaces or commas", param="lora_name")
         if order.name in self._config.served_model_name:
-            raise RequestError(
-                f"{order.name!r} is a name of the model itself; give the adapter one of its own", param="lora_name"
-            )
+            raise RequestError(f"{order.name!r} is a name of the model; choose another name for the adapter", param="lora_name")
         if self._served(order.name) is not None and not order.replaces:
             raise RequestError(
                 f"the adapter {order.name!r} is loaded already; unload it, or ask with load_inplace", param="lora_name"
@@ -161,7 +159,10 @@ class AdapterCommands:
             leaving = [leaving.adapter.name for leaving in self._leaving]
             waits = f" ({', '.join(leaving)} wait for open requests)" if leaving else ""
             raise RequestError(
-                f"all {self._config.max_loras} slots have an adapter{waits}; unload one, or start with a larger --max-loras",
+                (
+                    f"all {self._config.max_loras} adapter slots are in use{waits}; unload an adapter, or start with a "
+                    "larger --max-loras"
+                ),
                 status=409 if leaving else 400,
             )
 
@@ -202,7 +203,7 @@ class AdapterCommands:
         if before is not None:
             self._leaving.append(_Leaving(replace(before, is_leaving=True), ""))
         details: Details = {"name": order.name, "path": order.path, "contents": contents, "rank": rank}
-        self._end_load(command, Reply(command.command_id, 200, f"the adapter {order.name!r} is served", details))
+        self._end_load(command, Reply(command.command_id, 200, f"loaded adapter {order.name!r}", details))
 
     def _end_load(self, command: Command, reply: Reply) -> None:
         if not command.command_id.startswith(_AT_START):
@@ -235,7 +236,7 @@ class AdapterCommands:
             return
         self._leaving.remove(leaving)
         if leaving.command_id:
-            self._answer(Reply(leaving.command_id, 200, f"the adapter {leaving.adapter.name!r} is unloaded"))
+            self._answer(Reply(leaving.command_id, 200, f"unloaded adapter {leaving.adapter.name!r}"))
 
     def _write(self, record: AdaptersRecord) -> str:
         """From here on it is so. Why it cannot be written, else nothing."""
@@ -243,7 +244,7 @@ class AdapterCommands:
             self._run.write_adapters(record)
         except OSError as error:
             path = self._run.adapters_path
-            return f"the order cannot be written to {path}: {error.strerror}; see to that directory and ask again"
+            return f"the command cannot be recorded in {path}: {error.strerror}; fix that directory and try again"
         self._record = record
         self._version.add(1)
         self._num_adapters.set(len(record.adapters))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from engine.process.control import ControlServer
 
 _SUPERVISOR_EPOCH = 1
-_NOT_SERVING = "the engine is not ready yet, or stops; ask again when it serves"
+_NOT_SERVING = "the engine is starting or stopping; try again when it is ready"
 
 
 class Engine(Protocol):
@@ -127,7 +127,7 @@ class SupervisorCommands:
         """The engine ends: nothing that is open gets done."""
         waiting = [command_id for command_ids in self._restarting.values() for command_id in command_ids]
         for command_id in waiting:
-            self._server.reply(Reply(command_id, 503, f"the engine ends: {cause}"))
+            self._server.reply(Reply(command_id, 503, f"the engine is stopping: {cause}"))
         self._restarting.clear()
         self._rebalances.refuse_open(cause)
         self.adapters.refuse_open(cause)
@@ -143,11 +143,11 @@ class SupervisorCommands:
         if name == SUPERVISOR:
             self._refuse(command, 400, "the supervisor cannot be restarted; stop the engine and start it again")
         elif name not in names:
-            self._refuse(command, 404, f"there is no actor {name!r}; there are {', '.join(names)}")
+            self._refuse(command, 404, f"actor {name!r} does not exist; actors are {', '.join(names)}")
         elif not self._engine.is_serving:
             self._refuse(command, 503, _NOT_SERVING)
         elif name == by:
-            self._server.reply(Reply(command.command_id, 202, f"{name}, which carries this answer, restarts"))
+            self._server.reply(Reply(command.command_id, 202, f"{name} sends this reply and restarts now"))
             self._engine.restart(name)
         else:
             self._restarting.setdefault(name, []).append(command.command_id)
@@ -162,7 +162,7 @@ class SupervisorCommands:
     def _rebalance(self, command: Command) -> None:
         config = self._engine.config
         if not config.enable_eplb:
-            self._refuse(command, 409, "experts stay where they are in this engine; start it with --enable-eplb")
+            self._refuse(command, 409, "expert rebalancing is disabled; start the engine with --enable-eplb")
         elif not self._engine.is_serving:
             self._refuse(command, 503, _NOT_SERVING)
         elif (trouble := self._replicas.why_no_weights()) is not None:
@@ -172,7 +172,7 @@ class SupervisorCommands:
 
     def _forward(self, command: Command) -> None:
         if self._rebalances.is_under_way and changes_weights(command.order):
-            self._refuse(command, 409, "experts are being moved; ask again when that is done")
+            self._refuse(command, 409, "a rebalancing is in progress; try again when it has finished")
             return
         trouble = "" if self._engine.is_serving else _NOT_SERVING
         for scheduler in actors_of(SCHEDULER, (plan.name for plan in self._engine.plan)):
@@ -188,7 +188,7 @@ class SupervisorCommands:
 
     def _why_not_ready(self, actor: str) -> str:
         child = self._engine.children.get(actor)
-        return "" if child is not None and child.is_ready else f"{spoken(actor)} is not ready; ask again in a moment"
+        return "" if child is not None and child.is_ready else f"{spoken(actor)} is not ready; try again in a moment"
 
     def _tell(self, actor: str, command: Command) -> str:
         """Put a command on an actor's control ring; why that cannot be, else nothing."""
@@ -199,7 +199,7 @@ class SupervisorCommands:
             self._senders[actor] = MailboxSender.attach(self._engine.config.run_id, actor, SUPERVISOR, _SUPERVISOR_EPOCH)
         command.epoch = self._engine.children[actor].epoch
         is_sent = self._senders[actor].try_send(encode(command))
-        return "" if is_sent else f"the control ring of {spoken(actor)} is full; ask again in a moment"
+        return "" if is_sent else f"the control ring of {spoken(actor)} is full; try again in a moment"
 
     def _refuse(self, command: Command, status: int, message: str) -> None:
         self._server.reply(Reply(command.command_id, status, message))

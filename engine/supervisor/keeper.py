@@ -59,7 +59,7 @@ class RunKeeper:
             trouble = f"files of the run in {self._run.directory} were removed and cannot be made again: {error}"
         if trouble != self._trouble:
             self._trouble = trouble
-            self._progress.note(trouble or f"the run in {self._run.directory} is complete again")
+            self._progress.note(trouble or f"restored all files of the run in {self._run.directory}")
             if trouble:
                 self._segments.counters.errors.record(SUPERVISOR, trouble)
         self._is_incomplete.set(1 if trouble else 0)
@@ -70,7 +70,7 @@ class RunKeeper:
         self._remember()
         if made:
             names = ", ".join(map(str, made))
-            text = f"removed under the living engine, and made again: {names}; keep cleaners away from them"
+            text = f"restored files that were removed while the engine was running: {names}; exclude them from cleanup jobs"
             self._num_made_again.add(len(made))
             self._segments.counters.errors.record(SUPERVISOR, text)
             self._progress.note(text)

@@ -53,16 +53,16 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | in
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise StartError(f"--host {host} is no address of this machine: {error}; try 127.0.0.1 or 0.0.0.0") from error
+        raise StartError(f"--host {host} is not an address of this machine: {error}; try 127.0.0.1 or 0.0.0.0") from error
     family, _, _, _, address = found[0]
     return family, tuple(part for part in address if not isinstance(part, bytes))
 
 
 def _explain(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is busy: another program (or another Tokamak) uses it; choose another with --port"
+        return f"port {port} on {host} is in use by another program or another Tokamak; choose another with --port"
     if error.errno == errno.EACCES:
         return f"port {port} on {host} needs privileges (below 1024); choose another with --port"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host {host} is no address of this machine; try 127.0.0.1 or 0.0.0.0"
+        return f"--host {host} is not an address of this machine; try 127.0.0.1 or 0.0.0.0"
     return f"cannot use port {port} on {host}: {error.strerror}; choose another with --port or --host"

@@ -29,10 +29,10 @@ class Rebalances:
     def begin(self, command: Command, members: tuple[int, ...], num_ranks: int) -> None:
         """`members`: of the rank group, the lowest leads."""
         if self.is_under_way:
-            self._answer(Reply(command.command_id, 409, "experts are moved already; ask again when that is done"))
+            self._answer(Reply(command.command_id, 409, "a rebalancing is in progress; try again when it has finished"))
             return
         leader = names_of("worker", num_ranks)[members[0]] if members else ""
-        trouble = self._tell(leader, command) if leader else "no rank is ready; ask again in a moment"
+        trouble = self._tell(leader, command) if leader else "no rank is ready; try again in a moment"
         if trouble:
             self._answer(Reply(command.command_id, 503, trouble))
         else:
@@ -47,13 +47,13 @@ class Rebalances:
 
     def actor_died(self, name: str, cause: str) -> None:
         if self.is_under_way and name == self._leader:
-            text = f"{name} led it and died meanwhile ({cause}); experts lie as before or as it wanted: look, and ask again"
+            text = f"{name} died during the rebalancing ({cause}); check the placement and try again"
             self._end(Reply(self._command_id, 503, text))
 
     def refuse_open(self, cause: str) -> None:
         """The engine ends."""
         if self.is_under_way:
-            self._end(Reply(self._command_id, 503, f"the engine ends: {cause}"))
+            self._end(Reply(self._command_id, 503, f"the engine is stopping: {cause}"))
 
     def _end(self, reply: Reply) -> None:
         self._command_id = self._leader = ""

@@ -91,7 +91,7 @@ class ReplicaCommands:
         opened.unanswered.discard(scheduler)
         if opened.is_going_back:
             if reply.status >= 400:
-                opened.notes.append(f"{scheduler} could not go back: {reply.message}")
+                opened.notes.append(f"{scheduler} could not roll back: {reply.message}")
         elif reply.status >= 400:
             opened.failures[scheduler] = reply
         else:
@@ -107,7 +107,7 @@ class ReplicaCommands:
                 continue
             opened.unanswered.discard(scheduler)
             if not opened.is_going_back:
-                message = f"{spoken(scheduler)} died meanwhile ({cause}); look at the state and ask again"
+                message = f"{spoken(scheduler)} died during the command ({cause}); check the state and try again"
                 opened.failures[scheduler] = Reply(opened.command.command_id, 503, message)
             self._write_back(opened, scheduler)
             self._advance(opened)
@@ -121,7 +121,7 @@ class ReplicaCommands:
     def refuse_open(self, cause: str) -> None:
         """The engine ends: nothing that is open gets done."""
         for command_id in self._open:
-            self._answer(Reply(command_id, 503, f"the engine ends: {cause}"))
+            self._answer(Reply(command_id, 503, f"the engine is stopping: {cause}"))
         self._open.clear()
 
     def why_no_weights(self) -> RequestError | None:
@@ -131,7 +131,7 @@ class ReplicaCommands:
         except RequestError as error:
             return error
         if is_cleared or any(opened.changes_weights for opened in self._open.values()):
-            return RequestError("the weights are cleared, or change; ask again when all ranks have some", status=409)
+            return RequestError("the weights are cleared or being changed; try again when all ranks have weights", status=409)
         return None
 
     # ------------------------------------------------------------------------------------------------------ inside
@@ -156,7 +156,7 @@ class ReplicaCommands:
         num_ranks = tensor_parallel_size * len(self._schedulers)
         unknown = [rank for rank in ranks if not 0 <= rank < num_ranks]
         if unknown:
-            raise RequestError(f"there is no rank {unknown[0]}; the engine has ranks 0 to {num_ranks - 1}", param="ranks")
+            raise RequestError(f"rank {unknown[0]} does not exist; the engine has ranks 0 to {num_ranks - 1}", param="ranks")
         replicas = sorted({rank // tensor_parallel_size for rank in ranks}) or range(len(self._schedulers))
         for replica in replicas if ranks else ():
             own = range(replica * tensor_parallel_size, (replica + 1) * tensor_parallel_size)
@@ -286,7 +286,7 @@ def _answer_of(opened: _OpenOrder) -> Reply:
         return Reply(command_id, replies[0].status, replies[0].message, replies[0].details)
     if is_abort:
         num_aborted = sum(int(str(reply.details["num_aborted"])) for reply in replies)
-        return Reply(command_id, 200, f"{num_aborted} sequences aborted", {"num_aborted": num_aborted})
+        return Reply(command_id, 200, f"aborted {num_aborted} sequences", {"num_aborted": num_aborted})
     details: Details = {
         key: value for key, value in replies[0].details.items() if all(reply.details.get(key) == value for reply in replies)
     }

@@ -272,7 +272,7 @@ class Supervisor:
         try:
             self._start_child(plan, 1)
         except OSError as error:
-            raise StartError(f"cannot start {plan.name}: {error}; free what is missing and start again") from error
+            raise StartError(f"cannot start {plan.name}: {error}; free this resource and start again") from error
 
     def _start_child(self, plan: ActorPlan, epoch: int) -> Child:
         row = self._rows[plan.name]
@@ -305,7 +305,7 @@ class Supervisor:
             self._start_again(child, cause)
         else:
             table = self._restarts
-            self._fail(f"{cause}; that is {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
+            self._fail(f"{cause}; reached {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
 
     def _may_go_on(self, dead: Child) -> bool:
         """Whether an actor that died may be started again; what comes from outside is not counted as its death."""
@@ -384,7 +384,7 @@ class Supervisor:
         limit_s = self.config.load_timeout_s if row.state in _STARTING_STATES else self.config.hang_timeout_s
         match child.watch.look(now_ns, row.heartbeat_ns, int(limit_s * 1e9)):
             case HangAction.DUMP:
-                text = f"no heartbeat for {limit_s:g} s; its stacks are in {child.log_path}"
+                text = f"no heartbeat for {limit_s:g} s; stack traces are in {child.log_path}"
                 self._progress.note(f"{child.name} hangs{self._step_of(child.name)}: {text}")
                 child.send_signal(SIGUSR1)
             case HangAction.TERMINATE:

@@ -173,8 +173,10 @@ class TokenizerActor(Actor):
         num_all, num_own = self._replicas.num_waiting(source)
         if not has_room(num_own, num_all, limit):
             raise RequestError(
-                f"{num_all} samples wait for the scheduler, {num_own} of them yours, the limit is {limit} while nobody "
-                "else's do; try again later",
+                (
+                    f"the scheduler queue is full: {num_all} sequences are waiting, {num_own} of them yours, limit "
+                    f"{limit} without other users; try again later"
+                ),
                 status=429,
                 code="too_many_requests",
                 retry_after_s=RETRY_AFTER_S,

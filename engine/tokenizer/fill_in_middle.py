@@ -24,7 +24,7 @@ def gap_tokens(vocabulary: Vocabulary) -> tuple[int, int, int]:
         if len(found) == len(family):
             return found[0], found[1], found[2]
     raise RequestError(
-        "suffix: this model has no tokens for a gap to be filled in; leave it out", code="invalid_value", param="suffix"
+        "suffix: this model does not support fill-in-the-middle; remove it", code="invalid_value", param="suffix"
     )
 
 

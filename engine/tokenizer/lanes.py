@@ -143,8 +143,8 @@ class Lanes:
         num_own = sum(queue.count(job.source) for queue in queues) if job.source else num_all
         if is_new_request and not has_room(num_own, num_all, limit):
             raise _too_many(
-                f"{num_all} requests wait for the tokenizer's {name} helper, {num_own} of them yours, the limit is {limit} "
-                "while nobody else waits"
+                f"the queue of the {name} helper is full: {num_all} requests are waiting, {num_own} of them yours, "
+                f"limit {limit} without other users; try again later"
             )
         lane.waiting.push(job.turn, job)
         self._has_jobs = True

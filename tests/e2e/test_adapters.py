@@ -178,7 +178,7 @@ def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) ->
     ("route", "body", "status", "cause"),
     [
         ("load_lora_adapter", {"lora_name": "a0", "lora_path": "{files}/a4"}, 400, "loaded already"),
-        ("load_lora_adapter", {"lora_name": "base", "lora_path": "{files}/a4"}, 400, "a name of the model itself"),
+        ("load_lora_adapter", {"lora_name": "base", "lora_path": "{files}/a4"}, 400, "is a name of the model"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/large"}, 400, "start with --max-lora-rank 17"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/nowhere"}, 400, "is no directory"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "a4"}, 400, "expected an absolute directory path"),
@@ -206,7 +206,7 @@ def test_there_are_so_many_slots(engine: EngineProcess, files: Path) -> None:
     for name in ("b4", "b5", "b6"):
         assert load(engine, name, files / "a4").status_code == 200
     full = load(engine, "b7", files / "a4")
-    assert (full.status_code, "all 7 slots have an adapter" in full.text) == (400, True)
+    assert (full.status_code, "all 7 adapter slots are in use" in full.text) == (400, True)
     for name in ("b4", "b5", "b6"):
         assert unload(engine, name).status_code == 200
     assert load(engine, "b7", files / "a4").status_code == 200

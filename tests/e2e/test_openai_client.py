@@ -242,9 +242,9 @@ def test_salted_prefixes_are_shared_with_equal_salts_alone(client: openai.OpenAI
 
 
 def test_what_the_model_cannot_do_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no tokens for a gap"):
+    with pytest.raises(openai.BadRequestError, match="does not support fill-in-the-middle"):
         client.completions.create(model="demo", prompt="a", suffix="b")
-    with pytest.raises(openai.BadRequestError, match="chat template shows none"):
+    with pytest.raises(openai.BadRequestError, match="chat template does not support them"):
         client.chat.completions.create(
             model="demo",
             messages=QUESTION,  # type: ignore[arg-type]
@@ -688,6 +688,6 @@ def test_schema_beyond_the_limits_is_an_error(engine: EngineProcess) -> None:
 
     (text, reason), refused = asyncio.run(run())
     assert set(text) == {"Z"}
-    assert str(reason).startswith("None, the answer's form is too much for the engine's limits: ")
+    assert str(reason).startswith("None, the structured output exceeds the limits of the engine: ")
     assert isinstance(refused, openai.BadRequestError)
-    assert "the answer's form is too much for the engine's limits: " in refused.message
+    assert "the structured output exceeds the limits of the engine: " in refused.message

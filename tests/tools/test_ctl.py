@@ -83,7 +83,7 @@ def test_counters_and_errors(engine: EchoEngine) -> None:
 def test_orders(engine: EchoEngine) -> None:
     root = root_of(engine)
     assert "aborted r7" in ctl(root, "abort", "r7")
-    assert "there is no actor 'nobody'" in ctl(root, "restart", "nobody", code=1)
+    assert "actor 'nobody' does not exist" in ctl(root, "restart", "nobody", code=1)
     assert "does not take Resume" in ctl(root, "wake", code=1)
     assert "did not answer Pause within 0.2 s" in ctl(root, "--timeout", "0.2", "sleep", "--mode", "keep", code=1)
     assert "later" in ctl(root, "reload", "--rank", "0")
@@ -135,7 +135,7 @@ def test_a_dead_engine_is_read(tmp_path: Path) -> None:
         assert sum("DEAD" in line for line in text.splitlines()) == 4
         assert "messages_sent_total" in ctl(tmp_path, "counters")
         ctl(tmp_path, "errors")
-        assert "does not run" in ctl(tmp_path, "restart", "echo0", code=1)
+        assert "is not running" in ctl(tmp_path, "restart", "echo0", code=1)
         with EchoEngine(tmp_path) as successor:
             successor.wait_ready()
             assert successor.stop() == 0

@@ -30,7 +30,7 @@ def read_json(data: bytes, kind: Any, param: str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise RequestError(f"{param} is not as it should be: {error}", param=param) from error
+        raise RequestError(f"{param} is invalid: {error}", param=param) from error
 
 
 def with_media_as(messages: list[Message], forms: dict[str, Message]) -> list[Message]:
@@ -70,7 +70,7 @@ def _parted(content: str | list[Message]) -> list[Message]:
 
 def _normalized(message: Message, where: str) -> Message:
     if not isinstance(message.get("role"), str):
-        raise _mistake(f"{where}.role is missing or no string")
+        raise _mistake(f"{where}.role is missing or not a string")
     message = _with_tool_calls(message)
     normalized = message | {"content": _content(message.get("content"), where)}
     refusal = normalized.pop("refusal", None)
@@ -117,28 +117,28 @@ def _part(part: Any, where: str) -> Message:
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
-        raise _mistake(f'{where} is no content part; a text part is {{"type": "text", "text": "..."}}')
+        raise _mistake(f'{where} is not a content part; a text part is {{"type": "text", "text": "..."}}')
     if kind in MEDIA_TYPES:
         return {"type": kind}
     if kind not in _TEXT_TYPES:
         raise _mistake(f"{where} has the type {kind!r}; this model takes text parts only")
     text = part.get(_TEXT_TYPES[kind])
     if not isinstance(text, str):
-        raise _mistake(f"{where}.{_TEXT_TYPES[kind]} is missing or no string")
+        raise _mistake(f"{where}.{_TEXT_TYPES[kind]} is missing or not a string")
     return {"type": "text", "text": text}
 
 
 def _tool_calls(calls: Any, where: str) -> list[Message]:
     """Calls with arguments as objects, which clients send as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise _mistake(f"{where} is no list of objects")
+        raise _mistake(f"{where} is not a list of objects")
     return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: Message, where: str) -> Message:
     function = call.get("function")
     if not isinstance(function, dict):
-        raise _mistake(f"{where}.function is missing or no object")
+        raise _mistake(f"{where}.function is missing or not an object")
     return call | {"function": function | {"arguments": _arguments(function.get("arguments"))}}
 
 

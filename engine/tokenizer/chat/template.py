@@ -79,7 +79,10 @@ class ChatTemplate:
         for kind in media_of(messages):
             if kind not in self._media_forms:
                 raise RequestError(
-                    f"the chat template shows no {kind} parts; send text, or start with another --chat-template",
+                    (
+                        f"the chat template does not support {kind} parts; send text, or start the server with another "
+                        "--chat-template"
+                    ),
                     code="unsupported_media",
                     param="messages",
                 )
@@ -188,8 +191,10 @@ class ChatTemplates:
         template = self._choose(requested, has_tools)
         if variables.get("reasoning_effort") == "none" and template.always_thinks:
             raise RequestError(
-                "reasoning_effort: the model's chat template has no switch for thinking; leave it out, or send a "
-                "thinking_token_budget of 0",
+                (
+                    "reasoning_effort: the chat template of this model cannot turn off reasoning; remove it, or send "
+                    "thinking_token_budget 0"
+                ),
                 code="invalid_value",
                 param="reasoning_effort",
             )
@@ -197,12 +202,13 @@ class ChatTemplates:
 
     def _check_documents(self, prompt: ChatPrompt, variables: dict[str, Any], has_tools: bool) -> None:
         if variables["documents"] is not None:
-            raise RequestError("documents: they are in chat_template_kwargs as well; give them once", param="documents")
+            raise RequestError("documents: also given in chat_template_kwargs; give them once", param="documents")
         is_own = prompt.chat_template and not self.has(prompt.chat_template)
         source = prompt.chat_template if is_own else self._choose(prompt.chat_template, has_tools).source
         if "documents" not in source:
             raise RequestError(
-                "documents: the model's chat template shows none; put their text into a message", param="documents"
+                "documents: this model's chat template does not support them; put their text into a message",
+                param="documents",
             )
 
     def _choose(self, requested: str, has_tools: bool) -> ChatTemplate:

@@ -57,7 +57,7 @@ def test_wrong_files_end_the_start(files: dict[str, Any], message: str) -> None:
 def test_options_may_ask_for_anything_a_request_for_less() -> None:
     settings = of({IMAGE_PROCESSOR: {"min_pixels": 1000, "max_pixels": 2000}}, max_pixels=50_000, fps=4)
     assert (settings.picture.max_pixels, settings.clip.frames.fps) == (50_000, 4.0)
-    with pytest.raises(OptionError, match=r"--mm-processor-kwargs, --media-io-kwargs: there is no setting colour"):
+    with pytest.raises(OptionError, match=r"--mm-processor-kwargs, --media-io-kwargs: unknown setting colour"):
         of({}, colour=1)
 
     def asked(**given: Any) -> MediaSettings:
@@ -77,7 +77,7 @@ def test_options_may_ask_for_anything_a_request_for_less() -> None:
         ({"num_frames": 769}, "num_frames 769 is more than the server's 768"),
         ({"max_frames": 10_000}, "max_frames 10000 is more than the server's 768"),
         ({"min_pixels": 60_000}, "min_pixels 60000 is more than max_pixels 50000"),
-        ({"do_resize": False}, "there is no setting do_resize; there are min_pixels"),
+        ({"do_resize": False}, "unknown setting do_resize; available: min_pixels"),
         ({"max_pixels": 0}, "max_pixels 0 should be a whole number from 1"),
         ({"fps": "nan"}, "fps 'nan' should be a positive number"),
         ({"images_kwargs": 3}, "images_kwargs 3 should be an object"),

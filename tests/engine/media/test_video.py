@@ -110,9 +110,9 @@ def test_times_are_drawn_with_the_font_of_the_checkpoint() -> None:
     ("data", "message"),
     [
         (b"", "it begins with"),
-        (b"hello, world", "no MP4, MOV, WebM, Matroska, AVI or GIF: it begins with 68 65 6c"),
-        (b"#EXTM3U\nfile:///etc/passwd", "no MP4"),
-        (b"ffconcat version 1.0\nfile /etc/passwd", "no MP4"),
+        (b"hello, world", "not MP4, MOV, WebM, Matroska, AVI or GIF: it begins with 68 65 6c"),
+        (b"#EXTM3U\nfile:///etc/passwd", "not MP4"),
+        (b"ffconcat version 1.0\nfile /etc/passwd", "not MP4"),
         ((VISION / "clip.mp4").read_bytes()[:40], "the video cannot be decoded"),
         (b"\x1a\x45\xdf\xa3" + bytes(100), "the video cannot be decoded"),
     ],
@@ -129,7 +129,7 @@ def test_a_model_of_pictures_alone_refuses_video() -> None:
     assert vision is not None
     blind = replace(vision, tokens=replace(vision.tokens, video=-1))
     items = MediaItems(blind, MediaSettings.of(record, {}, {}), {}, MOST, 4096, 1 << 28)
-    with pytest.raises(RequestError, match="takes pictures and no video") as caught:
+    with pytest.raises(RequestError, match="accepts images but no video") as caught:
         look(items, b"")
     assert caught.value.code == "unsupported_media"
 

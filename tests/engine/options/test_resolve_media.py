@@ -44,7 +44,7 @@ def test_text_alone_needs_none(arguments: tuple[str, ...]) -> None:
             "--media-memory .* is too small for .* bytes of a video, twice --max-media-bytes; raise it",
         ),
         (("--mm-processor-kwargs", "{"), "expected a JSON object"),
-        (("--mm-processor-kwargs", '{"colour": 1}'), "there is no setting colour"),
+        (("--mm-processor-kwargs", '{"colour": 1}'), "unknown setting colour"),
         (("--limit-mm-per-prompt", "audio=1"), "expected numbers up to 10000 for image and video"),
         (("--mm-processor-cache-gb", "nan"), "expected a number of GiB from 0.001 to 1024"),
     ],

@@ -160,7 +160,7 @@ def test_shutdown_exits_with_0_and_refuses_open_requests(engine: EchoEngine) -> 
     assert replies[0].status == 503
     assert engine.wait_exit() == 0
     assert is_clean(run)
-    with pytest.raises(ControlError, match="does not run"):
+    with pytest.raises(ControlError, match="is not running"):
         ControlClient(run).ask(ListActors(), WATCHDOG_S)
 
 
@@ -179,7 +179,7 @@ def test_a_client_notices_that_the_engine_dies(engine: EchoEngine) -> None:
     wait_until(lambda: engine.value("messages_received_total", "scheduler") == 1, what="the order is with the scheduler")
     os.kill(engine.process.pid, signal.SIGKILL)
     asking.join(WATCHDOG_S)
-    assert "does not run" in died[0]
+    assert "is not running" in died[0]
 
 
 def test_garbage_is_answered_with_400(engine: EchoEngine) -> None:

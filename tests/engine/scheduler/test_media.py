@@ -282,7 +282,7 @@ def test_what_is_larger_than_the_cache_is_refused(simulation: Simulation) -> Non
     refused = show(simulation, picture("huge", 65), [2])
     simulation.finish(refused)
     assert refused.rejected is not None
-    assert "has 65 tokens, the encoder cache holds 64" in refused.rejected.message
+    assert "an image of 65 tokens does not fit into the encoder cache of 64" in refused.rejected.message
 
 
 @pytest.mark.parametrize("budget", [7, 10, 32])

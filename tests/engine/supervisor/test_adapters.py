@@ -176,17 +176,20 @@ def test_orders_that_cannot_be(desk: Desk) -> None:
         desk.load(command_id, name)
         desk.loaded()
     desk.load("3", "c")
-    assert (desk.answers["3"][0], "all 2 slots have an adapter" in desk.answers["3"][1]) == (400, True)
+    assert (desk.answers["3"][0], "all 2 adapter slots are in use" in desk.answers["3"][1]) == (400, True)
     desk.unload("4", "c")
     assert desk.answers["4"][0] == 404
     desk.load("5", "test")
-    assert (desk.answers["5"][0], "a name of the model itself" in desk.answers["5"][1]) == (400, True)
+    assert (desk.answers["5"][0], "is a name of the model" in desk.answers["5"][1]) == (400, True)
     for command_id, name in (("8", "a b"), ("9", ""), ("10", "a,b"), ("11", "a\n")):
         desk.load(command_id, name)
-        assert (desk.answers[command_id][0], "a name has letters" in desk.answers[command_id][1]) == (400, True)
+        assert (desk.answers[command_id][0], "expected a name of printable characters" in desk.answers[command_id][1]) == (
+            400,
+            True,
+        )
     desk.unload("6", "a")
     desk.turns(4)
-    desk.trouble = "worker0 is not ready; ask again in a moment"
+    desk.trouble = "worker0 is not ready; try again in a moment"
     desk.load("7", "c")
     assert desk.answers["7"] == (503, desk.trouble)
 
@@ -211,7 +214,7 @@ def test_what_cannot_be_written_down_is_not_so(desk: Desk) -> None:
     desk.load("2", "b")
     (desk.run.directory / ".adapters.json.new").mkdir()
     desk.loaded()
-    assert (desk.answers["2"][0], "cannot be written" in desk.answers["2"][1]) == (503, True)
+    assert (desk.answers["2"][0], "cannot be recorded" in desk.answers["2"][1]) == (503, True)
     desk.unload("3", "a")
     assert desk.answers["3"][0] == 503
     (desk.run.directory / ".adapters.json.new").rmdir()

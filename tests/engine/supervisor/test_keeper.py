@@ -52,7 +52,7 @@ def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
     assert choose_run() == run
     assert run.is_alive()
     assert {row["name"] for row in engine.control().ask(ListActors(), 60).details["actors"]} == {"supervisor", *NAMES}
-    assert "made again" in texts(counters)
+    assert "restored files" in texts(counters)
     assert counters.counter("run_files_made_again_total", "supervisor").value >= len(names)
     counters.close()
     assert engine.stop() == 0

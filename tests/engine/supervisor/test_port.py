@@ -23,11 +23,11 @@ def api_socket(port: int) -> socket.socket:
 def test_only_own_api_processes_share_a_held_port() -> None:
     with reserve_port("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
-        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is busy"):
+        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is in use"):
             reserve_port("127.0.0.1", port)
-        with api_socket(port), api_socket(port), pytest.raises(StartError, match="busy"):
+        with api_socket(port), api_socket(port), pytest.raises(StartError, match="is in use"):
             reserve_port("127.0.0.1", port)
-        with pytest.raises(StartError, match="busy"):
+        with pytest.raises(StartError, match="is in use"):
             reserve_port("0.0.0.0", port)
         with api_socket(port) as listener, socket.create_connection(("127.0.0.1", port)) as client:
             connection, address = listener.accept()  # never the holder
@@ -50,12 +50,13 @@ def test_lingering_connections_do_not_block_the_port(reuse: int) -> None:
             assert client.recv(1) == b""
     with reserve_port("127.0.0.1", port) as holder:
         assert holder.getsockname()[1] == port
-        with pytest.raises(StartError, match="busy"):
+        with pytest.raises(StartError, match="is in use"):
             reserve_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
-    ("host", "said"), [("no.such.host.invalid", "no address of this machine"), ("192.0.2.1", "no address of this machine")]
+    ("host", "said"),
+    [("no.such.host.invalid", "not an address of this machine"), ("192.0.2.1", "not an address of this machine")],
 )
 def test_hosts_that_are_not_this_machine(host: str, said: str) -> None:
     with pytest.raises(StartError, match=said):

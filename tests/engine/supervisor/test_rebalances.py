@@ -53,7 +53,7 @@ def test_its_death_is_an_answer(desk: Desk) -> None:
     assert desk.answers["a"][0] == 503
     desk.order("b", members=(2,))
     desk.rebalances.refuse_open("stopped")
-    assert desk.answers["b"] == (503, "the engine ends: stopped")
+    assert desk.answers["b"] == (503, "the engine is stopping: stopped")
     desk.rebalances.refuse_open("stopped")
 
 

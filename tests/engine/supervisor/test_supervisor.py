@@ -225,7 +225,7 @@ def test_a_busy_port_is_said_at_once(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
         with EchoEngine(tmp_path, port=port) as engine:
             assert engine.wait_exit() == 1
-            assert f"port {port} on 127.0.0.1 is busy" in engine.text
+            assert f"port {port} on 127.0.0.1 is in use" in engine.text
             assert engine.run_directories() == []
 
 
@@ -234,7 +234,7 @@ def test_the_port_of_another_engine_is_busy(tmp_path: Path) -> None:
         port = first.wait_ready().run().manifest().config.port
         with EchoEngine(tmp_path, port=port) as second:
             assert second.wait_exit() == 1
-            assert f"port {port} on 127.0.0.1 is busy" in second.text
+            assert f"port {port} on 127.0.0.1 is in use" in second.text
         assert first.stop() == 0
 
 

@@ -38,6 +38,6 @@ def test_the_gap_of_each_family(tmp_path: Path, family: tuple[str, str, str]) ->
 
 def test_a_model_without_one(tmp_path: Path) -> None:
     encoder = encoder_of(vocabulary_of(write_checkpoint(tmp_path, byte_level())))
-    with pytest.raises(RequestError, match="no tokens for a gap") as error:
+    with pytest.raises(RequestError, match="does not support fill-in-the-middle") as error:
         encoder.encode(TextPrompt("a", True, ""))
     assert (error.value.status, error.value.param) == (400, "suffix")

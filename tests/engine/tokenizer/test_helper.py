@@ -156,11 +156,13 @@ def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: py
 
 def test_a_source_has_half_of_the_queue(lanes: Bench, gate: Path) -> None:
     lanes.ask(*(form(f"a{index}", "a", f"wait:{gate}") for index in range(3)))  # two have helpers
-    with pytest.raises(RequestError, match="1 requests wait for the tokenizer's form helper, 1 of them yours") as caught:
+    with pytest.raises(
+        RequestError, match="the queue of the form helper is full: 1 requests are waiting, 1 of them yours"
+    ) as caught:
         lanes.ask(form("a3", "a"))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
     lanes.ask(form("b", "b"))
-    with pytest.raises(RequestError, match="2 requests wait"):
+    with pytest.raises(RequestError, match="2 requests are waiting"):
         lanes.ask(form("c", "c"))
     assert lanes.num_waiting == 2
 
