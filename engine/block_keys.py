@@ -86,7 +86,8 @@ class BlockExtras:
 
 
 def forward_spans(bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Positions [start, end) whose tokens see others ahead: whoever computes one of them needs them all. In order, apart."""
+    """Return the spans [start, end) of positions that see others ahead, in order and apart: a step computes all or none of a
+    span."""
     spans: list[tuple[int, int]] = []
     for position, last in enumerate(bounds[1::2]):
         if last > position:

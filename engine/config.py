@@ -20,7 +20,7 @@ _SUFFIX_BYTES, _NGRAM_BYTES = 256, 16  # of a slot's index, of each of its token
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How drafts are made; as `--speculative-config` names it. No method: none are."""
+    """Drafting, as `--speculative-config` names it. No method: no drafts."""
 
     method: str = ""  # "ngram", "suffix" or "mtp"; a list of methods with commas: for each row the one that promises most
     num_speculative_tokens: int = 3  # drafts of a row, at most
@@ -87,7 +87,7 @@ class LoraModule(msgspec.Struct, frozen=True):
 
 
 class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How experts are balanced among ranks; as `--eplb-config` names them."""
+    """Balancing of experts among ranks, as `--eplb-config` names it."""
 
     num_redundant_experts: int = 0  # of a layer: slots besides one for each expert
     window_size: int = 1000  # steps of the rank group that are looked back at, at most
@@ -98,7 +98,7 @@ class EplbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def text_of_kernels(variants: Mapping[str, str]) -> str:
-    """Which variant each part has: `avx512`, or `avx512bf16; amx: int8, attention`."""
+    """Return the variant of each part as text: `avx512`, or `avx512bf16; amx: int8, attention`."""
     base = variants.get("base", "")
     others: dict[str, list[str]] = {}
     for part, variant in variants.items():
@@ -265,7 +265,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_rank_groups_whole(self) -> bool:
-        """Ranks exchange tensors in groups of Paddle's processes, which go on without nobody: one that dies ends its rank
+        """Whether ranks exchange tensors in Paddle's groups of processes, which cannot lose one: a rank that dies ends its
         group."""
         return self.ops != "native"
 
@@ -293,7 +293,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Where programs on this machine reach the engine over HTTP."""
+        """Address at which programs on this machine reach the engine over HTTP."""
         return self.url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     def url_of(self, host: str) -> str:

@@ -64,4 +64,4 @@ class RequestError(TokamakError):
 
 
 class ControlError(TokamakError):
-    """An operator's command could not be carried out or nobody answered."""
+    """An operator's command could not be carried out, or was not answered."""

@@ -1,7 +1,7 @@
-"""Where our packages lie and how processes of ours find them: in a wheel below `tokamak/`, which only our `sys.path` has, in a
+"""Places of our packages and how our processes find them: in a wheel below `tokamak/`, which only our `sys.path` has, in a
 checkout at its top.
 
-So a user's process never meets our `tools` or `api`, and ours none of theirs, wherever it is started.
+So a user's process never imports our `tools` or `api`, and ours none of his, wherever it is started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def program(name: str) -> str:
-    """How a shell in this directory starts a program of this environment."""
+    """Return how a shell in this directory starts a program of this environment."""
     path = Path(sys.executable).parent / name
     places = (Path(place) / name for place in os.get_exec_path())
     if not path.exists() or next((place for place in places if os.access(place, os.X_OK)), None) == path:
@@ -49,5 +49,5 @@ def relative(path: Path) -> str:
 
 
 def command(subcommand: str) -> str:
-    """How a shell in this directory starts a subcommand of `tokamak`."""
+    """Return how a shell in this directory starts a subcommand of `tokamak`."""
     return f"{program('tokamak')} {subcommand}"

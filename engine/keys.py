@@ -44,7 +44,7 @@ def with_secrets(config: EngineConfig, environment: Mapping[str, str]) -> Engine
 
 
 def environment_of(config: EngineConfig, role: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an actor: without the secrets that the launcher has read, but for those that its role needs."""
+    """Return the environment of an actor: of the secrets that the launcher has read only those that its role needs."""
     kept = {name: value for name, value in environment.items() if name not in _HIDDEN}
     secrets = {name: value for name in _SIGNING if (value := getattr(config, name))}
     if role == "api" and secrets:

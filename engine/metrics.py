@@ -44,7 +44,7 @@ class Metric(msgspec.Struct, frozen=True):
     bounds: tuple[float, ...] = ()  # upper bucket bounds of a histogram, ascending, without +Inf
 
     def place(self, label: str) -> int:
-        """Which of a row's drafts, or of the adapters' slots, is counted here alone; -1: none."""
+        """Return the draft position, or the adapter slot, that this row alone counts; -1: none."""
         return int(dict(self.labels).get(label, -1))
 
 

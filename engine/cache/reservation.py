@@ -1,14 +1,14 @@
-"""Reserves the KV arena's memory in the background, so that what is missing is said, and not found out when the cache fills.
+"""Reserves the KV arena's memory in the background, so that a lack of memory is reported before the cache fills.
 
-Run by the cache actor, whose work on a request's way is none. To reserve takes a second for every 3 GiB, so it begins once
-the engine serves, goes slice by slice, and rests four times as long as a slice took: a fifth of one core, and a start stays as
-fast as without. Blocks that are not reserved yet work all the same, their pages come when they are first written.
+Run by the cache actor, which has no part in a request. Reserving takes a second for every 3 GiB, so it begins once the engine
+serves, goes slice by slice, and rests four times as long as a slice took: a fifth of one core, and the start takes no longer.
+Blocks that are not reserved yet work all the same: their pages come when they are first written.
 
-Where memory runs short it waits, says so in the log and the error log, and goes on when there is some: a slice is taken only
-while a margin remains for everybody else, since the kernel answers a want of memory not with an error but by ending a process.
-What was reserved cannot run out any more; what was not may end a worker when it is first written, as without all this. The
-scheduler does not confine itself to what is reserved: a block's pages are spread over the arena (one place per layer), and
-requests would be refused for a want that may never come.
+Where memory is short it waits, reports that in the log and the error log, and goes on when there is some. A slice is taken only
+while a margin remains for other processes, since the kernel answers a lack of memory by ending a process. Reserved memory
+cannot run out any more; memory that is not may end a worker at its first write, as without reservation. The scheduler does not
+confine itself to reserved memory: a block's pages are spread over the arena (one place per layer), and requests would be
+refused for a shortage that may never come.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Runs as `media0..`, of vision models alone:
     scheduler   WantPixels, PixelsDone ->  media  ->  Pixels, PixelsFailed     scheduler
 
 It holds nothing that cannot be made again: files lie in the api's media slab, and pixels, which it makes when they are asked
-for, in its own slab until the scheduler lets go of them. Requests take turns (`turns.py`), a file or a unit at a time; a
+for, in its own slab until the scheduler lets go of them. Requests take turns (`work_queue.py`), a file or a unit at a time; a
 new request's files, which are due at once, come before the pixels of those that had turns. Before a file is looked at it is
 noted in shared memory: where it ends this process twice, it is refused by the next life.
 """

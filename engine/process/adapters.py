@@ -38,7 +38,7 @@ class AdapterRegistry:
         return self._record.adapters
 
     def served(self) -> list[Adapter]:
-        """Those that take requests."""
+        """Return the adapters that take requests."""
         return [adapter for adapter in self.adapters if not adapter.is_leaving]
 
     def find(self, name: str) -> Adapter | None:
@@ -58,7 +58,7 @@ class AdapterRegistry:
 
 
 class AdapterGauge:
-    """How many samples of each adapter somebody has, by slots: a gauge of this actor."""
+    """Number of open sequences of each adapter, by slots: a gauge of this actor."""
 
     def __init__(self, context: ActorContext, name: str) -> None:
         self._cells: list[Cell] = [context.counter(name, adapter_slot=str(slot)) for slot in range(context.config.max_loras)]

@@ -69,7 +69,7 @@ class ActorContext:
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, receiver: str) -> Outbox:
-        """This actor's ring in `receiver`'s mailbox (attached at the first use)."""
+        """Return this actor's ring in `receiver`'s mailbox (attached at the first use)."""
         outbox = self._outboxes.get(receiver)
         if outbox is None:
             outbox = self._outboxes[receiver] = Outbox(
@@ -81,11 +81,11 @@ class ActorContext:
         return outbox
 
     def counter(self, name: str, **labels: str) -> Cell:
-        """This actor's cell of the counter or gauge `name`."""
+        """Return this actor's cell of the counter or gauge `name`."""
         return self.counters.counter(name, self.name, **labels)
 
     def histogram(self, name: str, **labels: str) -> HistogramCells:
-        """This actor's cells of the histogram `name`."""
+        """Return this actor's cells of the histogram `name`."""
         return self.counters.histogram(name, self.name, **labels)
 
     def peer_epoch(self, name: str) -> int:
@@ -102,7 +102,7 @@ class ActorContext:
 
     @cached_property
     def schedulers(self) -> tuple[str, ...]:
-        """Those of all replicas, in order."""
+        """Schedulers of all replicas, in order."""
         return actors_of(SCHEDULER, self._names)
 
     @cached_property
@@ -179,13 +179,13 @@ class ActorContext:
         return MemoryFile.from_fd(os.dup(self._media_fds[name]), num_bytes)
 
     def weights_in_use(self) -> tuple[str, int, str]:
-        """Path, version and contents of the weights that this rank must load; no contents: nobody has loaded them yet."""
+        """Return path, version and contents of the weights that this rank must load; no contents: they were not loaded yet."""
         record = self.run.weights(self.scheduler)
         path, version = record.ranks[self.tensor_rank]
         return path, version, record.contents.get(version, "")
 
     def request_stop(self) -> None:
-        """Let the loop end after its turn."""
+        """End the loop after its turn."""
         self.is_stopping = True
 
     def announce_ready(self) -> None:
@@ -208,7 +208,7 @@ class ActorContext:
         self.events.send(ActorState(self.name, self.epoch, State.FAILED.name, text[:MAX_CAUSE_CHARACTERS], is_from_outside))
 
     def close(self) -> None:
-        """Let go of the shared memory."""
+        """Release the shared memory."""
         for outbox in self._outboxes.values():
             outbox.close()
         self.tracer.stop()

@@ -19,7 +19,7 @@ MAX_ANSWER_CHARACTERS = 8192  # of an answer to an order: what is said of a chec
 
 
 class EventSender:
-    """An actor's end, `descriptor`: of whoever made it, who closes it."""
+    """An actor's end, `descriptor`, which belongs to the code that made it and closes it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

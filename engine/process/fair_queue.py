@@ -43,7 +43,7 @@ class FairQueue(Generic[T]):
         self._queues.setdefault(key, deque()).append(item)
 
     def front(self) -> deque[T]:
-        """The items of the key whose turn it is, to be taken from the left; then `pass_on`."""
+        """Return the items of the key that has its turn, to be taken from the left; then call `pass_on`."""
         return next(iter(self._queues.values()))
 
     def pass_on(self) -> None:
@@ -55,7 +55,7 @@ class FairQueue(Generic[T]):
             del self._queues[key]
 
     def pop(self) -> T:
-        """One item of the key whose turn it is."""
+        """Return one item of the key that has its turn."""
         item = self.front().popleft()
         self.pass_on()
         return item

@@ -1,7 +1,7 @@
-"""How an actor's log is written: no text from outside can look like a line of ours.
+"""Format of an actor's log: no text from outside can look like a line of ours.
 
-Used by `engine.process.main` in every child process. What goes into a log line, or into an exception's message, may come from
-a request's path, header or body.
+Used by `engine.process.main` in every child process. Text in a log line, or in an exception's message, may come from a
+request's path, header or body.
 """
 
 from __future__ import annotations

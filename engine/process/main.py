@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGKILL when the supervisor ends, and end now if it ended before we could ask for that."""
+    """Ask the kernel for SIGKILL when the supervisor ends, and end now if it ended before."""
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)

@@ -1,9 +1,9 @@
-"""Which memory node a rank belongs to, on machines that have several (--bind-memory-nodes).
+"""Memory nodes of ranks, on machines with several (--bind-memory-nodes).
 
 The nodes are looked up once, when options are resolved, and are part of the configuration. Ranks are spread evenly over them,
 neighbours together, so that a replica's ranks share one where they can. A rank and its replica's cache actor run on their
-node's cores alone, from `engine.process.main` on: what they touch first (KV arena, activations, the weights that they pack)
-then lies in that node's memory, as Linux places pages by default. Weights are kept once for each node.
+node's cores alone, from `engine.process.main` on: memory that they touch first (KV arena, activations, the weights that they
+pack) is then in that node, as Linux places pages by default. Weights are kept once for each node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def seat_of(rank: int, num_ranks: int, nodes: Sequence[Sequence[int]]) -> Seat:
 
 
 def memory_nodes(allowed: Collection[int], directory: Path = _NODES) -> list[list[int]]:
-    """Those of `allowed` that each node has, of the nodes that have some; one node where the kernel tells of none."""
+    """Return the cores among `allowed` of each node that has some; one node where the kernel tells of none."""
     nodes = []
     for path in sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
         with contextlib.suppress(OSError):
@@ -47,7 +47,8 @@ def memory_nodes(allowed: Collection[int], directory: Path = _NODES) -> list[lis
 
 
 def bind_to_node(actor: str, config: EngineConfig) -> None:
-    """This process from now on, where the actor is a rank or a cache actor, which goes with its replica's first rank."""
+    """Bind this process to its node from now on, if the actor is a rank or a cache actor, which goes with its replica's first
+    rank."""
     if role_of(actor) not in ("worker", CACHE) or not config.memory_nodes:
         return
     rank = index_of(actor) * (config.tensor_parallel_size if role_of(actor) == CACHE else 1)

@@ -1,4 +1,4 @@
-"""One actor's ring in another's mailbox: sending never blocks, a full ring says so; and what waits for room in one.
+"""One actor's ring in another's mailbox: sending never blocks, a full ring is reported; and a backlog for records without room.
 
 Made by `ActorContext.outbox` in every child process. An actor whose messages must not be lost sends through a
 `BackloggedOutbox`, and flushes it every turn.
@@ -18,7 +18,7 @@ RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
 
 
 class Outbox:
-    """This actor's ring in another's mailbox. It stays the same ring when the other is started again."""
+    """This actor's ring in another's mailbox. It stays the same ring when the receiver is started again."""
 
     __slots__ = ("_full", "_sender", "_sent", "receiver")
 
@@ -48,12 +48,12 @@ class Outbox:
 
     @property
     def sent_position(self) -> int:
-        """Where the last record that was sent ends."""
+        """Return the end of the record that was sent last."""
         return self._sender.sent_position
 
     @property
     def received_position(self) -> int:
-        """Where the last record that the other took ends."""
+        """Return the end of the record that the receiver took last."""
         return self._sender.received_position
 
     @property
@@ -65,7 +65,7 @@ class Outbox:
 
 
 class BackloggedOutbox:
-    """Records on their way into a ring that may be full: they wait here, in order, and nobody waits for them."""
+    """Records on their way into a ring that may be full: they wait here, in order, and sending never waits."""
 
     __slots__ = ("_records", "_try_send")
 
@@ -75,11 +75,11 @@ class BackloggedOutbox:
         self._records: deque[bytes] = deque()
 
     def __len__(self) -> int:
-        """How many records wait."""
+        """Return how many records wait."""
         return len(self._records)
 
     def post(self, *messages: Message) -> None:
-        """They go out with the next `flush`, behind what was posted before."""
+        """Send `messages` with the next `flush`, behind those posted before."""
         self.post_records(map(encode, messages))
 
     def post_records(self, records: Iterable[bytes]) -> None:
@@ -99,10 +99,10 @@ class BackloggedOutbox:
         self._records.clear()
 
     def deadline_ns(self) -> int:
-        """When to flush again, since a ring that empties wakes nobody; 0 where nothing waits."""
+        """Return the time to flush again, since a ring that empties wakes no sender; 0 where no record waits."""
         return time.monotonic_ns() + RETRY_INTERVAL_NS if self._records else 0
 
 
 def earliest(*deadlines_ns: int) -> int:
-    """The first of some deadlines, of which 0 means none."""
+    """Return the earliest of some deadlines; 0 means none."""
     return min(filter(None, deadlines_ns), default=0)

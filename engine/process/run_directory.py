@@ -87,7 +87,7 @@ class Run(msgspec.Struct, frozen=True):
         return self.directory / "vocabulary"
 
     def weights_path(self, scheduler: str = SCHEDULER) -> Path:
-        """Where the record of a scheduler's replica is."""
+        """Return the path of the record of a scheduler's replica."""
         return self.directory / with_replica(WEIGHTS_NAME, scheduler)
 
     @property
@@ -113,7 +113,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def packed_path(self) -> Path:
-        """The directory of packed weights that several ranks share and nobody keeps."""
+        """Directory of packed weights that several ranks share and that ends with the run."""
         return self.directory / "packed"
 
     @property
@@ -276,7 +276,7 @@ def resolve_entry(entry: Path) -> Path:
 
 
 def is_private(path: Path) -> bool:
-    """Whether `path` is, or leads to, a directory of this user that nobody else may enter."""
+    """Return whether `path` is, or leads to, a directory of this user that no other user may enter."""
     try:
         return _is_private(path.stat())
     except OSError:
@@ -306,15 +306,15 @@ def new_run_id() -> str:
 
 
 def runs_root() -> Path:
-    """Where this user's runs are. The one look at the environment outside the options: tools find a run before they know its
-    configuration."""
+    """Return the directory of this user's runs. The one look at the environment outside the options: tools find a run before
+    they know its configuration."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
     is_ours = runtime.is_dir() and runtime.stat().st_uid == os.getuid()  # not so after sudo
     return runtime / "tokamak" if is_ours else Path(f"/tmp/tokamak-{os.getuid()}")
 
 
 def make_private_directory(path: Path) -> None:
-    """Make `path` (mode 0700) or check that what is there is a directory of ours that nobody else may enter."""
+    """Make `path` (mode 0700), or check that it is a directory of ours that no other user may enter."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat() if not path.is_symlink() else path.stat()
@@ -328,7 +328,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def link_run(run: Run) -> None:
-    """Have a run elsewhere be found under the root of this user's runs."""
+    """Link a run elsewhere under the root of this user's runs."""
     entry = runs_root() / run.run_id
     if not os.path.lexists(entry):
         entry.symlink_to(run.directory)
@@ -336,7 +336,7 @@ def link_run(run: Run) -> None:
 
 @contextlib.contextmanager
 def root_lock(root: Path) -> Iterator[None]:
-    """Only one start at a time clears away dead runs and makes its directory. Held for milliseconds."""
+    """Hold the lock under which a start clears dead runs and makes its directory, for milliseconds."""
     path = root / ".lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

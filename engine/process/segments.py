@@ -191,7 +191,7 @@ class RunSegments:
         )
 
     def _begin_traces(self, run_id: str, names: Sequence[str]) -> None:
-        """By name alone: an actor that cannot attach to its trace does without."""
+        """Begin a trace by name alone: an actor that cannot attach to its trace does without."""
         from shm.trace import TraceRing
 
         for name in names:
@@ -230,8 +230,7 @@ class RunSegments:
         return name in self._notes and bool(self._notes[name].count_death())
 
     def evict(self, worker: str) -> None:
-        """Let nobody wait for a rank that died: neither its scheduler nor its peers, which go on in the rank group's next
-        epoch."""
+        """End all waits for a rank that died: its scheduler's, and its peers', which go on in the rank group's next epoch."""
         replica, rank = _place_in(self._readers.values(), worker)
         list(self.broadcasts.values())[replica].evict(rank)
         self.set_member(worker, False)
@@ -248,7 +247,7 @@ class RunSegments:
             self.rank_groups[rank_group].set_member(rank, is_member)
 
     def close(self) -> None:
-        """Let go of the mappings; the segments stay."""
+        """Release the mappings; the segments stay."""
         for mailbox in self._mailboxes:
             mailbox.close()
         for broadcast in self.broadcasts.values():
@@ -274,7 +273,7 @@ def _shared_experts(config: EngineConfig, layers: Sequence[int], num_experts: in
 
 
 def _place_in(groups: Iterable[Sequence[str]], worker: str) -> tuple[int, int]:
-    """Which of `groups` a rank is in, and where in it."""
+    """Return the index of the rank's group in `groups`, and its place there."""
     return next((index, ranks.index(worker)) for index, ranks in enumerate(groups) if worker in ranks)
 
 
@@ -306,7 +305,7 @@ def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric,
 
 
 def unlink_segments(run_id: str) -> None:
-    """Remove the names of all segments of `run_id` that are this user's; whoever has one mapped keeps it."""
+    """Remove the names of all segments of `run_id` that are this user's; existing mappings stay."""
     for name in own_segment_names(run_id):
         unlink_segment(name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def has_room(num_own: int, num_all: int, limit: int, num_more: int = 1) -> bool:
-    """Whether a source that has `num_own` of the `num_all` in a queue may add `num_more`. A queue has places for twice `limit`,
-    of which no source may take more than it would leave free (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has
-    `limit`, each of s has 2 limit / (s + 1), and however much one has sent, there is room for the next."""
+    """Return whether a source that has `num_own` of the `num_all` in a queue may add `num_more`. A queue has places for twice
+    `limit`; a source may take no more of them than it would leave free (dynamic thresholds: Choudhury and Hahne, 1998). So a
+    single source has `limit`, each of s has 2 limit / (s + 1), and however much one has sent, there is room for the next."""
     return num_own + num_all + num_more <= 2 * limit

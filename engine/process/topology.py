@@ -111,7 +111,7 @@ def names_of(role: str, count: int) -> tuple[str, ...]:
 
 
 def actors_of(role: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names` that have this role."""
+    """Return those of `names` that have this role."""
     return tuple(name for name in names if role_of(name) == role)
 
 

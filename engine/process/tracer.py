@@ -38,7 +38,7 @@ class Tracer:
         self.is_on = False
 
     def look(self) -> None:
-        """Begin or end as somebody asked for."""
+        """Begin or end the trace as asked."""
         generation = self._counters.trace_generation
         if generation == self._generation:
             return
@@ -52,8 +52,8 @@ class Tracer:
             self.is_on = True
 
     def span(self, name: str, begin_ns: int, end_ns: int = 0, *, value: int = 0, label: str = "", track: int = LOOP) -> None:
-        """It took from `begin_ns` to `end_ns` (CLOCK_MONOTONIC; 0: now). `name`: one of few; `label`: a request's id, or what
-        else tells it from others."""
+        """Record work from `begin_ns` to `end_ns` (CLOCK_MONOTONIC; 0: now). `name`: one of few; `label`: a request's id, or
+        another distinction."""
         if self._writer is None:
             return
         name_id = self._ids.get(name)

@@ -1,5 +1,4 @@
-"""Samples that end before their end: their client left, their deadline passed, an operator said so, or whoever serves them
-died.
+"""Sequences that end early: their client left, their deadline passed, an operator said so, or their tokenizer or api died.
 
 Used by the scheduler process alone. An aborted sequence gets no further token; its slot and blocks come free with the last step
 in flight that has it, that is within a step or two.
@@ -57,7 +56,7 @@ class Aborts:
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """End a sequence of which nobody wants to hear any more."""
+        """End a sequence without telling its tokenizer."""
         self._aborted.add(1)
         self._batch.finish(sequence)
 
@@ -69,8 +68,8 @@ class Aborts:
         return len(sequences)
 
     def abort_request(self, request_id: str) -> int:
-        """End the sequence of this id, or all sequences of the HTTP request of this id (of which `api/client/submission.py`
-        makes theirs); how many."""
+        """End the sequence of this id, or all sequences of the HTTP request of this id (from which `api/client/submission.py`
+        makes theirs). Return how many."""
         sequences = [sequence for name, sequence in self._batch.sequences.items() if request_id in _names_of(name)]
         for sequence in sequences:
             self.abort(sequence, "abort")

@@ -277,7 +277,7 @@ class SchedulerActor(Actor):
         return bool(output.rows or output.trimmed) or parts is not None or output.preempted is not None
 
     def _intake(self, now_ns: int) -> Intake | None:
-        """None: nobody waits, or nobody is held."""
+        """Return None where no request waits, or none is held."""
         config, batch = self.context.config, self.batch
         if not config.enable_expert_parallel or not len(batch.waiting):
             return None
@@ -324,7 +324,7 @@ class SchedulerActor(Actor):
             self._reject_readers(self.encoder, unit_hash, error)
 
     def _reject_readers(self, encoder: EncoderWork, unit_hash: bytes, error: RequestError) -> None:
-        """Nothing can be made of the samples that need this unit."""
+        """Reject the sequences that need this unit, which cannot be encoded."""
         for sequence in encoder.needs.readers_of(unit_hash):
             self._rejections.add(1)
             sequence.reader.reject(rejection(sequence.request, error))
@@ -366,7 +366,7 @@ class SchedulerActor(Actor):
             self.context.tracer.span("queue", begin_ns, value=sequence.num_prompt_tokens, label=request.request_id)
 
     def _take_adapter(self, request: Request) -> None:
-        """404 where its adapter is gone: of an api process that died, nobody waits for it."""
+        """Raise 404 where its adapter is gone: the request came from an api process that died."""
         adapter = request.options.adapter
         if adapter is not None:
             assert self._adapters is not None, "this engine has no adapters; start it with --enable-lora"

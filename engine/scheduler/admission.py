@@ -1,7 +1,7 @@
 """The way into the scheduler: a `Request` becomes a `Sequence`, or is rejected for a reason that its user can act on.
 
-Used by the scheduler process alone. What passes here can run to its end with the engine to itself; nothing that passes can
-fail for want of room later.
+Used by the scheduler process alone. A request that passes here can run to its end alone in the engine; it cannot fail later for
+lack of room.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class AdmissionControl:
         self._is_pooled_whole = pooling is not None and pooling.needs_all_tokens
 
     def accept(self, request: Request, stream: Stream, num_waiting: int, num_own: int, tokenizer_epoch: int) -> Sequence:
-        """The sequence of a new request, of whose source `num_own` of all that wait are. Raises RequestError: 429 where too
-        many wait, 400 where it can never run."""
+        """Return the sequence of a new request. `num_own`: waiting sequences of its source, among `num_waiting`. RequestError:
+        429 where too many wait, 400 where it can never run."""
         self._check_queue(num_waiting, num_own)
         prompt = array("i", request.prompt_token_ids)
         sampling = request.sampling

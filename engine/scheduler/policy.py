@@ -11,7 +11,7 @@ budget of tokens and blocks.
   get in beside a long one, which always makes progress. A source has a few long prompts under way at a time; its others wait
   in their place, and hold up no other sequence.
 - Where all slots are taken and a source that has none has waited for some time, the source with most gives one up.
-- Waiting sequences are admitted by turns between sources (`turns.py`), while tokens, slots and blocks last; the first that
+- Waiting sequences are admitted by turns between sources (`fair_share.py`), while tokens, slots and blocks last; the first that
   lacks a slot or blocks ends the admission, so that nothing small overtakes it for ever. An admitted sequence gets the blocks
   of all its tokens at once, and each running sequence is left one block to grow into: what was let in is not thrown out by
   the next step.

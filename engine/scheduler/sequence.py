@@ -49,7 +49,7 @@ class SequenceState(Enum):
 
 
 class Reader(Protocol):
-    """Where a sequence's outputs go."""
+    """Destination of a sequence's outputs."""
 
     @property
     def is_slow(self) -> bool:
@@ -138,7 +138,7 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def cannot_run(self) -> bool:
-        """Its reader is to catch up first, or steps in flight are to come back."""
+        """Whether its reader has to catch up first, or steps in flight have to come back."""
         return self.reader.is_slow or self.is_late
 
     @property
@@ -147,12 +147,12 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Its prompt must be computed, not found in the cache."""
+        """Whether its prompt must be computed, not found in the cache."""
         return self.request.sampling.num_prompt_logprobs >= 0 and self.num_scored_prompt_tokens < self.num_prompt_tokens - 1
 
     @property
     def is_computing_prompt(self) -> bool:
-        """It runs, and the KV of its prompt is not yet there for others to share."""
+        """Whether it runs, and the KV of its prompt is not yet there for others to share."""
         return self.state is SequenceState.RUNNING and self.num_confirmed < self.num_prompt_tokens
 
     @property

@@ -21,7 +21,7 @@ BOUNDS_BYTES = 8  # of a prompt token there: its first and last key
 
 
 class PromptUnit(msgspec.Struct, frozen=True):
-    """A unit, of whose features the tokens [start, end) are rows."""
+    """A unit; the tokens [start, end) are rows of its features."""
 
     unit_hash: bytes
     start: int
@@ -74,25 +74,25 @@ class SequenceMedia:
         return max(self._whole, key=lambda span: span[1] - span[0], default=(0, 0))
 
     def overlapping(self, start: int, end: int) -> range:
-        """The units of which tokens [start, end) have some, as indexes."""
+        """Return the indexes of the units with tokens in [start, end)."""
         first = last = bisect_right(self._ends, start)
         while last < len(self.units) and self.units[last].start < end:
             last += 1
         return range(first, last)
 
     def needed(self, position: int) -> list[PromptUnit]:
-        """The units of which there are tokens from `position` on."""
+        """Return the units with tokens from `position` on."""
         return self.units[bisect_right(self._ends, position) :]
 
     def readable_end(self, start: int, end: int, is_readable: Callable[[bytes], bool]) -> int:
-        """Where the first unit begins of tokens [start, end) whose features no step would find; at least `start`."""
+        """Return the beginning of the first unit in [start, end) whose features no step would find; at least `start`."""
         for index in self.overlapping(start, end):
             if not is_readable(self.units[index].unit_hash):
                 return max(start, self.units[index].start)
         return end
 
     def num_hit_blocks(self, num_blocks: int, block_size: int) -> int:
-        """How many of its first `num_blocks` blocks may be taken from the cache: a hit ends nowhere but where a chunk could."""
+        """Return how many of its first `num_blocks` blocks may be taken from the cache: a hit ends only where a chunk could."""
         while num_blocks:
             cut = last_cut(0, num_blocks * block_size, self._whole)
             if cut == num_blocks * block_size:
@@ -101,8 +101,8 @@ class SequenceMedia:
         return num_blocks
 
     def chunk_end(self, start: int, end: int, target: int, max_tokens: int, budget: int) -> int:
-        """Where the chunk of [start, end) ends that begins at `start`; `start`: there is none. `target`: how long chunks are
-        meant to be, `max_tokens`: how long one may be that takes a unit whole, `budget`: what the step has room for."""
+        """Return the end of the chunk of [start, end) that begins at `start`; `start`: there is none. `target`: wanted length
+        of chunks, `max_tokens`: most tokens of one that takes a unit whole, `budget`: tokens that the step has room for."""
         soft = uncut(start, self._soft, max_tokens)
         spans = [span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target]
         long = min(spans, default=(end, end))

@@ -76,7 +76,7 @@ class SchedulerStats:
         self._tokens.add(num_tokens)
 
     def returned(self, result: StepResult, num_taken: list[int], now_ns: int) -> None:
-        """A step's result was handled, of whose rows so many tokens were taken."""
+        """Count a step's result; `num_taken`: tokens taken from each of its chunks."""
         self._steps.add(1)
         self._dispatch.observe(max(0, result.received_ns - result.dispatch_ns) / 1e9)
         self._run.observe(result.run_ns / 1e9)
@@ -113,7 +113,7 @@ class SchedulerStats:
         self._free_slots.set(batch.num_free_slots)
 
     def show_slow_streams(self) -> None:
-        """Show how many running sequences have a reader whose ring is full."""
+        """Show how many running sequences have a reader with a full ring."""
         self._slow_streams.set(sum(sequence.reader.is_slow for sequence in self._batch.running))
 
     def show_adapters(self) -> None:

@@ -1,5 +1,4 @@
-"""How long a step takes, learned from the results of steps, and how much time the prompts of the next step may take. Decisions
-only.
+"""Time of a step, learned from the results of steps, and the time that prompts of the next step may take. Decisions only.
 
 Used by the scheduler process. A step's time is modelled as
 
@@ -90,7 +89,7 @@ class StepCost:
         return self._token_ns * num_tokens + self._pair_ns / _KEYS * pairs(start, num_tokens)
 
     def num_tokens_within(self, start: int, time_ns: float) -> int:
-        """How many prompt tokens from `start` on take `time_ns`."""
+        """Return how many prompt tokens from `start` on take `time_ns`."""
         if math.isinf(time_ns):
             return 1 << 31
         linear, square = self._token_ns + self._pair_ns / _KEYS * start, self._pair_ns / _KEYS / 2
@@ -100,15 +99,15 @@ class StepCost:
         return int(min(1 << 31, 2 * time_ns / (linear + math.sqrt(linear * linear + 4 * square * time_ns))))
 
     def prompt_budget_ns(self, *, has_streams: bool) -> float:
-        """How long all prompts of the next step may take; infinity: tokens alone bound it. `has_streams`: answers are under
-        way, and wait for the step."""
+        """Return the nanoseconds that all prompts of the next step may take; infinity: tokens alone bound it. `has_streams`:
+        running answers wait for the step."""
         if not self._is_bounding or not has_streams:
             return math.inf
         return 0.0 if self._num_since_probe >= PROBE_STEPS else self._spare_ns
 
     def long_budget_ns(self, *, has_streams: bool) -> float:
-        """How long the long prompts among them may take. Streams, and short prompts that arrive meanwhile, wait for a step, and
-        a long prompt makes many."""
+        """Return the nanoseconds that the long prompts among them may take. Streams, and short prompts that arrive meanwhile,
+        wait for a step, and a long prompt makes many."""
         if not self._is_bounding:
             return math.inf
         if has_streams:

@@ -1,4 +1,4 @@
-"""The scheduler's part of a trace: steps as they are chosen and as their results come, and whose samples are in them."""
+"""The scheduler's part of a trace: steps when they are chosen and when their results come, and the requests in them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which units of pictures and video samples have still to read, in the order in which they are brought into the encoder cache.
+"""Units of pictures and video that sequences have still to read, in the order in which they are brought into the encoder cache.
 
-Used by the scheduler process alone. Nothing is kept: it is looked up from where the samples are, so that nothing is left of one
-that ends, however it does.
+Used by the scheduler process alone. Nothing is kept: needs are looked up from where the sequences are, so a sequence that ends
+in any way leaves none behind.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class UnitNeeds:
         return chain(self._batch.running, waiting) if self._is_stalled else heapq.merge(self._batch.running, waiting, key=_rank)
 
     def _position(self, sequence: Sequence) -> int:
-        """Where the sequence goes on, or would if it were admitted now."""
+        """Return the position at which the sequence goes on, or would if it were admitted now."""
         if sequence.state is SequenceState.RUNNING:
             return sequence.num_computed
         return len(find_prefix(sequence, self._batch.pool, self._batch.limits)) * self._batch.limits.block_size

@@ -93,7 +93,8 @@ class WeightState:
         return replace(self.record, last_version=version or self.record.last_version + 1)
 
     def loaded(self, path: str, ranks: Sequence[int], contents: str = "") -> WeightsRecord:
-        """These ranks hold the weights of `path`, with these `contents` if any are given, under the number taken last."""
+        """Return the record in which these ranks hold the weights of `path`, with these `contents` if given, under the version
+        taken last."""
         version = self.record.last_version
         state = _PAUSED if self.record.state is _PAUSED else _NORMAL
         weights = tuple((path, version) if rank in ranks else held for rank, held in enumerate(self.record.ranks))

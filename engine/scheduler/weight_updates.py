@@ -1,13 +1,13 @@
-"""How orders about the weights (pause, clear, wake, reload) are carried out, and how ranks are made to hold what they should.
+"""Commands about the weights (pause, clear, wake, reload), and repairs of ranks that hold other weights than they should.
 
-Used by the scheduler process alone; `orders.py` takes the orders. One is a `Change` in two phases: first the sequences come to
-rest, as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only then
-is it written down in the run's record, and only after that its Reply sent. One change at a time; another order meanwhile is a
-409.
+Used by the scheduler process alone; `commands.py` takes the commands. One is a `Change` in two phases: first the sequences come
+to rest, as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only
+then is it written down in the run's record, and only after that its Reply sent. One change at a time; another command meanwhile
+is a 409.
 
 The record is the truth that all ranks are held to: a rank that shows up with other weights (it died in the middle of a change,
-or its scheduler did) is made to load those of the record before the next step. So whichever process dies, and whenever, the
-engine is as before the order or as after it.
+or its scheduler did) has to load those of the record before the next step. So whichever process dies, and whenever, the engine
+is as before the command or as after it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class WeightUpdates:
             change.unanswered.add(rank)
 
     def rank_has_no_weights(self, rank: int, error: str) -> None:
-        """It was told to clear them by a scheduler that died, and then got a step of this one."""
+        """Note that a rank has none: a scheduler that died told it to clear them, and it then got a step of this one."""
         self._context.log.warning("%s: %s", self._context.ranks[rank], error)
         self._rank_is_wrong(rank, "", 0)
 
@@ -207,7 +207,7 @@ class WeightUpdates:
         ]
 
     def _is_at_rest(self, change: Change) -> bool:
-        """Nothing runs on the ranks, or will, and all of them would hear what they are told."""
+        """Return whether nothing runs on the ranks, or will, and all of them hear their messages."""
         batch = self._batch
         if self._dispatcher.num_in_flight or self._dispatcher.has_unsent or batch.num_leaving:
             return False
@@ -250,7 +250,7 @@ class WeightUpdates:
             self._context.events.send(Reply(change.command_id, status, message, self.details()))
 
     def write(self, record: WeightsRecord) -> None:
-        """From here on it is so, whoever dies. RequestError where it cannot be written."""
+        """Write the record, which holds from here on whichever process dies. RequestError where it cannot be written."""
         run = self._context.run
         try:
             if record != self._weights.record:
@@ -267,7 +267,7 @@ class WeightUpdates:
         return {"state": self._weights.state.name, "weight_version": self._weights.version, "path": self._weights.path}
 
     def _clear_caches(self) -> None:
-        """Nothing that other weights computed is served."""
+        """Drop everything that other weights computed."""
         self.clear_prefix_cache()
         self.clear_encoder_cache()
 
@@ -282,7 +282,7 @@ class WeightUpdates:
     # -------------------------------------------------------------------------------------------------------- repair
 
     def _repair(self) -> int:
-        """Where ranks hold other weights than the record says, make them load those."""
+        """Make ranks that hold other weights than the record says load those."""
         record = self._weights.record
         if not self._ranks.are_complete or not self._ranks.have_wrong_weights(record):
             self._tell_unwritten("")
@@ -302,8 +302,8 @@ class WeightUpdates:
         return 1
 
     def _take_overwritten(self) -> WeightsRecord | None:
-        """Where a rank that died came back with other contents, since its checkpoint was written over and nothing has the old
-        ones any more: those that it holds now, under a number of their own, for all ranks that had the old ones."""
+        """Return a record with the contents of a rank that came back with others, because its checkpoint was overwritten and
+        the old ones are gone: under a version of their own, for all ranks that had the old ones. None: no rank did."""
         path = self._ranks.overwritten(self._weights.record)
         if not path or self._weights.record.state is WeightsState.CLEARED:  # then the rank is only made to let go of them
             return None

@@ -1,6 +1,6 @@
 """LoRA adapters at the supervisor: which there are, in which slots of the arena, and the orders to load and unload them.
 
-Owned by the supervisor's `Orders`; the supervisor lives as long as the arena does. An adapter's life:
+Owned by `SupervisorCommands`; the supervisor lives as long as the arena does. An adapter's life:
 
     load      a free slot and a number; the first rank checks the files and writes the slot, beside the steps that run. When it
               has, the adapter is in the record (adapters.json), and api processes find it. Where the rank dies or refuses, it
@@ -227,7 +227,8 @@ class AdapterCommands:
         self._leaving.append(_Leaving(left, command.command_id))
 
     def _left(self, leaving: _Leaving) -> None:
-        """Nobody has a sample of it: first nobody takes one any more, then its slot is free."""
+        """Check open sequences of it: once there are none api processes and schedulers take none any more; once there are none
+        again its slot is free."""
         number = leaving.adapter.number
         leaving.quiet_since_ns = 0
         if not leaving.is_gone:
@@ -239,7 +240,7 @@ class AdapterCommands:
             self._answer(Reply(leaving.command_id, 200, f"unloaded adapter {leaving.adapter.name!r}"))
 
     def _write(self, record: AdaptersRecord) -> str:
-        """From here on it is so. Why it cannot be written, else nothing."""
+        """Write the record, which holds from here on. Return why it cannot be written, else nothing."""
         try:
             self._run.write_adapters(record)
         except OSError as error:

@@ -72,7 +72,7 @@ class Child(msgspec.Struct):
         return code
 
     def last_lines(self) -> list[str]:
-        """The end of what this life wrote to its log, which somebody may have removed."""
+        """Return the end of the log of this life; its file may have been removed."""
         with contextlib.suppress(OSError), open(self.log_path, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self.log_start, end - _MAX_TAIL_BYTES))

@@ -110,7 +110,7 @@ class SupervisorCommands:
             self._replicas.take(reply)
 
     def actor_ready(self, name: str) -> None:
-        """`name` came back: whoever asked for that gets the answer."""
+        """Answer the command that restarted `name`, which is back."""
         for command_id in self._restarting.pop(name, []):
             epoch = self._engine.children[name].epoch
             self._server.reply(Reply(command_id, 200, f"{name} is ready with epoch {epoch}", {"epoch": epoch}))

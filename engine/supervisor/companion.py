@@ -16,7 +16,7 @@ from engine.errors import StartError
 
 
 def end_with(pid: int) -> None:
-    """From now on. StartError: there is no such process (any more)."""
+    """End with process `pid` from now on. StartError: there is no such process (any more)."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:

@@ -1,12 +1,11 @@
-"""When a child hangs, and what is done about it: a pure decision of the supervisor, one `HangWatch` per life of a child.
+"""Detection of a hanging child: a pure decision of the supervisor, one `HangWatch` per life of a child.
 
-A work loop writes its heartbeat at least every 100 ms, idle or not, and within a worker's step, which may take as long as it
-likes, after each op and each task of an op. A heartbeat that stands still for longer than the limit of the child's state means
-a hang; then, a grace apart: stacks are dumped to the child's log, SIGTERM, SIGKILL. Time is counted
-only while the supervisor itself looked: after it was stopped (Ctrl+Z of the whole group, a suspended machine) nobody is
-accused of the gap.
+A work loop writes its heartbeat at least every 100 ms, idle or not, and within a worker's step, which may take any time, after
+each op and each task of an op. A heartbeat that does not move for longer than the limit of the child's state means a hang;
+then, a grace apart: stacks are dumped to the child's log, SIGTERM, SIGKILL. Time counts only while the supervisor itself
+looked: a gap after it was stopped (Ctrl+Z of the whole group, a suspended machine) is no hang.
 
-    heartbeat stands still:   0 ........ limit ........ + DUMP_GRACE ........ + TERM_GRACE
+    heartbeat does not move:  0 ........ limit ........ + DUMP_GRACE ........ + TERM_GRACE
                                          DUMP           TERMINATE             KILL
 """
 

@@ -193,7 +193,7 @@ def _examples(config: EngineConfig, name: str) -> tuple[str, ...]:
 
 
 def _places(config: EngineConfig) -> list[str]:
-    """Where a person talks to the model, or watches one that does not chat."""
+    """Return the addresses at which a person talks to the model, or watches one that does not chat."""
     page = "" if config.uds else f"{config.url}/"
     if config.pooling:
         return [f"  watch it in a browser: {page}"] if page else []

@@ -34,7 +34,7 @@ class LineWriter:
         self._thread: threading.Thread | None = None
 
     def write(self, text: str) -> None:
-        """Have `text`, lines with their ends, written soon; dropped where too much waits already. Never waits."""
+        """Write `text`, lines with their ends, soon; drop it where too much waits already. Never waits."""
         data = text.encode(errors="replace")
         with self._changed:
             if self._num_missing or (self._waiting and self._num_waiting_bytes + len(data) > MAX_WAITING_BYTES):

@@ -1,9 +1,9 @@
-"""The actors' logs on stderr, each line with its actor's name, where no person looks at a terminal: containers and services
-collect them there.
+"""The actors' logs on stderr, each line with its actor's name, where stderr is no terminal: containers and services collect
+them there.
 
-The supervisor looks with each of its turns whether a log has grown; a thread reads and writes, so that nobody waits for whoever
-reads stderr. What cannot be written yet stays in the files, which are the logs all the same. What an actor's libraries, its
-faulthandler or its interpreter write is in them too.
+The supervisor looks with each of its turns whether a log has grown; a thread reads and writes, so that a slow reader of stderr
+delays no actor. Lines that cannot be written yet stay in the files, which are the logs all the same. Output of an actor's
+libraries, its faulthandler and its interpreter is in them too.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class LogRelay:
         self._thread.start()
 
     def look(self) -> None:
-        """By the supervisor, now and then."""
+        """Look for new lines. The supervisor calls it now and then."""
         if not self._has_grown.is_set() and any(_size(log.path) != log.position for log in self._logs):
             self._has_grown.set()
 
     def close(self) -> None:
-        """Write what is left, as far as somebody takes it."""
+        """Write the lines that are left, as far as a reader takes them."""
         self._end_s = time.monotonic() + END_TIMEOUT_S
         self._is_ending = True
         self._has_grown.set()

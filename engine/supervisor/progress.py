@@ -25,7 +25,7 @@ _COLOURS = {State.READY: "green", State.FAILED: "red", State.DEAD: "red"}
 
 
 class Progress(Protocol):
-    """Where the supervisor tells what happens."""
+    """Receiver of events of a start."""
 
     def show(self, states: Mapping[str, tuple[State, str]]) -> None:
         """The actors' states, with a text of theirs, while the engine starts."""
@@ -66,7 +66,7 @@ class PlainProgress:
         return text != printed and time.monotonic() - printed_s >= _TEXT_INTERVAL_S
 
     def end(self) -> None:
-        """Nothing is left on the screen."""
+        """Leave nothing to clean on the screen."""
 
     def note(self, text: str) -> None:
         self._stderr.write(self._line(text))

@@ -1,9 +1,9 @@
-"""Clearing away what a provably dead engine left, at the start of the next one.
+"""Removal of leftovers of provably dead engines, at the start of the next one.
 
-Dead is proven by the owner's identity (pid, start ticks, boot id) and by a lock that the kernel frees with the process, which
-also tells of an owner in another pid namespace, as where containers share /dev/shm: the lock of the run or, of segments whose
-run directory is not to be found here, the lock on the counters file. Whatever cannot be proven, is another user's, or cannot
-be examined (a link to itself, a FIFO, a directory of another: anybody may make one in /dev/shm) stays, and hinders nobody.
+Death is proven by the owner's identity (pid, start ticks, boot id) and by a lock that the kernel frees with the process, which
+also tells of an owner in another pid namespace, as where containers share /dev/shm: the lock of the run or, for segments
+without a run directory here, the lock on the counters file. Anything that cannot be proven, belongs to another user, or cannot
+be examined (a link to itself, a FIFO, another user's directory: anyone may make one in /dev/shm) stays, and does no harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An order to move experts, at the supervisor: given to the rank that leads, and answered once, whoever dies meanwhile.
+"""A command to move experts, at the supervisor: given to the rank that leads, and answered once, whichever process dies.
 
-Owned by the supervisor's `Orders`. Where experts lie is decided by the ranks (`workers/rank_group/balancer.py`): a death leaves
-the old placement or the new one. While weights change, or there are none, ranks cannot run the steps that a switch needs; so
-the orders exclude each other.
+Owned by `SupervisorCommands`. The ranks decide where experts are (`workers/rank_group/balancer.py`): a death leaves the old
+placement or the new one. While weights change, or there are none, ranks cannot run the steps that a switch needs; so these
+commands exclude each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from engine.process.topology import names_of
 
 
 class Rebalances:
-    """At most one is under way. `tell` puts a command on an actor's control ring and says why that cannot be, or nothing."""
+    """At most one rebalance in progress. `tell` puts a command on an actor's control ring and returns why that cannot be, or
+    nothing."""
 
     def __init__(self, tell: Callable[[str, Command], str], answer: Callable[[Reply], None]) -> None:
         self._tell = tell

@@ -1,6 +1,6 @@
 """An order to the schedulers: carried out in every replica, answered once, and taken back where one of them fails.
 
-Owned by the supervisor's `Orders`. All schedulers are told at once, but weights are reloaded in one replica after the other, so
+Owned by `SupervisorCommands`. All schedulers are told at once, but weights are reloaded in one replica after the other, so
 that the others serve meanwhile; the first one's version number and contents are what the next ones must load. Where a replica
 refuses, fails or dies, those that have done it go back to what their records (`weights.<k>.json`) said before, and the order is
 answered with the failure. The record of a scheduler that died is set back before its successor starts, and reads it. Replicas
@@ -137,8 +137,9 @@ class ReplicaCommands:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _with_something_to_do(self, order: Order, schedulers: Sequence[str]) -> list[str]:
-        """In their turn; all where it is none's, and each says why. What was paused goes on before weights are looked for that
-        may be lost. Who has no weights serves from when it has them, so others are given theirs before."""
+        """Return the schedulers that the command changes, in their turn; all where it changes none, and each says why. Paused
+        ones go on before lost weights are looked for. Ones without weights serve as soon as they have some, so others get
+        theirs before."""
         if len(schedulers) == 1 or not changes_weights(order):
             return list(schedulers)
         states = {name: self._state_of(name) for name in schedulers}
@@ -234,7 +235,7 @@ class ReplicaCommands:
             opened.failures[scheduler] = Reply(opened.command.command_id, 503, trouble)
 
     def _advance(self, opened: _OpenOrder) -> None:
-        """Once all that were told have answered: take back what only some did, and answer."""
+        """Once all have answered, take back what only some did, and answer."""
         if opened.unanswered:
             return
         if opened.failures and opened.done and opened.before and not opened.is_going_back:
@@ -296,5 +297,5 @@ def _answer_of(opened: _OpenOrder) -> Reply:
 
 
 def spoken(scheduler: str) -> str:
-    """How an operator is told of it: there may be one only."""
+    """Return the name of a scheduler for an operator; empty where there is only one."""
     return "the scheduler" if scheduler == "scheduler" else scheduler

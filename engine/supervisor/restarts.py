@@ -1,7 +1,7 @@
-"""How often an actor may die, and how long its next start waits: pure bookkeeping of the supervisor.
+"""Limits on deaths of an actor, and delays of its next start: pure bookkeeping of the supervisor.
 
-A child that died is started again at once, because open streams wait for it. One that dies again soon, or cannot be started (no
-process, descriptor or space to be had), waits before the next attempt, each time twice as long; deaths beyond the intensity
+A child that died is started again at once, because open streams wait for it. A child that dies again soon, or cannot be started
+(no process, descriptor or space left), waits before the next attempt, each time twice as long; deaths beyond the intensity
 limit end the engine.
 """
 
@@ -33,11 +33,11 @@ class RestartTable:
         return len(deaths) < self.limit
 
     def next_delay_s(self, actor: str) -> float:
-        """How long to wait before the next attempt to start `actor`: 0 at first."""
+        """Return the seconds to wait before the next attempt to start `actor`: 0 at first."""
         num_attempts = self._num_attempts.get(actor, 0)
         self._num_attempts[actor] = num_attempts + 1
         return min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(num_attempts - 1, 30)) if num_attempts else 0.0
 
     def forget_attempts(self, actor: str) -> None:
-        """It recovered, or an operator wants it now."""
+        """Forget earlier attempts: the actor recovered, or an operator restarts it."""
         self._num_attempts.pop(actor, None)

@@ -11,7 +11,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalCatcher:
-    """While entered, stop signals are queued; `fileno()` is readable when there are new ones."""
+    """Queue of stop signals while entered; `fileno()` is readable when there are new ones."""
 
     def __init__(self) -> None:
         self._caught: list[signal.Signals] = []

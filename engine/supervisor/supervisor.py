@@ -69,7 +69,7 @@ class _Start(msgspec.Struct):
 
 
 class Supervisor:
-    """Supervises the children of `plan` in `run`, whose segments exist. `live` is its life; `on_ready` is called once."""
+    """Supervises the children of `plan` in `run`, with existing segments. `live` is its life; `on_ready` is called once."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Supervisor:
         return State.READY if state is State.RUNNING else state, ""
 
     def _end_start(self, cause: str) -> None:
-        """Nothing has died, but the engine cannot be what it was asked to be."""
+        """End the start without a death: the engine cannot be what it was asked to be."""
         self._fail(f"the engine cannot start: {cause}", None)
 
     def _fail(self, cause: str, dead: Child | None) -> None:
@@ -252,7 +252,7 @@ class Supervisor:
         self._terminate_next_role()
 
     def _advance_stop(self) -> None:
-        """Once a role has ended, the next one is asked to."""
+        """Ask the next role to end once the one before has ended."""
         while self._stop_roles and not any(role_of(name) == self._stop_roles[0] for name in self.children):
             self._stop_roles.pop(0)
             self._terminate_next_role()
@@ -313,8 +313,8 @@ class Supervisor:
         return is_from_outside or self._restarts.record_death(dead.name, time.monotonic())
 
     def _end_peers(self, dead: Child) -> None:
-        """Where a rank group cannot go on without one of its ranks all end with it and begin their next life together. That is
-        one death."""
+        """End all ranks of a group that cannot lose one, so that they begin their next life together. That counts as one
+        death."""
         for name in self._peers(dead.name):
             peer = self.children.get(name)
             if peer is None:
@@ -344,7 +344,7 @@ class Supervisor:
             self._attempt_together(start)
 
     def _put_off(self, start: _Start) -> float:
-        """Until its time; how many seconds that is."""
+        """Put a start off until its time; return the seconds until then."""
         delay_s = self._restarts.next_delay_s(start.plan.name)
         start.at_s = time.monotonic() + delay_s
         self._starts[start.plan.name] = start

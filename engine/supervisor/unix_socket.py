@@ -22,7 +22,8 @@ BACKLOG = 2048
 
 @contextlib.contextmanager
 def unix_socket(path: str) -> Iterator[socket.socket]:
-    """It listens from now on; its file is removed at the end. StartError where another listens, or `path` cannot be had."""
+    """Listen at `path` from now on; remove its file at the end. StartError where another process listens, or `path` cannot be
+    used."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
         try:
@@ -42,7 +43,7 @@ def unix_socket(path: str) -> Iterator[socket.socket]:
 
 
 def remove_dead(path: str) -> None:
-    """Remove a socket on which nobody listens any more. OSError where it cannot be removed."""
+    """Remove a socket without a listener. OSError where it cannot be removed."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return
