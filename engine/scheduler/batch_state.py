@@ -135,7 +135,7 @@ class BatchState:
         self._leave(sequence, SequenceState.LEAVING)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence has ended, for whatever reason: nobody knows it any more."""
+        """Forget a sequence that has ended, for whatever reason."""
         if self.sequences.get(sequence.request.request_id) is sequence:
             del self.sequences[sequence.request.request_id]
             self._remember_hits(sequence)
@@ -158,7 +158,7 @@ class BatchState:
             del self._hits[next(iter(self._hits))]
 
     def hits_of_earlier_attempt(self, request: Request) -> int:
-        """How many tokens of its prompt an earlier attempt found in the prefix cache, which holds its own prompt since; -1: it
+        """Return how many prompt tokens an earlier attempt found in the prefix cache, which holds its own prompt since; -1: it
         was not admitted, or there was none."""
         num_cached_tokens = self._hits.pop(request.request_id, -1)
         return num_cached_tokens if request.attempt else -1

@@ -37,13 +37,13 @@ class BlockEvents:
         self._outbox.post(*self._chains(entries))
 
     def cleared(self) -> None:
-        """The index was emptied; what still waits is of no use to anybody."""
+        """Drop the changes that wait: the index was emptied."""
         self._pool.prefix_cache.evicted_keys.clear()
         self._outbox.clear()
         self._outbox.post(BlocksCleared())
 
     def draw_anew(self) -> None:
-        """Let the messenger forget everything, then tell it the whole index."""
+        """Tell the publisher to forget everything, then send it the whole index."""
         self.cleared()
         self.stored(list(self._pool.prefix_cache))
 
@@ -56,7 +56,7 @@ class BlockEvents:
         return num_sent
 
     def _take_evictions(self) -> None:
-        """Before anything is stored again under the same key."""
+        """Send evictions before anything is stored again under the same key."""
         keys = self._pool.prefix_cache.evicted_keys
         for start in range(0, len(keys), self._max_blocks):
             self._outbox.post(BlocksRemoved(keys[start : start + self._max_blocks]))

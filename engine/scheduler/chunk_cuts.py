@@ -1,11 +1,11 @@
-"""Where a prompt with media is cut into chunks. Pure decisions.
+"""Cuts of a prompt with media into chunks. Pure decisions.
 
-A cut at position p ends one chunk and begins the next. Strictly inside a **span** [first, end) there is none: a unit (a
+A cut at position p ends one chunk and begins the next. There is none strictly inside a **span** [first, end): a unit (a
 picture, or a temporal grid row of a video), or tokens that see keys behind themselves. Spans come in lists, each in order and
 without overlap.
 
-Of the ways that need the fewest chunks, that one is taken whose largest chunk is smallest: a step's time is that of its tokens,
-and what shares the steps with a prompt waits for the longest.
+Among the ways with the fewest chunks, the one with the smallest largest chunk is taken: a step's time is that of its tokens,
+and other requests in its steps wait for the longest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def last_cut(start: int, end: int, *lists: Sequence[Span]) -> int:
 
 
 def balanced_cut(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) -> int:
-    """Where the first chunk of [start, end) ends, of at most `max_tokens`; `start`: there is no way."""
+    """Return the end of the first chunk of [start, end), of at most `max_tokens`; `start`: there is no way."""
     num_chunks = _num_chunks(start, end, max_tokens, *lists)
     if not num_chunks:
         return start
@@ -60,7 +60,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _num_chunks(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) -> int:
-    """How many chunks there are where each is as long as it can be, which is the fewest; 0: there is no way."""
+    """Return how many chunks there are where each is as long as it can be, which is the fewest; 0: there is no way."""
     count = 0
     while start < end:
         cut = last_cut(start, min(end, start + max_tokens), *lists)

@@ -28,11 +28,11 @@ class Stream:
         self._new: list[Output] = []
 
     def add(self, output: Output) -> None:
-        """Goes out with the next `flush`."""
+        """Send an output with the next `flush`."""
         self._new.append(output)
 
     def reject(self, rejected: Rejected) -> None:
-        """Goes out after what was added before."""
+        """Send a rejection behind the outputs added before."""
         self._queue_new()
         self._outbox.post(rejected)
 
@@ -44,7 +44,7 @@ class Stream:
         return num_sent
 
     def deadline_ns(self) -> int:
-        """When to flush again; 0 where nothing waits."""
+        """Return the time to flush again; 0 where nothing waits."""
         return self._outbox.deadline_ns()
 
     def _queue_new(self) -> None:
@@ -84,7 +84,7 @@ class Delivery:
         return self._streams[tokenizer]
 
     def deadline_ns(self) -> int:
-        """When to flush again; 0 where nothing waits."""
+        """Return the time to flush again; 0 where nothing waits."""
         return earliest(*(stream.deadline_ns() for stream in self._streams.values()))
 
     def flush(self) -> int:

@@ -28,7 +28,7 @@ STEP_ID_BITS = 40  # below the scheduler's epoch: step ids never repeat, and eve
 
 
 class StepInFlight(msgspec.Struct):
-    """A dispatched step whose result is not back; its rows are in slot order."""
+    """A dispatched step without its result yet; its chunks are in slot order."""
 
     step_id: int
     rows: list[SequenceChunk]
@@ -55,7 +55,7 @@ class Dispatcher:
 
     @property
     def has_room(self) -> bool:
-        """Another step may be dispatched."""
+        """Whether another step may be dispatched."""
         return len(self._flight) < MAX_STEPS_IN_FLIGHT and not self.has_unsent
 
     @property
@@ -86,7 +86,7 @@ class Dispatcher:
         return flight
 
     def send(self, message: Step | LoadWeights | ClearWeights | CompileGrammar) -> None:
-        """To every rank, after what was sent before."""
+        """Send a message to every rank, behind those sent before."""
         self._outbox.post(message)
         self._outbox.flush()
 
@@ -95,7 +95,7 @@ class Dispatcher:
         return self._outbox.flush()
 
     def deadline_ns(self) -> int:
-        """When to flush again; 0 where nothing waits."""
+        """Return the time to flush again; 0 where nothing waits."""
         return self._outbox.deadline_ns()
 
     def complete(self, step_id: int) -> StepInFlight | None:
@@ -219,7 +219,7 @@ def _slot_start(sequence: Sequence) -> SlotStart:
 
 
 def _load_of(rows: list[SequenceChunk]) -> StepLoad:
-    """To be asked before they are dispatched."""
+    """Return the load of chunks that are not dispatched yet."""
     load = StepLoad()
     for row in rows:
         if row.num_tokens > 1 or row.is_prefill:

@@ -100,7 +100,7 @@ class EncoderCache:
                 self._units.move_to_end(unit.unit_hash)
 
     def unuse(self, units: Iterable[CachedUnit]) -> None:
-        """It is back, or was given up."""
+        """End a use of the units: the step is back, or was given up."""
         for unit in units:
             unit.num_users -= 1
             assert unit.num_users >= 0, "given back twice"
@@ -161,7 +161,7 @@ class RowRuns:
         return runs
 
     def best(self, num_rows: int) -> int | None:
-        """Where the shortest run begins that is long enough."""
+        """Return the beginning of the shortest run that is long enough."""
         runs = [(end - start, start) for start, end in self._end_of.items() if end - start >= num_rows]
         return min(runs)[1] if runs else None
 

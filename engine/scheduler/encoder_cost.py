@@ -23,8 +23,8 @@ class EncoderCost:
         self._whole = frozenset(config.encoder_whole_layers)
 
     def parts_of(self, unit_rows: Sequence[int]) -> list[float]:
-        """The cost of each part of a call with units of so many rows: pass by pass, of each its slices. Nothing is computed of
-        units that are features already."""
+        """Return the cost of each part of a call with units of these rows: pass by pass, the slices of each. Units that are
+        features already cost nothing."""
         slices = list(_slices(unit_rows)) or [(0, 0)]
         return [
             rows * (_FIRST_SHARE if index == 0 else 1.0) + self._attention * pairs * (index - 1 in self._whole)
@@ -33,8 +33,8 @@ class EncoderCost:
         ]
 
     def end_after(self, first: int, parts: Sequence[float]) -> int:
-        """Where a step ends that begins with part `first`: in as few steps as can be, of about the same cost each, and of at
-        least a part."""
+        """Return the end of a step that begins with part `first`: as few steps as possible, of about the same cost each, and of
+        at least a part."""
         costs = parts[first:]
         num_steps, cost = 1, 0.0
         for part_cost in costs:

@@ -150,7 +150,7 @@ class EncoderWork:
             self._parts[step_id] = part
 
     def completed(self, step_id: int, encoded: Collection[bytes]) -> None:
-        """Its result is back."""
+        """Take the result of step `step_id`."""
         part = self._parts.pop(step_id, None)
         if part is None:
             return
@@ -177,7 +177,7 @@ class EncoderWork:
                 self.cache.forget(unit)
 
     def lost(self, missing: Mapping[bytes, str]) -> list[bytes]:
-        """A rank lacks features or pixels of these units; they are encoded again. Those of which that was tried too often."""
+        """Encode units again whose features or pixels a rank lacks. Return those that were tried too often."""
         for unit_hash in missing:
             unit = self.cache.get(unit_hash)
             if unit is not None:

@@ -122,7 +122,7 @@ class FairShare:
         _changed(sequence, owners)
 
     def began(self, sequence: Sequence) -> None:
-        """It runs: its owners have had their turn."""
+        """Count a running sequence: its owners have had their turn."""
         owners = self._owners(sequence)
         for owner in owners:
             owner.num_running += 1
@@ -130,7 +130,7 @@ class FairShare:
         _changed(sequence, owners)
 
     def ended(self, sequence: Sequence) -> None:
-        """It runs no more."""
+        """Count a sequence that does not run any more."""
         owners = self._owners(sequence)
         for owner in owners:
             owner.num_running -= 1
@@ -150,7 +150,7 @@ class FairShare:
 
 
 def _lines(owners: list[_Owner]) -> tuple[list[Sequence], list[Sequence]]:
-    """Where a sequence waits: in its source's line and in its request's."""
+    """Return the lines a sequence waits in: its source's and its request's."""
     source = owners[1]
     assert isinstance(source, _Source)
     return source.places, owners[-1].sequences

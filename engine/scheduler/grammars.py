@@ -1,7 +1,7 @@
-"""Which grammars the ranks have compiled: a sequence whose grammar they lack waits in its place, and holds up nobody.
+"""Grammars that the ranks have compiled: a sequence with a grammar that they lack waits in its place, and holds up no other.
 
-Used by the scheduler process alone. A rank that compiled a grammar when its sequence is drawn for the first time would keep all
-that run beside it waiting, at its first grammar for as long as it takes the vocabulary in.
+Used by the scheduler process alone. A rank that compiled a grammar at its sequence's first token would keep all sequences
+beside it waiting, at its first grammar for as long as it takes the vocabulary in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _text_of(sequence: Sequence) -> str:
 
 class Grammars:
     def __init__(self, num_ranks: int, send: Callable[[CompileGrammar], None], epoch: int = 1) -> None:
-        """`send`: to every rank. `epoch`: of the scheduler, whose numbers are its own."""
+        """`send` sends to every rank. `epoch`: the scheduler's, since numbers of grammars are its own."""
         self._num_ranks = num_ranks
         self._send = send
         self._known: dict[str, None] = {}  # oldest first
@@ -42,7 +42,7 @@ class Grammars:
         self._is_used = False
 
     def want(self, sequence: Sequence) -> None:
-        """Have it wait until the ranks have its grammar, if it has one."""
+        """Let the sequence wait until the ranks have its grammar, if it has one."""
         text = _text_of(sequence)
         self._is_used = self._is_used or bool(text)
         sequence.awaits_grammar = bool(text) and not self._is_known(text)
@@ -63,7 +63,7 @@ class Grammars:
                 self._send(CompileGrammar(self._last_number, text))
 
     def _is_known(self, text: str) -> bool:
-        """It is the one then that is forgotten last."""
+        """Return whether the grammar is compiled, and mark it as used last."""
         if text not in self._known:
             return False
         del self._known[text]
@@ -85,7 +85,7 @@ class Grammars:
         self._known[text] = None
 
     def rank_restarted(self, waiting: Iterable[Sequence]) -> None:
-        """It has none of them, and knows of no question."""
+        """Forget what the rank had compiled and was asked for."""
         self._known.clear()
         for sequence in waiting:
             self.want(sequence)

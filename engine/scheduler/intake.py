@@ -1,10 +1,10 @@
-"""When new requests are taken in where ranks share experts, and which rows go together in a step. Decisions only.
+"""Admission of new requests where ranks share experts, and which chunks go together in a step. Decisions only.
 
 Used by `policy.py`. All ranks of a rank group run each of its steps together, so a prompt that one replica begins holds up the
 decode of all. New requests are therefore held until they fill a step together: until tokens, slots or blocks last for no more
-of them, or the first of them was held for `timeout_ns`, which no later one prolongs. What is held is given nothing and counts
-against nothing. Where nobody of the rank group computes, or prompts are computed anyway, nobody is held; nor is who was
-admitted before or waited for a sample of the same group.
+of them, or the first of them was held for `timeout_ns`, which no later one prolongs. Held requests get nothing and count
+against nothing. Where no rank of the group computes, or prompts are computed anyway, none is held; nor is a sequence that was
+admitted before or waited for another one of its group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.scheduler.sequence import Sequence
 
 
 class StepKind(Enum):
-    """Which rows a step may have. A row of decode goes on with one token, the newest."""
+    """Kind of chunks that a step may have. A chunk of decode goes on with one token, the newest."""
 
     MIXED = "all"
     PREFILL = "prefill alone"
@@ -34,15 +34,15 @@ class StepKind(Enum):
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """The moment at which new requests ask to be admitted. `is_idle`: nobody of the rank group computes anything."""
+    """The moment at which new requests ask to be admitted. `is_idle`: no rank of the group computes anything."""
 
     timeout_ns: int
     now_ns: int
     is_idle: bool
 
     def held_until_ns(self, admissible: Iterable[Sequence], open_groups: Container[str]) -> int:
-        """Until when those that have room in the next step, and leave some, wait for others to join them; 0: they go in now.
-        `open_groups`: those of which a sample was admitted."""
+        """Return the time until which requests that have room in the next step, and leave some, wait for others to join them;
+        0: they go in now. `open_groups`: those with an admitted sequence."""
         first_ns = self.now_ns
         for sequence in admissible:
             if not sequence.held_since_ns or sequence.request.group_id in open_groups:

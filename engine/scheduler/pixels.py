@@ -55,11 +55,11 @@ class PixelRequests:
 
     @property
     def deadline_ns(self) -> int:
-        """When to look again; 0: nothing waits."""
+        """Return the time to look again; 0: nothing waits."""
         return earliest(self._next_ns, *(outbox.deadline_ns() for outbox in self._outboxes.values()))
 
     def keep(self, wanted: Collection[bytes]) -> None:
-        """Give back, or stop waiting for, what nobody wants any more."""
+        """Give back pixels, and end requests for them, that are not wanted any more."""
         for unit_hash in [unit_hash for unit_hash in self._requests if unit_hash not in wanted]:
             self.give_back(self.take(unit_hash))
         for unit_hash in [unit_hash for unit_hash in self._retries if unit_hash not in wanted]:
@@ -93,7 +93,7 @@ class PixelRequests:
         return None if request is None else request.pixels
 
     def make_way(self, unit_hash: bytes) -> None:
-        """Give back what lies ready where these pixels are still waited for, perhaps for want of room."""
+        """Give back pixels that lie ready where these are still waited for, perhaps for lack of room."""
         waiting = self._requests.get(unit_hash)
         if waiting is None or waiting.pixels is not None:
             return
@@ -108,7 +108,7 @@ class PixelRequests:
         return request
 
     def give_back(self, request: PixelRequest) -> None:
-        """Nobody reads the pixels any more, or waits for them: there may be room for others now."""
+        """Give back the pixels of a request, which are not read or awaited any more: there may be room for others now."""
         for retry in self._retries.values():
             retry.at_ns = 0
         if request.media_epoch == self._context.peer_epoch(request.media):
@@ -123,8 +123,8 @@ class PixelRequests:
         self._retries.pop(request.unit_hash, None)
 
     def failed(self, failed: PixelsFailed, num_lent: int, now_ns: int) -> bytes:
-        """The unit that cannot be had; empty: it is asked for again. While other pixels are held, of which `num_lent` are in
-        use, a want of room says nothing."""
+        """Return the unit that cannot be had; empty: it is asked for again. While other pixels are held, `num_lent` of them in
+        use, a lack of room is no failure."""
         request = self._by_call.get(failed.call_id)
         if request is None:
             return b""

@@ -1,26 +1,25 @@
-"""Which sequences run how many tokens in the next step, who is admitted, and who gives way. Decisions only: nothing is changed
-here.
+"""Decides which sequences run how many tokens in the next step, which are admitted, and which give way. Changes nothing itself.
 
 Called by the scheduler once a step. The rule is one: `num_computed` chases `num_tokens`, in the sequences' order, under a
 budget of tokens and blocks.
 
 - Sequences that decode go first: each gets its token before any prompt. Where one lacks a block, the youngest running
-  sequence is preempted (which may be that one itself), what is free is kept for the one that lacks it, and later steps find
+  sequence is preempted (which may be that one itself), free blocks are kept for the one that lacks some, and later steps find
   the blocks that came free. One victim a step, and none while blocks are on their way back anyway.
 - Prompts share the tokens that are left (`prefill_shares.py`), and as much time as they may take (`step_cost.py`): short ones
-  get in beside a long one, which always makes progress. A source has a few long prompts under way at a time; its others wait
+  get in beside a long one, which always makes progress. A source has a few long prompts in progress at a time; its others wait
   in their place, and hold up no other sequence.
-- Where all slots are taken and a source that has none has waited for some time, the source with most gives one up.
+- Where all slots are taken and a source without one has waited for some time, the source with the most gives one up.
 - Waiting sequences are admitted by turns between sources (`fair_share.py`), while tokens, slots and blocks last; the first that
-  lacks a slot or blocks ends the admission, so that nothing small overtakes it for ever. An admitted sequence gets the blocks
-  of all its tokens at once, and each running sequence is left one block to grow into: what was let in is not thrown out by
-  the next step.
-- Samples of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
-- Samples whose reader is slow get nothing until it has caught up.
+  lacks a slot or blocks ends the admission, so that small ones do not overtake it for ever. An admitted sequence gets the blocks
+  of all its tokens at once, and each running sequence is left one block to grow into: the next step does not evict what this
+  one admitted.
+- Sequences of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
+- Sequences with a slow reader get nothing until it has caught up.
 - Drafts get what is left after all that: tokens of the budget in the sequences' order, and blocks only where each running
-  sequence still finds one. They delay no prompt and preempt nobody: where a block is missing they give theirs up first.
-- What lacks features of a picture or video waits in its place and holds up nobody (`encoder_work.py`), and so does what has a
-  grammar that the ranks are still compiling (`grammars.py`).
+  sequence still finds one. They delay no prompt and preempt no sequence: where a block is missing they give theirs up first.
+- A sequence that lacks features of a picture or video waits in its place and holds up no other (`encoder_work.py`), and so does
+  one with a grammar that the ranks are still compiling (`grammars.py`).
 - Ranks that share experts: new requests are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
 
@@ -60,7 +59,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_long_prefills: int = 1  # of a source, long prompts that are computed side by side
 
     def first_position(self, num_tokens: int) -> int:
-        """Where a sequence goes on whose first `num_tokens` are in the cache."""
+        """Return the position at which a sequence goes on with its first `num_tokens` in the cache."""
         return max(0, num_tokens - self.num_overlap)
 
     def is_decoding(self, sequence: Sequence) -> bool:
@@ -69,7 +68,7 @@ class Limits(msgspec.Struct, frozen=True):
         return num_tokens > sequence.num_prompt_tokens and num_tokens - sequence.num_computed <= 1 + self.num_overlap
 
     def is_long(self, num_tokens: int) -> bool:
-        """Whether a prompt with so many tokens left to compute counts as long: by default, if no step takes it whole."""
+        """Return whether a prompt with so many tokens left to compute counts as long: by default, if no step takes it whole."""
         return num_tokens > (self.long_prefill_tokens or self.max_tokens)
 
 
@@ -84,13 +83,14 @@ class SequenceChunk(msgspec.Struct):
 
     @property
     def is_prefill(self) -> bool:
-        """It begins, computes tokens of the prompt, or some behind it anew. To be asked before the row is dispatched."""
+        """Whether the chunk begins a sequence, computes prompt tokens, or computes some behind them anew. Asked before it is
+        dispatched."""
         sequence = self.sequence
         return not sequence.is_started or self.start < max(sequence.num_prompt_tokens, sequence.num_tokens - 1)
 
     @property
     def end(self) -> int:
-        """Where the row ends at most, with the drafts that are under way. To be asked before it is dispatched."""
+        """Largest end of the chunk, with the drafts in flight. Asked before it is dispatched."""
         end = self.start + self.num_tokens + self.sequence.num_ahead + self.num_drafts
         return min(end, self.sequence.max_total_tokens)
 
@@ -154,8 +154,8 @@ def schedule(
 def slot_victim(
     running: SequenceQueue, waiting: Iterable[Sequence], num_slots: int, starving_before_ns: int
 ) -> Sequence | None:
-    """The sequence that gives up its slot: where all `num_slots` are taken and the source whose turn is next has none of them,
-    the youngest of the source that has most, if it has two or more. The oldest running sequence always stays."""
+    """Return the sequence that gives up its slot: where all `num_slots` are taken and the source that is next has none of them,
+    the youngest of the source with the most, if it has two or more. The oldest running sequence always stays."""
     if len(running) < max(2, num_slots):
         return None
     first = next(iter(waiting), None)
@@ -208,7 +208,7 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
 
 
 class _Candidate(msgspec.Struct, eq=False):
-    """A sequence with prompt tokens to compute. A waiting one has `admission`, and takes so many of the free blocks."""
+    """A sequence with prompt tokens to compute. A waiting one has an `admission`, and takes its number of free blocks."""
 
     sequence: Sequence
     prefill: Prefill
@@ -321,7 +321,7 @@ class _Scheduling:
         return _Candidate(sequence, self._prefill_of(sequence, sequence.num_computed))
 
     def _cap_long(self, candidates: list[_Candidate], time_ns: float) -> None:
-        """Let the long prompts have no more of the step than `time_ns` together."""
+        """Limit the long prompts of the step to `time_ns` together."""
         long = [each for each in candidates if self._is_long(each)]
         for each in long:
             prefill = each.prefill
@@ -347,7 +347,7 @@ class _Scheduling:
         num_running: int,
         num_slots: int,
     ) -> bool:
-        """Waiting sequences that there is room for, but for tokens. Whether there is no room for more."""
+        """Find waiting sequences that there is room for, apart from tokens. Return whether there is no room for more."""
         limits, new_groups = self._limits, set[str]()
         num_due = sum(each.prefill.num_due for each in candidates)
         num_long: dict[str, int] = {}
@@ -420,7 +420,7 @@ class _Scheduling:
             self.output.passed_over = next((each.sequence for each in candidates if self._is_passed_over(each)), None)
 
     def _is_passed_over(self, candidate: _Candidate) -> bool:
-        """It got nothing, since what comes next of its prompt is not to be cut."""
+        """Return whether it got nothing because the next part of its prompt is not to be cut."""
         media = candidate.sequence.media
         return (
             media is not None
@@ -464,8 +464,8 @@ class _Scheduling:
         self.output.rows.append(row)
 
     def _budget(self, sequence: Sequence, start: int, budget: int) -> int:
-        """How many of `budget` tokens the sequence may have from `start` on: what the result carries of its prompt must fit,
-        and a prompt with media is cut where it may be, before the first features that are missing."""
+        """Return how many of `budget` tokens the sequence may have from `start` on: the prompt part of the result must fit, and
+        a prompt with media is cut where it may be, before the first missing features."""
         if sequence.num_pooled_bytes or sequence.wants_prompt_logprobs:
             budget = sequence.num_tokens_within(self._left.num_result_bytes, start, budget)
         if self._limits.are_prompts_whole and budget < sequence.num_tokens - start:
@@ -479,11 +479,11 @@ class _Scheduling:
         return media.readable_end(start, end, self._is_readable) - start
 
     def _lacks_features(self, media: SequenceMedia, start: int) -> bool:
-        """Not even its next token can be computed: it waits in its place, and holds up nobody."""
+        """Return whether not even its next token can be computed: it waits in its place, and holds up no other."""
         return media.readable_end(start, start + 1, self._is_readable) == start
 
     def _can_start(self, sequence: Sequence) -> bool:
-        """Its SlotStart still fits the step's record; the intake has seen to it that it fits one alone."""
+        """Return whether its SlotStart still fits the step's record; the intake made sure that it fits one alone."""
         return sequence.num_start_bytes <= self._left.num_start_bytes
 
     def _should_follow(self, sequence: Sequence, leader: Sequence | None, new_groups: set[str]) -> bool:

@@ -1,9 +1,9 @@
-"""How the prompts of a step share its tokens and its time. Decisions only.
+"""Shares of the prompts of a step in its tokens and its time. Decisions only.
 
-Used by `policy.py`. Sources share alike: what one does not need goes to the others. Of one source's share
+Used by `policy.py`. Sources have equal shares: what one does not need goes to the others. Within one source's share
 
-- its oldest prompt gets a quarter, or more where the others leave it: a long prompt always makes progress;
-- the others share the rest in the order of what is left to compute of them: a short prompt waits for no long one.
+- its oldest prompt gets a quarter, or more where the others leave it: a long prompt always makes progress; - the others share
+the rest in the order of their remaining tokens: a short prompt waits for no long one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Sequences in their order. What waits: by place in line, which is the time of arrival moved by priority. What runs: by
-arrival alone, so that a priority takes nothing from a sequence that runs.
+"""Sequences in their order: waiting ones by place in line, which is the time of arrival moved by priority; running ones by
+arrival alone, so that a priority takes nothing from a running sequence.
 
 Used by the scheduler process. Both orders are total and never change while a sequence lives. The oldest running sequence is
-never preempted: something always progresses. Since a priority moves a request by less than `max_priority_wait`, only so many
-can ever go before it: none starves.
+never preempted: something always progresses. Since a priority moves a request by less than `max_priority_wait`, a bounded
+number can ever go before it: none starves.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WaitingQueue(SequenceQueue):
         self._turns.began(sequence)
 
     def ended(self, sequence: Sequence) -> None:
-        """It runs no more."""
+        """Count a sequence that does not run any more."""
         self._turns.ended(sequence)
 
     def add_new_request(self, sequence: Sequence) -> None:
@@ -113,7 +113,7 @@ class WaitingQueue(SequenceQueue):
             self._turns.remove(sequence)
 
     def hold(self) -> None:
-        """From now on new requests stand aside."""
+        """Let new requests wait outside from now on."""
         self.is_held = True
 
     def let_in(self) -> None:
@@ -146,7 +146,7 @@ class WaitingQueue(SequenceQueue):
         self._away.pop(request_id, None)
 
     def api_died(self, api: str) -> None:
-        """Nobody submits its samples again."""
+        """Stop waiting for sequences of an api process that died."""
         self._away = {request_id: away for request_id, away in self._away.items() if away[0] != api}
 
     def is_expecting(self, now_ns: int) -> bool:

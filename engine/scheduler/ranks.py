@@ -1,7 +1,8 @@
-"""Which ranks take steps, and which weights each of them holds; what they should hold is in the run's record.
+"""Ranks that take steps, and the weights that each of them holds; the weights that they should hold are in the run's record.
 
 Used by the scheduler process alone. A rank is there from its Hello on, which it sends when it has joined the broadcast ring,
-until the actor table shows a newer epoch of it. Ranks that exchange tensors greet again with each epoch of their rank group.
+until the actor table shows a newer epoch of it. Ranks that exchange tensors say hello again with each epoch of their rank
+group.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Ranks:
         return True
 
     def has_lost_cache(self, index: int) -> bool:
-        """Whether the rank that greeted last has other memory for its KV cache than before."""
+        """Return whether the rank that said hello last has other memory for its KV cache than before."""
         return self._ranks[index].has_lost_cache
 
     def joined(self, index: int, hello: Hello) -> bool:
@@ -70,7 +71,7 @@ class Ranks:
         return is_news
 
     def restarted(self, index: int, epoch: int) -> None:
-        """The actor table shows a new epoch, whose Hello may have come already."""
+        """Note a new epoch of a rank in the actor table; its Hello may have come already."""
         if epoch > self._ranks[index].epoch:
             self._ranks[index].epoch = epoch
             self._ranks[index].is_there = False
@@ -89,8 +90,8 @@ class Ranks:
         )
 
     def with_contents(self, record: WeightsRecord) -> WeightsRecord:
-        """The record with what the ranks hold under the numbers whose contents it does not say. Numbers that no rank can be
-        made to come back to are forgotten."""
+        """Return the record with the ranks' contents under the versions that lack them. Versions that no rank can return to are
+        forgotten."""
         found = {rank.version: rank.contents for rank in reversed(self._ranks) if rank.contents}
         numbers = sorted({version for _, version in record.ranks} & (found.keys() | record.contents.keys()))
         return replace(record, contents={version: record.contents.get(version) or found[version] for version in numbers})

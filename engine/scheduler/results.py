@@ -122,7 +122,7 @@ class Results:
         sequence.is_reporting = output.num_computed_tokens < sequence.num_prompt_tokens
 
     def _fail(self, sequence: Sequence, cause: str) -> None:
-        """Its form came to a limit: the sample alone ends."""
+        """End a sequence alone, because its structured output came to a limit."""
         error = RequestError(f"the structured output exceeds the limits of the engine: {cause}", code="invalid_value")
         sequence.reader.reject(rejection(sequence.request, error))
         self._batch.finish(sequence)
@@ -186,7 +186,7 @@ class _Columns:
 
 
 def prompt_parts(sequence: Sequence, chunk: PromptLogprobs) -> Iterator[list[TokenLogprobs]]:
-    """Log-probabilities of a chunk of the prompt in parts of at most MAX_PART_VALUES, but for those that were delivered before:
+    """Yield the log-probabilities of a chunk of the prompt in parts of at most MAX_PART_VALUES, without those delivered before:
     a prompt that is computed again, after a preemption or a crash, gives them again."""
     logprobs, ranks = array("f", chunk.token_logprobs).tolist(), array("i", chunk.token_ranks).tolist()
     top_ids, top_logprobs = array("i", chunk.top_token_ids).tolist(), array("f", chunk.top_logprobs).tolist()
