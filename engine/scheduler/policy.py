@@ -11,9 +11,9 @@ budget of tokens and blocks.
   in their place, and hold up no other sequence.
 - Where all slots are taken and a source without one has waited for some time, the source with the most gives one up.
 - Waiting sequences are admitted by turns between sources (`fair_share.py`), while tokens, slots and blocks last; the first that
-  lacks a slot or blocks ends the admission, so that small ones do not overtake it for ever. An admitted sequence gets the blocks
-  of all its tokens at once, and each running sequence is left one block to grow into: the next step does not evict what this
-  one admitted.
+  lacks a slot or blocks ends the admission, so that small ones do not overtake it for ever. An admitted sequence gets all its
+  blocks at once, and each running sequence is left one block to grow into: the next step does not evict what this one
+  admitted.
 - Sequences of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
 - Sequences with a slow reader get nothing until it has caught up.
 - Drafts get what is left after all that: tokens of the budget in the sequences' order, and blocks only where each running
