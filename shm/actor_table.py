@@ -94,15 +94,15 @@ class ActorRow:
         self._view.set_word("state", state)
 
     def beat(self, now_ns: int) -> None:
-        """By the actor's work loop, and only there: it got round at `now_ns` (CLOCK_MONOTONIC)."""
+        """Write the heartbeat `now_ns` (CLOCK_MONOTONIC). Called by the actor's work loop alone."""
         self._heartbeat.set(now_ns)
 
     def advance_step(self) -> None:
-        """By the actor's work loop, when it did something."""
+        """Count a step of the work loop that did something."""
         self._step.add(1)
 
     def begin_epoch(self, epoch: int, now_ns: int) -> None:
-        """By the supervisor, before it starts an incarnation. The epoch comes last, for those who watch it."""
+        """Begin an incarnation, before it starts. Called by the supervisor. The epoch is written last, for its readers."""
         self._view.set_word("pid", 0)
         self._view.set_word("start_ticks", 0)
         self.set_state(State.SPAWNED)
@@ -110,12 +110,12 @@ class ActorRow:
         self._view.set_word("epoch", epoch)
 
     def set_process(self, process: ProcessIdentity) -> None:
-        """By the supervisor, once the incarnation's process exists."""
+        """Write the incarnation's process once it exists. Called by the supervisor."""
         self._view.set_word("start_ticks", process.start_ticks)
         self._view.set_word("pid", process.pid)
 
     def add_restart(self) -> None:
-        """By the supervisor."""
+        """Count a restart. Called by the supervisor."""
         self._view.set_word("restarts", self.restarts + 1)
 
     def snapshot(self) -> ActorSnapshot:

@@ -1,5 +1,4 @@
-"""blake2b as `hashlib` has it, for all processes: `import hashlib` maps a library of OpenSSL's besides, of which each process
-has 600 KiB for itself."""
+"""blake2b as in `hashlib`, for all processes: `import hashlib` also maps a library of OpenSSL, 600 KiB for each process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The broadcast ring: one writer (the scheduler), a position for each reader (the ranks).
 
-The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer
-waits for the slowest active reader and for nobody else. A new request joins at the tail: it is sent the first record after
-the writer noticed it, which is before the writer's next send.
+The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer waits for
+the slowest active reader and for no other. A new reader joins at the tail: its first record is the first one after the writer
+noticed it, which is before the writer's next send.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BroadcastWriter:
 
     def try_send(self, payload: bytes) -> bool:
         """Send a record to every active reader, or refuse (False) where the slowest has left no room. With no active reader it
-        goes to nobody. SharedMemoryError: larger than `max_record_bytes`."""
+        is dropped. SharedMemoryError: larger than `max_record_bytes`."""
         return self._writer.try_send(payload)
 
     def active_readers(self) -> list[int]:

@@ -1,10 +1,10 @@
-"""The counters file: everything that is counted, in one segment that anybody may map read-only, while the engine runs,
-when it hangs and after it died.
+"""The counters file: all counters in one segment that any process may map read-only, while the engine runs, when it hangs and
+after it died.
 
-The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row
-of the actor table and its section of the error log, also after a restart, so that counters go on. The file describes
-itself: its metadata is JSON that says where the rows of each actor are, and those, JSON too, which of its metrics is where.
-So an actor reads its own, a sixth of all. `/metrics`, `tokamak top` and `tokamak ctl` print what they find there.
+The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row of
+the actor table and its section of the error log, also after a restart, so that counters go on. The file describes itself: its
+metadata is JSON that says where the rows of each actor are, and those, JSON too, where each of its metrics is. So an actor
+reads its own, a sixth of all. `/metrics`, `tokamak top` and `tokamak ctl` print the rows that they find there.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ class Counters:
 
     @classmethod
     def attach(cls, run_id: str) -> Counters:
-        """For an actor of the run."""
+        """Attach as an actor of the run."""
         return cls(Segment.attach(segment_name(run_id, KIND, NAME)))
 
     @classmethod
     def attach_readonly(cls, run: str | Path) -> Counters:
-        """For whoever wants to look, by run id or by path: needs neither the engine's help nor a living engine."""
+        """Attach as a reader, by run id or by path: needs neither the engine's help nor a living engine."""
         if isinstance(run, Path) or "/" in run:
             return cls(Segment.attach_file(Path(run), is_readonly=True, timeout_s=1.0))
         return cls(Segment.attach(segment_name(run, KIND, NAME), is_readonly=True, timeout_s=1.0))
@@ -147,11 +147,11 @@ class Counters:
 
     @property
     def trace_generation(self) -> int:
-        """How many traces were begun or ended (`shm/trace.py`)."""
+        """Return how many traces were begun or ended (`shm/trace.py`)."""
         return self._header.word("trace_generation")
 
     def advance_trace_generation(self) -> None:
-        """By whoever begins or ends one."""
+        """Count a trace that begins or ends."""
         offset = COUNTERS_OFFSET + offset_of("CountersHeader", "trace_generation")
         _native.fetch_add_u64(self.segment.buffer, offset, 1)
 

@@ -50,11 +50,11 @@ class DeathNotes:
         self._write(0, key, 1)
 
     def close_note(self) -> None:
-        """It was put down again, alive."""
+        """Close the note: the process survived the work."""
         self._set_count(0, 0)
 
     def count_death(self) -> bytes:
-        """After the end of a life: where it left a note open, a death of its key. The key; empty: there was none."""
+        """Count a death for the key of the open note after the end of a life. Return the key; empty: no note was open."""
         key = self.open_key
         if key:
             note = self._find(key) or self._free_note()
@@ -67,7 +67,7 @@ class DeathNotes:
         return self._count(note) if note else 0
 
     def forget(self, key: bytes) -> None:
-        """It did no harm this time: the death was another's fault."""
+        """Take back a death of a key that another one caused."""
         if note := self._find(key):
             self._set_count(note, 0)
 

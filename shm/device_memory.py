@@ -1,9 +1,9 @@
 """Memory of a GPU that outlives the process which made it: the driver's calls for virtual memory (CUDA driver API, "Virtual
 Memory Management"), by ctypes; no framework.
 
-A process makes the memory, exports it as a descriptor and passes that on; it lives as long as anybody has a handle of it, and a
-descriptor is one. Each process that gets the descriptor maps the memory at an address of its own. Made by `engine/process/
-device_arena.py` of what the supervisor keeps; mapped by the workers.
+A process makes the memory, exports it as a descriptor and passes that on; it lives as long as a handle of it exists, and a
+descriptor is one. Each process that gets the descriptor maps the memory at an address of its own. Made by
+`engine/process/device_arena.py` for the supervisor; mapped by the workers.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DeviceMemory:
         return descriptor.value
 
     def map(self, descriptor: int, num_bytes: int) -> int:
-        """The address at which this process has the memory behind a `descriptor` of so many bytes, until it ends."""
+        """Return the address at which this process has the memory behind `descriptor`, of `num_bytes` bytes, until it ends."""
         handle = c_uint64()
         self._call("cuMemImportFromShareableHandle", byref(handle), c_void_p(descriptor), _DESCRIPTOR)
         return self._map(handle, self._whole(num_bytes))

@@ -38,7 +38,7 @@ _METADATA_AT = HEADER_BYTES + 8
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """From step `number` of `epoch` on."""
+    """Version in force from step `number` of `epoch` on."""
 
     word: int
 
@@ -113,7 +113,7 @@ class ExpertTable:
 
     @classmethod
     def create(cls, run_id: str, experts: SharedExperts) -> ExpertTable:
-        """Nothing counted yet, and the first placement in force. By the supervisor."""
+        """Create the table with empty counts and the first placement in force. Called by the supervisor."""
         metadata, num_bytes = experts.parts()
 
         def initialise(buffer: memoryview) -> None:
@@ -146,14 +146,14 @@ class ExpertTable:
                 return version, placement
 
     def show_window(self, since_ns: int, counts: bytes) -> None:
-        """From here on the window begins at this time, when all had counted that. By the rank that leads the rank group."""
+        """Begin the window at this time with these counts of all ranks. Called by the rank that leads the rank group."""
         # SYNC: a seqlock with recent_since; who dies meanwhile leaves 0, and the next leader writes it anew.
         _native.store_u64(self.words, WINDOW_SINCE, 0)
         self.window[:] = counts
         _native.store_u64(self.words, WINDOW_SINCE, since_ns)
 
     def recent_since(self) -> tuple[int, bytes] | None:
-        """When the window begins, and what was counted before it; None: nobody looks back."""
+        """Return the beginning of the window and the counts before it; None: there is no window."""
         for _ in range(_MAX_READS):
             since_ns = _native.load_u64(self.words, WINDOW_SINCE)
             counts = bytes(self.window)

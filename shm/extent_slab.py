@@ -50,12 +50,13 @@ class ExtentSlab:
 
     @staticmethod
     def num_bytes_of(capacity_bytes: int) -> int:
-        """Size of the memory file of a slab for so many bytes of payloads."""
+        """Return the size of the memory file of a slab for `capacity_bytes` of payloads."""
         return Slab.num_bytes_of(_classes_of(capacity_bytes))
 
     @staticmethod
     def lay_out(memory: MemoryFile, run_id: str, slab_id: int, capacity_bytes: int) -> None:
-        """Make a slab in a new memory file of `num_bytes_of(capacity_bytes)`. By the supervisor, before anybody attaches."""
+        """Make a slab in a new memory file of `num_bytes_of(capacity_bytes)`. Called by the supervisor before any process
+        attaches."""
         Slab.create(memory, run_id, slab_id, _classes_of(capacity_bytes))
 
     @property
@@ -146,7 +147,7 @@ class SlabProducer(ExtentSlab):
         return self._payload(handle)
 
     def release(self, handle: SlabHandle) -> None:
-        """Let go of a payload; readers of its handle are refused from now on. Harmless a second time."""
+        """Release a payload; readers of its handle are refused from now on. Harmless a second time."""
         if self._held.get(handle.slot) != handle.generation:
             return
         del self._held[handle.slot]

@@ -1,5 +1,5 @@
-"""Guards a mapped file: what another process cuts off, or a disk cannot read, reads as zeros instead of ending this process
-with SIGBUS. Whoever reads such a file asks `is_lost` before it believes what it read.
+"""Guards a mapped file: parts that another process cuts off, or that a disk cannot read, read as zeros instead of ending this
+process with SIGBUS. Readers ask `is_lost` before they trust their data.
 
 Used by the readers of checkpoints (`engine/checkpoint/files.py`) and of packed weights (`workers/weights/packed_file.py`).
 """

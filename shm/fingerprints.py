@@ -25,7 +25,7 @@ _MIN_SLOTS = 64
 
 
 def num_slots_for(num_fingerprints: int, max_bytes: int) -> int:
-    """Slots of a set that holds so many at half its load, as far as `max_bytes` allow."""
+    """Return the slots of a set that holds `num_fingerprints` at half its load, as far as `max_bytes` allow."""
     wanted = max(_MIN_SLOTS, 1 << (2 * num_fingerprints - 1).bit_length())
     affordable = 1 << max(_MIN_SLOTS.bit_length(), (max_bytes // _WORD_BYTES).bit_length()) - 1
     return min(wanted, affordable)
@@ -63,7 +63,7 @@ class FingerprintSet:
         return _native.load_u64(self.segment.buffer, HEADER_BYTES + _WORD_BYTES * slot)
 
     def _find(self, fingerprint: int) -> int:
-        """Its slot; -1: it is not there."""
+        """Return its slot; -1: it is not there."""
         slot = fingerprint & self._mask
         for _ in range(self._mask + 1):  # a set in motion, or a corrupt one, holds nobody
             word = self._load(slot)
@@ -95,7 +95,7 @@ class FingerprintWriter(FingerprintSet):
         return True
 
     def remove(self, fingerprint: int) -> None:
-        """Those behind it move up, so that no probe ends too early; harmless where it is not there."""
+        """Remove a fingerprint and move those behind it up, so that no probe ends too early. Harmless where it is not there."""
         hole = self._find(fingerprint)
         if hole < 0:
             return

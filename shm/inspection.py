@@ -26,7 +26,7 @@ class RingSnapshot(msgspec.Struct, frozen=True):
 
 
 class SegmentSnapshot(msgspec.Struct, frozen=True):
-    """A segment on this machine: whose it is."""
+    """A segment on this machine, and its owner."""
 
     name: str
     run_id: str

@@ -125,12 +125,12 @@ class MailboxSender:
 
     @property
     def sent_position(self) -> int:
-        """Where the last record that was sent ends; it grows for ever."""
+        """Return the end of the record that was sent last; it grows for ever."""
         return self._written.word("tail")
 
     @property
     def received_position(self) -> int:
-        """Where the last record that was received ends."""
+        """Return the end of the record that was received last."""
         return self._read.word("head")
 
     @property
@@ -158,7 +158,7 @@ def max_record_bytes(buffer: memoryview) -> int:
 
 
 def ring_offsets(buffer: memoryview) -> list[int]:
-    """Where the rings of a mailbox begin."""
+    """Return the offsets of the rings of a mailbox."""
     header = StructView("MailboxHeader", buffer, MAILBOX_OFFSET)
     rings, stride = header.word("rings_offset"), header.word("ring_stride")
     return [rings + index * stride for index in range(header.word("num_rings"))]

@@ -32,7 +32,7 @@ _EPOCH_SHIFT = 40
 
 
 def buffers_at(num_ranks: int) -> int:
-    """Where the buffers of gathers begin."""
+    """Return the offset of the gather buffers."""
     return WINDOWS_AT + NUM_GROUPS * 2 * WINDOW_BYTES * num_ranks
 
 

@@ -1,8 +1,8 @@
 """Segments (POSIX shared memory with the common header) and memory files (memfds for large arenas).
 
 The supervisor creates both; actors attach. A segment is created exclusively, its space reserved (an arena's is not), its
-contents initialised, and its magic written last; whoever attaches waits for the magic and then checks layout and run. Mapped
-memory goes when the last object that looks into it goes, so `close` is never a use after free.
+contents initialised, and its magic written last; a process that attaches waits for the magic and then checks layout and run.
+Mapped memory goes when the last object that refers to it goes, so `close` is never a use after free.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def segment_name(run_id: str, kind: str, name: str) -> str:
 
 
 def hold_segments(descriptors: Mapping[str, int]) -> None:
-    """From now on `attach` finds these segments by descriptor, so also when their names were removed."""
+    """Let `attach` find these segments by descriptor from now on, also when their names were removed."""
     _held.update(descriptors)
 
 
@@ -64,20 +64,21 @@ def release_segments(names: Iterable[str]) -> None:
 
 
 def held_segment_names(run_id: str) -> list[str]:
-    """Those of a run that this process holds."""
+    """Return the segments of a run that this process holds."""
     return [name for name in _held if name.startswith(f"{segment_prefix()}{run_id}.")]
 
 
 def segment_names(run_id: str = "") -> list[str]:
-    """Names of all segments of a run, or of every run on this machine. Anybody may put anything under such a name there."""
+    """Return the names of all segments of a run, or of every run on this machine. Any user may put anything under such a
+    name."""
     every = segment_prefix()[1:]
     prefix = f"{every}{run_id}." if run_id else every
     return sorted(f"/{name}" for name in os.listdir(DIRECTORY) if name.startswith(prefix) and "." in name[len(every) + 1 :])
 
 
 def own_segment_names(run_id: str = "") -> list[str]:
-    """Those that belong to this user. Others' are not even opened: a file that its owner cuts short ends whoever has it
-    mapped, and what it says may be a lie."""
+    """Return the names that belong to this user. Others' are not even opened: a file that its owner cuts short ends a process
+    that has it mapped, and its contents may be false."""
     return [name for name in segment_names(run_id) if _is_own(DIRECTORY / name[1:])]
 
 
@@ -130,7 +131,7 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
-        """Map a segment that somebody created, once it is ready: by this process's descriptor, if it holds one, or by name.
+        """Map an existing segment once it is ready: by this process's descriptor, if it holds one, or by name.
         SharedMemoryError: there is none, or it is not ready within `timeout_s`, or it belongs to another build or run."""
         path = DIRECTORY / name[1:]
         if name in _held:
@@ -165,7 +166,7 @@ class Segment:
         return self.header.text("run_id")
 
     def close(self) -> None:
-        """Let go of the mapping. It is unmapped when the rings and cells made from it are gone too."""
+        """Close the mapping. It is unmapped when the rings and cells made from it are gone too."""
         self.buffer = memoryview(b"")
         self.header = StructView("SegmentHeader", self.buffer)
 
@@ -192,7 +193,8 @@ class MemoryFile:
 
     @classmethod
     def create(cls, name: str, num_bytes: int, *, is_sparse: bool = False) -> MemoryFile:
-        """`num_bytes` zero bytes. Nobody can change its size under those who have it mapped. `is_sparse`: few are written."""
+        """Create a file of `num_bytes` zero bytes. Its size cannot change under the processes that have it mapped. `is_sparse`:
+        few are written."""
         available = available_memory_bytes()
         if num_bytes > available and not is_sparse:
             raise SharedMemoryError(
@@ -210,7 +212,7 @@ class MemoryFile:
 
     @classmethod
     def from_fd(cls, fd: int, num_bytes: int) -> MemoryFile:
-        """An inherited memfd, whose size must be `num_bytes`. The descriptor is this object's from now on."""
+        """Take an inherited memfd of `num_bytes` bytes. The descriptor is this object's from now on."""
         try:
             actual = os.fstat(fd).st_size
         except OSError as error:
@@ -222,7 +224,7 @@ class MemoryFile:
         return cls(fd, num_bytes)
 
     def reserve(self, offset: int, num_bytes: int) -> bool:
-        """Have the pages of a part now, contents stay. False: there is no room for them."""
+        """Allocate the pages of a part now; contents stay. False: there is no room for them."""
         try:
             os.posix_fallocate(self.fd, offset, num_bytes)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""How messages say a number of bytes."""
+"""Numbers of bytes in messages."""
 
 from __future__ import annotations
 

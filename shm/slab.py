@@ -131,7 +131,7 @@ class Slab:
 
     @property
     def num_used(self) -> int:
-        """Slots that somebody holds."""
+        """Slots that are held."""
         return self._native.num_used
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def check_bit(holder: int) -> int:
 
 
 def _class_offsets(slots: Mapping[int, int]) -> tuple[list[int], int]:
-    """Where the data of each size class begins, in ascending order of size, and where the last one ends."""
+    """Return the offset of each size class, in ascending order of size, and the end of the last one."""
     if not 1 <= len(slots) <= _native.MAX_SLAB_CLASSES or min(min(slots), min(slots.values())) < 1:
         raise SharedMemoryError(f"a slab has 1 to {_native.MAX_SLAB_CLASSES} size classes of positive size, not {dict(slots)}")
     end = SLOTS_OFFSET + sum(slots.values()) * size_of("SlotLine")

@@ -1,8 +1,8 @@
-"""The trace of one actor: its last events in a ring that anybody may read, while it runs, when it hangs and after it died.
+"""The trace of one actor: its last events in a ring that any process may read, while it runs, when it hangs and after it died.
 
-Made by whoever wants a trace: the supervisor (`--trace`), or a tool that looks at a running engine, which then adds one to the
-trace generation in the counters file; actors look there several times a second (`engine/process/tracer.py`). Where nobody
-wants one there is no ring. The diagrams of both structs are in `shm/native/layout.h`.
+Made on request: by the supervisor (`--trace`), or by a tool that looks at a running engine, which then adds one to the trace
+generation in the counters file; actors look there several times a second (`engine/process/tracer.py`). Without a request there
+is no ring. The diagrams of both structs are in `shm/native/layout.h`.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class MediaActor(Actor):
         self._meets(name, epoch)
 
     def _meets(self, name: str, epoch: int) -> bool:
-        """Whether a peer is in this life, or was in none behind it. Nobody waits for what another life asked for; a new one may
-        be heard of by its first message, and then is not again."""
+        """Return whether the request is for this life of both sides. Requests for another life are not awaited; a new peer may
+        be known by its first message."""
         known = self._epochs.get(name, 0)
         if epoch > known:
             self._epochs[name] = epoch
@@ -142,7 +142,7 @@ class MediaActor(Actor):
         return epoch >= known
 
     def _release(self, key: Key) -> None:
-        """Nobody wants it any more, whether it waits or was sent."""
+        """Drop work that is not wanted any more, waiting or sent."""
         self._end(key)
         handle = self._held.pop(key, None)
         if handle is not None:
@@ -150,7 +150,7 @@ class MediaActor(Actor):
         self._is_full = False
 
     def _end(self, key: Key) -> None:
-        """It waits no longer."""
+        """Remove work from the queue."""
         work = self._turns.remove(key)
         if isinstance(work, WantPixels):
             first = work.item.unit_hashes[0]
@@ -184,7 +184,7 @@ class MediaActor(Actor):
         return num_done + sum(outbox.flush() for outbox in self._outboxes.values())
 
     def _can_go(self, work: Prepare | WantPixels) -> bool:
-        """Pixels want room in the slab, and those of a video want it open, of which there are few."""
+        """Return whether work can go now: pixels need room in the slab, and those of a video need it open; few may be."""
         if isinstance(work, Prepare):
             return True
         return not self._is_full and self._items.can_open(work.item, self._wanted)
@@ -225,8 +225,8 @@ class MediaActor(Actor):
         return True
 
     def _check_wanted(self) -> None:
-        """Between two packets of a video. SharedMemoryError: nobody waits for what is in hands any more. RequestError: it has
-        taken more of the processor than anything should that its work was counted for."""
+        """Check between two packets of a video. SharedMemoryError: the work in progress is not wanted any more. RequestError:
+        it took far more processor time than its work was counted for."""
         now_ns = time.monotonic_ns()
         self.context.row.beat(now_ns)
         limit_silence(MAX_SILENT_CPU_S)
@@ -260,8 +260,8 @@ class MediaActor(Actor):
                 )
 
     def _make_pixels(self, key: Key, wanted: WantPixels) -> bool:
-        """Not done: it takes another turn, or there is no room, so it waits until pixels are let go of, and nobody's pixels go
-        before."""
+        """Make the pixels of a unit. False: it needs another turn, or there is no room, so it waits until pixels are released,
+        and no other pixels go before."""
         start_ns = time.monotonic_ns()
         handle = self._slab.allocate(self._items.unit_bytes(wanted.item))
         if handle is None:
@@ -279,7 +279,7 @@ class MediaActor(Actor):
         return answer is not None
 
     def _answer_to(self, wanted: WantPixels, handle: SlabHandle) -> Pixels | PixelsFailed | None:
-        """With the unit's pixels in the slab, where they can be made. None: not yet."""
+        """Return the answer, with the unit's pixels in the slab where they can be made. None: not yet."""
         item = wanted.item
         try:
             parts = [] if self._items.has_open(item) else self._read(item.source)
@@ -304,7 +304,7 @@ class MediaActor(Actor):
 
     @contextmanager
     def _noted(self, name: bytes, kind: str) -> Iterator[None]:
-        """While a file is in hands. RequestError: it has ended this process too often."""
+        """Note the file while it is decoded. RequestError: it has killed this process too often."""
         num_deaths = self._notes.num_deaths(name)
         if num_deaths >= LIMIT_DEATHS:
             raise parse_error(kind, f"the process that decodes files ended {num_deaths} times over this one")
@@ -323,13 +323,13 @@ class MediaActor(Actor):
 
 
 def limit_silence(seconds: float) -> None:
-    """After so much time of the processor from now on this process ends (SIGPROF), a decoder that never returns included; what
-    it worked on is noted, and refused after a second death. 0: no longer."""
+    """End this process (SIGPROF) after this much processor time from now on, also in a decoder that never returns; its file is
+    noted, and refused after a second death. 0: no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let this process take at most so much more address space; what asks for more fails by itself, with MemoryError."""
+    """Limit further address space of this process; allocations beyond it fail with MemoryError."""
     with open("/proc/self/statm", "rb") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

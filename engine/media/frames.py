@@ -1,7 +1,7 @@
-"""Which frames of a video are looked at: pure functions, as transformers 5.23 has them.
+"""Choice of frames of a video: pure functions, as in transformers 5.23.
 
-`num_frames` of the video, its frames per second, and the choice -> indices in ascending order. Asked for is a number of frames,
-or so many per second within two limits.
+`num_frames` of the video, its frames per second, and the choice -> indices in ascending order. The choice is a number of
+frames, or a rate within two limits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _wanted(choice: FrameChoice, num_frames: int, fps: float) -> int:
 
 
 def _wanted_within(choice: FrameChoice, num_frames: int, fps: float) -> float:
-    """Ernie4_5_VLMoeVideoProcessor, whose number need not be whole."""
+    """Return the number of Ernie4_5_VLMoeVideoProcessor, which need not be whole."""
     if choice.num_frames:
         return _wanted(choice, num_frames, fps)
     return min(max(num_frames / fps * choice.fps, choice.min_frames), choice.max_frames, num_frames)
@@ -62,13 +62,13 @@ def _whole_rows(choice: FrameChoice, num_frames: int, fps: float, frames_per_row
 
 
 def _evenly(num_frames: int, count: int) -> list[int]:
-    """From the first to the last."""
+    """Return frames from the first to the last, evenly spaced."""
     step = (num_frames - 1) / max(1, count - 1)
     return [*(round(index * step) for index in range(max(1, count) - 1)), num_frames - 1 if count > 1 else 0]
 
 
 def _in_steps(num_frames: int, count: float) -> list[int]:
-    """From the first in equal steps, in float32 as torch.arange counts them."""
+    """Return frames from the first in equal steps, in float32 as torch.arange counts them."""
     step = num_frames / count
     return [min(int(_single(index * step)), num_frames - 1) for index in range(math.ceil(num_frames / step))]
 

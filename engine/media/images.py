@@ -51,7 +51,7 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with a file
 
 
 def format_of(data: bytes | bytearray) -> str:
-    """By content. RequestError: it is none of those that are taken, or nothing."""
+    """Return the format by content. RequestError: it is none of the accepted ones, or empty."""
     if not data:
         raise parse_error("image", "the file is empty")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -91,7 +91,7 @@ def decoded(data: bytes | bytearray, max_pixels: int) -> Image.Image:
 
 
 def upright(data: bytes | bytearray, max_pixels: int) -> Image.Image:
-    """In red, green and blue, and the right way up. Whatever the decoder raises."""
+    """Return the picture in RGB, the right way up. Raises whatever the decoder raises."""
     if format_of(data) == "WEBP":
         _check_sides(*_webp_sides(data), max_pixels)
     image: Image.Image = _open(data, max_pixels)

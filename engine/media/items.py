@@ -59,7 +59,7 @@ class MediaItems:
         self._rows: tuple[bytes, NDArray[np.float32]] | None = None
 
     def settings_of(self, source: MediaSource) -> MediaSettings:
-        """With what the request asks for."""
+        """Return the settings with the request's own."""
         return self._settings.for_request(source.settings)
 
     def name_of(self, source: MediaSource, parts: Parts, settings: MediaSettings) -> bytes:
@@ -74,7 +74,7 @@ class MediaItems:
     def look(
         self, source: MediaSource, parts: Parts, settings: MediaSettings, name: bytes, wanted: Container[bytes] = ()
     ) -> MediaItem:
-        """Facts about an item of these bytes, whose hash is `name`. `wanted`: as of `can_open`."""
+        """Return facts about an item of these bytes with the hash `name`. `wanted`: as in `can_open`."""
         if source.kind == "video" and self._vision.video_token_id < 0:
             raise refuse("the model accepts images but no video; send frames as images", "unsupported_media")
         if source.is_features:
@@ -145,18 +145,18 @@ class MediaItems:
         return first_hash in self._clips or (self._rows is not None and self._rows[0] == first_hash)
 
     def can_open(self, item: MediaItem, wanted: Container[bytes]) -> bool:
-        """Whether pixels of its units can be made now. Those of video cannot while as many others are open as may be of which
-        units are `wanted`, by the item's first: a video that were closed between two units would be decoded from its
-        beginning for each."""
+        """Return whether pixels of its units can be made now. Those of a video cannot while as many others are open as may be
+        with units that are `wanted`, by the first unit of an item: a video that is closed between two units has to be decoded
+        from its beginning again."""
         return item.kind != "video" or item.source.is_features or self._has_room(item.unit_hashes[0], wanted)
 
     def close(self) -> None:
-        """Let go of all video that is open."""
+        """Close all open videos."""
         for first_hash in list(self._clips):
             self._close(first_hash)
 
     def _check_whole(self, first_hash: bytes, data: bytearray, num_pixels: int) -> None:
-        """A damaged picture is refused before anybody asks for its pixels; one that was whole once is not decoded again."""
+        """Refuse a damaged picture before its pixels are asked for; one that was checked is not decoded again."""
         if first_hash in self._whole:
             del self._whole[first_hash]
         else:
@@ -229,7 +229,7 @@ class MediaItems:
         return clip
 
     def _has_room(self, first_hash: bytes, wanted: Container[bytes]) -> bool:
-        """Whether a video is open or may be opened, for which those go that nobody wants."""
+        """Return whether a video is open or may be opened; unwanted ones are closed for it."""
         if first_hash in self._clips:
             return True
         for other in [other for other in self._clips if other not in wanted]:

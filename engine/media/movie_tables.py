@@ -25,7 +25,7 @@ _U32 = struct.Struct(">I")
 
 
 def checked_movie(data: bytes, max_frames: int) -> bytes:
-    """The file without its sound. RequestError: its tables claim more than so many frames may need."""
+    """Return the file without its sound. RequestError: its tables claim more than `max_frames` may need."""
     movie = _without_sound(data)
     others = _without_samples(movie)
     limit = MAX_ENTRIES_PER_FRAME * max_frames
@@ -80,8 +80,7 @@ def _without_samples(data: bytes) -> bytes:
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Name, and content [first, last), of the boxes in [start, end) that are plain to see: of what follows one that is not,
-    nobody knows what it is."""
+    """Yield name and content [first, last) of the boxes in [start, end), up to the first that is malformed."""
     num_boxes = 0
     while start + 8 <= end:
         num_bytes, first = _number(data, start), start + 8

@@ -24,7 +24,7 @@ def parse_error(kind: str, cause: str) -> RequestError:
 
 @contextmanager
 def decoding(kind: str) -> Iterator[None]:
-    """Whatever a decoder says of a stranger's file is that file's fault, and the file's alone: RequestError."""
+    """Turn a decoder's errors about a client's file into RequestError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,9 +1,10 @@
-"""How pictures and video become patches: from the checkpoint's processor files, the server's options, and the request.
+"""Settings by which pictures and video become patches: from the checkpoint's processor files, the server's options, and the
+request.
 
-Pure. Read by the launcher (how large can a unit be?) and by the media processes. A checkpoint of today has one file with a
-part for each processor, an older one a file for each, or one for pictures that holds for video too; sizes stand in `size`, or
-in `min_pixels` and `max_pixels` as of old. What is not there is as in transformers 5.23. The server's options may ask for
-anything, a request for less than the server allows.
+Pure. Read by the launcher (the largest unit) and by the media processes. A new checkpoint has one file with a part for each
+processor, an older one a file for each, or one for pictures that holds for video too; sizes are in `size`, or in `min_pixels`
+and `max_pixels`. Missing values are those of transformers 5.23. The server's options may ask for anything, a request for less
+than the server allows.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class ClipSettings(PictureSettings, frozen=True):
     font: str  # with which each frame has its time drawn on it; empty: it has not
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """Height and width that each of so many frames is brought to."""
+        """Return the height and width that each of `num_frames` frames is resized to."""
         max_pixels = self.max_pixels
         if self.kind == "qwen3_vl":
             if self.max_video_tokens:
@@ -112,7 +113,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
             raise OptionError(f"--mm-processor-kwargs, --media-io-kwargs: {error.message}") from None
 
     def for_request(self, settings: bytes) -> MediaSettings:
-        """With what a request asks for (see MediaSource). RequestError: it asks for more than the server allows."""
+        """Return the settings with a request's own (see MediaSource). RequestError: it asks for more than the server allows."""
         if not settings:
             return self
         given = json.loads(settings)
@@ -134,7 +135,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
         return MediaSettings(changed.picture, msgspec.structs.replace(changed.clip, frames=fewer))
 
     def changed(self, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
-        """With other values. RequestError: there is no such setting, or it cannot have that value."""
+        """Return the settings with other values. RequestError: there is no such setting, or it cannot have that value."""
         given = {"image": dict(processor_kwargs), "video": dict(processor_kwargs)}
         for kind in given:
             for name, values in ((f"{kind}s_kwargs", processor_kwargs), (kind, io_kwargs)):

@@ -1,8 +1,8 @@
-"""How large a picture or a video's frames are made before they are cut into patches: pure functions.
+"""Sizes of pictures and frames before they are cut into patches: pure functions.
 
 Every architecture rounds both sides to whole merged patches and keeps the number of pixels within two limits, each with rules
-of its own for what is very small; in video qwen3_vl counts the pixels of all frames together. As in transformers 5.23, of
-whose processors each function names one.
+of its own for very small ones; in video qwen3_vl counts the pixels of all frames together. As in transformers 5.23; each
+function names its processor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def widened_size(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 
 def shared_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
-    """Qwen3VLVideoProcessor: pixels of all frames together, of which there are at least two."""
+    """Return the size by Qwen3VLVideoProcessor: pixels of all frames together, at least two frames."""
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)

@@ -1,14 +1,14 @@
-"""Video: how many frames a file has, and some of them, without ever holding more than a unit's.
+"""Video: the number of frames of a file, and some of them, without ever holding more than a unit's.
 
-A file of one of four containers (told by content; others may refer to further files) and eight codecs, or pictures, one for
-each frame. Packets are counted, whatever the container says of its frames. Frames are decoded from the first on; asking for a
-later one goes on where the last ended, for an earlier one begins anew. Where a file has fewer frames than packets the last
-stands for the rest. Frames are turned as the container says, by quarters: a phone films upright what its sensor has lying, and
+A file has one of four containers (told by content; others may refer to further files) and eight codecs, or pictures, one for
+each frame. Packets are counted, whatever the container says about its frames. Frames are decoded from the first on; a later one
+goes on where the last ended, an earlier one begins anew. Where a file has fewer frames than packets the last frame stands for
+the rest. Frames are turned by quarters as the container says: a phone films upright with a sensor that lies on its side, and
 torchcodec (0.11 and later), with which transformers 5.23 reads video, turns them.
 
-Work is counted in pixels, by the packet as it is decoded: those of a frame of the sides that the decoder has by then, whether
-the packet shows it or not, and `BYTE_PIXELS` for each of its bytes. What a file takes depends on the file alone; between two
-packets whoever decodes may stop for others.
+Work is counted in pixels, by the packet as it is decoded: those of a frame with the decoder's present sides, whether the packet
+shows it or not, and `BYTE_PIXELS` for each of its bytes. The work of a file depends on the file alone; between two packets the
+caller may stop for others.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Clip:
                 self._look()
 
     def frame(self, index: int) -> Image.Image:
-        """In red, green and blue."""
+        """Return a frame in RGB."""
         for _ in self.reach(index):
             pass
         return self.reached(index)
@@ -128,8 +128,9 @@ class Clip:
     def unit(
         self, index: int, make: Callable[[], Iterator[NDArray[np.uint8] | None]], goes_on: Callable[[], bool]
     ) -> NDArray[np.uint8] | None:
-        """A unit's pixels, of `pixels_of`. None: there is to be a pause, and asking again goes on. Whoever asks goes on with
-        what was begun, for itself or another: two that wait for frames behind each other would else begin anew in turns."""
+        """Return a unit's pixels, made by `pixels_of`. None: there is to be a pause, and calling again goes on, with the unit
+        that was begun, for this caller or another: two callers that wait for frames behind each other would else begin anew in
+        turns."""
         while self._made is None or self._made[0] != index:
             if self._making is None:
                 self._making = index, make()
@@ -142,8 +143,8 @@ class Clip:
         return made
 
     def check_work(self, chosen: list[int]) -> None:
-        """RequestError: so much would be decoded for the frames that are chosen that it takes too long, if the file has the
-        sides that it claims."""
+        """Check the work of decoding the chosen frames. RequestError: it takes too long, if the file has the sides that it
+        claims."""
         if not self.is_pictures:
             self._check_pixels((chosen[-1] + 1) * self.height * self.width + BYTE_PIXELS * self._packet_ends[chosen[-1]])
 
@@ -272,8 +273,8 @@ class Clip:
 
 
 def pictures_in(codec: str, packet: Any) -> int:
-    """How many pictures a packet brings, hidden ones too: those of a superframe of VP9 (its bitstream, Annex B), of a temporal
-    unit of AV1 (5.3); of others it is one. RequestError: more than anybody needs."""
+    """Return how many pictures a packet brings, hidden ones too: those of a superframe of VP9 (its bitstream, Annex B), of a
+    temporal unit of AV1 (5.3); one for others. RequestError: too many."""
     if codec in ("vp9", "libvpx-vp9"):
         marker = memoryview(packet)[-1]
         return (marker & 7) + 1 if marker & 0xE0 == 0xC0 else 1
@@ -312,7 +313,8 @@ def _shown(frame: Any) -> Image.Image:
 def pixels_of(
     clip: Clip, chosen: list[int], size: tuple[int, int], settings: ClipSettings, font: bytes
 ) -> Iterator[NDArray[np.uint8] | None]:
-    """At last uint8 [frames, height, width, 3] of the frames `chosen`, in ascending order; None after each packet."""
+    """Yield None after each packet, and at last the frames `chosen`, in ascending order, as uint8 [frames, height, width,
+    3]."""
     made: list[NDArray[np.uint8]] = []
     for place, index in enumerate(chosen):
         if place and index == chosen[place - 1]:
@@ -327,7 +329,7 @@ def pixels_of(
 
 
 def _stamped(frame: Image.Image, seconds: float, font: bytes) -> Image.Image:
-    """With its time in the upper left corner, black in white, as ernie4_5_vl_moe was trained on."""
+    """Return the frame with its time in the upper left corner, black in white, as ernie4_5_vl_moe was trained on."""
     size = int(min(frame.size) * _TEXT_SIZE)
     if size < 1:
         return frame

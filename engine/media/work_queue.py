@@ -42,7 +42,7 @@ class WorkQueue(Generic[K, T]):
         return self._requests.keys()
 
     def add(self, request: str, key: K, work: T) -> None:
-        """At the end of the request's line, once, however often it is asked for."""
+        """Add work at the end of the request's line, once, however often it is asked for."""
         if key not in self._requests:
             self._requests[key] = request
             self._lines.setdefault(request, _Line(self._now)).waiting[key] = work
@@ -64,7 +64,7 @@ class WorkQueue(Generic[K, T]):
         self._now += num_pixels / (1 + len(others))
 
     def remove(self, key: K) -> T | None:
-        """It was done, or nobody wants it any more. None: it does not wait."""
+        """Remove work that is done or not wanted any more. None: it does not wait."""
         request = self._requests.pop(key, None)
         if request is None:
             return None

@@ -1,6 +1,6 @@
 """Rates, shares and quantiles from two snapshots of an engine.
 
-Used by `tokamak top`, the dashboard and whoever reads their JSON. Pure functions of snapshots.
+Used by `tokamak top`, the dashboard and programs that read their JSON. Pure functions of snapshots.
 """
 
 from __future__ import annotations

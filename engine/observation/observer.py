@@ -1,7 +1,7 @@
 """Takes snapshots of an engine from outside: its counters, its rings, its adapters, and its processes in /proc.
 
-Used by `tokamak top` and the dashboard. Everything is mapped read-only and nobody is asked, so that it works on an engine that
-runs, hangs or is dead. What was mapped stays readable when the run is cleared away.
+Used by `tokamak top` and the dashboard. Everything is mapped read-only and no process is asked, so it works on an engine that
+runs, hangs or is dead. Mappings stay readable when the run is cleared away.
 """
 
 from __future__ import annotations

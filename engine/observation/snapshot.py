@@ -90,7 +90,7 @@ class ErrorEntry(msgspec.Struct, frozen=True):
 
 
 class ExpertLoad(msgspec.Struct, frozen=True):
-    """How the rows of a layer that asked for shared experts are spread: in the last seconds where that is known."""
+    """Spread of the rows of a layer over its shared experts: in the last seconds where that is known."""
 
     layer: int
     rows: int
@@ -127,11 +127,11 @@ class Snapshot(msgspec.Struct, frozen=True):
         return sum(row.value for row in self._rows(name) if labels.items() <= row.labels.items())
 
     def distinct(self, name: str, **labels: str) -> list[float]:
-        """The different values of a gauge that its actors should agree on; 0 where nobody has it."""
+        """Return the different values of a gauge that its actors should agree on; 0 where no actor has it."""
         return sorted({row.value for row in self._rows(name) if labels.items() <= row.labels.items()}) or [0]
 
     def histogram(self, name: str) -> Histogram | None:
-        """A histogram summed over its actors; None where nobody has it."""
+        """Return a histogram summed over its actors; None where no actor has it."""
         parts = [row.histogram for row in self._rows(name) if row.histogram is not None]
         if not parts:
             return None

@@ -1,5 +1,6 @@
-"""Options that were given and that nothing comes of, beside the others and the model: each is said in a note, since whoever
-gave it expects something of it. Part of `resolve.py`. What contradicts another option is refused where that is resolved."""
+"""Options without effect beside the other options and the model: each is named in a note, since the user expects something of
+it. Part of `resolve.py`. An option that contradicts another is refused where that is resolved.
+"""
 
 from __future__ import annotations
 

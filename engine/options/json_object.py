@@ -1,4 +1,4 @@
-"""Options whose value is a JSON object. Used by those that read one."""
+"""Options with a JSON object as their value."""
 
 from __future__ import annotations
 

@@ -32,6 +32,6 @@ FLAGS = frozenset(("headless", "data_parallel_hybrid_lb", "data_parallel_externa
 
 
 def refuse_other_hosts(key: str, value: str, source: str) -> None:
-    """OptionError, but for values that ask for one host. `source`: where the option was given."""
+    """Refuse values that ask for more than one host. OptionError; `source`: where the option was given."""
     if value != _ONE_HOST.get(key):
         raise OptionError(f"{source} {value}".rstrip() + f": {OTHER_HOSTS[key]}")

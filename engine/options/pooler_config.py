@@ -13,7 +13,7 @@ _KEYS = ("pooling_type", "normalize", "classifier_from_token")
 
 
 def parse_pooler_config(text: str) -> dict[str, Any]:
-    """By our own keys: kind, is_normalized, class_tokens. ValueError with what would have been right."""
+    """Return the settings by our own keys: kind, is_normalized, class_tokens. ValueError names the accepted values."""
     found: dict[str, Any] = {}
     for name, value in json_object(text, '{"pooling_type": "MEAN", "normalize": true}').items():
         key = _NAMES.get(name, name)

@@ -1,5 +1,4 @@
-"""From the values asked for to the frozen EngineConfig and ModelRecord: checks options against the model, the machine and each
-other.
+"""From option values to the frozen EngineConfig and ModelRecord: checks options against the model, the machine and each other.
 
 Called once by `engine/supervisor/launch.py`. Nothing is "auto" or missing afterwards.
 """
@@ -118,7 +117,7 @@ ChooseKernels = Callable[[str, str, Path], dict[str, str]]
 
 
 def as_built(asked: str, kv_cache_dtype: str, directory: Path) -> dict[str, str]:
-    """The kernels where nobody times them."""
+    """Return the kernels where they are not timed."""
     return {} if asked == "auto" else {"base": asked}
 
 

@@ -1,7 +1,7 @@
-"""How many KV blocks a card has room for beside all else that a rank has there. Pure but for the headers of the weights' files.
+"""KV blocks that a card has room for beside everything else of a rank. Pure, except for the headers of the weight files.
 
 Used by `resolve.py` where neither a number of blocks nor the cache's size is given, and Paddle tells the card's memory. This is
-an estimate of the reference ops (`ops/paddle/reference.py`, everything float32), on the safe side; the worker checks it by a
+an estimate for the reference ops (`ops/paddle/reference.py`, everything float32), on the safe side; the worker checks it by a
 step of the most rows when it has loaded the weights.
 """
 
@@ -78,7 +78,7 @@ def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str) -> i
 
 
 def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_bytes: int) -> int:
-    """Blocks that fit, without the one that is nobody's. OptionError where there is no room for one."""
+    """Return the blocks that fit, without the dummy block. OptionError where there is no room for one."""
     num_blocks = int((card_bytes * utilization - needs.total) // block_bytes) - 1
     if num_blocks < 1:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Where spans of requests go (`--otlp-traces-endpoint`). Used by `engine/options/resolve.py`."""
+"""Collector of request spans (`--otlp-traces-endpoint`). Used by `engine/options/resolve.py`."""
 
 from __future__ import annotations
 

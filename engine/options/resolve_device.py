@@ -1,7 +1,7 @@
-"""Which device, ops and plan an engine runs on, checked against what the installed Paddle has. Used by `resolve.py`.
+"""Device, ops and plan of an engine, checked against the installed Paddle. Used by `resolve.py`.
 
-Native ops on the CPU need no Paddle, and nothing of it is asked. Else it is asked in a process of its own, once in a start: no
-process but a worker's has Paddle in its memory.
+Native ops on the CPU need no Paddle, and do not ask for it. Otherwise Paddle is asked in a process of its own, once in a start:
+only workers have Paddle in their memory.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:
 
 
 def remedy(device: str) -> str:
-    """How to come by the device."""
+    """Return how to get the device."""
     if device not in WHEELS:
         return "install the plugin of the custom device for this Paddle (CUSTOM_DEVICE_ROOT is its directory)"
     wheel, index = WHEELS[device]
@@ -134,7 +134,7 @@ def _ops(asked: str, device: str) -> str:
 
 
 def resolve_plan(asked: str, ops: str, device: str) -> str:
-    """How the table `ops` is run: op by op, as a tape of native ops, or as graphs of the device."""
+    """Return how the table `ops` runs: op by op, as a tape of native ops, or as graphs of the device."""
     if ops != "native" and (asked == "tape" or (asked == "captured" and device == "cpu")):
         raise OptionError(
             f"--plan {asked}: on --device {device} only native ops can be recorded, but the ops are {ops}; use --plan auto"

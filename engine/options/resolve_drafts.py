@@ -14,8 +14,8 @@ from engine.options.table import OptionValues
 
 
 def choose_drafts(options: OptionValues, model: ModelConfig, ops: str, *, is_pooling: bool) -> None:
-    """Where nothing is said of drafts the embedded model's own layer drafts, as it was measured to pay (tools/bench/peers.md):
-    one rank, tapes of native ops, steps that have room for it."""
+    """Choose the embedded model's own draft layer where no option names drafts, as far as it pays by measurement
+    (tools/bench/peers.md): one rank, tapes of native ops, steps with room for it."""
     values, drafts = options.values, SpeculativeConfig(method="mtp")
     is_embedded = values["model"] is None and model.num_draft_layers > 0 and values["load_format"] != "dummy"
     is_measured = ops == "native" and values["plan"] != "captured" and values["tensor_parallel_size"] == 1
@@ -48,8 +48,8 @@ def check_drafts(values: dict[str, Any], model: ModelConfig, path: Path) -> None
 
 
 def _has(path: Path, name: str) -> bool:
-    """Whatever its publisher calls the trunk, and however the tensor is quantized. Where no names can be read, who loads it
-    will say why."""
+    """Return whether the checkpoint has the tensor, whatever its publisher calls the trunk and however it is quantized. True
+    where no names can be read: the loader reports the cause."""
     stored = tensor_names(path)
     part = f"{name.removeprefix('model.')}."
     return not stored or any(part in each for each in stored)

@@ -1,4 +1,4 @@
-"""How much of the vision encoder a step runs, and how prompts with media are cut. Used by `resolve.py`."""
+"""Size of the vision encoder's part of a step, and cuts of prompts with media. Used by `resolve.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the API is reached: a port or a UNIX socket, with TLS or without, below a path. Used by `engine/options/resolve.py`."""
+"""Address of the API: a port or a UNIX socket, with TLS or without, below a path. Used by `engine/options/resolve.py`."""
 
 from __future__ import annotations
 

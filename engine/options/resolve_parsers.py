@@ -1,4 +1,4 @@
-"""Which parsers read the answers of a model: what the options say, or what its chat template and vocabulary do."""
+"""Parsers of a model's answers: by the options, or by its chat template and vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many ranks there are and what each of them gets. Used by `resolve.py`."""
+"""Number of ranks and the share of each. Used by `resolve.py`."""
 
 from __future__ import annotations
 

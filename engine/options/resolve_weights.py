@@ -19,8 +19,7 @@ _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
 def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels: str = "auto") -> str:
-    """The type that `asked` comes to. Engines whose `kernels` are pinned to one variant agree, whatever else their processors
-    have."""
+    """Return the type for `asked`. Engines with `kernels` pinned to one variant agree, whatever else their processors have."""
     if ops != "native":
         if asked == "bfloat16":
             raise OptionError(f"--dtype bfloat16 needs native ops, but the ops are {ops}; use --dtype float32")
@@ -66,7 +65,7 @@ def resolve_cache_directory(options: OptionValues, ops: str) -> str:
 
 
 def cache_directory(options: OptionValues) -> Path:
-    """Where what can be made again is kept, if it is."""
+    """Return the directory of files that can be made again."""
     given = options.values["weight_cache_dir"]
     return Path(given) if given else user_cache() / "weights"
 

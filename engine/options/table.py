@@ -79,8 +79,8 @@ TOOL_VARIABLES = (
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One row: its `name` on the command line and in files, and the default that is used where nobody gives a value (None:
-    worked out by `engine/options/resolve.py`)."""
+    """One row: its `name` on the command line and in files, and its default (None: worked out by
+    `engine/options/resolve.py`)."""
 
     name: str
     kind: Kind
@@ -635,9 +635,8 @@ OPTIONS = {option.key: option for options in GROUPS.values() for option in optio
 def read_options(
     arguments: Sequence[str], environment: Mapping[str, str], embedded_models: Mapping[str, str] | None = None
 ) -> OptionValues:
-    """The values asked for; `embedded_models`: the directories of which --demo chooses where no model is named. OptionError
-    says which one is wrong, where it came from and what would be right; --help and what argparse itself refuses end the process
-    (0, 2)."""
+    """Return the option values; `embedded_models`: the directories that --demo chooses from where no model is named.
+    OptionError names the wrong option, its source and what is right; --help and errors of argparse end the process (0, 2)."""
     defaults = {option.key: option.default for option in OPTIONS.values()}
     found = OptionValues(defaults, set(), embedded_models=embedded_models or {})
     parser = make_parser()

@@ -110,7 +110,7 @@ def translated(key: str, value: Any, source: str, notes: list[str]) -> Any:
 
 
 def table(own: Iterable[str]) -> str:
-    """All flags with their fates, as Markdown. `own`: our options, of which those that vLLM has mean the same."""
+    """Return all flags with their meaning, as Markdown. `own`: our options; those that vLLM has mean the same."""
     words = {"alias": "is", "none": "no effect", "refused": "refused"}
     rows = [f"| `--{key.replace('_', '-')}` | ours | |" for key in own]
     for key, fate in VLLM_FLAGS.items():

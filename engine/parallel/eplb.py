@@ -21,7 +21,7 @@ Counts = Sequence[int]  # rows of each expert of a layer
 
 class Topology(msgspec.Struct, frozen=True):
     """Ranks and experts of a placement. Nodes are ranks that lie close to each other, the same number on each; groups are
-    neighbouring experts, the same number in each, of which a row asks few."""
+    neighbouring experts, the same number in each; a row asks few of them."""
 
     num_ranks: int
     num_slots: int  # of all ranks together
@@ -100,7 +100,7 @@ def _experts_of_nodes(counts: Counts, num_nodes: int, num_groups: int) -> list[l
 
 
 def _replicated(counts: Counts, experts: Sequence[int], num_slots: int, most: int) -> dict[int, int]:
-    """How often each of `experts` lies somewhere, `most` times at most."""
+    """Return the number of replicas of each of `experts`, at most `most`."""
     copies = dict.fromkeys(experts, 1)
     for _ in range(num_slots - len(experts)):
         some = (expert for expert in experts if copies[expert] < most)
@@ -142,7 +142,8 @@ def _named(packs: LayerPlacement, present: Sequence[Sequence[int]]) -> LayerPlac
 
 
 def _places(packs: Sequence[Sequence[int]], present: Sequence[Sequence[int]]) -> list[int]:
-    """Which of `packs` each rank (or node) takes: those that have the most in common first, so that few experts move."""
+    """Return the pack in `packs` for each rank (or node): those that have the most in common first, so that few experts
+    move."""
     common = [(-len(set(new) & set(old)), rank, place) for rank, old in enumerate(present) for place, new in enumerate(packs)]
     places = [-1] * len(present)
     taken: set[int] = set()

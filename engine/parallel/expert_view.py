@@ -1,5 +1,6 @@
-"""How experts that ranks share are asked for and where they lie, as the segment `experts.main` shows it: for `tokamak ctl
-experts`, also of a dead engine, and `GET /admin/eplb`. Pure."""
+"""Rows and places of shared experts, as the segment `experts.main` shows them: for `tokamak ctl experts`, also of a dead
+engine, and `GET /admin/eplb`. Pure.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True)
 class ExpertView:
-    """`layers`: since the engine began; `recent_layers`: in the last `recent_s`, which the ranks that balance experts look back
-    at (`--eplb-config statistics_interval_s`, and what steps there were); None: nobody looks back."""
+    """`layers`: since the engine began; `recent_layers`: in the last `recent_s`, the window of the ranks that balance experts
+    (`--eplb-config statistics_interval_s`, and the steps in it); None: there is no window."""
 
     placement_version: int  # 0: the first one
     num_rebalances: int

@@ -1,9 +1,9 @@
-"""Which ranks compute which experts: the placement that all ranks of a rank group share, and the rule of who computes what.
+"""Placement of experts on ranks: the placement that all ranks of a rank group share, and the rule of which rank computes what.
 Pure.
 
 A layer's placement has each expert on one rank at least, on none twice, and as many on a rank as on any other or one fewer.
-Every rank can compute any expert (it maps the weights of all), so a placement moves work, not ownership: a rank that is missing
-is made up for by (placement, members) alone, on all others alike and without a word between them.
+Every rank can compute any expert (it maps the weights of all), so a placement moves work, not ownership: (placement, members)
+alone decide which ranks replace a missing one, the same on all ranks and without messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_PLACEMENTS: dict[str, Callable[[int, int, int], LayerPlacement]] = {"linea
 
 
 def max_redundant_experts(num_experts: int, num_ranks: int) -> int:
-    """With more, some expert would lie twice on a rank."""
+    """Return the most redundant experts with which no expert is on a rank twice."""
     return num_experts * (num_ranks - 1)
 
 
@@ -81,7 +81,7 @@ def placement_of(table: np.ndarray) -> LayerPlacement:
 
 
 def first_placement(strategy: str, num_experts: int, num_ranks: int, num_redundant: int) -> LayerPlacement:
-    """Where experts lie before any of them moved; of each layer alike."""
+    """Return the placement before any expert moved, the same for each layer."""
     return FIRST_PLACEMENTS[strategy](num_experts, num_ranks, num_experts + num_redundant)
 
 

@@ -1,10 +1,10 @@
-"""Which replica a prompt goes to: from what each has cached of it and how much each has to do. Pure; called by the tokenizer.
+"""Choice of the replica for a prompt: by its cached prefix there and by load. Pure; called by the tokenizer.
 
-Everything is counted in prompt tokens. A replica costs what it still has to compute, this prompt without its cached beginning
-included, OPEN_SAMPLE_TOKENS for each open sample, and what it lacks of blocks. The lowest cost wins, so that a cached prefix is
-a discount and never a priority: where its replica is behind by more than the prefix is worth, another one computes it too.
-Equal costs go to the longest cached prefix, then by rendezvous hashing of the prompt's first block, so that equal beginnings
-meet in one replica before anything is cached, and however many replicas there are.
+Everything is counted in prompt tokens. A replica costs the tokens that it still has to compute, this prompt without its cached
+beginning included, OPEN_SAMPLE_TOKENS for each open sequence, and the blocks that it lacks. The lowest cost wins, so a cached
+prefix is a discount and never a priority: where its replica is behind by more than the prefix is worth, another one computes it
+too. Equal costs go to the longest cached prefix, then by rendezvous hashing of the prompt's first block, so that equal
+beginnings meet in one replica before anything is cached, with any number of replicas.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def route(
 
 
 def _candidates(loads: Sequence[ReplicaLoad]) -> list[int]:
-    """Those that may get something: all where none is ready, since it waits for one then, wherever it is."""
+    """Return the replicas that may get work: all where none is ready, since the prompt then waits for one."""
     ready = [replica for replica, load in enumerate(loads) if load.is_ready] or list(range(len(loads)))
     ready = [replica for replica in ready if loads[replica].has_weights] or ready
     return [replica for replica in ready if not loads[replica].is_full] or ready
