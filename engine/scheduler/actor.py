@@ -309,7 +309,7 @@ class SchedulerActor(Actor):
         """A rank lacks features or pixels, and did not run the step: they are made again, and the steps go out again."""
         self._dispatched_again.add(self.dispatcher.give_up_flight())
         self.batch.rollback_in_flight()
-        self.context.log.debug("step %d was not run, %s", result.step_id, result.missing.values())
+        self.context.log.debug("skipped step %d: %s", result.step_id, result.missing.values())
         for unit_hash in encoder.lost(result.missing):
             self._reject_readers(encoder, unit_hash, RequestError(result.missing[unit_hash], status=503))
 

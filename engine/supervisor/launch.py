@@ -161,7 +161,7 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdou
     lines = [
         f"ready {config.url_of(config.host)}",
         f"  model {name} on {config.device}, up to {config.max_model_len} tokens, tool calls {config.tool_call_parser}, "
-        f"reasoning {config.reasoning_parser}, drafts {config.speculative_config.method or 'none'}, "
+        f"reasoning {config.reasoning_parser}, draft tokens {config.speculative_config.method or 'none'}, "
         f"ready after {seconds:.1f} s; try:",
         *(f"    {line}" for line in _examples(config, name)),
         *_places(config),
@@ -196,6 +196,6 @@ def _places(config: EngineConfig) -> list[str]:
     """Return the addresses at which a person talks to the model, or watches one that does not chat."""
     page = "" if config.uds else f"{config.url}/"
     if config.pooling:
-        return [f"  watch it in a browser: {page}"] if page else []
+        return [f"  dashboard in a browser: {page}"] if page else []
     chat = f"{command('chat')} --url {config.url}{' --api-key KEY' if config.api_key else ''}"
     return [f"  chat in a terminal: {chat}", *([f"  chat in a browser: {page}"] if page else [])]

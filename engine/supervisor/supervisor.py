@@ -368,7 +368,7 @@ class Supervisor:
             delay_s = self._put_off(start)
             trouble = f"{name} cannot be started: {error}"
             self.segments.counters.errors.record(name, trouble)
-            self._progress.note(f"{trouble}; tried again in {delay_s:g} s")
+            self._progress.note(f"{trouble}; retrying in {delay_s:g} s")
 
     def _watch(self, now_ns: int) -> None:
         """Act on hangs, and on children that ignored SIGTERM for too long."""
