@@ -142,26 +142,25 @@ def _token_id(options: JsonOptions, name: str, vocab_size: int) -> int:
     return options.count(name, least=0, most=vocab_size - 1)
 
 
-def read_vision(
-    kind: str,
-    options: JsonOptions,
-    tokens: MediaTokens,
-    pixels: PixelScale,
-    *,
-    activation: str,
-    out_hidden_size: int,
-    temporal_patch_size: int,
-    text_norm_eps: float = 1e-6,
-    intermediate_size: int = 0,
-    temporal_merge_size: int = 1,
-    norm_eps: float = 1e-6,
-    tokens_per_second: int = 0,
-    window_size: int = 0,
-    full_attention_layers: tuple[int, ...] = (),
-    num_positions: int = 0,
-    deepstack_layers: tuple[int, ...] = (),
-) -> VisionConfig:
-    """What all families have in common, from `vision_config`, with what each reads by itself."""
+class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What each family reads of its encoder by itself, as `VisionConfig` has it."""
+
+    activation: str  # where the checkpoint does not say
+    out_hidden_size: int
+    temporal_patch_size: int
+    text_norm_eps: float = 1e-6
+    intermediate_size: int = 0  # where the checkpoint does not say; 0: it must
+    temporal_merge_size: int = 1
+    norm_eps: float = 1e-6
+    tokens_per_second: int = 0
+    window_size: int = 0
+    full_attention_layers: tuple[int, ...] = ()
+    num_positions: int = 0  # learned, a square's
+    deepstack_layers: tuple[int, ...] = ()
+
+
+def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: PixelScale, spec: VisionSpec) -> VisionConfig:
+    """Read what all families have in common from `vision_config`."""
     depth = options.count(_first(options, "depth", "num_hidden_layers"), most=_MAX_LAYERS)
     hidden_size = options.count("hidden_size")
     num_heads = options.count(_first(options, "num_heads", "num_attention_heads"))
@@ -179,14 +178,17 @@ def read_vision(
         raise rope.error("rope_type", f"{rope_type!r} is not supported; supported is 'axial'")
     patch_size = options.count("patch_size", 14, most=_MAX_SIDE)
     merge_size = options.count("spatial_merge_size", 2, most=_MAX_SIDE)
-    if window_size and window_size < patch_size * merge_size:
-        raise options.error("window_size", f"{window_size} pixels are less than a token's {patch_size * merge_size}")
-    for name, layers in (("fullatt_block_indexes", full_attention_layers), ("deepstack_visual_indexes", deepstack_layers)):
+    if spec.window_size and spec.window_size < patch_size * merge_size:
+        raise options.error("window_size", f"{spec.window_size} pixels are less than a token's {patch_size * merge_size}")
+    for name, layers in (
+        ("fullatt_block_indexes", spec.full_attention_layers),
+        ("deepstack_visual_indexes", spec.deepstack_layers),
+    ):
         if list(layers) != sorted({*layers}) or not all(0 <= layer < depth for layer in layers):
             raise options.error(name, f"{list(layers)} should be layers in ascending order, 0 to {depth - 1}")
-    side = isqrt(num_positions)
-    if side * side != num_positions:
-        raise options.error("num_position_embeddings", f"{num_positions} should be a square's")
+    side = isqrt(spec.num_positions)
+    if side * side != spec.num_positions:
+        raise options.error("num_position_embeddings", f"{spec.num_positions} should be a square's")
     return VisionConfig(
         kind=kind,
         tokens=tokens,
@@ -194,21 +196,21 @@ def read_vision(
         depth=depth,
         hidden_size=hidden_size,
         num_heads=num_heads,
-        intermediate_size=options.count("intermediate_size", intermediate_size or None),
-        activation=read_activation(options, activation),
-        out_hidden_size=out_hidden_size,
+        intermediate_size=options.count("intermediate_size", spec.intermediate_size or None),
+        activation=read_activation(options, spec.activation),
+        out_hidden_size=spec.out_hidden_size,
         patch_size=patch_size,
-        temporal_patch_size=temporal_patch_size,
+        temporal_patch_size=spec.temporal_patch_size,
         spatial_merge_size=merge_size,
-        temporal_merge_size=temporal_merge_size,
-        norm_eps=norm_eps,
-        text_norm_eps=text_norm_eps,
+        temporal_merge_size=spec.temporal_merge_size,
+        norm_eps=spec.norm_eps,
+        text_norm_eps=spec.text_norm_eps,
         rope_theta=rope.number("rope_theta", 10_000.0, above=0),
-        tokens_per_second=tokens_per_second,
-        window_size=window_size,
-        full_attention_layers=full_attention_layers,
+        tokens_per_second=spec.tokens_per_second,
+        window_size=spec.window_size,
+        full_attention_layers=spec.full_attention_layers,
         position_table_side=side,
-        deepstack_layers=deepstack_layers,
+        deepstack_layers=spec.deepstack_layers,
     )
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Literal
 
 import msgspec
+
+Spacing = Literal["even", "whole rows", "steps"]
 
 
 class FrameChoice(msgspec.Struct, frozen=True):
@@ -26,11 +29,11 @@ class FrameChoice(msgspec.Struct, frozen=True):
         return self.num_frames if self.num_frames > 0 else self.max_frames
 
 
-def choose_frames(kind: str, choice: FrameChoice, num_frames: int, fps: float, frames_per_row: int) -> list[int]:
-    """Return the frames that an architecture takes of a video, at least one; `frames_per_row` frames are a grid row in time."""
-    if kind == "qwen3_vl":
+def choose_frames(spacing: Spacing, choice: FrameChoice, num_frames: int, fps: float, frames_per_row: int) -> list[int]:
+    """Return at least one index. `spacing`: as `MediaRules.frame_spacing`; `frames_per_row` frames are a grid row in time."""
+    if spacing == "even":
         return _evenly(num_frames, _wanted(choice, num_frames, fps))
-    if kind == "qwen2_5_vl":
+    if spacing == "whole rows":
         return _in_steps(num_frames, _whole_rows(choice, num_frames, fps, frames_per_row))
     return _in_steps(num_frames, _wanted_within(choice, num_frames, fps))
 

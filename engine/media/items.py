@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.checkpoint.families import media_rules
 from engine.checkpoint.vision_config import VisionConfig
 from engine.media import features, images, video
 from engine.media.frames import choose_frames
@@ -254,7 +255,8 @@ class MediaItems:
                     f"the video has {clip.num_frames} frames, the limit is {choice.max_frames}; send fewer", "invalid_video"
                 )
             return list(range(clip.num_frames))
-        return choose_frames(settings.clip.kind, choice, clip.num_frames, clip.fps, settings.clip.frames_per_row)
+        spacing = media_rules(settings.clip.kind).frame_spacing
+        return choose_frames(spacing, choice, clip.num_frames, clip.fps, settings.clip.frames_per_row)
 
     def _padded(self, chosen: list[int]) -> list[int]:
         """Repeat the last frame until the units are whole."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from engine.checkpoint.families import media_rules
 from engine.checkpoint.processor_files import clip_options, picture_options
 from engine.checkpoint.record import ModelRecord
 from engine.checkpoint.vision_config import VisionConfig
@@ -25,14 +26,6 @@ from engine.media.frames import FrameChoice
 from engine.media.refusal import refuse
 from engine.media.sizes import Rule, shared_size, usual_size, widened_size
 
-_PIXELS = {  # least and most of a picture, and of a video's frame (qwen3_vl: of all its frames), by architecture
-    "qwen2_5_vl": ((56 * 56, 28 * 28 * 1280), (128 * 28 * 28, 28 * 28 * 768)),
-    "qwen3_vl": ((56 * 56, 28 * 28 * 1280), (128 * 32 * 32, 32 * 32 * 768)),
-    "ernie4_5_vl_moe": ((56 * 56, 28 * 28 * 6177), (299 * 28 * 28, 1196 * 28 * 28)),
-    "paddleocr_vl": ((384 * 384, 1536 * 1536), (384 * 384, 1536 * 1536)),
-}
-_FRAMES = {"ernie4_5_vl_moe": (16, 180)}  # least and most
-_MAX_VIDEO_TOKENS = {"qwen2_5_vl": 128_000, "qwen3_vl": 768}
 _FPS = 2.0
 _BICUBIC = 3
 _MOST = 1 << 40
@@ -45,7 +38,7 @@ _GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for one kind alone
 class PictureSettings(msgspec.Struct, frozen=True):
     """Settings of a picture, without defaults: everything that shapes pixels is here, and so in their hash."""
 
-    kind: str  # the architecture
+    kind: str  # the name of the family, whose rules hold (`media_rules`)
     factor: int  # sides become multiples of it
     min_pixels: int
     max_pixels: int
@@ -54,7 +47,7 @@ class PictureSettings(msgspec.Struct, frozen=True):
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Height and width that a picture is brought to."""
-        rule = widened_size if self.kind == "paddleocr_vl" else usual_size
+        rule = widened_size if media_rules(self.kind).widens_pictures else usual_size
         return self._sized(rule, height, width, self.max_pixels, 1)
 
     def _sized(self, rule: Rule, height: int, width: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
@@ -79,7 +72,7 @@ class ClipSettings(PictureSettings, frozen=True):
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """Return the height and width that each of `num_frames` frames is resized to."""
         max_pixels = self.max_pixels
-        if self.kind == "qwen3_vl":
+        if media_rules(self.kind).shares_clip_pixels:
             if self.max_video_tokens:
                 share = min(self.max_video_tokens * self.factor**2, max_pixels // num_frames)
                 max_pixels = max(share, int(self.min_pixels * 1.05)) * num_frames
@@ -150,28 +143,29 @@ class MediaSettings(msgspec.Struct, frozen=True):
 
     @property
     def max_frame_pixels(self) -> int:
-        """Most pixels of a picture or frame; qwen3_vl's limit for video counts two frames together, at least."""
-        least_frames = 2 if self.clip.kind == "qwen3_vl" else 1
+        """Most pixels of a picture or frame. A limit that frames share counts two of them, at least."""
+        least_frames = 2 if media_rules(self.clip.kind).shares_clip_pixels else 1
         return max(self.picture.max_pixels, self.clip.max_pixels // least_frames, self.picture.factor**2)
 
 
 def _picture_settings(vision: VisionConfig, file: Mapping[str, Any]) -> PictureSettings:
-    return PictureSettings(**_common(vision, file, 0))
+    return PictureSettings(**_common(vision, file, media_rules(vision.kind).picture_pixels))
 
 
 def _clip_settings(vision: VisionConfig, file: Mapping[str, Any], files: Mapping[str, bytes]) -> ClipSettings:
-    least, most = _FRAMES.get(vision.kind, (4, 768))
+    rules = media_rules(vision.kind)
+    least, most = rules.num_frames
     frames = FrameChoice(
         _positive("fps", file.get("fps") or _FPS, float),
         _positive("min_frames", file.get("min_frames") or least, int),
         _positive("max_frames", file.get("max_frames") or most, int),
         _positive("num_frames", file.get("num_frames") or 0, int, least=0),
     )
-    tokens = _positive("max_video_tokens", file.get("max_video_tokens") or _MAX_VIDEO_TOKENS.get(vision.kind, 1), int)
+    tokens = _positive("max_video_tokens", file.get("max_video_tokens") or rules.max_video_tokens, int)
     font = str(file.get("font") or next((name for name in files if name.endswith((".ttf", ".otf"))), ""))
-    is_drawing = vision.kind == "ernie4_5_vl_moe" and file.get("draw_on_frames", True) and font in files
+    is_drawing = rules.draws_times and file.get("draw_on_frames", True) and font in files
     return ClipSettings(
-        **_common(vision, file, 1),
+        **_common(vision, file, rules.clip_pixels),
         frames=frames,
         frames_per_row=vision.temporal_patch_size,
         max_video_tokens=tokens if file.get("cap_pixels_per_frame") else 0,
@@ -179,11 +173,11 @@ def _clip_settings(vision: VisionConfig, file: Mapping[str, Any], files: Mapping
     )
 
 
-def _common(vision: VisionConfig, file: Mapping[str, Any], which: int) -> dict[str, Any]:
+def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
     for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.spatial_merge_size)):
         if file.get(name, expected) != expected:
             raise ValueError(f"{name} {file[name]} is not the model's {expected}")
-    least, most = _PIXELS[vision.kind][which]
+    least, most = limits
     return {
         "kind": vision.kind,
         "factor": vision.merged_pixels,

@@ -22,12 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from engine.checkpoint.families import media_rules
 from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import RequestError
 from engine.messages import MediaItem, MediaUnit
 
-_TIMED_FRAMES = ("qwen3_vl",)  # a video's frames have their times in the text
-_TIMED_POSITIONS = ("qwen2_5_vl",)  # in their positions, in seconds; elsewhere these count rows
 _MAX_NOTED = 32
 _MAX_TIME = 1 << 24  # on the time axis, by all videos of a prompt: float32 does not tell later positions apart
 
@@ -65,7 +64,7 @@ class Placement:
 
     def __init__(self, vision: VisionConfig, pieces: Sequence[str | None], marks: Mapping[str, str]) -> None:
         """`pieces` and `marks`: of the vocabulary."""
-        self._vision = vision
+        self._vision, self._rules = vision, media_rules(vision.kind)
         self._token_of_kind = {"image": vision.image_token_id, "video": vision.video_token_id}
         self._token_ids = [token_id for token_id in self._token_of_kind.values() if token_id >= 0]
 
@@ -73,7 +72,7 @@ class Placement:
             return (pieces[token_id] if 0 <= token_id < len(pieces) else None) or ""
 
         self._start, self._end = piece(vision.start_token_id), piece(vision.end_token_id)
-        self._mark = marks.get(piece(vision.video_token_id), "") if vision.kind in _TIMED_FRAMES else ""
+        self._mark = marks.get(piece(vision.video_token_id), "") if self._rules.has_times_in_text else ""
         start, mark, end = map(re.escape, (self._start, self._mark, self._end))
         self._single_video = re.compile(f"(?:{start})?{mark}(?:{end})?")
         self._video_run = re.compile(f"(?:{start})?(?:{mark})+(?:{end})?")
@@ -140,7 +139,7 @@ class Placement:
     def spans(self, index: int, item: MediaItem) -> list[Span]:
         """Of item `index`."""
         num_units = len(item.unit_hashes)
-        if item.kind != "video" or self._vision.kind not in _TIMED_FRAMES:
+        if item.kind != "video" or not self._rules.has_times_in_text:
             return [Span(index, "", 0, num_units, num_units * item.tokens_per_unit)]
         times = item.timestamps or [unit * item.seconds_per_row for unit in range(num_units)]
         return [Span(index, f"<{seconds:.1f} seconds>", unit, 1, item.tokens_per_unit) for unit, seconds in enumerate(times)]
@@ -202,7 +201,7 @@ class Placement:
 
     def _time_of(self, number: int, item: MediaItem) -> int:
         """The position in time of a row of a span; in float32, as models were trained."""
-        if item.kind == "video" and self._vision.kind in _TIMED_POSITIONS:
+        if item.kind == "video" and self._rules.has_times_in_positions:
             import numpy as np  # text models start without it
 
             seconds = np.float32(number) * np.float32(item.seconds_per_row)
@@ -211,7 +210,7 @@ class Placement:
 
     def _check_times(self, items: Sequence[MediaItem], param: str) -> None:
         """Before they are counted: what a file or a client says of frames per second may be next to nothing."""
-        if self._vision.kind not in _TIMED_POSITIONS:
+        if not self._rules.has_times_in_positions:
             return
         total = sum(len(item.unit_hashes) * item.seconds_per_row for item in items) * self._vision.tokens_per_second
         if not total <= _MAX_TIME:

@@ -13,6 +13,7 @@ from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.ernie4_5_vl_moe import Ernie4_5VLMoe
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.llama import Llama
+from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
 from engine.checkpoint.families.qwen2 import Qwen2
 from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
@@ -31,3 +32,10 @@ POOLED_NAMES: dict[str, Family] = {
     name.removesuffix("ForCausalLM") + ending: family for family in _TEXT for name in family.class_names for ending in _POOLED
 }
 CLASS_NAMES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.class_names}
+
+
+def media_rules(kind: str) -> MediaRules:
+    """Return the rules of a family that takes media (`VisionConfig.kind`)."""
+    rules = FAMILIES[kind].media
+    assert rules is not None, f"{kind} takes no media"
+    return rules

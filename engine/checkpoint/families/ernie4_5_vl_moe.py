@@ -10,10 +10,12 @@ from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen
 from engine.checkpoint.families.family import Biases
 from engine.checkpoint.families.media_names import named_token_ids
+from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import (
     MediaTokens,
     VisionConfig,
+    VisionSpec,
     read_media_tokens,
     read_pixel_scale,
     read_vision,
@@ -31,6 +33,13 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
     model = "workers.models.ernie4_5_vl_moe:Ernie4_5VLMoe"
     draft_names = None
     mrope_layout = "ernie"
+    media = MediaRules(
+        encoder="workers.encoders.ernie4_5_vl_moe:Ernie4_5VLMoe",
+        picture_pixels=(56 * 56, 28 * 28 * 6177),
+        clip_pixels=(299 * 28 * 28, 1196 * 28 * 28),
+        num_frames=(16, 180),
+        draws_times=True,
+    )
 
     def biases(self, options: JsonOptions) -> Biases:
         return Ernie4_5.biases(self, options)
@@ -60,13 +69,15 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
             vision,
             self._tokens(options, text.count("vocab_size")),
             read_pixel_scale(options.path.parent),
-            activation="quick_gelu",
-            out_hidden_size=text.count("hidden_size"),
-            temporal_patch_size=1,
-            text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps, least=0),
-            intermediate_size=round(hidden_size * vision.number("mlp_ratio", 4.0)),
-            temporal_merge_size=temporal_merge_size,
-            norm_eps=vision.number("rms_norm_eps", 1e-6, least=0),
+            VisionSpec(
+                activation="quick_gelu",
+                out_hidden_size=text.count("hidden_size"),
+                temporal_patch_size=1,
+                text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps, least=0),
+                intermediate_size=round(hidden_size * vision.number("mlp_ratio", 4.0)),
+                temporal_merge_size=temporal_merge_size,
+                norm_eps=vision.number("rms_norm_eps", 1e-6, least=0),
+            ),
         )
 
     def _tokens(self, options: JsonOptions, vocab_size: int) -> MediaTokens:

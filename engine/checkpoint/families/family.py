@@ -8,6 +8,7 @@ import msgspec
 
 from engine.checkpoint.families.drafts import DraftNames
 from engine.checkpoint.families.experts import ExpertsConfig
+from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import VisionConfig
 
@@ -56,6 +57,7 @@ class Family:
     is_permuted_in_gguf: bool = False  # GGUF files hold the rows of queries and keys so that pairs are neighbours
     mrope_layout: str = ""  # of pairs that turn with a position in time, height or width: a key of `mrope.LAYOUTS`; empty: none
 
+    media: MediaRules | None = None  # None: the family takes none
     draft_names: DraftNames | None = None  # of layers that predict further tokens; None: the family has none
 
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # hidden states that stand for a whole prompt

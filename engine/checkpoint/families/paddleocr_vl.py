@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
+from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.json_fields import JsonOptions
-from engine.checkpoint.vision_config import VisionConfig, read_media_tokens, read_pixel_scale, read_vision
+from engine.checkpoint.vision_config import VisionConfig, VisionSpec, read_media_tokens, read_pixel_scale, read_vision
 
 
 class PaddleOcrVL(Ernie4_5):
@@ -14,6 +15,12 @@ class PaddleOcrVL(Ernie4_5):
     is_rotary_interleaved = False
     draft_names = None
     mrope_layout = "sections"
+    media = MediaRules(
+        encoder="workers.encoders.paddleocr_vl:PaddleOcrVL",
+        picture_pixels=(384 * 384, 1536 * 1536),
+        clip_pixels=(384 * 384, 1536 * 1536),
+        widens_pictures=True,
+    )
     head_dim = 128
 
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
@@ -30,9 +37,11 @@ class PaddleOcrVL(Ernie4_5):
             vision,
             tokens,
             read_pixel_scale(options.path.parent),
-            activation="gelu_pytorch_tanh",
-            out_hidden_size=text.count("hidden_size"),
-            temporal_patch_size=1,  # its files say 2, and its encoder has no time
-            norm_eps=vision.number("layer_norm_eps", 1e-6, least=0),
-            num_positions=side * side,
+            VisionSpec(
+                activation="gelu_pytorch_tanh",
+                out_hidden_size=text.count("hidden_size"),
+                temporal_patch_size=1,  # its files say 2, and its encoder has no time
+                norm_eps=vision.number("layer_norm_eps", 1e-6, least=0),
+                num_positions=side * side,
+            ),
         )

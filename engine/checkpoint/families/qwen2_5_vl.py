@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from engine.checkpoint.families.family import Biases
+from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.qwen2 import Qwen2
 from engine.checkpoint.json_fields import JsonOptions
-from engine.checkpoint.vision_config import VisionConfig, layer_list, read_media_tokens, read_pixel_scale, read_vision
+from engine.checkpoint.vision_config import (
+    VisionConfig,
+    VisionSpec,
+    layer_list,
+    read_media_tokens,
+    read_pixel_scale,
+    read_vision,
+)
 
 
 class Qwen2_5VL(Qwen2):
     name = "qwen2_5_vl"
     class_names = ("Qwen2_5_VLForConditionalGeneration",)
     mrope_layout = "sections"
+    media = MediaRules(
+        encoder="workers.encoders.qwen2_5_vl:Qwen2_5VL",
+        clip_pixels=(128 * 28 * 28, 28 * 28 * 768),
+        max_video_tokens=128_000,
+        frame_spacing="whole rows",
+        has_times_in_positions=True,
+    )
     rms_norm_eps = 1e-5
     rope_theta = 1_000_000.0
     max_window_layers = 80
@@ -29,10 +44,12 @@ class Qwen2_5VL(Qwen2):
             vision,
             read_media_tokens(options, text.count("vocab_size"), "vision_start_token_id", "vision_end_token_id"),
             read_pixel_scale(options.path.parent),
-            activation="silu",
-            out_hidden_size=vision.count("out_hidden_size"),
-            temporal_patch_size=vision.count("temporal_patch_size", 2),
-            tokens_per_second=vision.count("tokens_per_second", 4),
-            window_size=vision.count("window_size", 112),
-            full_attention_layers=layer_list(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
+            VisionSpec(
+                activation="silu",
+                out_hidden_size=vision.count("out_hidden_size"),
+                temporal_patch_size=vision.count("temporal_patch_size", 2),
+                tokens_per_second=vision.count("tokens_per_second", 4),
+                window_size=vision.count("window_size", 112),
+                full_attention_layers=layer_list(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
+            ),
         )

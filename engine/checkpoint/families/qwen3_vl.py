@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.qwen3 import Qwen3
 from engine.checkpoint.json_fields import JsonOptions
-from engine.checkpoint.vision_config import VisionConfig, layer_list, read_media_tokens, read_pixel_scale, read_vision
+from engine.checkpoint.vision_config import (
+    VisionConfig,
+    VisionSpec,
+    layer_list,
+    read_media_tokens,
+    read_pixel_scale,
+    read_vision,
+)
 
 
 class Qwen3VL(Qwen3):
@@ -12,6 +20,14 @@ class Qwen3VL(Qwen3):
     class_names = ("Qwen3VLForConditionalGeneration",)
     draft_names = None
     mrope_layout = "interleaved"
+    media = MediaRules(
+        encoder="workers.encoders.qwen3_vl:Qwen3VL",
+        clip_pixels=(128 * 32 * 32, 32 * 32 * 768),
+        max_video_tokens=768,
+        shares_clip_pixels=True,
+        frame_spacing="even",
+        has_times_in_text=True,
+    )
     rope_theta = 500_000.0
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
@@ -33,9 +49,11 @@ class Qwen3VL(Qwen3):
             vision,
             read_media_tokens(options, text.count("vocab_size"), "vision_start_token_id", "vision_end_token_id"),
             read_pixel_scale(options.path.parent),
-            activation="gelu_pytorch_tanh",
-            out_hidden_size=vision.count("out_hidden_size"),
-            temporal_patch_size=vision.count("temporal_patch_size", 2),
-            num_positions=vision.count("num_position_embeddings", 2304),
-            deepstack_layers=deepstack_layers,
+            VisionSpec(
+                activation="gelu_pytorch_tanh",
+                out_hidden_size=vision.count("out_hidden_size"),
+                temporal_patch_size=vision.count("temporal_patch_size", 2),
+                num_positions=vision.count("num_position_embeddings", 2304),
+                deepstack_layers=deepstack_layers,
+            ),
         )

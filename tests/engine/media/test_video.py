@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image, ImageFont
 
+from engine.checkpoint.families import media_rules
 from engine.errors import RequestError
 from engine.media.frames import FrameChoice, choose_frames
 from engine.media.items import MediaItems
@@ -30,7 +31,13 @@ RULES: dict[str, Any] = json.loads((VISION / "rules.json").read_text())
 
 def test_frames_are_chosen_as_by_transformers() -> None:
     for kind, total, rate, fps, least, most, asked, first, last, count in RULES["choices"]:
-        chosen = choose_frames(kind, FrameChoice(fps, least, most, asked), total, rate, 1 if kind == "ernie4_5_vl_moe" else 2)
+        chosen = choose_frames(
+            media_rules(kind).frame_spacing,
+            FrameChoice(fps, least, most, asked),
+            total,
+            rate,
+            1 if kind == "ernie4_5_vl_moe" else 2,
+        )
         assert (chosen[:3], chosen[-3:], len(chosen)) == (first, last, count), (kind, total, rate, fps, least, most, asked)
 
 
