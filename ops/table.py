@@ -84,7 +84,7 @@ class KeptRows(AttentionMetadata, Protocol):
 class Inputs(AttentionMetadata, Protocol):
     """Inputs of a step as ops read them: all its rows."""
 
-    in_place: Any  # None: the tensors are there; else `begin` makes them (`ops/paddle/metadata.py`, InPlace)
+    is_made_on_device: bool  # `begin` makes the tensors (`ops/paddle/metadata.py`, InPlace); else they are there
     logit_row_ids: Tensor  # int32 [...]: kept rows whose logits are wanted
     token_ids: Tensor  # int32 [max_rows]
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
@@ -114,7 +114,7 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 class DeviceSampler(msgspec.Struct, frozen=True):
-    """How tokens are drawn where the logits are, of inputs that are made in place (`Inputs.in_place`).
+    """How tokens are drawn where the logits are, of inputs that the device makes (`Inputs.is_made_on_device`).
 
     `run`: the step, logits float32 [m, vocab] of `inputs.logit_row_ids` -> int32 [3, m]: tokens, the bits of their
     log-probabilities (float32, of the raw logits), ranks; [1, m], tokens alone, where it `is_greedy`: for rows without

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import pytest
@@ -68,6 +68,7 @@ FOREIGN_TO = {  # beginnings of module names -> beginnings of what must not be i
     "engine.supervisor": ("engine.media", "engine.cache", "engine.scheduler", "engine.tokenizer"),
 }
 PADDLE_USERS = ("ops", "workers")
+WITH_CIRCLES = ("api", "workers")  # packages in which folders still import each other both ways
 
 
 @cache
@@ -113,14 +114,7 @@ def test_only_ops_and_workers_import_paddle(arrows: list[tuple[str, str]]) -> No
     assert users == set(PADDLE_USERS)
 
 
-def test_no_module_is_in_a_circle_of_imports(arrows: list[tuple[str, str]]) -> None:
-    names = set(modules())
-    below: dict[str, set[str]] = {name: set() for name in names}
-    for name, target in arrows:
-        while target and target not in names:
-            target = target.rpartition(".")[0]
-        if target and target != name:
-            below[name].add(target)
+def assert_no_circle(below: Mapping[str, set[str]]) -> None:
     open_: list[str] = []
     done: set[str] = set()
 
@@ -128,12 +122,44 @@ def test_no_module_is_in_a_circle_of_imports(arrows: list[tuple[str, str]]) -> N
         assert name not in open_, " -> ".join([*open_[open_.index(name) :], name])
         if name not in done:
             open_.append(name)
-            for target in sorted(below[name]):
+            for target in sorted(below.get(name, ())):
                 visit(target)
             done.add(open_.pop())
 
-    for name in sorted(names):
+    for name in sorted(below):
         visit(name)
+
+
+@pytest.fixture(scope="module")
+def between_modules(arrows: list[tuple[str, str]]) -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    names = set(modules())
+    below: dict[str, set[str]] = {name: set() for name in names}
+    for name, target in arrows:
+        while target and target not in names:
+            target = target.rpartition(".")[0]
+        if target and target != name:
+            below[name].add(target)
+    return below
+
+
+def test_no_module_is_in_a_circle_of_imports(between_modules: dict[str, set[str]]) -> None:
+    assert_no_circle(between_modules)
+
+
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package not in WITH_CIRCLES])
+def test_no_folder_is_in_a_circle_of_imports(between_modules: dict[str, set[str]], package: str) -> None:
+    """The folders and files that lie side by side import each other one way only, at every level of a package."""
+    folders = {name.rpartition(".")[0] for name in between_modules if is_below(name, package) and name != package}
+    for folder in sorted(folders):
+        length = folder.count(".") + 2
+        beside: dict[str, set[str]] = {}
+        for name, targets in between_modules.items():
+            for target in targets:
+                if name != folder != target and is_below(name, folder) and is_below(target, folder):
+                    one, other = (".".join(each.split(".")[:length]) for each in (name, target))
+                    beside.setdefault(one, set()).update({other} - {one})
+        assert_no_circle(beside)
 
 
 def test_actors_are_named_once_and_exist() -> None:

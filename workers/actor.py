@@ -62,11 +62,13 @@ class WorkerActor(Actor):
         config = self.context.config
         tell_progress(self.context, "starting" if config.ops == "native" else "starting Paddle")
         from workers.extensions.adapters.loading import AdapterLoader
+        from workers.extensions.grammars.grammars import Grammars
         from workers.rank import make_rank
 
         self._rank = make_rank(self.context, self._beat)
         self._runner, self._group = self._rank.runner, self._rank.group
-        self._runner.core.trace = self._trace
+        self._grammars = self._runner.core.find(Grammars)
+        self._runner.core.model_step.replay = self._trace.replay
         can = self._runner.core.device.capabilities
         self.context.log.info("device %s", can.text)
         self._metrics.show_device(self._runner.core)
@@ -107,7 +109,7 @@ class WorkerActor(Actor):
         num_done = self._to_scheduler.flush()
         if self._adapters is not None and (reply := self._adapters.take_reply()) is not None:
             self.context.events.send(reply)
-        for number in self._runner.core.constraints.take_compiled():
+        for number in self._grammars.threads.take_compiled() if self._grammars else ():
             self._send(GrammarCompiled(number, self.context.tensor_rank))
             num_done += 1
         return num_done + self._loop.do_work()
@@ -117,7 +119,7 @@ class WorkerActor(Actor):
         self._loop.wait(timeout_ns)
 
     def deadline_ns(self) -> int:
-        look_ns = time.monotonic_ns() + _LOOK_NS if self._runner.core.constraints.num_compiling else 0
+        look_ns = time.monotonic_ns() + _LOOK_NS if self._grammars and self._grammars.threads.num_compiling else 0
         return earliest(look_ns, self._to_scheduler.deadline_ns())
 
     # ---------------------------------------------------------------------------------------------------------- work
@@ -128,7 +130,8 @@ class WorkerActor(Actor):
             self._runs.finish_all()
         match message:
             case CompileGrammar():
-                self._runner.core.constraints.compile(message.number, message.text)
+                assert self._grammars is not None, "an engine that pools takes no grammars"
+                self._grammars.threads.compile(message.number, message.text)
             case LoadWeights():
                 if not message.ranks or self.context.tensor_rank in message.ranks:
                     self._send(self._weights.change(message))
@@ -164,7 +167,13 @@ class WorkerActor(Actor):
             return None
         core, config = self._runner.core, self.context.config.eplb_config
         return Balancer(
-            group.experts, group.board, config, topology, lambda: core.mixtures, self._rebalanced, self.context.events.send
+            group.experts,
+            group.board,
+            config,
+            topology,
+            lambda: core.weights.mixtures,
+            self._rebalanced,
+            self.context.events.send,
         )
 
     def _rebalanced(self, num_moved: int, imbalance: float) -> None:

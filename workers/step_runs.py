@@ -30,7 +30,10 @@ class StepRuns:
         trace: StepTrace,
         send: Callable[[Message], None],
     ) -> None:
+        from workers.extensions.drafts.drafting import Drafting  # with the models, as the runner has imported
+
         self._runner = runner
+        self._drafting = runner.core.find(Drafting)
         self._group = group
         self._tensor_rank = tensor_rank
         self._metrics = metrics
@@ -109,7 +112,7 @@ class StepRuns:
 
     def draft(self) -> None:
         """Draft the tokens that later steps verify."""
-        drafting = self._runner.core.drafting
+        drafting = self._drafting
         begin_ns = time.monotonic_ns()
         draft_ns = self._runner.core.draft()
         if drafting is None or not draft_ns:

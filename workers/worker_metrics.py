@@ -18,6 +18,7 @@ from workers.rank_group.communicator import Communicator
 if TYPE_CHECKING:
     from workers.engine.runner import ModelRunner
     from workers.extensions.drafts.drafting import Drafting
+    from workers.extensions.grammars.grammars import Grammars
 
 
 class WorkerMetrics:
@@ -72,20 +73,21 @@ class WorkerMetrics:
         self._idle_seconds.add(result.idle_ns / 1e9)
         self._take_collectives(communicators)
         self._take_device_work(core)
-        if core.constraints.is_used:
-            self._take_constraints(core)
+        if self._grammars is not None and self._grammars.is_used:
+            self._take_constraints(self._grammars)
         self._steps.add(1)
         self._tokens.add(result.num_tokens)
         self._busy_seconds.add(busy_ns / 1e9)
-        self._encoder_seconds.set(core.encode_ns / 1e9)
+        if self._media is not None:
+            self._encoder_seconds.set(self._media.encode_ns / 1e9)
 
     def ended_without_rows(self, busy_ns: int, communicators: Sequence[Communicator]) -> None:
         """As `ended`, of a step of the rank group in which this replica had nothing to do."""
         self._take_collectives(communicators)
         self._busy_seconds.add(busy_ns / 1e9)
 
-    def _take_constraints(self, core: ModelRunner) -> None:
-        figures = core.constraints.take_figures()
+    def _take_constraints(self, grammars: Grammars) -> None:
+        figures = grammars.take_figures()
         self._constrained_tokens.add(figures.num_tokens)
         self._constraint_failures.add(figures.num_failed)
         self._constraint_wait.add(figures.wait_ns / 1e9)
@@ -128,6 +130,11 @@ class WorkerMetrics:
 
     def show_device(self, core: ModelRunner) -> None:
         """What it can, and which ops had no right candidate."""
+        from workers.extensions.drafts.mtp import MtpDrafter
+        from workers.extensions.grammars.grammars import Grammars
+        from workers.extensions.media.media import Media
+
+        self._grammars, self._media, self._layers = core.find(Grammars), core.find(Media), core.find(MtpDrafter)
         can = core.device.capabilities
         self._context.counter("device_has_graphs").set(can.has_graphs)
         self._context.counter("device_keeps_cache").set(can.is_arena_lasting)
@@ -150,6 +157,6 @@ class WorkerMetrics:
         self._device_memory.set(core.device.memory_bytes())
 
     def _show_captures(self, core: ModelRunner) -> None:
-        plan, num_of_drafts = core.weights.plan, core.mtp.num_uncaptured if core.mtp else 0
+        plan, num_of_drafts = core.weights.plan, self._layers.num_uncaptured if self._layers else 0
         self._uncaptured_sizes.set((len(plan.failed_sizes) if plan else 0) + num_of_drafts)
         self._captured_sizes.set(len(plan.captured) if plan else 0)

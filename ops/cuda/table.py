@@ -264,8 +264,8 @@ class _Rows:
         return made
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
-        if inputs.in_place is not None:
-            self._derive(inputs.in_place, cache.block_size)
+        if inputs.is_made_on_device:
+            self._derive(cast(InPlace, inputs), cache.block_size)
             return Step(inputs, cache.block_size)
         self._run(
             "Begin",
@@ -288,8 +288,8 @@ class _Rows:
             slots=memory.slots,
             derived=memory.derived,
             block_size=block_size,
-            num_rows=memory.rows.num_rows,
-            tile_rows=memory.rows.tile_rows,
+            num_rows=memory.num_rows,
+            tile_rows=memory.tile_rows,
             num_kept=memory.kept.num_rows,
             kept_tile_rows=memory.kept.tile_rows,
             **numbers,
@@ -297,7 +297,7 @@ class _Rows:
 
     def draw(self, inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
         rows, vocab = logits.shape
-        memory: InPlace = inputs.in_place
+        memory = cast(InPlace, inputs)
         return self._run(
             "Sample",
             logits=logits,

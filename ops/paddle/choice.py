@@ -208,7 +208,7 @@ def draw_case(vocab_size: int) -> Case:
     def prepare(table: OpTable) -> tuple[RowOp, RowOp]:
         def op(x: paddle.Tensor) -> paddle.Tensor:
             logits = (x * 2).astype("int32").astype("float32")
-            inputs: Any = SimpleNamespace(in_place=None)
+            inputs: Any = SimpleNamespace(is_made_on_device=False)
             drawing = table.drawing
             tokens = logits.numpy().argmax(axis=1) if drawing is None else drawing.run(inputs, logits).numpy()[0]
             return paddle.to_tensor(parted(tokens).astype(np.float32))

@@ -80,7 +80,7 @@ class LayerRows(msgspec.Struct):
     tile_contexts: Tensor
     tile_row_ids: Tensor
     host_counts: np.ndarray
-    in_place: Any = None
+    is_made_on_device: bool = False
     features: np.ndarray | None = None
     tile_rows: int = 1
 

@@ -9,7 +9,7 @@ XPUs have no kernels of `searchsorted`, nor of int32 `floor_divide`, `unbind` an
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 import paddle
@@ -90,15 +90,14 @@ class Counts(Protocol):
     tile_rows: int
 
 
-class InPlace(Protocol):
-    """Memory of a device; all int32 and of fixed address."""
+class InPlace(Counts, Protocol):
+    """Memory of a device; all int32 and of fixed address. `num_rows` and `tile_rows` are those of all rows."""
 
     sizes: Sizes
     sent: Tensor  # [num_sent]
     slots: Tensor  # [num_values]: tokens [slots + 1, positions] | tables [slots + 1, blocks] | lengths [slots + 1] | settings
     derived: Tensor  # the fields of_rows, those of_kept
     numbers: Tensor  # 0, 1, 2, ...: as many as the longest field has
-    rows: Counts
     kept: Counts
 
 
@@ -119,7 +118,7 @@ def derive(memory: InPlace, block_size: int) -> None:
     sizes = memory.sizes
     slots, starts, counts, kept = _take(memory)
     positions, tables = sizes.num_positions, sizes.num_blocks
-    all_rows = _Sequences(memory, memory.rows, slots, starts, counts)
+    all_rows = _Sequences(memory, memory, slots, starts, counts)
     kept_rows = _Sequences(memory, memory.kept, slots, starts + counts - kept, kept)
     row_slots, at = all_rows.row_slots, all_rows.positions
     token_ids = paddle.gather(memory.slots, row_slots * positions + at) * all_rows.is_row
@@ -165,7 +164,7 @@ def write(memory: InPlace, places: Tensor, values: Tensor, is_written: Tensor) -
 
 def keep_drawn(inputs: StepInputs, tokens: Tensor) -> None:
     """Write the `tokens` (int32 [m]) drawn for `inputs.logit_row_ids`, neighbours, to slots whose rows have the flag DRAWN."""
-    memory: InPlace = inputs.in_place
+    memory = cast(InPlace, inputs)
     sizes, count = memory.sizes, memory.sizes.num_slots
     flags = memory.sent[HEADER + (NUM_COLUMNS - 1) * count : HEADER + NUM_COLUMNS * count]
     # which of the tokens is that of a sequence's last row

@@ -53,7 +53,7 @@ from ops.modules import (
     RoutingRule,
     TypedPositions,
 )
-from ops.paddle.metadata import derive, keep_drawn, quotient
+from ops.paddle.metadata import InPlace, derive, keep_drawn, quotient
 from ops.paddle.progress import got_on, reporting
 from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, DeviceSampler, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
@@ -208,8 +208,8 @@ class AttentionStep:
 def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
     """slot = block_table[seq, pos // block_size] * block_size + pos % block_size, on the device."""
     size = cache.block_size
-    if inputs.in_place is not None:
-        derive(inputs.in_place, size)
+    if inputs.is_made_on_device:
+        derive(cast(InPlace, inputs), size)
         return _attention_step(inputs, size)
     positions, tables = inputs.positions, inputs.block_tables
     blocks = paddle.gather(tables.flatten(), inputs.row_slots * tables.shape[1] + quotient(positions, size))
@@ -634,7 +634,7 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
 def draw_largest(inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
     """Run `DeviceSampler.run` at temperature 0."""
     tokens = largest(logits)
-    if inputs.in_place is not None:
+    if inputs.is_made_on_device:
         keep_drawn(inputs, tokens)
     return tokens.reshape([1, -1])
 

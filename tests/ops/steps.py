@@ -8,7 +8,7 @@ from ops.modules import KvCache
 from ops.table import ROW_TILE, OpTable
 from tests.ops.caches import make_cache
 from workers.devices.paddle import PaddleDevice
-from workers.engine.inputs import StepInputs
+from workers.engine.inputs import InputSizes, StepInputs
 from workers.engine.slots import Slots
 
 MAX_SEQS = 24
@@ -28,8 +28,11 @@ class HandMadeStep:
         has_adapters: bool = False,
     ) -> None:
         self.device = PaddleDevice("cpu")
-        sizes = (MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size, row_tile)
-        self.inputs = StepInputs(self.device, *sizes, has_adapters=has_adapters)
+        sizes = InputSizes(MAX_SEQS, MAX_TOKENS, MAX_LENGTH, block_size, row_tile)
+        self.inputs = StepInputs(self.device, sizes)
+        if has_adapters:
+            for rows in (self.inputs, self.inputs.kept):
+                rows.add("adapter_slots", rows.max_rows)
         blocks_per_slot = self.inputs.host_block_tables.shape[1]
         self.num_blocks = MAX_SEQS * blocks_per_slot
         order = np.random.default_rng(5).permutation(self.num_blocks) + 1

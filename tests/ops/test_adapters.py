@@ -57,7 +57,7 @@ class Adapted:
     def __call__(self, x: np.ndarray, row_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the linear's result, and the one with adapters."""
         step = HandMadeStep([(3, 0, len(x))], row_tile=self.k.row_tile, has_adapters=True)
-        step.inputs._set("adapter_slots", row_slots, -1)
+        step.inputs.set("adapter_slots", row_slots, -1)
         begun = self.k.begin(step.inputs, step.cache(self.k, 1, 8))
         tensor = paddle.to_tensor(x)
         y = self.k.linear(tensor, self.module)

@@ -28,8 +28,8 @@ def step_of(k: OpTable, feature_rows: np.ndarray, features: np.ndarray | None = 
     step = HandMadeStep([(3, 0, len(feature_rows))], row_tile=k.row_tile)
     step.inputs.features = step.inputs.kept.features = features
     for inputs in (step.inputs, step.inputs.kept):
-        inputs._set("feature_rows", feature_rows, -1)
-        inputs._set("expert_sets", feature_rows >= 0)
+        inputs.set("feature_rows", feature_rows, -1)
+        inputs.set("expert_sets", feature_rows >= 0)
     return step
 
 
@@ -154,11 +154,11 @@ def test_rows_turn_by_their_own_angles(k: OpTable) -> None:
     for module in (rotary, by_row):
         step = HandMadeStep([(3, 40, ROWS)], row_tile=k.row_tile)
         inputs = step.inputs
-        inputs._add("row_numbers", inputs.max_rows)
-        inputs._set("row_numbers", np.arange(inputs.max_rows))
+        inputs.add("row_numbers", inputs.max_rows)
+        inputs.set("row_numbers", np.arange(inputs.max_rows))
         for name, table in zip(("row_cosines", "row_sines"), tables[:2], strict=True):
-            inputs._add(name, inputs.max_rows, 16, dtype=np.float32)
-            inputs._set(name, table[40 : 40 + ROWS])
+            inputs.add(name, inputs.max_rows, 16, dtype=np.float32)
+            inputs.set(name, table[40 : 40 + ROWS])
         cache = step.cache(k, 1, 16)
         begun = k.begin(inputs, cache)
         queries = k.rotate_and_store(

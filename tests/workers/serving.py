@@ -22,7 +22,11 @@ from workers.engine.runner import ModelRunner
 from workers.engine.slots import Slots
 from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.adapters.reader import AdapterFiles
+from workers.extensions.drafts.mtp import MtpDrafter
+from workers.extensions.grammars.grammars import Grammars
+from workers.extensions.media.encoder import Encoder
 from workers.extensions.media.features import Features
+from workers.extensions.media.media import Media
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
 from workers.rank_group.peers import Peers
@@ -67,6 +71,26 @@ def make_runner(
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner
+
+
+def layers_of(runner: ModelRunner) -> MtpDrafter:
+    """The draft layers of a runner that has them."""
+    layers = runner.find(MtpDrafter)
+    assert layers is not None
+    return layers
+
+
+def grammars_of(runner: ModelRunner) -> Grammars:
+    grammars = runner.find(Grammars)
+    assert grammars is not None
+    return grammars
+
+
+def encoder_of(runner: ModelRunner) -> Encoder | None:
+    """None: its weights have none, or it serves text alone."""
+    media = runner.find(Media)
+    assert media is not None
+    return media.encoder
 
 
 def arena_of(model: ModelConfig, adapters: Sequence[Path], max_rank: int = 16) -> AdapterArena:

@@ -17,6 +17,7 @@ from tests.workers.rank_group.serving import serve, serve_all
 from tests.workers.rank_group.test_tensor_parallel import ODD, PRECISIONS, on_each
 from tests.workers.serving import Sample, Serving, make_runner
 from workers.engine.runner import ModelRunner
+from workers.extensions.adapters.columns import AdapterColumns
 
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=3)
 PROMPTS = [[(11 * number + 5 * index) % 300 + 3 for index in range(length)] for number, length in enumerate((40, 3, 17, 70, 9))]
@@ -117,8 +118,9 @@ def test_another_adapter_takes_the_slot(tmp_path: Path) -> None:
     large, small = adapters_of(tmp_path, model, 2)
     write_adapter(small, model, rank=1, targets=("q_proj", "down_proj"), seed=7)
     runner, fresh = make_runner(model, adapters=[large]), make_runner(model, adapters=[small])
-    arena = runner._adapters
-    assert arena is not None
+    adapters = runner.find(AdapterColumns)
+    assert adapters is not None
+    arena = adapters.arena
     before = answer(runner, PROMPTS[0], 0)
     contents = arena.write(0, AdapterFiles(small, arena.layout).linears())
     assert answer(runner, PROMPTS[0], 0) == answer(fresh, PROMPTS[0], 0) != before

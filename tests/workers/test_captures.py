@@ -167,7 +167,7 @@ def test_warm_up_runs_change_nothing() -> None:
     runner.load(str(path), 2, lambda num_done, num_bytes: None)
     replays = keep(runner)
     assert runner.weights.plan is not None
-    runner._warm_up(runner.weights.plan)
+    runner.modes.warm_up(runner.weights.plan)
     assert replays == [("model", 8), ("model", 4), ("layers", 8), ("layers", 4), ("layers", 2), ("layers", 1)]
     after = [np.array(part[1:]) for layer in runner._cache.layers for part in (layer.keys, layer.values)]
     assert all((one == other).all() for one, other in zip(before, after, strict=True))

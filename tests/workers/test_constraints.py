@@ -25,10 +25,10 @@ from tests.paths import GOLDEN
 from tests.waiting import wait_until
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.rank_group.rank_groups import rank_group_of
-from tests.workers.serving import Sample, Serving, int32, make_runner, swap_slots
+from tests.workers.serving import Sample, Serving, grammars_of, int32, make_runner, swap_slots
 from workers.engine.runner import ModelRunner
-from workers.extensions.grammars import constraints
-from workers.extensions.grammars.constraints import Constraint
+from workers.extensions.grammars import limits
+from workers.extensions.grammars.constraint import Constraint
 from workers.rank_group.communicator import Communicator
 from workers.runners.cpu import CpuRunner
 from workers.runners.runner import Runner
@@ -160,7 +160,7 @@ PATIENCE_NS = 60_000_000_000
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No mask is late because the machine is busy."""
     for name in ("FAST_NS", "STEP_NS"):
-        monkeypatch.setattr(constraints, name, PATIENCE_NS)
+        monkeypatch.setattr(limits, name, PATIENCE_NS)
 
 
 @pytest.fixture(scope="module")
@@ -253,10 +253,10 @@ def test_late_masks_skip_their_rows_and_change_no_token(
 ) -> None:
     runners: tuple[ModelRunner, ModelRunner] = request.getfixturevalue(kind)
     found = answers_of(runners[0], samples_of())
-    monkeypatch.setattr(constraints, "SLOW_NS", -1)  # every constraint is slow, and no step waits for it
-    monkeypatch.setattr(constraints, "STEP_NS", 0)
-    monkeypatch.setattr(constraints, "FAST_NS", 0)
-    monkeypatch.setattr(constraints, "ALONE_NS", 0)
+    monkeypatch.setattr(limits, "SLOW_NS", -1)  # every constraint is slow, and no step waits for it
+    monkeypatch.setattr(limits, "STEP_NS", 0)
+    monkeypatch.setattr(limits, "FAST_NS", 0)
+    monkeypatch.setattr(limits, "ALONE_NS", 0)
     fill, num_late = Constraint._fill, 0
     gate = threading.Event()
     monkeypatch.setattr(Constraint, "_fill", lambda self, place: (gate.wait(10), fill(self, place)))
@@ -301,7 +301,7 @@ def test_cheap_masks_do_not_wait_for_another_source(
         sample = Sample([1, 2, 3], params(FORMS[0]), source=source)
         serving.place(sample, slot)
         start = serving._message([(sample, 1)]).starts[0]
-        runners[0].constraints.start(start)
+        grammars_of(runners[0]).on_start(start)
         if not slot:
             assert has_begun.wait(10)
     gate.set()
@@ -347,8 +347,8 @@ def test_slots_that_change_places_keep_their_masks(runners: tuple[ModelRunner, M
 def test_a_form_beyond_the_limits_fails_its_row_alone(
     runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constraints, "BURST_NS", -1)
-    monkeypatch.setattr(constraints, "TOKEN_NS", 0)
+    monkeypatch.setattr(limits, "BURST_NS", -1)
+    monkeypatch.setattr(limits, "TOKEN_NS", 0)
     serving = Serving(runners[0])
     samples = samples_of()[:2]
     for slot, sample in enumerate(samples):
@@ -366,8 +366,8 @@ def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.M
     form = params("start: /[^z]*/", temperature=0.0)
     known = Sample(list(range(3, 20)), form, num_outputs=24)
     expected = answers_of(runner, [known])
-    monkeypatch.setattr(constraints, "TOKEN_NS", 0)  # one burst for the whole
-    for limit_ns, is_drafted in ((constraints.BURST_NS, True), (-1, False)):
+    monkeypatch.setattr(limits, "TOKEN_NS", 0)  # one burst for the whole
+    for limit_ns, is_drafted in ((limits.BURST_NS, True), (-1, False)):
         monkeypatch.setattr(Constraint, "may_look_ahead", property(lambda self, limit_ns=limit_ns: self._ahead_ns <= limit_ns))
         sample = Sample(known.prompt, form, num_outputs=24)
         serving = Serving(runner, drafter=lambda sample: known.outputs[len(sample.outputs) :])
@@ -376,9 +376,9 @@ def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.M
         assert [sample.answer()] == expected
         assert (serving.num_steps < 24) == is_drafted
     constraint = constraint_of(Matching(TOKENS), form)
-    constraint.spent(10 * constraints.BURST_NS, is_ahead=True)
+    constraint.spent(10 * limits.BURST_NS, is_ahead=True)
     assert not constraint.is_over
-    constraint.spent(10 * constraints.BURST_NS, is_ahead=False)
+    constraint.spent(10 * limits.BURST_NS, is_ahead=False)
     assert constraint.is_over
 
 
@@ -386,9 +386,9 @@ def answer_by_own_clock(
     communicator: Communicator, arena: tuple[Any, int], directory: str, late: int, drafts: SpeculativeConfig
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
     """On a rank of two, of which one finds that every form takes too long; which rows of the steps failed."""
-    constraints.FAST_NS = constraints.STEP_NS = PATIENCE_NS
+    limits.FAST_NS = limits.STEP_NS = PATIENCE_NS
     if communicator.rank == late:
-        constraints.BURST_NS, constraints.TOKEN_NS = -1, 0
+        limits.BURST_NS, limits.TOKEN_NS = -1, 0
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     options: dict[str, Any] = {"num_kv_blocks": 64, "run_dir": directory, "speculative_config": drafts}
     runner = make_runner(GOLDEN / "llama", communicator=communicator, arena=memory, **options)
@@ -406,7 +406,7 @@ def answer_late(
     communicator: Communicator, arena: tuple[Any, int], directory: str, late: int
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
     """On a rank of two; rank `late` finds some masks late. Which rows got no token in which step."""
-    constraints.FAST_NS = constraints.STEP_NS = PATIENCE_NS
+    limits.FAST_NS = limits.STEP_NS = PATIENCE_NS
     if communicator.rank == late:
         chance = random.Random(1)
         Constraint.is_ready = property(lambda self: chance.random() < 0.7)  # type: ignore[assignment, method-assign]
@@ -463,12 +463,12 @@ def test_what_is_compiled_before_is_found(runners: tuple[ModelRunner, ModelRunne
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
     found = answers_of(runners[0], samples_of())
     for number, grammar in enumerate(("no grammar", *(HEAD + form for form in FORMS))):
-        runner.constraints.compile(number, grammar)
+        grammars_of(runner).threads.compile(number, grammar)
     assert answers_of(runner, samples_of()) == found
-    done: list[int] = []
-    wait_until(lambda: (done.extend(runner.constraints.take_compiled()), len(done) == 1 + len(FORMS))[1], what="compilation")
-    assert (sorted(done), runner.constraints.num_compiling) == ([*range(1 + len(FORMS))], 0)
-    ready = runner.constraints._ready()
+    done, threads = list[int](), grammars_of(runner).threads
+    wait_until(lambda: (done.extend(threads.take_compiled()), len(done) == 1 + len(FORMS))[1], what="compilation")
+    assert (sorted(done), threads.num_compiling) == ([*range(1 + len(FORMS))], 0)
+    ready = threads.matching
     assert all(HEAD + form in ready._kept for form in FORMS)
 
 
@@ -489,5 +489,5 @@ def test_a_vocabulary_is_taken_in_while_others_run() -> None:
 def test_without_forms_nothing_is_made(directory: Path) -> None:
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
     answers_of(runner, samples_of(with_forms=False)[:2])
-    assert not runner.constraints.is_used
-    assert all(each is None for each in runner.slots.constraints)
+    assert not grammars_of(runner).is_used
+    assert all(each is None for each in grammars_of(runner).constraints)

@@ -26,10 +26,11 @@ from tests.paths import GOLDEN
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
+from workers.assembly import Parts, build_runner
 from workers.devices.card_ops import CardRows
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.plan import make_plan
-from workers.engine.runner import ModelRunner, Parts
+from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
 from workers.runners.cpu import CpuRunner
@@ -51,7 +52,8 @@ class OnEmulatedCard:
         rows = CardRows(lambda rank_group: cuda.make_table(emulated_card(), rank_group=rank_group))
         if config.ops != "cuda":  # they are not tried, which takes its time
             device.ops, rows = rows.make(device.rank_group), None
-        self.core = ModelRunner(config, model, Parts(device, DeviceInputs, make_plan, rows), arena, peers, features=features)
+        parts = Parts(device, DeviceInputs, make_plan, rows)
+        self.core = build_runner(config, model, parts, arena, peers, features=features)
 
 
 def samples() -> list[Sample]:

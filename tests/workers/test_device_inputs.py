@@ -16,8 +16,9 @@ from ops.table import HAS_BOUNDS, OpTable
 from tests.ops.tables import emulated_card
 from workers.devices.paddle import PaddleDevice
 from workers.engine.device_inputs import DeviceInputs
-from workers.engine.inputs import StepInputs
+from workers.engine.inputs import InputSizes, StepInputs
 from workers.engine.slots import Slots
+from workers.sampling.slot_sampling import SlotSampling
 
 NUM_SLOTS, MAX_LENGTH, BLOCK_SIZE = 7, 512, 64
 SENTINEL = -77
@@ -31,11 +32,12 @@ class Both:
 
     def __init__(self, num_drafts: int = 0, maker: OpTable = TABLE) -> None:
         self.maker = maker
-        sizes = NUM_SLOTS, 512, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile, None, 0, num_drafts
+        sizes = InputSizes(NUM_SLOTS, 512, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile, num_drafts=num_drafts)
         device = PaddleDevice("cpu")
-        self.host, self.made = StepInputs(device, *sizes), DeviceInputs(device, *sizes)
+        self.host, self.made = StepInputs(device, sizes), DeviceInputs(device, sizes)
         self.made.host_block_tables = self.host.host_block_tables
         self.slots = Slots(self.host.host_block_tables, MAX_LENGTH, 1000, num_drafts)
+        SlotSampling(self.slots)
         self.generator = np.random.default_rng(3)
 
     def start(self, slot: int, num_tokens: int, blocks: np.ndarray) -> None:

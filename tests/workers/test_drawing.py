@@ -20,8 +20,10 @@ from tests.ops.tables import emulated_card
 from tests.workers.serving import int32
 from workers.devices.paddle import PaddleDevice
 from workers.engine.device_inputs import DeviceInputs
+from workers.engine.inputs import InputSizes
 from workers.engine.slots import Slots
 from workers.sampling import sampler
+from workers.sampling.slot_sampling import SlotSampling
 
 MAX_LENGTH, BLOCK_SIZE = 64, 16
 CASES: list[dict[str, Any]] = [
@@ -42,8 +44,9 @@ class Bench:
     def __init__(self, table: OpTable, vocab: int, params: list[SamplingParams], kept: list[int] | None = None) -> None:
         """`kept`: rows of each sequence that are kept; None: the last one."""
         self.table, count = table, len(params)
-        self.inputs = DeviceInputs(PaddleDevice("cpu"), count, 256, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile)
+        self.inputs = DeviceInputs(PaddleDevice("cpu"), InputSizes(count, 256, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile))
         self.slots = Slots(self.inputs.host_block_tables, MAX_LENGTH, vocab)
+        self.sampling = SlotSampling(self.slots)
         for slot, each in enumerate(params):
             prompt = int32([1] * (3 + slot % 7))
             self.slots.start(SlotStart(slot, "r", prompt, 3, each, b""))

@@ -13,7 +13,7 @@ from engine.messages import Encode, Step
 from shm.encoder_arena import EncoderArena
 from tests.workers.encoding import make_slab, steps_of, units_of
 from tests.workers.seeing import ARCHITECTURES, make_arena, seeing_samples
-from tests.workers.serving import GOLDEN, Sample, Serving, golden_cases, make_runner
+from tests.workers.serving import GOLDEN, Sample, Serving, encoder_of, golden_cases, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 
@@ -147,7 +147,7 @@ def test_reload_and_clear(encoding: Encoding) -> None:
     before = encoding.answer(sample).answer()
     version = encoding.runner.weights.version + 1
     encoding.runner.clear()
-    assert encoding.runner.encoder is None
+    assert encoder_of(encoding.runner) is None
     encoding.runner.load(str(GOLDEN / encoding.name), version, lambda num_done, num_bytes: None)
     again = encoding.seeing(FEW)[0]
     serving = Serving(encoding.runner)

@@ -19,7 +19,7 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.deepseek import DeepseekForward
 from tests.workers.forward import Forward
 from tests.workers.mtp import Trunk, draft_tokens, drafting, write_walk, write_with_layers
-from tests.workers.serving import GOLDEN, Sample, Serving, make_runner, swap_slots
+from tests.workers.serving import GOLDEN, Sample, Serving, layers_of, make_runner, swap_slots
 from tests.workers.test_drafts import samples
 from tests.workers.test_mixtures import COMMON, ERNIE
 from workers.engine.rows import StepRows
@@ -41,7 +41,6 @@ PROMPT = [5 + index * 11 % 80 for index in range(40)]
 
 def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
     """Logits of the guesses that the layers make now for a slot."""
-    assert runner.mtp is not None
     last = np.array([runner.slots.num_tokens[slot] - 1], np.int32)
     one, counts = np.ones(1, np.int32), np.full(1, count, np.int32)
     rows = StepRows(np.full(1, slot, np.int32), last, one + counts, one + counts, counts)
@@ -52,7 +51,7 @@ def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
         found.append(logits[0].copy())
         return likeliest(logits)
 
-    runner.mtp.draft(rows, runner.mode, draft_token)
+    layers_of(runner).draft(rows, runner.mode, draft_token)
     return np.array(found)
 
 
@@ -88,7 +87,6 @@ def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path
     """Rows want different numbers of them: tapes without Python in between, and a replay for each."""
     write_with_layers(tmp_path, *SHAPES[name])
     runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
-    assert runner.mtp is not None
     batch = [Sample(PROMPT[: 20 + slot], SamplingParams(temperature=0.0), 16) for slot in range(4)]
     serving = Serving(runner)
     for slot, sample in enumerate(batch):
@@ -101,7 +99,7 @@ def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path
     for draft_token in (likeliest, lambda logits: likeliest(logits)):
         for slot, last in enumerate(rows.starts):
             runner.slots.token_ids[slot, last + 1 :] = -1
-        runner.mtp.draft(rows, runner.mode, draft_token)
+        layers_of(runner).draft(rows, runner.mode, draft_token)
         behind = (runner.slots.token_ids[slot, last + 1 :] for slot, last in enumerate(rows.starts))
         found.append([tokens[tokens >= 0].tolist() for tokens in behind])
     assert found[0] == found[1]
@@ -123,7 +121,6 @@ def test_a_chain_ends_where_a_draft_hardly_stands(
 ) -> None:
     """With those before it. Rows are that much shorter; guesses before its end are as they were."""
     runner = make_runner(walking[True], max_model_len=64, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
-    assert runner.mtp is not None
     serving, batch = Serving(runner), [Sample(STROLL[slot:9], SamplingParams(temperature=0.0), 16) for slot in range(4)]
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
@@ -132,9 +129,9 @@ def test_a_chain_ends_where_a_draft_hardly_stands(
     lasts = runner.slots.num_tokens[:4] - 1
     rows = StepRows(slots, lasts, 1 + num_drafts, 1 + num_drafts, num_drafts.copy())
     runner.slots.is_drafted_by_layers[:] = True
-    runner.mtp.ends[:-1] = np.repeat(chances, DraftChances.NUM_CLASSES)
-    runner.mtp.expect(least)
-    runner.mtp.draft(rows, runner.mode)
+    layers_of(runner).ends[:-1] = np.repeat(chances, DraftChances.NUM_CLASSES)
+    layers_of(runner).expect(least)
+    layers_of(runner).draft(rows, runner.mode)
     assert rows.num_drafts.tolist() == expected
     assert rows.counts.tolist() == rows.num_sampled.tolist() == [1 + count for count in expected]
     for slot, last, count in zip(slots, lasts, expected, strict=True):
@@ -145,13 +142,12 @@ def test_a_chain_ends_where_a_draft_hardly_stands(
 def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None:
     """By their place and how sure the layer was: here all stand."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
-    assert runner.mtp is not None
-    runner.mtp.expect(1e-9)
-    before = runner.mtp.ends.copy()
+    layers_of(runner).expect(1e-9)
+    before = layers_of(runner).ends.copy()
     serving, sample = Serving(runner), Sample(STROLL[:9], SamplingParams(temperature=0.0), 60)
     serving.place(sample, 0)
     serving.run([sample])
-    gains = (runner.mtp.ends - before)[:-1].reshape(K, -1)
+    gains = (layers_of(runner).ends - before)[:-1].reshape(K, -1)
     assert (gains >= 0).all()
     assert (gains.max(axis=1) > 0).all()
     assert serving.num_tokens_of_rows.count(1 + K) > 9, "nothing was cut"
@@ -160,9 +156,8 @@ def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None
 def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
     """Those see next to nothing, so nothing is learned from them."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
-    assert runner.mtp is not None
-    runner.mtp.expect(1e-9)
-    before = runner.mtp.ends.copy()
+    layers_of(runner).expect(1e-9)
+    before = layers_of(runner).ends.copy()
     serving, sample = Serving(runner), Sample(STROLL[:20], SamplingParams(temperature=0.0), 24, wants_drafts=False)
     serving.place(sample, 0)
     for _ in range(4):
@@ -170,15 +165,14 @@ def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Pa
     sample.wants_drafts = True
     serving.run([sample])
     assert 1 + K in serving.num_tokens_of_rows
-    np.testing.assert_array_equal(runner.mtp.ends, before)
+    np.testing.assert_array_equal(layers_of(runner).ends, before)
 
 
 def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: Any) -> tuple[list[object], int]:
     """Return the outcome of sequences of all kinds in one batch, and how many draft tokens were verified."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
     if least_chance:
-        assert runner.mtp is not None
-        runner.mtp.expect(least_chance)
+        layers_of(runner).expect(least_chance)
     serving, batch, num_drafts = Serving(runner, chunk=chunk), samples(), 0
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)

@@ -21,8 +21,9 @@ from engine.messages import Grammar, SamplingParams, StepResult
 from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
-from tests.workers.serving import Sample, Serving, ServingAhead, make_runner, swap_slots
+from tests.workers.serving import Sample, Serving, ServingAhead, layers_of, make_runner, swap_slots
 from tests.workers.test_mixtures import COMMON
+from workers.assembly import Parts, build_runner
 from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
 from workers.devices.paddle import PaddleDevice
@@ -30,9 +31,9 @@ from workers.engine.captures import Phase
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.graph_plan import GraphPlan
 from workers.engine.plan import make_plan
-from workers.engine.runner import ModelRunner, Parts
+from workers.engine.runner import ModelRunner
 from workers.extensions.drafts.device_draft_plan import DeviceDraftPlan
-from workers.extensions.grammars import constraints
+from workers.extensions.grammars import limits
 from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
 from workers.runners.ahead import Ahead
@@ -72,7 +73,7 @@ class WithGraphs:
         self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
     ) -> None:
         parts = Parts(GraphDevice("cpu"), DeviceInputs, make_plan)
-        self.core = ModelRunner(config, model, parts, arena, peers, features=features)
+        self.core = build_runner(config, model, parts, arena, peers, features=features)
 
 
 def captured(unit: int) -> dict[str, Any]:
@@ -141,8 +142,8 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
     options = {**SIZES, "speculative_config": drafting(2)}
     expected = answers(make_runner(tmp_path, kind=CpuRunner, **options))
     runner = make_runner(tmp_path, kind=WithGraphs, **{**options, **captured(3)})
-    assert runner.mtp is not None
-    plan = runner.mtp._device_plan  # type: ignore[attr-defined]
+    layers = layers_of(runner)
+    plan = layers._device_plan  # type: ignore[attr-defined]
     assert isinstance(plan, DeviceDraftPlan)
 
     def replays() -> dict[tuple[int, int], int]:
@@ -156,7 +157,7 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
     after = replays()
     assert len(after) == len(before)
     assert {of for of, size in after if after[of, size] > before[of, size]} == {-1, 0, 1}
-    assert runner.mtp.num_uncaptured == 0
+    assert layers.num_uncaptured == 0
     plan._modules[0].norm.weight = plan._modules[0].norm.weight + 0.0  # type: ignore[attr-defined]
     with pytest.raises(
         DeviceError, match=r"captured for \d rows of layers that draft reads weights\.\w+(\.\w+)*\.weight at 0x"
@@ -223,7 +224,7 @@ def test_draft_tokens_of_a_device_are_those_of_the_host(
 ) -> None:
     """Step by step, wherever rows are drawn, and whoever has to know a guess before."""
     for name in ("FAST_NS", "STEP_NS", "SLOW_NS", "BURST_NS"):  # drafts and masks are not cut because the machine is busy
-        monkeypatch.setattr(constraints, name, 60_000_000_000)
+        monkeypatch.setattr(limits, name, 60_000_000_000)
     write(tmp_path)
     pieces = [bytes([33 + index]) for index in range(79)] + [b"<end>"]
     GrammarTokens.of(pieces, [79], [], [79], 80).write(tmp_path / "vocabulary")

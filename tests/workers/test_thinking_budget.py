@@ -11,7 +11,7 @@ from engine.grammars.formats import HEAD
 from engine.grammars.matching import Matching
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Grammar, SamplingParams
-from workers.extensions.grammars.constraints import Constraint
+from workers.extensions.grammars.constraint import Constraint
 
 BEGIN, END, STOP = [256], [257, 258], 259
 PIECES = [bytes([byte]) for byte in range(256)] + [b"<b>", b"<e", b">", b"</s>"]

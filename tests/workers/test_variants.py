@@ -16,7 +16,7 @@ from tests.golden.make_units import pixels_of
 from tests.workers import variants
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.seeing import hash_of, make_seeing_runner
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import Sample, Serving, encoder_of, make_runner
 from workers.models import declare_model
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("variants.json").read_text())
@@ -52,7 +52,8 @@ def test_variant_that_sees(name: str, ops: str, tmp_path: Path) -> None:
     assert shapes == variant["shapes"]
     plan = {"native": {"threads": 2}, "reference": {"plan": "eager"}}[ops]
     runner, _ = make_seeing_runner(tmp_path, ops=ops, max_model_len=128, num_kv_blocks=40, **plan)
-    assert runner.encoder is not None
+    encoder = encoder_of(runner)
+    assert encoder is not None
     units, encodes, pixels, row = [], [], {}, 3
     for index, given in enumerate(variant["units"]):
         frames, height, width = given["frames"], given["height"], given["width"]
@@ -62,7 +63,7 @@ def test_variant_that_sees(name: str, ops: str, tmp_path: Path) -> None:
         encodes.append(Encode(hash_of(str(index)), row, unit.num_tokens, *grid, "media-0", SlabHandle(0, 0, 0, 0)))
         pixels[hash_of(str(index))] = pixels_of(frames, *grid, vision.patch_size)
         row += unit.num_tokens
-    runner.encoder.run(EncoderCall(1, encodes, 0, vision.num_passes, vision.num_passes), pixels)
+    encoder.run(EncoderCall(1, encodes, 0, vision.num_passes, vision.num_passes), pixels)
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
     samples = [Sample(variant["prompt_token_ids"], sampling, len(variant["greedy_token_ids"])) for _ in range(2)]
     for sample, chunk in zip(samples, (512, 7), strict=True):

@@ -63,8 +63,9 @@ for case in sys.argv[1:]:
         options = {"ops": "reference", "plan": "eager", "max_model_len": 256, "num_kv_blocks": 32, "max_num_seqs": 3}
         runner, arena = make_seeing_runner(GOLDEN / name, kind=xpu_runner, **options)
         if how == "encodes":
-            units = Units(runner.encoder._tower, [(1, 8, 4)])
-            encoder = Encoder(runner.encoder._tower, runner.device, units.arena, 7, "eager")
+            tower = encoder_of(runner)._tower
+            units = Units(tower, [(1, 8, 4)])
+            encoder = Encoder(tower, runner.device, units.arena, 7, "eager")
             run = lambda: encoder.run(units.call(), units.pixels)
         else:
             sample = seeing_samples(name, arena)[0]

@@ -26,6 +26,7 @@ from shm.slab import SlabHandle
 from workers.engine.tape_plan import TapePlan
 from workers.extensions.media.encoder import Encoder
 from workers.extensions.media.features import Features
+from workers.extensions.media.media import Media
 from workers.rank_group.peers import Peers
 from workers.runners.cpu import CpuRunner
 
@@ -173,8 +174,10 @@ class Replays:
 
     @property
     def _encoder(self) -> Encoder:
-        assert self._runner.encoder is not None, "the model takes no pictures"
-        return self._runner.encoder
+        media = self._runner.find(Media)
+        assert media is not None
+        assert media.encoder is not None, "the model takes no pictures"
+        return media.encoder
 
     def _call(self, case: Case) -> tuple[EncoderCall, dict[bytes, np.ndarray]]:
         """Return the call of an encoder with random pixels."""

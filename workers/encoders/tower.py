@@ -15,14 +15,23 @@ import msgspec
 from engine.checkpoint.vision_config import VisionConfig
 from ops.modules import AttentionShape, LayerCache, LayerNorm, Linear, Norm, PatchLinear, PositionTable, Tensor
 from ops.table import OpTable
-from workers.extensions.media.encoder_inputs import SliceInputs
 from workers.weights.declaration import Weights
 
 
-class Call(msgspec.Struct):
-    """What is at hand of a slice of the rows between two passes: `step`s and tensors of a backend."""
+class SliceRows(Protocol):
+    """Rows of a slice, as `workers/extensions/media/encoder_inputs.py` has them."""
 
-    inputs: SliceInputs
+    pictures: Any  # `ops.table.Inputs` of the segments that are whole pictures, or windows of them
+    windows: Any
+
+    def merged(self, ops: OpTable, h: Tensor) -> Tensor:
+        """Squares of patches side by side."""
+
+
+class Call(msgspec.Struct):
+    """Steps and tensors of a slice of the rows between two passes."""
+
+    inputs: SliceRows
     caches: list[LayerCache]  # of even layers, and of odd ones: while one is read, the next is written
     windows: Any  # the steps of `OpTable.begin`
     pictures: Any

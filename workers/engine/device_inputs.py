@@ -23,23 +23,24 @@ import numpy as np
 from ops.modules import Tensor
 from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, ROW_TILE
 from workers.devices.device import Device
-from workers.engine.inputs import AttentionMetadata, Room, StepInputs
+from workers.engine.inputs import StepInputs
+from workers.engine.row_inputs import AttentionMetadata, Room
 from workers.engine.slots import Slots
 
 
 class DeviceInputs(StepInputs):
     """As `StepInputs`. Nothing of what the device makes lies on the host."""
 
+    is_made_on_device = True
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._uploaded_row_ids = self.logit_row_ids
 
-    def _make_derived(
-        self, device: Device, room: Room, max_model_len: int, num_blocks: int, num_drafts: int
-    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    def _make_derived(self, device: Device, room: Room) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         from ops.paddle.metadata import MAX_DIVIDED, Sizes  # which imports Paddle, as a device that comes here has
 
-        most = 1 + num_drafts
+        most, max_model_len, num_blocks = 1 + self._sizes.num_drafts, self._sizes.max_model_len, self._sizes.num_blocks
         self.sizes = sizes = Sizes(
             num_slots=room.max_num_seqs,
             num_positions=max_model_len + 2 * most,
@@ -50,14 +51,13 @@ class DeviceInputs(StepInputs):
         )
         assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory: numbers have 31 bits"
         assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions: {MAX_DIVIDED} can be divided into blocks"
-        self._pads_tiles = num_drafts > 0 or room.pads_prompts
+        self._pads_tiles = self._sizes.num_drafts > 0 or room.pads_prompts
         self._max_splits = -(-max_model_len // KEY_SPLIT)
         self._device = device
         self.reserve(np.zeros(0, np.int32))
         self.slots = device.tensor(np.zeros(sizes.num_values, np.int32))
         self.numbers = device.tensor(np.arange(max(sizes.max_tiles * ROW_TILE, sizes.max_written), dtype=np.int32))
         self.derived = device.tensor(np.zeros(sum(sizes.of_rows.values()) + sum(sizes.of_kept.values()), np.int32))
-        self.rows = self.in_place = self
         self._num_put = np.zeros(room.max_num_seqs, np.int32)  # tokens of each slot that were put there when it was taken
         self._written: list[tuple[np.ndarray, np.ndarray]] = []  # places and values, for the next step
         of_rows: dict[str, Tensor] = {}
@@ -106,7 +106,8 @@ class DeviceInputs(StepInputs):
         self._device.put(self.slots, tokens, slots.token_ids[slot, :count])
         settings = sizes.settings_at + slot * NUM_SETTINGS + np.arange(NUM_SETTINGS)
         places = np.concatenate([blocks, [sizes.lengths_at + slot], settings])
-        words = np.concatenate([np.atleast_1d(slots.sampling[name][slot]).view(np.int32) for name in SETTINGS])
+        sampling = slots.array("sampling")
+        words = np.concatenate([np.atleast_1d(sampling[name][slot]).view(np.int32) for name in SETTINGS])
         self._device.put(self.slots, places, np.concatenate([self.host_block_tables[slot], [count], words]))
 
     def grow(self, slots: np.ndarray, indexes: np.ndarray) -> None:
@@ -137,11 +138,10 @@ class DeviceInputs(StepInputs):
             self._written.append((self.sizes.lengths_at + slots, prompts.num_tokens[slots]))
         self._send(slots, starts, counts, kept_counts, flags if flags is not None else np.zeros_like(slots))
         row_ids = np.zeros(0, np.int32)
-        if prompts is not None and (self._media is not None or (prompts.bounds_ends[slots] > starts).any()):
+        if prompts is not None and (self._columns or (prompts.bounds_ends[slots] > starts).any()):
             kept_ends = np.cumsum(kept_counts)
             row_ids = np.arange(self.kept.num_tokens) + (np.cumsum(counts) - kept_ends).repeat(kept_counts)
-        if prompts is not None:
-            self._set_prompts(prompts, slots, starts, counts, row_ids)
+        self._set_prompts(prompts, slots, starts, counts, row_ids)
 
     def _write_tokens(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray) -> None:
         """Those that these rows read, were not there when their slots were taken, and are not the device's own (-1)."""

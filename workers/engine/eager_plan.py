@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from ops.cpu.executors import Tape
 from ops.modules import KvCache, Tensor
 from ops.table import OpTable
 from workers.engine.inputs import StepInputs
@@ -16,6 +17,7 @@ from workers.models import Model
 
 
 class EagerPlan:
+    tape: Tape | None = None
     failed_sizes: Collection[int] = ()
     captured: Mapping[int, object] = {}
 

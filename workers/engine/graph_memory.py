@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ops.modules import Tensor
 from workers.devices.capabilities import DeviceError
 from workers.devices.device import Device
-from workers.engine.inputs import AttentionMetadata
+from workers.engine.row_inputs import AttentionMetadata
 
 
 class Place(NamedTuple):

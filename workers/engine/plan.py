@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from ops.cpu.executors import Tape
 from ops.cpu.rank_group import RankGroup
 from ops.modules import KvCache, Tensor
 from ops.table import OpTable
@@ -31,6 +32,10 @@ class Plan(Protocol):
     """A bound model."""
 
     failed_sizes: Collection[int]  # that could not be captured, and are run op by op
+
+    @property
+    def tape(self) -> Tape | None:
+        """What `replay(0)` replays; None: it runs ops one by one."""
 
     @property
     def captured(self) -> Collection[int]:

@@ -8,7 +8,6 @@ Made by the worker, whose `context.tracer` says whether somebody wants it; other
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.messages import Step
@@ -16,6 +15,7 @@ from engine.process.tracer import OPS, Tracer
 
 if TYPE_CHECKING:
     from ops.cpu.executors import Tape
+    from workers.engine.plan import Plan
 
 OPS_INTERVAL_NS = 50_000_000
 
@@ -46,11 +46,15 @@ class StepTrace:
         if is_alone:
             self.tracer.span("step", received_ns, end_ns, value=step.step_id)
 
-    def replay(self, tape: Tape | None, replay: Callable[[], None]) -> None:
-        """Run a model whose record `tape` is (None: it has none), with the time of each op where it is the turn of that."""
+    def replay(self, plan: Plan, size: int) -> None:
+        """Run a model, with the time of each op where it has a record and it is the turn of that."""
+        if not self.tracer.is_on:
+            plan.replay(size)
+            return
+        tape = None if size else plan.tape
         begin_ns = time.monotonic_ns()
         if tape is None or begin_ns < self._next_ops_ns:
-            replay()
+            plan.replay(size)
             return
         self._next_ops_ns = begin_ns + OPS_INTERVAL_NS
         times_ns = tape.replay_timed()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from ops.cpu.array import Array, address_of
-from ops.cpu.executors import Recording
+from ops.cpu.executors import Recording, Tape
 from ops.cpu.rank_group import RankGroup
 from ops.cpu.table import make_table
 from ops.modules import KvCache, Tensor
@@ -30,7 +30,7 @@ class TapePlan:
         self._inputs = inputs
         recording = Recording(rank_group)
         self._hidden = model.forward(make_table(recording), inputs, cache)
-        self.tape = recording.finish(self._hidden)
+        self.tape: Tape = recording.finish(self._hidden)
         if model.head is None:
             return
         recording = Recording(rank_group)

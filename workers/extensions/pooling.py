@@ -1,6 +1,6 @@
 """What a step does after the model has run, in an engine that pools: hidden states of a prompt become its one answer.
 
-Owned by the runner's core, in the place of `StepSampling`. All arithmetic on hidden states is float64 and goes token by token
+The runner's `Output` in the place of `StepSampling`. All arithmetic on hidden states is float64 and goes token by token
 in the prompt's order, so an answer's bits depend on neither its company nor how its prompt was cut: what earlier chunks gave is
 in the slot. A rank that died left nothing of that; the scheduler has such a prompt computed from its beginning.
 
@@ -15,12 +15,12 @@ import math
 import numpy as np
 
 from engine.config import PoolingConfig
-from engine.messages import Pooling, StepResult
+from engine.messages import Pooling, SlotStart, StepResult
 from workers.devices.device import Device
 from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
 from workers.engine.slots import Slots
-from workers.sampling.step_sampling import StepRun
+from workers.engine.step_run import StepRun
 
 _SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
 
@@ -28,25 +28,30 @@ _SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
 class StepPooling:
     """Pools on the host."""
 
-    def __init__(self, rank: int, device: Device, inputs: StepInputs, slots: Slots, pooling: PoolingConfig) -> None:
+    def __init__(
+        self, rank: int, device: Device, inputs: StepInputs, slots: Slots, pooling: PoolingConfig, hidden_size: int
+    ) -> None:
         self._rank, self._device, self._inputs, self._slots, self._pooling = rank, device, inputs, slots, pooling
-        self._pooled: dict[int, bytes] = {}  # of the step that was begun last
+        self._answers: dict[int, bytes] = {}  # of the step that was begun last
+        width = hidden_size if pooling.needs_all_tokens else 0
+        self._asked = slots.register("pooling", None, dtype=object)  # Pooling
+        self._pooled = slots.register("pooled", 0, width, dtype=np.float64)  # of all tokens so far
+        self._num_pooled = slots.register("num_pooled", 0)
+        slots.add_part(self)
 
-    def prompt_rows(self, rows: StepRows) -> dict[int, int]:
-        """As `StepSampling`: log-probabilities are wanted of none."""
-        return {}
+    def start(self, message: SlotStart) -> None:
+        self._asked[message.slot] = message.sampling.pooling
 
-    def kept_counts(self, rows: StepRows, prompt_rows: dict[int, int]) -> np.ndarray:
-        """How many positions of each row, the last ones, have hidden states that are wanted."""
-        return rows.counts if self._pooling.needs_all_tokens else self._is_last(rows).astype(np.int32)
-
-    def flags(self, run: StepRun) -> None:
-        """As `StepSampling`: no tokens are drawn."""
+    def prepare(self, run: StepRun) -> tuple[np.ndarray, None]:
+        rows = run.rows
+        kept_counts = rows.counts if self._pooling.needs_all_tokens else self._is_last(rows).astype(np.int32)
+        run.kept_ends = kept_counts.cumsum()
+        return kept_counts, None
 
     def begin(self, run: StepRun) -> None:
         """Take what the model has computed, before the next step is run."""
         rows, is_last = run.rows, self._is_last(run.rows)
-        self._pooled = {}
+        self._answers = {}
         if self._pooling.needs_all_tokens:
             hidden = run.plan.hidden()
             for row in np.flatnonzero(rows.counts).tolist():
@@ -59,14 +64,14 @@ class StepPooling:
             places = rows.counts[ending] if self._pooling.needs_all_tokens else 1
             found = self._logits(run, run.kept_ends[ending] - places)
         elif self._pooling.needs_all_tokens:
-            found = self._slots.pooled[rows.slots[ending]]
+            found = self._pooled[rows.slots[ending]]
             if self._pooling.kind == "mean":
                 found = found / rows.ends[ending][:, None]
         else:
             found = run.plan.hidden()[run.kept_ends[ending] - 1].astype(np.float64)
         for row, values in zip(ending.tolist(), found, strict=True):
-            asked = self._slots.pooling[rows.slots[row]]
-            self._pooled[row] = finished(values, asked, self._pooling).astype(np.float32).tobytes()
+            asked = self._asked[rows.slots[row]]
+            self._answers[row] = finished(values, asked, self._pooling).astype(np.float32).tobytes()
 
     def end(self, run: StepRun) -> StepResult:
         counts = np.zeros(len(run.rows.slots), np.int32)
@@ -79,7 +84,7 @@ class StepPooling:
             ranks=b"",
             counts=counts.tobytes(),
             dispatch_ns=run.step.dispatch_ns,
-            pooled=self._pooled,
+            pooled=self._answers,
         )
 
     def _is_last(self, rows: StepRows) -> np.ndarray:
@@ -89,10 +94,10 @@ class StepPooling:
 
     def _take(self, slot: int, start: int, hidden: np.ndarray) -> None:
         """The hidden states [n, hidden] of the slot's next positions."""
-        known = int(self._slots.num_pooled[slot])
+        known = int(self._num_pooled[slot])
         assert start == known, f"position {start} of slot {slot} is pooled behind {known} others"
-        self._slots.num_pooled[slot] += len(hidden)
-        pooled = self._slots.pooled[slot]
+        self._num_pooled[slot] += len(hidden)
+        pooled = self._pooled[slot]
         for state in hidden[: 1 if start == 0 else 0] if self._pooling.kind == "cls" else hidden:
             pooled += state
 

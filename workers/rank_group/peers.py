@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.config import EngineConfig
 from engine.process.nodes import seat_of
+from ops.modules import Experts
+from workers.rank_group.collectives import Collectives, OneRank
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
 from workers.rank_group.rendezvous import Rendezvous
@@ -27,6 +31,7 @@ class Peers:
     ) -> None:
         self.rank, self.experts = rank, experts
         self.communicator = communicator if communicator is not None and communicator.count > 1 else None
+        self.ranks: Collectives = self.communicator or OneRank()  # that have the same rows
         self.share = TensorShare()
         if communicator is not None:
             self.share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
@@ -36,3 +41,28 @@ class Peers:
         )
         self.meetings = Rendezvous.of(config, rank, self.communicator, experts.communicator if experts else None, epoch)
         self.seat = seat_of(rank, config.num_ranks, config.memory_nodes or [()])
+
+    @property
+    def are_none(self) -> bool:
+        """Whether the rank runs its steps by itself."""
+        return self.ranks.count == 1 and self.experts is None
+
+    @property
+    def share_experts(self) -> bool:
+        return self.experts is not None
+
+    def bind(self, mixtures: list[Experts]) -> None:
+        """Have the sparse layers' experts computed where the rank group places them."""
+        if self.experts is None:
+            return
+        for layer, mixture in enumerate(mixtures):
+            mixture.owners = self.experts.owners[layer]
+            mixture.counts = None if self.experts.counts is None else self.experts.counts[layer]
+
+    def all_tell(self, values: np.ndarray) -> np.ndarray:
+        """Return the `values` (int64 [n]) of each member of the rank group: [members, n]."""
+        communicator = self.communicator if self.experts is None else self.experts.communicator
+        if communicator is None:
+            return values[np.newaxis]
+        told = communicator.all_gather(values)
+        return told if self.experts is None else told[list(communicator.members)]

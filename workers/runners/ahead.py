@@ -13,7 +13,7 @@ from collections import deque
 
 from engine.messages import Step, StepResult
 from workers.engine.runner import ModelRunner
-from workers.sampling.step_sampling import StepRun
+from workers.engine.step_run import StepRun
 from workers.weights.packing import Progress
 
 
@@ -22,7 +22,7 @@ class Ahead:
 
     def __init__(self, core: ModelRunner) -> None:
         self.core = core
-        self._begun: deque[StepRun | StepResult] = deque()
+        self._begun: deque[StepRun] = deque()
         self._results: deque[StepResult] = deque()
 
     @property
@@ -31,7 +31,7 @@ class Ahead:
 
     def start(self, step: Step) -> None:
         assert len(self._begun) + len(self._results) < self.depth, "the host's memory is that of two steps"
-        if self._begun and not _sampled_on_device(self._begun[-1]):
+        if self._begun and not self._begun[-1].is_sampled_on_device:
             self._end()
         self._begun.append(self.core.begin(step))
 
@@ -49,7 +49,3 @@ class Ahead:
     def _end(self) -> None:
         """What was begun first."""
         self._results.append(self.core.end(self._begun.popleft()))
-
-
-def _sampled_on_device(begun: StepRun | StepResult) -> bool:
-    return isinstance(begun, StepRun) and begun.sampled_on_device

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.messages import Step, StepResult
+from workers.assembly import Parts, build_runner
 from workers.devices.device import make_device
 from workers.engine.inputs import StepInputs
 from workers.engine.plan import make_plan
-from workers.engine.runner import ModelRunner, Parts
 from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
 from workers.weights.packing import Progress
@@ -43,7 +43,7 @@ class CpuRunner:
             config.device, config.ops, config.threads, peers.rank, *places, config.cpu_kernels, peers.rank_group, peers.meetings
         )
         parts = Parts(device, StepInputs, make_plan)
-        self.core = ModelRunner(config, model_config, parts, arena, peers, on_op, features, adapters)
+        self.core = build_runner(config, model_config, parts, arena, peers, on_op, features, adapters)
         self._results: deque[StepResult] = deque()
 
     def start(self, step: Step) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
+from workers.assembly import Parts, build_runner
 from workers.devices.card_ops import card_rows
 from workers.devices.device import make_device
 from workers.devices.persistent_kv_arena import PersistentKvArena
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.plan import make_plan
-from workers.engine.runner import ModelRunner, Parts
 from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
 from workers.runners.ahead import Ahead
@@ -44,4 +44,6 @@ def gpu_runner(
         lasting = PersistentKvArena(config.device_arena_library, peers.rank, device_arena, arena)
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
     rows = card_rows(_needed_by(config)) if config.ops == "cuda" else None
-    return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan, rows), arena, peers, on_op, features))
+    return Ahead(
+        build_runner(config, model_config, Parts(device, DeviceInputs, make_plan, rows), arena, peers, on_op, features)
+    )

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
+from workers.assembly import Parts, build_runner
 from workers.devices.device import make_device
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.plan import make_plan
-from workers.engine.runner import ModelRunner, Parts
 from workers.extensions.media.features import Features
 from workers.rank_group.peers import Peers
 from workers.runners.ahead import Ahead
@@ -27,4 +27,4 @@ def xpu_runner(
     features: Features | None = None,
 ) -> Ahead:
     device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings)
-    return Ahead(ModelRunner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))
+    return Ahead(build_runner(config, model_config, Parts(device, DeviceInputs, make_plan), arena, peers, on_op, features))

@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workers.rank_group.communicator import Communicator
+from workers.rank_group.collectives import Collectives
 from workers.sampling.sampler import Scores
 
 
-def exchanged(communicator: Communicator, num_rows: int, num_top: int, scored: Callable[[slice], Scores]) -> Scores:
+def exchanged(ranks: Collectives, num_rows: int, num_top: int, scored: Callable[[slice], Scores]) -> Scores:
     """`scored(own)` of each rank's rows, put together. `num_top`: the most that any row wants."""
-    most = -(-num_rows // communicator.count)
-    own = _rows_of(communicator.place, num_rows, communicator.count)
+    most = -(-num_rows // ranks.count)
+    own = _rows_of(ranks.place, num_rows, ranks.count)
     records = np.zeros(most, _record(num_top))
     if own.start < own.stop:
         scores = scored(own)
@@ -27,10 +27,10 @@ def exchanged(communicator: Communicator, num_rows: int, num_top: int, scored: C
             some[name] = getattr(scores, name)
         for name in ("top_token_ids", "top_logprobs"):
             some[name][:, : getattr(scores, name).shape[1]] = getattr(scores, name)
-    everybody = communicator.all_gather(records.view(np.uint8)).view(records.dtype)
+    everybody = ranks.all_gather(records.view(np.uint8)).view(records.dtype)
     whole = Scores.of(np.empty(num_rows, np.int32), num_top)
     for place, found in enumerate(everybody):
-        rows = _rows_of(place, num_rows, communicator.count)
+        rows = _rows_of(place, num_rows, ranks.count)
         for name in records.dtype.names or ():
             getattr(whole, name)[rows] = found[name][: rows.stop - rows.start]
     return whole

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.sampling.slot_sampling import SlotSampling
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -61,21 +61,22 @@ class Scores(msgspec.Struct, frozen=True):
         )
 
 
-def num_top(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray) -> int:
-    """How many of the best tokens are wanted at most."""
-    return min(max(int(slots.sampling["num_logprobs"][slot_ids].max(initial=0)), 0), int(logits.shape[1]))
+def num_top(logits: np.ndarray, sampling: SlotSampling, slot_ids: np.ndarray) -> int:
+    """Return the largest number of best tokens that a row wants."""
+    return min(max(int(sampling.records["num_logprobs"][slot_ids].max(initial=0)), 0), int(logits.shape[1]))
 
 
-def sample(logits: np.ndarray, slots: Slots, slot_ids: np.ndarray, positions: np.ndarray) -> Scores:
+def sample(logits: np.ndarray, sampling: SlotSampling, slot_ids: np.ndarray, positions: np.ndarray) -> Scores:
     """Draw the token at `positions[i]` of slot `slot_ids[i]` (both int32 [n]) from row i of `logits` (float32 [n, vocab])."""
-    scores = Scores.of(np.empty(len(slot_ids), np.int32), num_top(logits, slots, slot_ids))
+    scores = Scores.of(np.empty(len(slot_ids), np.int32), num_top(logits, sampling, slot_ids))
+    slots = sampling.slots
     slot_ids, positions = np.ascontiguousarray(slot_ids, np.int32), np.ascontiguousarray(positions, np.int32)
     _cpu.sample(
         _address_of(logits),
         logits.shape[1],
         len(slot_ids),
         *scores.addresses(),
-        _cpu.address(slots.sampling),
+        _cpu.address(sampling.records),
         _cpu.address(slots.token_ids),
         slots.token_ids.shape[1],
         _cpu.address(slots.num_prompt_tokens),

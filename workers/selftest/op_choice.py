@@ -1,7 +1,6 @@
 """The fused ops that a device takes for a model: checked when the rank starts, on the device, before its weights are loaded.
-And whole steps, once they are.
 
-Called by `workers/engine/runner.py` with `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` says what is checked of ops,
+Called by `workers/assembly.py`, for `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` says what is checked of ops,
 `row_check.py` what of CUDA's rows; here is with what shapes, and what is said.
 """
 
@@ -11,17 +10,17 @@ import logging
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
+from engine.config import EngineConfig
 from engine.errors import OptionError
 from ops.paddle.errors import cause_of
 from ops.table import OpTable
 from workers.devices.capabilities import DeviceError
 from workers.devices.card_ops import CardRows, leave_rows
 from workers.devices.device import Device
-from workers.models import Model
-from workers.selftest.self_test import SelfTest
+from workers.models import declare_model
+from workers.rank_group.peers import Peers
 from workers.weights.declaration import Weights
 from workers.weights.precision import Precision
 from workers.weights.rotary import rotary_tables
@@ -34,6 +33,34 @@ _UNABLE = (RuntimeError, ValueError, TypeError, OSError, MemoryError, DeviceErro
 class ChosenOps(msgspec.Struct, frozen=True):
     ops: OpTable
     fallbacks: tuple[tuple[str, str], ...] = ()  # op, and the candidate that was not taken
+
+
+def settle_ops(
+    config: EngineConfig,
+    model: ModelConfig,
+    device: Device,
+    rows: CardRows | None,
+    peers: Peers,
+    *,
+    has_encoder: bool,
+    has_drafts: bool,
+) -> None:
+    """Give `device` the ops that are right on it for `model`: `rows`, or the fused ones."""
+    if config.ops not in ("fused", "cuda"):
+        return
+    fallbacks: tuple[tuple[str, str], ...] = ()
+    if rows is not None:
+        taken = take_rows(device, rows, model, Precision(config.dtype, config.quantization), config.kv_cache_dtype)
+        if taken is not None:
+            device.ops, device.fallbacks = taken.ops, taken.fallbacks
+            return
+        fallbacks = (("all", "cuda"),)
+    elif config.ops == "cuda":
+        device.agreed_fault("they are not built")
+    _, declared = declare_model(model, peers.share, has_encoder=has_encoder, has_drafts=has_drafts)
+    name, allows_variant = device.capabilities.place, config.allow_variant_ops
+    chosen = choose_ops(device.ops, name, model, declared, allows_variant=allows_variant)
+    device.ops, device.fallbacks = chosen.ops, fallbacks + chosen.fallbacks
 
 
 def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Precision, kv_dtype: str) -> ChosenOps | None:
@@ -91,17 +118,3 @@ def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *
         _LOG.warning("%s: %s is not taken on %s: %s", fallback.op, fallback.candidate, name, fallback.reason)
     _LOG.info("fused ops on %s: %s", name, ", ".join(f"{op} {candidate}" for op, candidate in chosen.taken.items()))
     return ChosenOps(chosen.ops, tuple((fallback.op, fallback.candidate) for fallback in chosen.fallbacks))
-
-
-def check_steps(device: Device, model: Model, kv_dtype: str, max_model_len: int, *, allows_variant: bool) -> None:
-    """A prompt whole, and in chunks with others beside it: the same bits after the last layer, whatever its ops are, attention
-    and experts too. OptionError where they are not."""
-    whole, in_parts = SelfTest(device, device.ops, model.config, kv_dtype, max_model_len).hidden_of(model)
-    if np.array_equal(whole, in_parts):
-        return
-    rows = np.flatnonzero((whole != in_parts).any(axis=1))
-    where = f"{len(rows)} of {len(whole)} rows of a prompt, the first at position {rows[0]},"
-    text = f"--ops {device.ops.name}: on {device.capabilities.place} {where} have other bits in chunks beside others"
-    if not allows_variant:
-        raise OptionError(f"{text}; use --ops reference, or --allow-variant-ops")
-    _LOG.warning(text)

@@ -20,9 +20,11 @@ from ops.modules import KvCache
 from ops.table import OpTable
 from workers.devices.device import Device
 from workers.engine.device_inputs import DeviceInputs
+from workers.engine.inputs import InputSizes
 from workers.engine.slots import Slots
 from workers.models.loading import load_model
 from workers.sampling import sampler
+from workers.sampling.slot_sampling import SlotSampling
 from workers.selftest.self_test import SelfTest
 from workers.weights.precision import Precision
 
@@ -61,8 +63,9 @@ def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
     """What is wrong with the tokens that they draw; empty: nothing."""
     assert rows.drawing is not None
     vocab, params = min(vocab_size, 8192), [SamplingParams(seed=7 + number, **each) for number, each in enumerate(_DRAWN * 4)]
-    inputs = DeviceInputs(device, len(params), 256, 64, 16, rows.row_tile)
+    inputs = DeviceInputs(device, InputSizes(len(params), 256, 64, 16, rows.row_tile))
     slots = Slots(inputs.host_block_tables, 64, vocab)
+    sampling = SlotSampling(slots)
     for slot, each in enumerate(params):
         slots.start(SlotStart(slot, "", np.ones(3 + slot % 7, np.int32).tobytes(), 3, each, b""))
         inputs.start(slots, slot)
@@ -72,7 +75,7 @@ def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
     inputs.set_rows(ids, lengths - 1, ones, ones, slots.token_ids, slots)
     rows.begin(inputs, KvCache(16))
     inputs.set_logit_rows(ids)
-    expected = sampler.sample(logits[: len(ids)], slots, ids, lengths).token_ids
+    expected = sampler.sample(logits[: len(ids)], sampling, ids, lengths).token_ids
     found = rows.drawing.run(inputs, device.tensor(logits)).numpy()[0, : len(ids)]
     return "" if np.array_equal(found, expected) else f"{(found != expected).sum()} of {len(ids)} tokens are not the sampler's"
 

@@ -9,10 +9,12 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from ops.table import OpTable
 from workers.devices.device import Device
-from workers.engine.inputs import StepInputs
+from workers.engine.inputs import InputSizes, RowColumns, StepInputs
 from workers.engine.kv_cache import map_kv_cache
 from workers.engine.slots import Slots
-from workers.extensions.media.media_rows import MediaRows
+from workers.extensions.media.media_columns import MediaColumns
+from workers.extensions.media.prompt_media import MediaSlots
+from workers.extensions.typed_positions import TypedPositionColumns
 from workers.models import Model
 
 _BLOCK_SIZE, _NUM_SLOTS, _LENGTH = 16, 3, 100
@@ -27,16 +29,21 @@ class SelfTest:
     ) -> None:
         self._table = table
         self.length = length = min(_LENGTH, max_model_len)
-        media = MediaRows(config, None) if config.vision else None
-        looked_up = config.max_position_embeddings if config.bidirectional else 0
-        sizes = _NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, media, 0, 0, looked_up
-        self._inputs = inputs = StepInputs(device, *sizes)
+        sizes = InputSizes(_NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile)
+        media = MediaColumns(config) if config.vision else None
+        positions = TypedPositionColumns(config.max_position_embeddings) if config.bidirectional else None
+        columns: list[RowColumns] = [each for each in (media, positions) if each is not None]
+        self._inputs = inputs = StepInputs(device, sizes, columns)
         tables = inputs.host_block_tables[:_NUM_SLOTS]
         tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
         spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
         self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device, table)
         self._slots = slots = Slots(inputs.host_block_tables, length, config.vocab_size)
-        slots.second_starts[:] = length  # each prompt is one text
+        if media is not None:
+            media.bind(MediaSlots(slots), slots.token_ids)
+        if positions is not None:
+            positions.bind(slots)
+            positions.second_starts[:] = length  # each prompt is one text
         self._is_cut = config.bidirectional is None  # else a prompt is computed in one step
         slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
 

@@ -13,7 +13,7 @@ from shm.slab import SlabHandle
 from tests.golden.make_units import MODELS
 from tests.paths import GOLDEN
 from tests.workers.seeing import hash_of, make_seeing_runner, seeing_samples
-from tests.workers.serving import Serving, golden_cases
+from tests.workers.serving import Serving, encoder_of, golden_cases
 
 BACKENDS: dict[str, dict[str, Any]] = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
 
@@ -23,7 +23,7 @@ BACKENDS: dict[str, dict[str, Any]] = {"reference": {"ops": "reference", "plan":
 def test_golden_answers_from_pixels(name: str, backend: str) -> None:
     runner, arena = make_seeing_runner(GOLDEN / name, **BACKENDS[backend])
     samples = seeing_samples(name, arena)
-    encoder = runner.encoder
+    encoder = encoder_of(runner)
     assert encoder is not None
     expected: np.ndarray = np.array(arena.rows)
     arena.rows[:] = 0

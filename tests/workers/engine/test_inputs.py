@@ -9,7 +9,7 @@ from ops.modules import KvCache
 from ops.paddle.reference import TABLE
 from ops.table import ROW_TILE
 from workers.devices.paddle import PaddleDevice
-from workers.engine.inputs import StepInputs
+from workers.engine.inputs import InputSizes, StepInputs
 
 ENCODER_LENGTHS = [100, 0, 0, 0, 120, 140, 0]
 DECODER_LENGTHS = [0, 5, 0, 25, 64, 0, 128]
@@ -29,7 +29,7 @@ STEPS = {
 
 @pytest.fixture
 def inputs() -> StepInputs:
-    made = StepInputs(PaddleDevice("cpu"), 7, 512, 512, BLOCK_SIZE)
+    made = StepInputs(PaddleDevice("cpu"), InputSizes(7, 512, 512, BLOCK_SIZE))
     made.host_block_tables[:7] = BLOCK_TABLE
     return made
 
@@ -37,7 +37,7 @@ def inputs() -> StepInputs:
 @pytest.mark.parametrize(("num_drafts", "num_rows"), [(0, 64), (3, 64), (15, 112), (99, 256)])
 def test_the_head_is_read_once_for_all_rows_that_verify_drafts(num_drafts: int, num_rows: int) -> None:
     """As many rows as before for few sequences; for many, no more than there is memory for."""
-    made = StepInputs(PaddleDevice("cpu"), 7, 512, 512, BLOCK_SIZE, num_drafts=num_drafts)
+    made = StepInputs(PaddleDevice("cpu"), InputSizes(7, 512, 512, BLOCK_SIZE, num_drafts=num_drafts))
     assert (made.max_logit_rows, len(made.logit_row_ids.numpy())) == (num_rows, num_rows)
 
 

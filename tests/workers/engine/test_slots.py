@@ -18,17 +18,35 @@ from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner, s
 from workers.engine.rows import StepRows
 from workers.engine.runner import ModelRunner
 from workers.engine.slots import Slots
+from workers.extensions.media.prompt_media import MediaSlots
+from workers.sampling.slot_sampling import SlotSampling
 
 NUM_SLOTS = 5
 
 
+class Parts:
+    """Of slots: all that extensions and sampling register."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots, self.media, self.sampling = slots, MediaSlots(slots), SlotSampling(slots)
+
+
+def empty_parts() -> Parts:
+    return Parts(Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3))
+
+
 def empty_slots() -> Slots:
-    return Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3)
+    return empty_parts().slots
 
 
 def filled_slots() -> Slots:
+    return filled_parts().slots
+
+
+def filled_parts() -> Parts:
     """Every slot holds something else, in every array."""
-    slots = empty_slots()
+    parts = empty_parts()
+    slots = parts.slots
     for slot in range(NUM_SLOTS):
         tokens = range(10 * slot + 1, 10 * slot + 5)
         sampling = SamplingParams(seed=slot, num_prompt_logprobs=1 if slot % 2 else -1)
@@ -41,15 +59,15 @@ def filled_slots() -> Slots:
         for name in ("drafts", "draft_classes", "draft_chances", "num_drafts", "draft_trusts", "draft_certainties"):
             getattr(slots, name)[slot] = slot + 1
         slots.num_rested[slot], slots.draft_pauses[slot], slots.is_drafted_by_layers[slot] = slot + 1, slot + 16, slot % 2
-    return slots
+    return parts
 
 
 def test_units_get_and_lose_their_rows() -> None:
-    slots = filled_slots()
-    slots.set_unit_rows(np.array([1, 3]), np.array([0, 0]), np.array([40, 7]))
-    assert [slots.media[slot].rows.tolist() for slot in range(NUM_SLOTS)] == [[-1], [40], [-1], [7], [-1]]
-    slots.set_unit_rows(np.array([3]), np.array([0]), np.array([-1]))
-    assert slots.media[3].rows.tolist() == [-1]
+    media = filled_parts().media
+    media.set_unit_rows(np.array([1, 3]), np.array([0, 0]), np.array([40, 7]))
+    assert [media.prompts[slot].rows.tolist() for slot in range(NUM_SLOTS)] == [[-1], [40], [-1], [7], [-1]]
+    media.set_unit_rows(np.array([3]), np.array([0]), np.array([-1]))
+    assert media.prompts[3].rows.tolist() == [-1]
 
 
 @pytest.mark.parametrize("bounds", [[0, 0, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0]], ids=str)
@@ -64,9 +82,10 @@ def contents(slots: Slots) -> dict[str, list[object]]:
 
 
 def test_every_array_is_registered() -> None:
-    slots = filled_slots()
-    attributes = {name for name, value in vars(slots).items() if isinstance(value, np.ndarray)}
-    assert attributes == {name for name, _ in slots.arrays()}
+    parts = filled_parts()
+    slots, owners = parts.slots, (parts.slots, parts.media, parts.sampling)
+    attributes = {id(value) for owner in owners for value in vars(owner).values() if isinstance(value, np.ndarray)}
+    assert attributes == {id(array) for _, array in slots.arrays()}
     assert all(len(array) == NUM_SLOTS for _, array in slots.arrays())
 
 
@@ -111,16 +130,16 @@ def test_a_token_that_no_embedding_has(token_id: int) -> None:
 
 
 def test_unknown_token_ids_are_dropped() -> None:
-    slots = filled_slots()
+    parts = filled_parts()
     sampling = SamplingParams(
         logit_bias={5: 1.0, 400: 2.0}, allowed_token_ids=[-1, 7, 100], stop_token_ids=[101], bad_words_token_ids=[[3, 200], [4]]
     )
-    slots.start(SlotStart(0, "r", int32([1]), 1, sampling, int32([])))
-    kept = slots.sampling[0]
+    parts.slots.start(SlotStart(0, "r", int32([1]), 1, sampling, int32([])))
+    kept = parts.sampling.records[0]
     assert [int(kept[name]) for name in ("num_biases", "num_allowed", "num_stops", "num_words")] == [1, 1, 0, 1]
     bias = int(np.float32(1.0).view(np.int32))
-    assert slots.token_lists[0].tolist() == [5, bias, 7, 0, 1, 4]
-    assert kept["lists"] == slots.token_lists[0].ctypes.data
+    assert parts.sampling.token_lists[0].tolist() == [5, bias, 7, 0, 1, 4]
+    assert kept["lists"] == parts.sampling.token_lists[0].ctypes.data
 
 
 STOPS = st.lists(st.integers(0, 120), max_size=3)  # some of no token of the vocabulary
@@ -139,27 +158,29 @@ def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
     )
     sequence = make_sample("r", [1, 2], max_tokens=50)
     sequence.request = replace(sequence.request, sampling=sampling)
-    slots, own = empty_slots(), np.ones(len(drawn), np.int32)
+    parts, own = empty_parts(), np.ones(len(drawn), np.int32)
+    slots = parts.slots
     slots.start(SlotStart(1, "r", int32([1, 2]), 2, sampling, int32([])))
     ends = []
     for token_id in drawn:
         sequence.token_ids.append(token_id)
         ends.append(finish_reason_of(sequence) == "stop")
-    slots.append(own, 2 + np.arange(len(drawn)), np.array(drawn))
+    parts.sampling.append(own, 2 + np.arange(len(drawn)), np.array(drawn))
     assert slots.is_ended.tolist() == [False, any(ends), False, False, False]
     slots.start(SlotStart(1, "r", int32([1, 2]), 2, sampling, int32([])))
     for number, token_id in enumerate(drawn):
-        slots.append(own[:1], np.array([2 + number]), np.array([token_id]))
+        parts.sampling.append(own[:1], np.array([2 + number]), np.array([token_id]))
         assert slots.is_ended[1] == any(ends[: number + 1])
 
 
 def test_a_row_behind_a_stop_token_is_none() -> None:
     """Its scheduler did not know yet, with drafts in flight or without; another slot's goes on."""
-    slots = empty_slots()
+    parts = empty_parts()
+    slots = parts.slots
     for slot in (1, 2):
         sampling = SamplingParams(stop_token_ids=[9])
         slots.start(SlotStart(slot, "r", int32([5, 6]), 2, sampling, int32([1]), max_total_tokens=20))
-        slots.append(np.array([slot], np.int32), np.array([2]), np.array([9 if slot == 1 else 8]))
+        parts.sampling.append(np.array([slot], np.int32), np.array([2]), np.array([9 if slot == 1 else 8]))
     columns = int32([1, 2]), int32([2, 2]), int32([1, 1]), bytes([1, 1]), b"", b"", b""
     for step in (Step(7, [], *columns), Step(7, [], *columns, is_following=bytes([1, 1]), num_drafts=int32([0, 0]))):
         rows = StepRows.of(step, slots)

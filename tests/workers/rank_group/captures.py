@@ -16,6 +16,7 @@ from workers.engine.captured_plan import CapturedPlan
 from workers.engine.rows import StepRows
 from workers.engine.runner import ModelRunner
 from workers.extensions.drafts.draft_plan import TapeDraftPlan
+from workers.extensions.drafts.mtp import MtpDrafter
 from workers.rank_group.communicator import Communicator
 
 Replays = list[tuple[str, int]]  # by the model, or by layers that draft; 0: with the rows that there were
@@ -53,10 +54,11 @@ def keep(runner: ModelRunner) -> Replays:
     kept = KeptPlan.__new__(KeptPlan)
     vars(kept).update(vars(plan), replays=replays)
     runner.weights = msgspec.structs.replace(runner.weights, plan=kept)
-    if runner.mtp is not None:
+    layers = runner.find(MtpDrafter)
+    if layers is not None:
         kept_drafts = KeptDraftPlan.__new__(KeptDraftPlan)
-        vars(kept_drafts).update(vars(runner.mtp._plan), replays=replays)
-        runner.mtp._plan = kept_drafts
+        vars(kept_drafts).update(vars(layers._plan), replays=replays)
+        layers._plan = kept_drafts
     return replays
 
 

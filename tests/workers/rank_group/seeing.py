@@ -12,7 +12,7 @@ from shm.segment import MemoryFile
 from tests.paths import GOLDEN
 from tests.workers.encoding import steps_of
 from tests.workers.seeing import golden_prompts, shape_of_arena
-from tests.workers.serving import Serving, make_runner
+from tests.workers.serving import Serving, encoder_of, make_runner
 from workers.extensions.media.features import Features
 from workers.rank_group.communicator import Communicator
 
@@ -42,7 +42,8 @@ def see(
         num_kv_blocks=64,
         features=Features(arena, slab_of),
     )
-    num_passes = runner.encoder.config.num_passes if runner.encoder else 0
+    encoder = encoder_of(runner)
+    num_passes = encoder.config.num_passes if encoder else 0
     missing = runner.run(steps_of(calls[0], num_passes)[0]).missing
     is_blind = False
     samples = golden_prompts(name)

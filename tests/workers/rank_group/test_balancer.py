@@ -72,7 +72,7 @@ class Pair:
                 self.boards[rank],
                 self.eplb_config,
                 self._topology,
-                lambda: self._runner.mixtures,
+                lambda: self._runner.weights.mixtures,
                 lambda moved, imbalance: None,
                 lambda reply: None,
             )

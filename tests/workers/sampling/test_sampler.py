@@ -17,6 +17,7 @@ from tests.workers.serving import int32
 from workers.engine.slots import Slots
 from workers.sampling import sampler
 from workers.sampling.sampler import Scores
+from workers.sampling.slot_sampling import SlotSampling
 
 VOCAB = 50
 
@@ -45,16 +46,18 @@ def scores_of(logits: np.ndarray, draws: list[Draw]) -> Scores:
     """A slot for each draw, the last first."""
     num_slots, longest = len(draws), max(len(draw.token_ids) for draw in draws)
     slots = Slots(np.zeros((num_slots + 1, 4), np.int32), longest, logits.shape[1])
+    sampling, kept_masks = SlotSampling(slots), []
     for slot, draw in enumerate(reversed(draws)):
         slots.start(SlotStart(slot, "r", int32(draw.token_ids), draw.num_prompt_tokens, draw.params, b""))
         if draw.mask is not None:  # behind that of the position before, which leaves nothing
-            masks = slots.constraints[slot] = np.zeros((2, -(-logits.shape[1] // 32)), np.uint32)
+            masks = np.zeros((2, -(-logits.shape[1] // 32)), np.uint32)
+            kept_masks.append(masks)
             masks[1].view(np.uint8)[: -(-logits.shape[1] // 8)] = np.packbits(draw.mask, bitorder="little")
             first = len(draw.token_ids) - 1
             for name, value in {"first_masked": first, "num_masks": 2, "masks": masks.ctypes.data}.items():
-                slots.sampling[name][slot] = value
+                sampling.records[name][slot] = value
     slot_ids = np.arange(num_slots - 1, -1, -1, dtype=np.int32)
-    return sampler.sample(logits, slots, slot_ids, np.array([len(draw.token_ids) for draw in draws], np.int32))
+    return sampler.sample(logits, sampling, slot_ids, np.array([len(draw.token_ids) for draw in draws], np.int32))
 
 
 def sampled(logits: np.ndarray, draws: list[Draw]) -> list[int]:

@@ -13,13 +13,10 @@ Chosen by `drafting.mtp_kind`. A step, in the order in which it is enqueued:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
 from engine.checkpoint.model_config import ModelConfig
-from ops.cpu.rank_group import RankGroup
 from ops.paddle.layer_rows import NO_ENTRIES, OF_ENTRIES, OF_GUESSES, LayerMemory
 from ops.table import KEY_SPLIT, ROW_TILE
 from workers.engine.captures import StepMode
@@ -70,8 +67,8 @@ class DeviceMtpDrafter(MtpDrafter):
         assert self._device_plan is not None, "a plan comes with the weights"
         return self._device_plan
 
-    def load(self, model: Model, on_op: Callable[[], None], rank_group: RankGroup | None) -> None:
-        ops = telling(self._device.ops, on_op)
+    def load(self, model: Model) -> None:
+        ops = telling(self._device.ops, self._on_op)
         self._device_plan = DeviceDraftPlan(model.drafts, self._device, ops, self._memory, self._cache, self._max_logit_rows)
 
     @property

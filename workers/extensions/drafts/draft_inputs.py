@@ -10,7 +10,7 @@ import numpy as np
 
 from ops.modules import Tensor
 from workers.devices.device import Device
-from workers.engine.inputs import Room, RowInputs
+from workers.engine.row_inputs import Room, RowInputs
 
 
 class DraftInputs(RowInputs):
@@ -21,7 +21,7 @@ class DraftInputs(RowInputs):
     def __init__(self, device: Device, room: Room, block_tables: Tensor, hidden_size: int) -> None:
         super().__init__(device, room)
         self.block_tables = block_tables
-        self._add("hidden", room.max_rows, hidden_size, dtype=np.float32)
+        self.add("hidden", room.max_rows, hidden_size, dtype=np.float32)
         self.host_hidden = self._host["hidden"]
 
     def host_addresses(self) -> dict[str, int]:

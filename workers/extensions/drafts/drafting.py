@@ -6,21 +6,24 @@ its result is sent. Of several ranks the first one decides: what it knows of seq
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from engine.config import SpeculativeConfig
-from engine.messages import SlotStart, Step
+from engine.messages import SlotStart, Step, StepResult
+from workers.engine.extension import Extension
 from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
 from workers.engine.slots import Slots
+from workers.engine.step_run import StepRun
 from workers.extensions.drafts.draft_length_policy import Lengths
 from workers.extensions.drafts.drafter import Drafter
 from workers.extensions.drafts.mtp import MtpDrafter
 from workers.extensions.drafts.ngram import NgramDrafter
 from workers.extensions.drafts.suffix import SuffixDrafter
-from workers.rank_group.communicator import Communicator
+from workers.rank_group.collectives import Collectives, OneRank
 
 _NONE = np.zeros(0, np.int32)
 _RESTING_INTERVALS = 4, 16  # steps: so often is looked for guesses that would pay again, ever more seldom
@@ -29,44 +32,46 @@ METHODS: dict[str, Callable[[SpeculativeConfig, Slots], Drafter]] = {"ngram": Ng
 
 
 def make_drafting(
-    config: SpeculativeConfig, slots: Slots, layers: MtpDrafter | None = None, communicator: Communicator | None = None
+    config: SpeculativeConfig, slots: Slots, layers: MtpDrafter | None = None, ranks: Collectives | None = None
 ) -> Drafting | None:
-    """None: nothing is guessed. `layers`: of the checkpoint, which are the method mtp."""
+    """Return None if no method is configured. `layers`: of the checkpoint, the method mtp; `ranks`: None: this one alone."""
     methods = METHODS if layers is None else METHODS | {"mtp": lambda config, slots: layers}
     drafters = {method: methods[method](config, slots) for method in config.methods}
     if not drafters:
         return None
     ending = layers if "mtp" in drafters and config.adaptive else None
-    return Drafting(drafters, slots, communicator, ending, is_adaptive=config.adaptive)
+    return Drafting(drafters, slots, ranks or OneRank(), ending, is_adaptive=config.adaptive)
 
 
 def mtp_kind(inputs: StepInputs) -> type[MtpDrafter]:
     """By where the step's inputs are made."""
-    if inputs.in_place is None:
+    if not inputs.is_made_on_device:
         return MtpDrafter
     from workers.extensions.drafts.device_mtp import DeviceMtpDrafter  # with Paddle, as the device has imported
 
     return DeviceMtpDrafter
 
 
-class Drafting:
+class Drafting(Extension):
     """`drafters` by method, in the order in which they are asked: cheap ones first."""
+
+    has_drafts = True
 
     def __init__(
         self,
         drafters: dict[str, Drafter],
         slots: Slots,
-        communicator: Communicator | None = None,
+        ranks: Collectives,
         ending: MtpDrafter | None = None,
         *,
         is_adaptive: bool,
     ) -> None:
         """`ending`: layers that are to end their chains where these do not pay."""
-        leads = communicator is None or communicator.place == 0
+        leads = ranks.place == 0
         self.methods = tuple(drafters)
         self._drafters = [(drafter, leads or drafter.needs_hidden) for drafter in drafters.values()]
         self._slots = slots
-        self._communicator = communicator
+        self._ranks = ranks
         self._ending = ending
         self._max_drafts = slots.drafts.shape[1]
         priors = [drafter.priors for drafter in drafters.values()]
@@ -93,16 +98,14 @@ class Drafting:
         """The last step was not looked at: nothing is guessed or learned behind it."""
         return self._rows is None
 
-    def start(self, message: SlotStart) -> None:
-        """Another sequence took the slot."""
-        token_ids = np.frombuffer(message.token_ids, np.int32)
-        prediction = np.frombuffer(message.sampling.prediction_token_ids, np.int32)
+    def on_start(self, start: SlotStart) -> None:
+        token_ids = np.frombuffer(start.token_ids, np.int32)
+        prediction = np.frombuffer(start.sampling.prediction_token_ids, np.int32)
         for drafter, is_used in self._drafters:
             if is_used:
-                drafter.start(message.slot, token_ids, message.num_prompt_tokens, prediction)
+                drafter.start(start.slot, token_ids, start.num_prompt_tokens, prediction)
 
-    def begin_step(self, step: Step) -> None:
-        """What a step says of sequences that are complete, before others start."""
+    def on_step(self, step: Step) -> None:
         self._has_starts, self._has_drafts = len(step.starts) > 0, len(step.num_drafts) > 0
         if step.ended:
             self._stop(np.frombuffer(step.ended, np.int32).reshape(-1, 2))
@@ -117,26 +120,25 @@ class Drafting:
                 if is_used and num_tokens <= self._slots.num_tokens[slot]:  # else this worker does not know it
                     drafter.stop(slot, token_ids)
 
-    def choose(self, slots: np.ndarray, granted: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
-        """How many of the guesses are to be verified in a step (`Lengths.choose`). Of several ranks all must call it, and have
-        the first one's guesses then."""
-        if self._communicator is None:
-            own = self._lengths.choose(slots, granted, num_rows, num_sampled)
+    def choose_drafts(self, slots: np.ndarray, counts: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
+        """As `Lengths.choose`. All ranks of a group call it, and have the first one's draft tokens then."""
+        if self._ranks.count == 1:
+            own = self._lengths.choose(slots, counts, num_rows, num_sampled)
             if self._ending is not None:
                 self._ending.expect(self._lengths.least_chance)
             return own
         chosen = np.zeros((len(slots), 1 + 2 * self._max_drafts), np.int32)
-        if self._communicator.place == 0:
-            chosen[:, 0] = self._lengths.choose(slots, granted, num_rows, num_sampled)
+        if self._ranks.place == 0:
+            chosen[:, 0] = self._lengths.choose(slots, counts, num_rows, num_sampled)
             chosen[:, 1:] = np.concatenate([self._slots.drafts[slots], self._slots.draft_classes[slots]], axis=1)
-        chosen = self._communicator.broadcast(chosen)
+        chosen = self._ranks.broadcast(chosen)
         self._slots.drafts[slots], self._slots.draft_classes[slots] = np.split(chosen[:, 1:], 2, axis=1)
         self._lengths.tell_layers(slots)
         if self._ending is not None:
             self._ending.expect(self._lengths.least_chance)
-            self._ending.ends[:] = self._communicator.broadcast(self._ending.ends)
-        counts: np.ndarray = chosen[:, 0].copy()
-        return counts
+            self._ending.ends[:] = self._ranks.broadcast(self._ending.ends)
+        agreed: np.ndarray = chosen[:, 0].copy()
+        return agreed
 
     def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
         """What came of the guesses in a step: so many tokens of each row (int32 [n]). How many drafts would pay in the next one
@@ -155,6 +157,18 @@ class Drafting:
         if self._is_resting and self._are_all_layers:  # who guesses by itself may find something in any step
             self._interval = min(max(self._interval, self._lengths.num_idle(rows.slots)), _LONGEST_REST)
         return wanted.tobytes() if is_wanted else b"", by_new_requests
+
+    def after_result(self, run: StepRun, result: StepResult) -> None:
+        result.num_wanted, result.num_wanted_by_new_requests = self.verified(run.rows, run.counts)
+
+    def after_send(self, run: StepRun) -> None:
+        if self.has_passed:
+            return
+        begin_ns = time.monotonic_ns()
+        self.propose()
+        run.draft_ns += time.monotonic_ns() - begin_ns
+        if run.num_tokens:
+            self.took(run.num_tokens, run.step_ns + run.draft_ns)
 
     def propose(self) -> None:
         """Guess what comes next in the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no

@@ -1,1 +1,1 @@
-"""Structured output in a rank: masks of the tokens that may come next. Read `constraints.py` first."""
+"""Structured output in a rank: masks of the tokens that may come next. Read `grammars.py` first."""

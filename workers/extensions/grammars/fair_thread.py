@@ -1,7 +1,7 @@
 """A thread that works for several sources: the next work is that of the source that has used least of it.
 
-Used by `constraints.py` in a rank. Of one source, work is done in the order in which it was submitted. A source that was idle
-does not save up time (start-time fair queueing: Goyal, Vin and Cheng, 1996).
+Used by `helper_threads.py`. Of one source, work is done in the order in which it was submitted. A source that was idle does not
+save up time (start-time fair queueing: Goyal, Vin and Cheng, 1996).
 """
 
 from __future__ import annotations

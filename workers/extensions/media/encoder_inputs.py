@@ -25,7 +25,7 @@ from ops.cpu.array import Array, Rows
 from ops.modules import KvCache, LayerCache, Rotary, Tensor
 from ops.table import KEY_SPLIT, NUM_ROWS, ROW_TILE, OpTable
 from workers.devices.device import Device
-from workers.engine.inputs import AttentionMetadata, Room
+from workers.engine.row_inputs import AttentionMetadata, Room
 from workers.extensions.media.geometry import Angles, Patches, partners_of, patches_of
 
 _BLOCK_SIZE = 32  # slots; segments begin at a block
@@ -90,8 +90,8 @@ class Segments(AttentionMetadata):
         super().__init__(device, Room(max_rows + 1, max_rows, row_tile))
         self._tables, self._dummy_slot = tables, tables.dummy_slot
         self.block_tables = tables.tensor
-        self._add("row_slots", max_rows)
-        self._add("slot_mapping", max_rows)
+        self.add("row_slots", max_rows)
+        self.add("slot_mapping", max_rows)
 
     def set_rows(self, begin: int, end: int, num_padded: int) -> None:
         """Rows [begin, end) of all; `num_padded` more behind them."""
@@ -104,19 +104,19 @@ class Segments(AttentionMetadata):
             slots, starts = np.append(slots, self._dummy_slot), np.append(starts, 0)
             lengths, counts = np.append(lengths, num_padded), np.append(counts, num_padded)
         offsets = self._set_sequences(slots, starts, counts)
-        self._set("positions", np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts))
-        self._set("row_slots", slots.repeat(counts), self._dummy_slot)
+        self.set("positions", np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts))
+        self.set("row_slots", slots.repeat(counts), self._dummy_slot)
         self._set_bounds((np.zeros(self.num_tokens, np.int32), lengths.repeat(counts) - 1))
         if self._row_tile > 1:
             self._set_whole(slots, lengths)
 
     def _set_whole(self, slots: np.ndarray, lengths: np.ndarray) -> None:
         """Keys are those of whole segments, not only those up to the rows."""
-        self._set("context_lengths", lengths)
+        self.set("context_lengths", lengths)
         self.num_key_splits = -(-int(lengths.max()) // KEY_SPLIT)
         of_slots = np.ones(self._dummy_slot + 1, np.int32)
         of_slots[slots] = lengths
-        self._set("tile_contexts", of_slots[self._host["tile_slots"][: self.num_tiles]], 1)
+        self.set("tile_contexts", of_slots[self._host["tile_slots"][: self.num_tiles]], 1)
 
 
 class SliceInputs:

@@ -17,12 +17,10 @@ from engine.messages import Encode, EncoderCall
 from shm.encoder_arena import EncoderArena
 from shm.errors import SharedMemoryError
 from shm.extent_slab import ExtentSlab
-from workers.engine.slots import Slots
+from workers.engine.step_run import Missing
 from workers.extensions.media.encoder import Encoder
-from workers.extensions.media.prompt_media import NO_ROW
-from workers.rank_group.communicator import Communicator
-
-Missing = dict[bytes, str]  # unit -> why it is not there
+from workers.extensions.media.prompt_media import NO_ROW, MediaSlots
+from workers.rank_group.collectives import Collectives
 
 
 class Features:
@@ -51,11 +49,11 @@ class Features:
         encoder.run(call, pixels)
         return [unit.unit_hash for unit in call.units] if call.is_last else [], {}
 
-    def missing(self, slots: Slots, rows: Iterable[tuple[int, int, int]], version: int) -> Missing:
-        """Units that the rows (slot, begin, end) of a step read and that do not lie where the slots think."""
+    def missing(self, slots: MediaSlots, rows: Iterable[tuple[int, int, int]], version: int) -> Missing:
+        """Return the units that rows (slot, begin, end) of a step read and that do not lie where the slots say."""
         found: Missing = {}
         for slot, begin, end in rows:
-            media = slots.media[slot]
+            media = slots.prompts[slot]
             for unit in media.overlapping(begin, end) if media is not None else ():
                 row, num_rows = int(media.rows[unit]), int(media.ends[unit] - media.starts[unit])
                 if row == NO_ROW:
@@ -76,13 +74,15 @@ class Features:
         return payload.reshape(-1, unit.height * config.patch_size, unit.width * config.patch_size, 3)
 
 
-def together(communicator: Communicator, missing: Missing) -> Missing:
-    """What is missing on any of the ranks: all learn it, so that none runs a step that another does not."""
+def together(ranks: Collectives, missing: Missing) -> Missing:
+    """Return what is missing on any of the ranks: all learn it, so that none runs a step that another does not."""
+    if ranks.count == 1:
+        return missing
     own = np.frombuffer(msgspec.msgpack.encode(missing), np.uint8) if missing else np.zeros(0, np.uint8)
-    sizes = communicator.all_gather(np.array([len(own)], np.int64)).reshape(-1)
+    sizes = ranks.all_gather(np.array([len(own)], np.int64)).reshape(-1)
     if not sizes.any():
         return {}
-    found = communicator.all_gather(np.pad(own, (0, int(sizes.max()) - len(own))))
+    found = ranks.all_gather(np.pad(own, (0, int(sizes.max()) - len(own))))
     everything: Missing = {}
     for text, size in zip(found, sizes.tolist(), strict=True):
         everything |= msgspec.msgpack.decode(text[:size].tobytes(), type=Missing) if size else {}

@@ -1,6 +1,6 @@
 """Media of a slot's prompt: where their tokens are on the three axes of a position, and where their features lie.
 
-Pure: made by the slots from a SlotStart, asked by the step inputs for the rows of a chunk. Nothing depends on how a prompt is
+Pure: made from a SlotStart, asked by the step inputs for the rows of a chunk. Nothing depends on how a prompt is
 cut: every answer is a function of the token's place in the prompt alone, so there is no cursor that could go wrong.
 
 Positions (Wang et al. 2024, "Qwen2-VL"): text counts on all three axes alike; a unit's token in row r and column c is at
@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.messages import MediaUnit, SlotStart
+from workers.engine.slots import Slots
 
 NO_ROW = -1
 
@@ -80,6 +81,26 @@ class PromptMedia(msgspec.Struct, eq=False):
         axes = np.where(is_text, places + self.shifts[before], parts).astype(np.int32)
         rows = self.rows[units]
         return axes, np.where(is_text | (rows == NO_ROW), NO_ROW, rows + within).astype(np.int32)
+
+
+class MediaSlots:
+    """Media of every batch slot's prompt (`Slots.add_part`)."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.prompts = slots.register("media", None, dtype=object)  # PromptMedia
+        self.ends = slots.register("media_ends", 0)  # from here on a prompt is text
+        self.text_shifts = slots.register("text_shifts", 0)  # added there to positions
+        slots.add_part(self)
+
+    def start(self, message: SlotStart) -> None:
+        media = self.prompts[message.slot] = PromptMedia.of(message)
+        if media is not None:
+            self.ends[message.slot], self.text_shifts[message.slot] = media.end, media.last_shift
+
+    def set_unit_rows(self, slots: np.ndarray, units: np.ndarray, rows: np.ndarray) -> None:
+        """Units of slots (int32 [n] each) got these rows of the encoder arena, or lost them (NO_ROW)."""
+        for slot, unit, row in zip(slots.tolist(), units.tolist(), rows.tolist(), strict=True):
+            self.prompts[slot].rows[unit] = row
 
 
 def _bases_and_shifts(units: tuple[MediaUnit, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from workers.engine.rows import StepRows
 from workers.engine.slots import Slots
 from workers.extensions.drafts.drafter import Drafts
 from workers.extensions.drafts.drafting import Drafting, make_drafting
+from workers.rank_group.collectives import OneRank
 
 K = 4
 
@@ -34,10 +35,10 @@ class Rig:
     def step(self, *starts: SlotStart, ended: bytes = b"", generation: int = 0) -> None:
         empty = int32()
         step = Step(1, list(starts), empty, empty, empty, b"", empty, empty, empty, ended=ended, generation=generation)
-        self.drafting.begin_step(step)
+        self.drafting.on_step(step)
         for start in starts:
             self.slots.start(start)
-            self.drafting.start(start)
+            self.drafting.on_start(start)
 
     def put(self, slot: int, prompt: list[int], answer: list[int], prediction: tuple[int, ...] = ()) -> None:
         sampling = SamplingParams(prediction_token_ids=int32(*prediction))
@@ -134,12 +135,12 @@ def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
     num_looks = []
     for needs_hidden in (True, False):
         slots, one = Slots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
-        drafting = Drafting({"mtp": OneTokenDrafter(needs_hidden=needs_hidden)}, slots, is_adaptive=True)
+        drafting = Drafting({"mtp": OneTokenDrafter(needs_hidden=needs_hidden)}, slots, OneRank(), is_adaptive=True)
         coming, have_looked = deque([b"", b""]), []
         for number in range(3000):
             granted = coming.popleft()
-            drafting.begin_step(Step(number, [], b"", b"", b"", b"", b"", b"", b"", num_drafts=granted))
-            drafts = drafting.choose(one, np.frombuffer(granted, np.int32), 1, 1) if granted else one * 0
+            drafting.on_step(Step(number, [], b"", b"", b"", b"", b"", b"", b"", num_drafts=granted))
+            drafts = drafting.choose_drafts(one, np.frombuffer(granted, np.int32), 1, 1) if granted else one * 0
             coming.append(drafting.verified(StepRows(one, one, one + drafts, one + drafts, drafts), one)[0])
             have_looked.append(not drafting.has_passed)
             if have_looked[-1]:
@@ -163,7 +164,7 @@ def test_remembered_answers_fit_the_memory_left(method: str) -> None:
         at_first = drafting.num_bytes
         start = SlotStart(1, "r", int32(*text[:-1]), length - 1, SamplingParams(), b"", max_total_tokens=length + 9)
         slots.start(start)
-        drafting.start(start)
+        drafting.on_start(start)
         one = np.ones(1, np.int32)
         slots.append(one, one * (length - 1), one * int(text[-1]))
         for _ in range(20):

@@ -1,6 +1,6 @@
 """One sequence's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
 
-Used by the slots and the sampler. Token ids outside the vocabulary are dropped here: a bad request must not end the worker.
+Used by the sampler. Token ids outside the vocabulary are dropped here: a bad request must not end the worker.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, SlotStart
 from ops import _cpu
+from workers.engine.slots import Slots
 
 # As SlotSampling in ops/cpu/native/sampling.h, with the byte offsets there.
 SAMPLING = np.dtype(
@@ -126,3 +127,35 @@ def _token_lists(
     offsets = np.cumsum([0, *map(len, words)])
     parts = [bias_ids, np.array(biases, np.float32).view(np.int32), allowed_ids, stop_ids, offsets, *words, breaker_ids]
     return np.concatenate([np.asarray(part, np.int32) for part in parts])
+
+
+class SlotSampling:
+    """Sampling parameters of every batch slot (`Slots.add_part`)."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.records = slots.register("sampling", np.zeros((), SAMPLING)[()], dtype=SAMPLING)
+        self.token_lists = slots.register("token_lists", None, dtype=object)  # `records` point there
+        self.is_plain = slots.register("is_plain", False, dtype=np.bool_)
+        self.wants_prompt_logprobs = slots.register("wants_prompt_logprobs", False, dtype=np.bool_)
+        self.names_tokens = slots.register("names_tokens", False, dtype=np.bool_)  # whether `logprob_token_ids` has any
+        self.logprob_token_ids = slots.register("logprob_token_ids", None, dtype=object)  # int32
+        slots.add_part(self)
+
+    def start(self, message: SlotStart) -> None:
+        slot, params = message.slot, message.sampling
+        self.wants_prompt_logprobs[slot] = message.wants_prompt_logprobs
+        self.records[slot], self.token_lists[slot] = record_of(params, self.slots.vocab_size)
+        self.is_plain[slot] = is_plain(params)
+        if params.logprob_token_ids:
+            self.names_tokens[slot] = True
+            self.logprob_token_ids[slot] = np.array(params.logprob_token_ids, np.int32)
+
+    def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """As `Slots.append`, and mark the slots whose tokens are stop tokens as ended."""
+        self.slots.append(slots, positions, token_ids)
+        slots, positions = np.ascontiguousarray(slots, np.int32), np.ascontiguousarray(positions, np.int64)
+        token_ids = np.ascontiguousarray(token_ids, np.int32)
+        drawn = _cpu.address(slots), _cpu.address(positions), _cpu.address(token_ids), len(slots)
+        own = self.slots
+        _cpu.find_ends(*drawn, _cpu.address(self.records), _cpu.address(own.num_prompt_tokens), _cpu.address(own.is_ended))

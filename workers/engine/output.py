@@ -1,0 +1,24 @@
+"""What a step ends with: tokens (`workers/sampling/`) or pooled vectors (`workers/extensions/pooling.py`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from engine.messages import StepResult
+from workers.engine.step_run import StepRun
+
+
+class Output(Protocol):
+    """Turns hidden states of a step's rows into its result."""
+
+    def prepare(self, run: StepRun) -> tuple[np.ndarray, np.ndarray | None]:
+        """Set `run.kept_ends` and return how many positions of each row, its last ones, are kept (int32 [n]), and the flags
+        for `DeviceInputs.set_rows`, if any."""
+
+    def begin(self, run: StepRun) -> None:
+        """Enqueue what follows the model."""
+
+    def end(self, run: StepRun) -> StepResult:
+        """Wait for it; set `run.counts`."""

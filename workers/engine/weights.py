@@ -1,0 +1,100 @@
+"""The weights that a rank serves with, and how it loads others beside them. Owned by the runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.model_config import ModelConfig
+from engine.config import EngineConfig
+from engine.errors import OutsideError
+from engine.process.run_directory import Run
+from ops.modules import Experts
+from workers.devices.device import Device
+from workers.engine.plan import Plan
+from workers.models.loading import LoadedModel, load_model
+from workers.rank_group.peers import Peers
+from workers.weights.cache import WeightCache
+from workers.weights.packed_file import PackedFile
+from workers.weights.packing import CacheOutcome, Progress
+from workers.weights.precision import Precision
+
+
+class LoadedWeights(msgspec.Struct, frozen=True):
+    """Weights in use. Version 0: none (cleared)."""
+
+    path: str = ""
+    version: int = 0
+    num_bytes: int = 0
+    plan: Plan | None = None
+    cache: CacheOutcome = "off"
+    contents: str = ""  # LoadedModel.contents
+    packed: PackedFile | None = None  # LoadedModel.packed
+    mixtures: list[Experts] = []  # of sparse layers
+
+    @staticmethod
+    def of(path: str, version: int, plan: Plan, loaded: LoadedModel) -> LoadedWeights:
+        return LoadedWeights(
+            path, version, loaded.num_bytes, plan, loaded.cache, loaded.contents, loaded.packed, loaded.mixtures
+        )
+
+    def check(self) -> None:
+        """Raise OutsideError if the mapped file is no longer what was loaded."""
+        trouble = self.packed.trouble() if self.packed is not None else ""
+        if trouble:
+            raise OutsideError(f"{trouble}; the weights are loaded again")
+
+
+class ModelLoader:
+    """Loads checkpoints of the shape `model` for a rank with `peers`. `has_encoder`: with the encoder of pictures, where the
+    model has one; `has_drafts`: with its draft layers."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        device: Device,
+        peers: Peers,
+        *,
+        has_encoder: bool,
+        has_drafts: bool,
+    ) -> None:
+        self._config, self._model, self._device, self._peers = config, model, device, peers
+        self._has_encoder, self._has_drafts = has_encoder, has_drafts
+        self._cache = _weight_cache(config)
+
+    def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> LoadedModel:
+        """Raises CheckpointError, and ContentsError if `contents` are asked for and the checkpoint holds others. Random weights
+        need nothing of it but that its shape was right when they were loaded first, before their contents were known."""
+        config, peers = self._config, self._peers
+        is_random = config.load_format == "dummy"
+        if is_random and path != config.model and not contents:
+            self._model.of_same_shape(Path(path), GgufFile.of_checkpoint(Path(path)))
+        with self._device.threads_of(peers.seat.count):
+            return load_model(
+                Path(path),
+                self._model,
+                self._device.ops,
+                config.max_model_len,
+                on_progress,
+                precision=Precision(config.dtype, config.quantization, config.vision_quantization),
+                random_seed=config.seed + version - 1 if is_random else None,
+                cache=self._cache,
+                contents=contents,
+                share=peers.share,
+                has_encoder=self._has_encoder,
+                has_drafts=self._has_drafts,
+                node=peers.seat.node,
+            )
+
+
+def _weight_cache(config: EngineConfig) -> WeightCache | None:
+    """Several ranks share one packed file; what is not to be kept is in the directory of the run."""
+    is_shared = config.num_ranks > 1
+    if config.weight_cache_dir and config.load_format != "dummy":
+        return WeightCache(Path(config.weight_cache_dir), config.weight_cache_limit, is_shared)
+    if not is_shared:
+        return None
+    return WeightCache(Run(config.run_id, Path(config.run_dir)).packed_path, config.weight_cache_limit, is_shared, is_run=True)

@@ -1,0 +1,46 @@
+"""Adapters in a step: each linear finds its part of the arena, and each row its sequence's adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.messages import SlotStart
+from workers.engine.extension import Extension
+from workers.engine.inputs import RowsOfSlots, StepInputs
+from workers.engine.slots import Slots
+from workers.extensions.adapters.arena import AdapterArena
+
+if TYPE_CHECKING:
+    from workers.models.loading import LoadedModel
+
+NO_ADAPTER = -1
+
+
+class AdapterColumns(Extension):
+    """The adapters of `arena`, for rows of any sequence."""
+
+    def __init__(self, arena: AdapterArena) -> None:
+        self.arena = arena
+        self.adapter_slots = np.zeros(0, np.int32)
+
+    def on_load(self, loaded: LoadedModel, version: int) -> None:
+        self.arena.bind(loaded.linears)
+
+    def add_to(self, inputs: StepInputs) -> None:
+        for rows in (inputs, inputs.kept):
+            rows.add("adapter_slots", rows.max_rows)
+
+    def bind(self, slots: Slots) -> None:
+        """Read which adapter each of `slots` has."""
+        self.adapter_slots = slots.register("adapter_slots", NO_ADAPTER)
+        slots.add_part(self)
+
+    def start(self, message: SlotStart) -> None:
+        self.adapter_slots[message.slot] = message.adapter_slot
+
+    def set(self, inputs: StepInputs, rows: RowsOfSlots) -> None:
+        of_rows = self.adapter_slots[rows.slots].repeat(rows.counts)
+        inputs.set("adapter_slots", of_rows, NO_ADAPTER)
+        inputs.kept.set("adapter_slots", of_rows[rows.kept_row_ids], NO_ADAPTER)

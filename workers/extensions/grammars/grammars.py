@@ -1,0 +1,199 @@
+"""Structured output: which tokens may come next in each slot, ready when the next token is sampled.
+
+A sequence with a grammar gets a `Constraint` when it takes a slot, made of the slot's tokens alone. All work on it is a helper
+thread's: llguidance does it without the GIL while the rank computes the next step, and the rank waits for it just before it
+samples. With drafts there is a mask for each position of the window:
+
+    position      p        p + 1    p + 2       mask i is of position p + i, with d0 .. d(i - 1) before it
+    tokens        ?        d0       d1          they are walked ahead during the step, and taken back
+
+A mask that takes long delays its own sequence alone: a step waits for all masks together no longer than `limits.FAST_NS`, and a
+row with a late mask gets no token in this step. The scheduler sends it again; the token is the same then, since it depends on
+the slot alone.
+
+All of this is the same on all ranks of a group but for the clocks: the first rank says which rows are late, and which answers
+and drafts end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from engine.messages import SlotStart, StepResult
+from workers.engine.extension import Extension
+from workers.engine.rows import StepRows
+from workers.engine.step_run import StepRun
+from workers.extensions.grammars import limits
+from workers.extensions.grammars.constraint import Constraint
+from workers.extensions.grammars.helper_threads import HelperThreads
+from workers.rank_group.collectives import Collectives
+from workers.sampling.slot_sampling import SlotSampling
+
+if TYPE_CHECKING:
+    from engine.grammars.matching import Matching
+
+
+class ConstraintMetrics(msgspec.Struct):
+    """Of some steps."""
+
+    num_tokens: int = 0  # that were drawn with a constraint
+    num_failed: int = 0  # samples that came to a limit
+    wait_ns: int = 0  # for the helper thread
+
+
+class Grammars(Extension):
+    """Constraints of all slots. `ranks` call the same in the same order."""
+
+    def __init__(
+        self, sampling: SlotSampling, max_drafts: int, make_matching: Callable[[], Matching], ranks: Collectives
+    ) -> None:
+        self._slots, self._records, self._ranks = sampling.slots, sampling.records, ranks
+        self.constraints = self._slots.register("constraints", None, dtype=object)  # of each slot, with its masks
+        self._mask_shape = 1 + max_drafts, -(-self._slots.vocab_size // 32)
+        self.threads = HelperThreads(make_matching)
+        self.is_used = False
+        self._figures = ConstraintMetrics()
+
+    def take_figures(self) -> ConstraintMetrics:
+        """Return what happened since the last call."""
+        figures, self._figures = self._figures, ConstraintMetrics()
+        return figures
+
+    # -------------------------------------------------------------------------------------------------------- hooks
+
+    def on_start(self, start: SlotStart) -> None:
+        if start.sampling.grammar is None:
+            return
+        self.is_used = True
+        masks = np.zeros(self._mask_shape, np.uint32)
+        answer = np.frombuffer(start.token_ids, np.int32)[start.num_prompt_tokens :].tolist()
+        constraint = Constraint(start.sampling, start.num_prompt_tokens, answer, masks, start.source)
+        self.constraints[start.slot] = constraint
+        self._records["masks"][start.slot] = masks.ctypes.data
+        self.threads.submit([constraint], lambda matching, index: constraint.make(matching))
+
+    def choose_drafts(self, slots: np.ndarray, counts: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
+        """Leave out the draft tokens that no mask allows."""
+        if not self.is_used:
+            return counts
+        counts = counts.copy()
+        own = [index for index in np.flatnonzero(counts) if self.constraints[slots[index]] is not None]
+        if not own:
+            return counts
+        constraints = [self.constraints[slot] for slot in slots[own]]
+        begin_ns = time.monotonic_ns()
+        wait([each.pending for each in constraints if each.pending and not each.is_slow], limits.FAST_NS / 1e9)
+        self._figures.wait_ns += time.monotonic_ns() - begin_ns
+        may_look_ahead = self._agreed([constraint.is_ready and constraint.may_look_ahead for constraint in constraints])
+        self._wait([constraint for constraint, may in zip(constraints, may_look_ahead, strict=True) if may])
+        for index, constraint, may in zip(own, constraints, may_look_ahead, strict=True):
+            slot = slots[index]
+            if not may:
+                counts[index] = 0
+            elif not self._is_layers(slot) and constraint.position == self._slots.num_tokens[slot]:
+                begin_ns = time.thread_time_ns()
+                counts[index] = constraint.num_allowed(
+                    self.threads.matching, self._slots.drafts[slot, : counts[index]].tolist()
+                )
+                constraint.spent(time.thread_time_ns() - begin_ns, is_ahead=True)
+        return counts
+
+    def before_run(self, run: StepRun) -> None:
+        """Have the masks behind each draft token made while the model runs."""
+        if not self.is_used:
+            return
+        if run.fetch_draft_tokens is not None:
+            run.fetch_draft_tokens()
+        rows = run.rows
+        own, windows = [], []
+        for row in np.flatnonzero(rows.num_drafts).tolist():
+            slot, end = rows.slots[row], rows.ends[row]
+            if self.constraints[slot] is not None:
+                own.append(self.constraints[slot])
+                windows.append(self._slots.token_ids[slot, end - rows.num_drafts[row] : end].tolist())
+        if own:
+            self.threads.submit(own, lambda matching, index: own[index].look_ahead(matching, windows[index]), is_ahead=True)
+
+    def before_sample(self, run: StepRun) -> None:
+        """Wait for the masks of all that the step samples; rows whose masks are not ready get no token."""
+        rows = run.rows
+        own = self._of(rows) if self.is_used else []
+        if not own:
+            return
+        self._wait_in_time(own, int(np.count_nonzero(rows.num_sampled)))
+        are_late = [not constraint.is_ready for _, constraint, _ in own]
+        agreed = self._agreed([*are_late, *(constraint.is_over for _, constraint, _ in own)])
+        self._wait([constraint for (_, constraint, _), is_late in zip(own, agreed, strict=False) if not is_late])
+        for (row, constraint, first), is_late, is_over in zip(own, agreed[: len(own)], agreed[len(own) :], strict=True):
+            if is_late:
+                run.late_rows.append(row)
+                self._slots.is_late[rows.slots[row]] = True
+                self._records["num_masks"][rows.slots[row]] = 0
+                continue
+            slot = rows.slots[row]
+            if constraint.position != first:  # a step that is run again
+                begin = min(first, constraint.position)
+                constraint.take(self.threads.matching, begin, self._slots.token_ids[slot, begin:first].tolist())
+            if is_over:
+                constraint.end()
+            self._records["first_masked"][slot] = first
+            self._records["num_masks"][slot] = rows.num_sampled[row]
+
+    def after_result(self, run: StepRun, result: StepResult) -> None:
+        """Go on behind the tokens that were sampled; say which rows came to a limit, and to which."""
+        if not self.is_used:
+            return
+        rows, counts = run.rows, run.counts
+        failed, own, drawn = {}, [], []
+        for row, constraint, first in self._of(rows):
+            if row in run.late_rows:
+                continue
+            end = first + int(counts[row])
+            if first <= constraint.failed_at < end:
+                failed[row] = constraint.error
+            own.append(constraint)
+            drawn.append((first, self._slots.token_ids[rows.slots[row], first:end].tolist()))
+            self._figures.num_tokens += end - first
+        if own:
+            self.threads.submit(own, lambda matching, index: own[index].take(matching, *drawn[index]))
+            self._figures.num_failed += len(failed)
+        result.failed = failed
+
+    def _of(self, rows: StepRows) -> list[tuple[int, Constraint, int]]:
+        """Of the rows that draw and have one: the row, the constraint, the position of the first token that is drawn."""
+        constraints = self.constraints[rows.slots]
+        firsts = rows.ends - rows.num_sampled + 1
+        own = [row for row in np.flatnonzero(rows.num_sampled).tolist() if constraints[row] is not None]
+        return [(row, constraints[row], int(firsts[row])) for row in own]
+
+    def _agreed(self, flags: list[bool]) -> list[bool]:
+        """Of several ranks the first one's."""
+        return flags if self._ranks.count == 1 else self._ranks.broadcast(np.array(flags)).tolist()
+
+    def _is_layers(self, slot: int) -> bool:
+        """Whether its drafts are made later, by layers, when the step begins."""
+        return bool(self._slots.is_drafted_by_layers[slot])
+
+    def _wait(self, constraints: list[Constraint]) -> None:
+        """Until all work on these is done."""
+        begin_ns = time.monotonic_ns()
+        for pending in {id(each.pending): each.pending for each in constraints if each.pending is not None}.values():
+            pending.result()
+        self._figures.wait_ns += time.monotonic_ns() - begin_ns
+
+    def _wait_in_time(self, own: list[tuple[int, Constraint, int]], num_drawn: int) -> None:
+        """As long as a step may; longer only where none of the `num_drawn` rows could be drawn."""
+        begin_ns = time.monotonic_ns()
+        constraints = [constraint for _, constraint, _ in own]
+        for is_slow, time_ns in ((False, limits.FAST_NS), (True, limits.STEP_NS)):
+            wait([each.pending for each in constraints if each.pending and each.is_slow == is_slow], time_ns / 1e9)
+        pending = [each.pending for each in constraints if each.pending and not each.is_ready]
+        if len(pending) == num_drawn:
+            wait(pending, limits.ALONE_NS / 1e9, FIRST_COMPLETED)
+        self._figures.wait_ns += time.monotonic_ns() - begin_ns

@@ -1,0 +1,33 @@
+"""Position column of a model that looks positions up, separately for the first and the second text of a prompt (BERT)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.messages import SlotStart
+from workers.engine.inputs import RowsOfSlots, StepInputs
+from workers.engine.slots import Slots
+
+
+class TypedPositionColumns:
+    """`num_positions` of each type of text."""
+
+    def __init__(self, num_positions: int) -> None:
+        self._num_positions = num_positions
+        self.second_starts = np.zeros(0, np.int32)
+
+    def add_to(self, inputs: StepInputs) -> None:
+        inputs.add("position_rows", inputs.max_rows)
+
+    def bind(self, slots: Slots) -> None:
+        """Read where the second texts of `slots` begin; at the prompt's end where there is none."""
+        self.second_starts = slots.register("second_starts", 0)
+        slots.add_part(self)
+
+    def start(self, message: SlotStart) -> None:
+        self.second_starts[message.slot] = message.second_start or message.num_prompt_tokens
+
+    def set(self, inputs: StepInputs, rows: RowsOfSlots) -> None:
+        positions = rows.positions
+        is_second = positions >= self.second_starts[rows.slots].repeat(rows.counts)
+        inputs.set("position_rows", positions + self._num_positions * is_second)
