@@ -1,4 +1,4 @@
-"""What a device can, and what is said of what it cannot. Found by the devices themselves (`device.py`, `paddle.py`)."""
+"""Capabilities of a device, and the error for those that it lacks. Found by the devices themselves (`device.py`, `paddle.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a device can."""
+    """Capabilities of one device."""
 
     place: str  # as the device calls itself
     has_graphs: bool  # what was captured is replayed

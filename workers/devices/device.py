@@ -71,17 +71,17 @@ class Device(Protocol):
         """Enqueue: the values of a float32 or int32 `tensor` to memory of the host, which each `key` has of its own."""
 
     def capture(self, run: Callable[[], object]) -> Graph:
-        """What `run` enqueues, which is run once before. Ranks that share matrices capture the same together. DeviceError, on
-        all of them: one cannot capture it."""
+        """Capture what `run` enqueues; it is run once before. Ranks that share matrices capture the same together. DeviceError,
+        on all of them: one cannot capture it."""
 
     def agreed_fault(self, fault: str) -> str:
-        """What is wrong here, or with a rank that this one computes with; empty: nothing. All of them ask."""
+        """Return what is wrong here, or with a rank that this one computes with; empty: nothing. All of them call it."""
 
     def address(self, tensor: Tensor) -> int:
         """Where it lies."""
 
     def memory_bytes(self) -> int:
-        """That this rank's tensors have on it; 0 where it is the host's, or nobody counts."""
+        """Return the memory that this rank's tensors have on it; 0 where it is the host's, or is not counted."""
 
     def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
         """Within, as many threads as so many ranks have together, on any core: while one of them packs, the others wait."""

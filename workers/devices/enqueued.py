@@ -31,7 +31,7 @@ class Fetch(Protocol):
 
 
 class Fetched:
-    """What is there already."""
+    """Values that are there already."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values

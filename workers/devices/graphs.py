@@ -20,7 +20,7 @@ from workers.devices.groups import PaddleGroup
 
 
 class PaddleGraph:
-    """What `run` enqueues at `place`. Ranks of `groups`, which capture alike, exchange nothing while they do."""
+    """Graph of what `run` enqueues at `place`. Ranks of `groups`, which capture alike, exchange nothing while they do."""
 
     def __init__(self, place: Any, run: Callable[[], object], groups: Sequence[PaddleGroup] = ()) -> None:
         if isinstance(place, core.CPUPlace) or not graphs.is_cuda_graph_supported():  # which may be another device's

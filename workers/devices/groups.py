@@ -41,11 +41,11 @@ class PaddleGroup:
         self._is_recording = False
 
     def rehearse(self) -> None:
-        """What comes next is run, and then captured."""
+        """Begin the rehearsal of what is captured next."""
         self._told, self._is_recording = [], False
 
     def record(self) -> None:
-        """What was rehearsed comes again, and is recorded. Nothing is exchanged then, so no rank waits for another that may
+        """Begin to record what was rehearsed. Nothing is exchanged then, so no rank waits for another that may
         have failed midway; what ranks tell is what they told before."""
         self._is_recording = True
 
@@ -53,7 +53,7 @@ class PaddleGroup:
         self._told, self._is_recording = None, False
 
     def said(self, word: str) -> list[str]:
-        """What each rank says, once all have: through the store, for ranks that have not joined yet."""
+        """Return what each rank says, once all have: through the store, for ranks that have not joined yet."""
         number, store = next(self._met.questions), self._met.store
         keys = [f"{self._met.life}.said.{number}.{place}" for place in range(self.count)]
         store.set(keys[self.place], f"={word}")

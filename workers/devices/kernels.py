@@ -49,7 +49,7 @@ AUTO = "auto"
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was timed, and what was chosen by it."""
+    """Times of kernels, and the choice made by them."""
 
     key: str
     chosen: dict[str, str]  # of each of TIMED: a variant
@@ -62,7 +62,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path, key: str, variants: list[str]) -> Timing | None:
-        """What is kept there for this key and these variants; None where it is anything else."""
+        """Return what is kept there for this key and these variants; None where it is anything else."""
         try:
             found = msgspec.json.decode(read_document(path), type=Timing)
         except (OSError, msgspec.DecodeError, RecursionError):
@@ -71,7 +71,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found if is_ours and found.has_times_of(variants) else None
 
     def has_times_of(self, variants: list[str]) -> bool:
-        """Of all of them, unless there was no choice."""
+        """Whether all variants were timed, unless there was no choice."""
         if len(variants) == 1:
             return not self.seconds
         is_whole = self.seconds.keys() == set(TIMED) and all(list(times) == variants for times in self.seconds.values())
@@ -110,7 +110,7 @@ def check(variant: str) -> None:
 
 
 def timing(directory: Path) -> Timing:
-    """As kept in `directory`; else made now, and kept."""
+    """Return the timing that is kept in `directory`; else time now, and keep it."""
     key, variants = _key(), _candidates()
     path = directory / f"kernels-{key}.json"
     if kept := Timing.read(path, key, variants):
@@ -144,13 +144,13 @@ def _candidates() -> list[str]:
 
 
 def _key() -> str:
-    """Of the processor, and of the native module as it was built."""
+    """Return a key of the processor and of the native module as it was built."""
     native = Path(_cpu.__file__).stat()
     return blake2b(f"{native.st_size} {native.st_mtime_ns} {_processor()}".encode(), digest_size=8).hexdigest()
 
 
 def _processor() -> str:
-    """What the kernel says of the first processor."""
+    """Return what the operating system says of the first processor."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

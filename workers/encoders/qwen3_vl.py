@@ -13,7 +13,7 @@ _EPSILON = 1e-6
 
 
 class _Merger:
-    """Of squares of patches: norm and MLP. The norm is of each patch, or of all of a square."""
+    """Norm and MLP of squares of patches. The norm is of each patch, or of all of a square."""
 
     def __init__(self, config: VisionConfig, prefix: str, weights: Weights, *, is_of_square: bool) -> None:
         merged = config.hidden_size * config.spatial_merge_size**2

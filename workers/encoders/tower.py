@@ -1,4 +1,4 @@
-"""What the encoders have in common: layers of attention and an MLP over the patches of some pictures. Straight-line against
+"""Base of the encoders: layers of attention and an MLP over the patches of some pictures. Straight-line against
 the op table, like the models. A family's file says what its weights are called, its norms and MLPs, and what becomes of the
 patches at the end.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Phase(enum.IntEnum):
-    """What the rows of a step do."""
+    """Work of the rows of a step."""
 
     NONE = 0  # there are none
     DECODE = 1  # each computes the last known token of an answer, and drafts behind it
@@ -23,7 +23,7 @@ class Phase(enum.IntEnum):
 
 
 class StepShape(msgspec.Struct, frozen=True):
-    """What a rank's step asks for."""
+    """Phase and size of a rank's step."""
 
     phase: Phase
     num_tokens: int
@@ -31,8 +31,8 @@ class StepShape(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(counts: np.ndarray, num_sampled: np.ndarray, *, can_replay: bool = True) -> StepShape:
-        """Of rows (int32 [n]) with so many positions, the last num_sampled[i] of which get a token each. A row that samples at
-        every position decodes; a prompt's last token is no different from an answer's."""
+        """Return the shape of rows with counts[i] positions (int32 [n]), the last num_sampled[i] of which get a token. A row
+        that samples at every position decodes; a prompt's last token is no different from an answer's."""
         num_tokens, decodes = int(counts.sum()), (counts == num_sampled)[counts > 0]
         if not num_tokens:
             return StepShape(Phase.NONE, 0)
@@ -49,15 +49,15 @@ class StepMode(msgspec.Struct, frozen=True):
 
 
 class Captures(msgspec.Struct, frozen=True):
-    """What was captured: `sizes`, the largest first, of steps of one phase. None: nothing was."""
+    """Captured `sizes`, the largest first, of steps of one phase. None: nothing was captured."""
 
     sizes: tuple[int, ...]
     num_drafts: int
     phase: Phase = Phase.DECODE
 
     def mode(self, own: StepShape, others: Iterable[StepShape] = ()) -> StepMode:
-        """Of a rank's step, where the ranks of its rank group that have rows of their own run `others`: either all replay the
-        same size, those without rows too, or none replays."""
+        """Return the mode of a rank's step beside `others`, those of the ranks of its rank group that have rows: either all
+        replay the same size, ranks without rows too, or none replays."""
         shapes = [shape for shape in (own, *others) if shape.num_tokens]
         size = 0
         if shapes and all(shape.phase is self.phase and shape.can_replay for shape in shapes):

@@ -29,7 +29,7 @@ from workers.engine.slots import Slots
 
 
 class DeviceInputs(StepInputs):
-    """As `StepInputs`. Nothing of what the device makes lies on the host."""
+    """`StepInputs` that the device makes. Nothing of what it makes lies on the host."""
 
     is_made_on_device = True
 
@@ -89,7 +89,7 @@ class DeviceInputs(StepInputs):
         return part
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What is read or made, and where `logit_row_ids` are when they do not follow each other."""
+        """Yield all tensors that are read or made, and the `logit_row_ids` that are used when they do not follow each other."""
         yield from ((name, tensor) for name, tensor in super().tensors() if name != "logit_row_ids")
         yield from (("sent", self.sent), ("slots", self.slots), ("numbers", self.numbers), ("derived", self.derived))
         yield "logit_row_ids", self._uploaded_row_ids

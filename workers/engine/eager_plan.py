@@ -47,7 +47,7 @@ class EagerPlan:
 
     @property
     def hidden_there(self) -> Tensor:
-        """As `hidden`, where the device has it."""
+        """Hidden states of the kept rows, on the device."""
         return self._hidden
 
     def logits(self) -> Tensor:

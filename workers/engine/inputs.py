@@ -1,4 +1,4 @@
-"""What one step reads on the device: metadata in tensors that are allocated once and never move.
+"""Inputs of one step on the device: metadata in tensors that are allocated once and never move.
 
 Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inputs`). `set_rows` writes every tensor to its
 full length, so that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step

@@ -1,4 +1,4 @@
-"""The KV arena as a worker sees it: per layer two tensors over memory that outlives the worker.
+"""The KV arena of a rank: two tensors a layer over memory that outlives the worker.
 
 Made once by the runner, over the memfd that the supervisor holds (or any buffer, in tests).
 
@@ -41,7 +41,7 @@ def map_kv_cache(
 
 
 def map_marks(arena: memoryview, spec: KVCacheSpec, num_blocks: int) -> np.ndarray:
-    """Of each position of each block, whether layers that draft have their keys and values there: bool [num_blocks + 1,
+    """Return for each position of each block whether draft layers have their keys and values there: bool [num_blocks + 1,
     block_size]."""
     at = (num_blocks + 1) * spec.layer_bytes_per_block
     return np.frombuffer(arena, np.bool_, (num_blocks + 1) * spec.block_size, at).reshape(-1, spec.block_size)

@@ -1,4 +1,4 @@
-"""What a step ends with: tokens (`workers/sampling/`) or pooled vectors (`workers/extensions/pooling.py`)."""
+"""The end of a step: tokens (`workers/sampling/`) or pooled vectors (`workers/extensions/pooling.py`)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Plan(Protocol):
 
     @property
     def tape(self) -> Tape | None:
-        """What `replay(0)` replays; None: it runs ops one by one."""
+        """The record that `replay(0)` replays; None: it runs ops one by one."""
 
     @property
     def captured(self) -> Collection[int]:
@@ -46,7 +46,7 @@ class Plan(Protocol):
         so many rows, to which the inputs are padded; 0: with the rows that there are."""
 
     def forget(self) -> None:
-        """What a device captured, which it captures anew when it is run."""
+        """Drop the captures of a device. Each is captured again when it is run."""
 
     def hidden(self) -> np.ndarray:
         """The hidden states of the kept rows of the last step, float32 [m, hidden], m >= inputs.kept.num_tokens; until the next
@@ -57,9 +57,9 @@ class Plan(Protocol):
         m >= inputs.num_logit_rows, valid until the next call of either."""
 
     def drawn(self, logits: Tensor) -> Tensor:
-        """What rows draw, as `Drawing.run` of the device's ops gives it, of what `logits` gave for this step; with layers that
-        draft on the device one line more (and no other, where it draws nothing), of the tokens that these rows had read: the
-        guesses among them nobody knows yet. Once more rows at the end where it was captured with more. Valid until the next
+        """Sample on the device, as its ops' `DeviceSampler.run` does, from the `logits` of this step. With draft layers on the
+        device there is one line more (the only one where it samples nothing): the tokens that these rows had read, draft
+        tokens among them. Once more rows at the end where it was captured with more. Valid until the next
         call of either."""
 
 

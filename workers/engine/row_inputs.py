@@ -260,7 +260,7 @@ class RowInputs(AttentionMetadata):
         self.num_logit_rows = 0
 
     def _set_tokens(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray) -> np.ndarray:
-        """As `_set_sequences`, with the tokens there are at these positions in `slot_token_ids` [slots, tokens]."""
+        """Set sequences (`_set_sequences`), with the tokens at their positions in `slot_token_ids` [slots, tokens]."""
         offsets = self._set_sequences(slots, starts, counts)
         row_slots = slots.repeat(counts)
         positions = np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts)

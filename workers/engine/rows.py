@@ -68,7 +68,7 @@ class StepRows(msgspec.Struct, frozen=True):
         return StepRows(slot_ids, starts, counts, num_sampled, num_drafts)
 
     def addresses(self) -> tuple[int, int, int, int, int, int]:
-        """As native code takes them: slots, starts, counts, num_sampled, num_drafts, and how many rows there are."""
+        """Return addresses for native code: slots, starts, counts, num_sampled, num_drafts; and the number of rows."""
         numbers = _cpu.address(self.starts), _cpu.address(self.counts), _cpu.address(self.num_sampled)
         return _cpu.address(self.slots), *numbers, _cpu.address(self.num_drafts), len(self.slots)
 

@@ -1,4 +1,4 @@
-"""What a step does after the model has run, in an engine that pools: hidden states of a prompt become its one answer.
+"""The end of a step in an engine that pools: hidden states of a prompt become its one answer.
 
 The runner's `Output` in the place of `StepSampling`. All arithmetic on hidden states is float64 and goes token by token
 in the prompt's order, so an answer's bits depend on neither its company nor how its prompt was cut: what earlier chunks gave is

@@ -22,38 +22,38 @@ CLASS_HEAD = "score"  # of a model that classifies
 
 
 class Layer(Protocol):
-    """What `Llama.forward` asks of a decoder layer."""
+    """A decoder layer, as `Llama.forward` calls it."""
 
     input_norm: Norm
     inner_norm: Norm
     mlp: FeedForward
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
-        """As layer `index` of the trunk is, with what is stored under `prefix`."""
+        """Declare layer `index` of the trunk, stored under `prefix`."""
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
         """Queries of all rows; what later rows read of these is in the cache."""
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
-        """What attention adds to the rows of `step`."""
+        """Return what attention adds to the rows of `step`."""
 
 
 class DraftLayer(Protocol):
-    """What guesses further tokens beside a trunk (`mtp.py`)."""
+    """A layer that drafts further tokens beside a trunk (`mtp.py`)."""
 
     def parts(self) -> Sequence[object]:
-        """What has the weights that it reads, its trunk's too."""
+        """Return all modules with weights that it reads, its trunk's too."""
 
     def store(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
         """Entries of tokens that stand: those of `inputs`, with the trunk's `hidden` states before them [R, hidden]. `begin`
         was called for them."""
 
     def forward(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
-        """Of the last token of each sequence, and `hidden` before it: what the head reads, and what is fed to the next draft,
-        [R, hidden] each. Its entry is in the cache."""
+        """Return what the head reads and what is fed to the next draft, [R, hidden] each, from the last token of each sequence
+        and `hidden` before it. Its entry is in the cache."""
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
-        """As `Llama.logits`, of what the head reads."""
+        """Return logits (`Llama.logits`) of what the head reads."""
 
 
 class LlamaLayer:

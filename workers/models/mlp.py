@@ -1,4 +1,4 @@
-"""What follows attention in a layer: an MLP, or a mixture of experts. Used by the models."""
+"""The part of a layer behind attention: an MLP, or a mixture of experts. Used by the models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.weights.declaration import Weights
 
 
 class FeedForward(Protocol):
-    """What a layer adds to its rows after attention."""
+    """The part of a layer that its rows go through after attention."""
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor: ...
 
@@ -79,15 +79,15 @@ class Mixture:
         return ops.all_gather(self.columns(ops, step, h, None))
 
     def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None) -> Tensor:
-        """What this rank computes of the result, and `shared`, which is added to it."""
+        """Return this rank's columns of the result, and `shared`, which is added to it."""
         if self.shared is not None:  # added to columns of the same rank
             shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
         return ops.experts(h, ops.route(step, h, self.router), self.experts, self.activation, shared)
 
 
 def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
-    """As layer `index` of the trunk has it, stored under `prefix`. Layers that are none of the trunk's have experts of their
-    own in every rank: replicas that share those of the trunk draft each for itself."""
+    """Declare that of layer `index` of the trunk, stored under `prefix`. Layers that are none of the trunk's have experts of
+    their own in every rank: replicas that share those of the trunk draft each for itself."""
     experts = config.experts
     if experts is not None and index in experts.sparse_layers:
         return Mixture(config, experts, prefix, weights, is_local=prefix != f"model.layers.{index}")

@@ -65,7 +65,7 @@ class DraftModule:
         return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
 
     def _enter(self, ops: OpTable, inputs: Inputs, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the projection gives, normalized for the layer and as it is."""
+        """Return what the projection gives, normalized for the layer and as it is."""
         embedded = ops.rms_norm(ops.embedding(inputs, self._trunk.embedding), self.embedding_norm)
         of_token, of_hidden = self.projection
         parts = ops.linear(embedded, of_token), ops.linear(ops.rms_norm(hidden, self.hidden_norm), of_hidden)
@@ -73,7 +73,7 @@ class DraftModule:
 
 
 class _Parts:
-    """What modules are declared with: of parts that have the same name in all of them there is one."""
+    """Parts of the modules. Those that have the same name in all of them exist once."""
 
     def __init__(self, trunk: Llama, weights: Weights) -> None:
         self.weights = weights

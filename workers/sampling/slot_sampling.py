@@ -152,7 +152,7 @@ class SlotSampling:
             self.logprob_token_ids[slot] = np.array(params.logprob_token_ids, np.int32)
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """As `Slots.append`, and mark the slots whose tokens are stop tokens as ended."""
+        """Append tokens (`Slots.append`), and mark the slots that got a stop token as ended."""
         self.slots.append(slots, positions, token_ids)
         slots, positions = np.ascontiguousarray(slots, np.int32), np.ascontiguousarray(positions, np.int64)
         token_ids = np.ascontiguousarray(token_ids, np.int32)

@@ -156,7 +156,7 @@ class StepSampling:
         return result
 
     def _chosen(self, logits: np.ndarray, slots: np.ndarray, drawn: Scores) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
-        """Of rows whose samples name tokens: these and their log-probabilities, by their distance from the drawn token's."""
+        """Yield the tokens that rows' requests name, with log-probabilities by their distance from the sampled token's."""
         for row in np.flatnonzero(self._sampling.names_tokens[slots]).tolist():
             token_ids = self._sampling.logprob_token_ids[slots[row]]
             with np.errstate(invalid="ignore"):
@@ -194,7 +194,7 @@ class StepSampling:
                 found.ranks[places] = np.where(has_logprob, numbers[2], 0)
 
     def _parts(self, row_ids: np.ndarray) -> Iterator[slice]:
-        """As many of them as have logits at a time."""
+        """Yield parts of the rows that have logits at a time."""
         for begin in range(0, len(row_ids), self._inputs.max_logit_rows):
             yield slice(begin, min(begin + self._inputs.max_logit_rows, len(row_ids)))
 
@@ -213,14 +213,14 @@ class StepSampling:
             run.sample_ns += time.monotonic_ns() - begin_ns
 
     def _score(self, logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
-        """As `draw`, of tokens that are known."""
+        """Score tokens that are known, divided among ranks as in `draw`."""
         if self._ranks.count == 1:
             return sampler.score(logits, token_ids, num_top)
         num_top = min(num_top, logits.shape[1])
         return exchanged(self._ranks, len(token_ids), num_top, lambda own: sampler.score(logits[own], token_ids[own], num_top))
 
     def _prompt_logprobs(self, run: StepRun, row: int, kept_rows: np.ndarray) -> PromptLogprobs:
-        """Of the tokens after the first positions of `row`, those of the step's `kept_rows`."""
+        """Score the tokens after the first positions of `row`, which are the step's `kept_rows`."""
         slot, first = int(run.rows.slots[row]), int(run.rows.starts[row]) + 1
         token_ids = self._slots.token_ids[slot, first : first + len(kept_rows)]
         num_top = int(self._sampling.records["num_prompt_logprobs"][slot])

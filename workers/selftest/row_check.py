@@ -43,7 +43,7 @@ _DRAWN: tuple[dict[str, Any], ...] = (
 
 
 def fault_of_rows(device: Device, rows: OpTable, config: ModelConfig, precision: Precision, kv_dtype: str) -> str:
-    """What is wrong with their numbers; empty: nothing."""
+    """Return what is wrong with their numbers; empty: nothing."""
     from ops.paddle import reference
 
     small = small_model(config)
@@ -60,7 +60,7 @@ def fault_of_rows(device: Device, rows: OpTable, config: ModelConfig, precision:
 
 
 def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
-    """What is wrong with the tokens that they draw; empty: nothing."""
+    """Return what is wrong with the tokens that they sample; empty: nothing."""
     assert rows.drawing is not None
     vocab, params = min(vocab_size, 8192), [SamplingParams(seed=7 + number, **each) for number, each in enumerate(_DRAWN * 4)]
     inputs = DeviceInputs(device, InputSizes(len(params), 256, 64, 16, rows.row_tile))

@@ -85,7 +85,7 @@ class AdapterFiles:
                 yield AdaptedLinear(module, a, scaled)
 
     def _copied(self) -> MappedFile:
-        """What the file holds, in memory of our own: nobody writes to it, or cuts it, while it is read."""
+        """Copy the file into memory of our own, so that nothing writes to it, or cuts it, while it is read."""
         try:
             with open(open_file(self._path), "rb", buffering=0) as stream:
                 status = os.fstat(stream.fileno())

@@ -69,7 +69,7 @@ class DeviceDraftPlan:
         return self._device.fetch("guesses", draft_tokens(self._memory, num_rows, count)).wait()
 
     def forget(self) -> None:
-        """As `Plan.forget`."""
+        """Drop the captures (`Plan.forget`)."""
         self._captured.clear()
         self.num_failed = 0
 
@@ -88,7 +88,7 @@ class DeviceDraftPlan:
         store_entries(ops, self._modules, rows, before, self._cache)
 
     def _run(self, of: int, num_rows: int, size: int, work: Callable[[OpTable], None]) -> None:
-        """As it was captured, which it is first where it was not."""
+        """Replay the capture, which is made first where there is none."""
         if size and (of, size) not in self._captured:
             self._captured[of, size] = self._capture(size, work)
         found = self._captured.get((of, size))

@@ -83,7 +83,7 @@ class DeviceMtpDrafter(MtpDrafter):
             self._device_plan.forget()
 
     def warm_up(self) -> None:
-        """Of guesses; `store` was called with each size of the trunk. What was sent last has no rows."""
+        """Capture drafting; `store` was called with each size of the trunk. The last step that was sent has no rows."""
         for size in self._sizes:
             for number in range(self._memory.group - 1):
                 self._layers_plan.draft_token(number, self._inputs.padded(size), self._max_key_splits, size)

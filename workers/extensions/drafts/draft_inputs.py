@@ -1,4 +1,4 @@
-"""What layers that draft read on the device: rows of sequences, each with the hidden state that comes before its token.
+"""Inputs of draft layers on the device: rows of sequences, each with the hidden state that comes before its token.
 
 Owned by the drafter (`mtp.py`), over the block tables of the step's inputs, where the host makes inputs; a
 device makes such rows itself (`ops/paddle/layer_rows.py`).

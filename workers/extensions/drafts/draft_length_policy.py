@@ -64,12 +64,12 @@ class Lengths:
         return chosen
 
     def learn(self, slots: np.ndarray, num_drafts: np.ndarray, counts: np.ndarray) -> None:
-        """Of the rows of a step (int32 [n] each): how many drafts were verified, and how many tokens came of them."""
+        """Learn from the rows of a step (int32 [n] each): drafts that were verified, and tokens that came of them."""
         num_drafts, counts = np.ascontiguousarray(num_drafts, np.int32), np.ascontiguousarray(counts, np.int32)
         self._native.learn(_cpu.address(slots), len(slots), _cpu.address(num_drafts), _cpu.address(counts))
 
     def take_verified(self) -> list[tuple[int, int]]:
-        """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""
+        """Return for each method how many drafts were verified since the last call, and how many accepted; empty: none."""
         told = self._native.num_verified
         if told == self._told:
             return []
@@ -93,7 +93,7 @@ class Lengths:
         return wanted
 
     def num_idle(self, slots: np.ndarray) -> int:
-        """So many steps more in which `slots` (int32 [n]) have no drafts say nothing of these: no try is due, or paid for."""
+        """Return for how many more steps `slots` (int32 [n]) need no drafts: no try is due, or paid for."""
         return self._native.num_idle(_cpu.address(slots), len(slots))
 
     def wanted_by_new_requests(self) -> int:

@@ -41,13 +41,13 @@ class DraftPlan(Protocol):
         `Plan.replay`."""
 
     def forget(self) -> None:
-        """As `Plan.forget`."""
+        """Drop the captures (`Plan.forget`)."""
 
     def fed(self, module: int) -> np.ndarray:
-        """Of the last `forward` what is fed to the next: float32 [m, hidden], m >= single.num_tokens."""
+        """Return what the last `forward` feeds to the next: float32 [m, hidden], m >= single.num_tokens."""
 
     def logits(self, module: int) -> np.ndarray:
-        """Likewise of the rows that the inputs want: float32 [m, vocab]. Valid until the next call of any."""
+        """Return logits of the rows that the inputs want: float32 [m, vocab]. Valid until the next call of any."""
 
 
 def make_draft_plan(
@@ -61,7 +61,7 @@ def make_draft_plan(
     rank_group: RankGroup | None = None,
     sizes: tuple[int, ...] = (),
 ) -> DraftPlan:
-    """As `make_plan`; `sizes` of single rows."""
+    """Make the plan of draft layers, as `make_plan` does the model's; `sizes` of single rows."""
     ops = device.ops
     if name != "eager" and ops.name == "native":
         return TapeDraftPlan(modules, accepted, single, cache, rank_group, sizes)

@@ -1,4 +1,5 @@
-"""Drafters guess what comes next in each slot. Wrong guesses cost time, never a byte: what stands is what is sampled anyway.
+"""Drafters propose the next tokens of each slot. Wrong ones cost time, never a byte: accepted tokens are those that are
+sampled.
 
 Implemented by one file for each method, used through `drafting.py`. A drafter reads the slots' tokens; what it remembers of a
 slot is in its state `slots.draft_states[slot]`, or in arrays that are registered there, and can be made again.
@@ -13,7 +14,7 @@ import numpy as np
 
 
 class Drafts(msgspec.Struct, frozen=True):
-    """Guesses for n slots."""
+    """Draft tokens for n slots."""
 
     token_ids: np.ndarray  # int32 [n, k]
     counts: np.ndarray  # int32 [n]
@@ -26,14 +27,14 @@ class Drafts(msgspec.Struct, frozen=True):
 
 
 class Drafter(Protocol):
-    """One method of guessing."""
+    """One method of drafting."""
 
     needs_hidden: bool  # the hidden states of the trunk's last layer
     priors: np.ndarray  # float64: of each class, the chance that a guess of it stands, before anything is known of it
 
     @property
     def num_bytes(self) -> int:
-        """What is remembered takes so much memory."""
+        """Memory that the drafter takes."""
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
         """Another sequence takes the slot, with these tokens (int32) and perhaps a guess at its answer by who asks."""
@@ -48,4 +49,4 @@ class Drafter(Protocol):
         """Guesses for `slots` (int32 [n]), limits[i] (int32 [n]) at most for the i-th; valid until the next call."""
 
     def forget(self) -> None:
-        """What is remembered of sequences that are gone: other weights come, or the prefix cache is emptied."""
+        """Forget sequences that are gone: other weights come, or the prefix cache is emptied."""

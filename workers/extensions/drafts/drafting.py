@@ -90,7 +90,7 @@ class Drafting(Extension):
 
     @property
     def num_bytes(self) -> int:
-        """What all drafters remember takes so much memory."""
+        """Memory that all drafters take."""
         return sum(drafter.num_bytes for drafter, _ in self._drafters)
 
     @property
@@ -121,7 +121,7 @@ class Drafting(Extension):
                     drafter.stop(slot, token_ids)
 
     def choose_drafts(self, slots: np.ndarray, counts: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
-        """As `Lengths.choose`. All ranks of a group call it, and have the first one's draft tokens then."""
+        """Choose by `Lengths.choose`. All ranks of a group call it, and have the first one's draft tokens then."""
         if self._ranks.count == 1:
             own = self._lengths.choose(slots, counts, num_rows, num_sampled)
             if self._ending is not None:
@@ -141,9 +141,9 @@ class Drafting(Extension):
         return agreed
 
     def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
-        """What came of the guesses in a step: so many tokens of each row (int32 [n]). How many drafts would pay in the next one
-        (int32 [n], as bytes; empty: none), and for a sequence that comes. Where nobody has any or wants any, one step of a few
-        is looked at, and stands for all of them."""
+        """Learn how many tokens each row of a step got (int32 [n]). Return how many drafts would pay in the next step (int32
+        [n], as bytes; empty: none), and for a new sequence. While no row has any or wants any, only one step of a few is
+        looked at, and counts for all of them."""
         if self._is_resting and not self._has_drafts and self._num_passed + 1 < self._interval:
             self._num_passed, self._rows = self._num_passed + 1, None
             return b"", 0
@@ -191,7 +191,7 @@ class Drafting(Extension):
         self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=has_drafts, num_steps=num_steps)
 
     def take_figures(self) -> list[tuple[str, int, int]]:
-        """Of each method how many drafts were verified since the last call, and how many of these stood; empty: none were."""
+        """Return for each method how many drafts were verified since the last call, and how many accepted; empty: none."""
         verified = self._lengths.take_verified()
         return [(method, *numbers) for method, numbers in zip(self.methods, verified, strict=True)] if verified else []
 

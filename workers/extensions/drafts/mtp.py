@@ -114,7 +114,7 @@ class MtpDrafter(Extension):
         self._single = DraftInputs(self._device, single, inputs.block_tables, model.hidden_size)
 
     def _inputs_of_tapes(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """As `LayerDrafts` takes them."""
+        """Return the addresses that `LayerDrafts` takes."""
         return self._accepted.host_addresses(), self._single.host_addresses(), self._single.max_logit_rows
 
     def _make_native(self) -> _cpu.LayerDrafts:
@@ -222,7 +222,7 @@ class MtpDrafter(Extension):
         """`keep` has seen to it."""
 
     def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
-        """As many as are allowed wherever the hidden state before the last token is at hand."""
+        """Propose as many as are allowed wherever the hidden state before the last token is at hand."""
         found, count = self._found, len(slots)
         places = _cpu.address(found.counts), _cpu.address(found.classes)
         self._layers.propose(_cpu.address(slots), count, _cpu.address(limits), found.classes.shape[1], *places)
@@ -232,7 +232,7 @@ class MtpDrafter(Extension):
         """The blocks of sequences that are gone are found no more."""
 
     def cool(self) -> None:
-        """What was captured is captured anew."""
+        """Drop the captures, which are made again."""
         if self._plan is not None:
             self._plan.forget()
 
@@ -316,9 +316,9 @@ class MtpDrafter(Extension):
         return are_drafting
 
     def keep(self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, plan: Plan) -> None:
-        """Of the tokens that stand after a step, counts[i] of row i: entries where `is_drafting`, and the last hidden state.
-        `plan`: which has those of the step's kept rows; of row i they are before kept_ends[i]: all of its positions where it is
-        drafting, else those that sample."""
+        """Make entries of the accepted tokens of a step, counts[i] of row i, where `is_drafting`, and keep the last hidden
+        state. `plan` has the hidden states of the kept rows; those of row i end at kept_ends[i]: of all its positions where it
+        is drafting, else of those that sample."""
         slots, firsts, num_entries, first_keys = self._take(rows, counts, is_drafting, kept_ends, plan.hidden())
         if len(slots):  # the plan is no tape
             assert self._plan is not None, "a plan comes with the weights"

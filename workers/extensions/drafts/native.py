@@ -1,4 +1,4 @@
-"""What drafters have in common whose work is native: they read the tokens of slots and nothing else. Used in this folder."""
+"""Base of the native drafters, which read the tokens of slots and nothing else. Used in this folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NativeDrafter:
 
     @property
     def num_bytes(self) -> int:
-        """What is remembered takes so much memory."""
+        """Memory that the drafter takes."""
         return self._drafts.num_bytes
 
     def known(self, slots: np.ndarray, counts: np.ndarray) -> None:

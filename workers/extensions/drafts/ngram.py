@@ -1,5 +1,5 @@
-"""What came before comes again: the last tokens of a slot are looked for among its earlier ones, the longest match first, and
-what followed there is the guess (prompt lookup; Saxena, 2023).
+"""Prompt lookup (Saxena, 2023): the last tokens of a slot are looked for among its earlier ones, the longest match first, and
+the tokens that followed there are the draft tokens.
 
 Used by the runner through `drafting.py`. The index of each slot and the search are native (ops/cpu/native/drafts.h).
 """

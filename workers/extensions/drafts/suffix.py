@@ -35,7 +35,7 @@ class SuffixDrafter(NativeDrafter):
 
     @property
     def num_answers(self) -> int:
-        """That are remembered."""
+        """Answers that are remembered."""
         return self._trees.num_texts
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:

@@ -1,4 +1,5 @@
-"""What one sequence may generate: the mask of its next token, made of its tokens alone. Pure of threads and slots.
+"""The tokens that one sequence may generate next: the mask of its next token, made of its tokens alone. Pure of threads and
+slots.
 
 Owned by `grammars.py`, used by one thread at a time.
 """
@@ -21,8 +22,8 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 
 class Constraint:
-    """One sample's. `masks`: uint32 [window, words], a bit for each token; the first is of the position `position`, which the
-    answer's next token takes. Only one thread at a time."""
+    """Constraint of one sequence. `masks`: uint32 [window, words], a bit for each token; the first is of the position
+    `position`, which the answer's next token takes. Only one thread at a time."""
 
     def __init__(
         self, sampling: SamplingParams, num_prompt_tokens: int, token_ids: list[int], masks: np.ndarray, source: str = ""
@@ -52,21 +53,21 @@ class Constraint:
 
     @property
     def position(self) -> int:
-        """Of the next token."""
+        """Position of the next token."""
         return self._num_prompt_tokens + len(self._token_ids)
 
     def prepare(self, matching: Matching) -> None:
-        """What is not work on this sample's answer."""
+        """Do the work that is not this sequence's own: compile its grammar."""
         if self._grammar and self._matcher is None:
             matching.prepare(self._grammar)
 
     def make(self, matching: Matching) -> None:
-        """From its tokens alone."""
+        """Make the mask of the next token from the tokens alone."""
         self._make_again(matching)
         self._fill(0)
 
     def take(self, matching: Matching, position: int, token_ids: list[int]) -> None:
-        """The tokens from `position` on, which may be behind some that did not stand."""
+        """Take the tokens from `position` on, in place of those that were not accepted."""
         self._go_back(matching, self.position - position)
         if self.failed_at > position:  # in a window that came otherwise
             self.failed_at, self.error = -1, ""
@@ -75,7 +76,7 @@ class Constraint:
         self._fill(0)
 
     def spent(self, num_ns: int, *, is_ahead: bool) -> None:
-        """So much processor time."""
+        """Count processor time."""
         if is_ahead:
             self._ahead_ns += num_ns
         else:
@@ -88,12 +89,12 @@ class Constraint:
 
     @property
     def is_ready(self) -> bool:
-        """The work on it is done."""
+        """Whether the work on it is done."""
         return self.pending is None or self.pending.done()
 
     @property
     def is_over(self) -> bool:
-        """Who takes too much would hold up all that are drawn beside it."""
+        """Whether it has taken too much time: it would hold up all that are sampled beside it."""
         return self._own_ns > self._limit_ns
 
     @property
@@ -105,17 +106,17 @@ class Constraint:
         return limits.BURST_NS + limits.TOKEN_NS * len(self._token_ids)
 
     def end(self) -> None:
-        """It is over: there is no mask for the next position."""
+        """End it with an error: there is no mask for the next position."""
         if self.failed_at < 0:
             self._fail(f"after {len(self._token_ids)} tokens it has taken more than {self._limit_ns // 1_000_000} ms")
             self.masks[0] = _ALL
 
     def num_allowed(self, matching: Matching, drafts: list[int]) -> int:
-        """How many of the drafts may stand, from the first on; none behind an end."""
+        """Return how many of the drafts it allows, from the first on; none behind an end."""
         return self._walk(matching, drafts, is_filling=False)
 
     def look_ahead(self, matching: Matching, drafts: list[int]) -> None:
-        """The masks of the positions behind the next one, should these stand."""
+        """Make the masks of the positions behind the next one, should these be accepted."""
         self._walk(matching, drafts, is_filling=True)
 
     def _walk(self, matching: Matching, drafts: list[int], *, is_filling: bool) -> int:
@@ -167,14 +168,14 @@ class Constraint:
             self._fail(self._matcher.error())
 
     def _num_matched(self, num_tokens: int) -> int:
-        """Of so many tokens, those that the matcher has."""
+        """Return how many of the first `num_tokens` tokens the matcher has."""
         if self._bound_at is None:
             return 0
         end = num_tokens if self._ended_at is None else min(num_tokens, self._ended_at - 1)
         return max(0, end - self._bound_at)
 
     def _go_back(self, matching: Matching, num_tokens: int) -> None:
-        """By so many, to where a mask could be made. A matcher at a limit is of no use any more: another one is made."""
+        """Take back the last `num_tokens` tokens. A matcher at a limit is of no use any more: another one is made."""
         if not num_tokens:
             return
         num_left = len(self._token_ids) - num_tokens
@@ -198,7 +199,7 @@ class Constraint:
             self._consume(token_id)
 
     def _fill(self, place: int) -> None:
-        """The mask of the next position, in this place of the window."""
+        """Make the mask of the next position, in this place of the window."""
         mask = self.masks[place]
         forced = self._forced()
         if forced is not None:

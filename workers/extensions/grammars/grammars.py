@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class ConstraintMetrics(msgspec.Struct):
-    """Of some steps."""
+    """Counts of some steps."""
 
     num_tokens: int = 0  # that were drawn with a constraint
     num_failed: int = 0  # samples that came to a limit
@@ -166,14 +166,14 @@ class Grammars(Extension):
         result.failed = failed
 
     def _of(self, rows: StepRows) -> list[tuple[int, Constraint, int]]:
-        """Of the rows that draw and have one: the row, the constraint, the position of the first token that is drawn."""
+        """Return row, constraint, and position of the first sampled token of the rows that sample and have a constraint."""
         constraints = self.constraints[rows.slots]
         firsts = rows.ends - rows.num_sampled + 1
         own = [row for row in np.flatnonzero(rows.num_sampled).tolist() if constraints[row] is not None]
         return [(row, constraints[row], int(firsts[row])) for row in own]
 
     def _agreed(self, flags: list[bool]) -> list[bool]:
-        """Of several ranks the first one's."""
+        """Return the flags of the first rank."""
         return flags if self._ranks.count == 1 else self._ranks.broadcast(np.array(flags)).tolist()
 
     def _is_layers(self, slot: int) -> bool:
@@ -181,14 +181,14 @@ class Grammars(Extension):
         return bool(self._slots.is_drafted_by_layers[slot])
 
     def _wait(self, constraints: list[Constraint]) -> None:
-        """Until all work on these is done."""
+        """Wait until all work on these is done."""
         begin_ns = time.monotonic_ns()
         for pending in {id(each.pending): each.pending for each in constraints if each.pending is not None}.values():
             pending.result()
         self._figures.wait_ns += time.monotonic_ns() - begin_ns
 
     def _wait_in_time(self, own: list[tuple[int, Constraint, int]], num_drawn: int) -> None:
-        """As long as a step may; longer only where none of the `num_drawn` rows could be drawn."""
+        """Wait as long as a step may; longer only where none of the `num_drawn` rows could be sampled."""
         begin_ns = time.monotonic_ns()
         constraints = [constraint for _, constraint, _ in own]
         for is_slow, time_ns in ((False, limits.FAST_NS), (True, limits.STEP_NS)):

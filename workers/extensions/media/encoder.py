@@ -29,7 +29,7 @@ _LEAST_ROWS, _LEAST_SEGMENTS = 1024, 64
 
 
 class Arena(Protocol):
-    """As `shm.encoder_arena.EncoderArena`."""
+    """Memory of features (`shm.encoder_arena.EncoderArena`)."""
 
     @property
     def rows(self) -> np.ndarray: ...
@@ -102,7 +102,7 @@ class Encoder:
             self._units, self._next = [], (-1, 0)
 
     def _run_parts(self, call: EncoderCall) -> None:
-        """Of each pass as many of this rank's slices, which may be fewer or more than it has parts, as are due by then."""
+        """Run as many of this rank's slices of each pass as are due by then. There may be fewer or more of them than parts."""
         count, per_pass = self._plan.inputs.num_slices, call.num_parts // self.config.num_passes
         for part in range(call.first_part, call.last_part):
             index, place = divmod(part, per_pass)
@@ -143,7 +143,7 @@ class Encoder:
         return _Unit(encode, self._plan.inputs.unit_patches(grids, encode.height, encode.width), frames)
 
     def _embedded(self, begin: int, end: int) -> np.ndarray:
-        """What rows [begin, end) of the call are to begin with, float32 [rows, hidden]."""
+        """Return the first hidden states of rows [begin, end) of the call, float32 [rows, hidden]."""
         tower, found = self._tower, []
         for index, grid, piece in pieces([unit.patches for unit in self._units], begin, end):
             unit = self._units[index]

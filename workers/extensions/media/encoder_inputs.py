@@ -1,4 +1,4 @@
-"""What a call of the encoder reads: the patches of its units, one unit behind another, in tensors that never move.
+"""Inputs of an encoder call: the patches of its units, one unit behind another, in tensors that never move.
 
 Owned by a plan of `encoder.py`. A **segment** is what patches attend to: a frame of patches, or a window of one. As
 attention has it, segments are sequences whose rows all see all of them; their keys and values lie in a small paged memory that
@@ -46,7 +46,7 @@ class UnitPatches(msgspec.Struct, frozen=True):
 
 
 def pieces(units: Sequence[UnitPatches], begin: int, end: int) -> Iterator[tuple[int, int, slice]]:
-    """What is in rows [begin, end): the unit, its grid of patches, which patches of that."""
+    """Yield what is in rows [begin, end): the unit, its grid of patches, which patches of that."""
     first = 0
     for index, unit in enumerate(units):
         area = unit.height * unit.width
@@ -152,7 +152,7 @@ class SliceInputs:
         return self._begin, min(self._begin + self._whole.slice_rows, self._whole.num_rows)
 
     def set_rows(self, hidden: np.ndarray) -> None:
-        """What they are to begin with, [rows, hidden]."""
+        """Set the rows, with their first hidden states [rows, hidden]."""
         whole, (begin, end) = self._whole, self.rows
         num_padded = whole.padded(end - begin) - (end - begin)
         for segments in dict.fromkeys((self.pictures, self.windows)):
@@ -282,8 +282,8 @@ class EncoderInputs:
             )
 
     def set_frames(self, frames: np.ndarray) -> None:
-        """What the encoder made of each square of patches, [squares, width]. A pair of frames has the first's tokens beside
-        the second's; a picture its own twice."""
+        """Keep the encoder's results of each square of patches, [squares, width]. A pair of frames has the first's tokens
+        beside the second's; a picture its own twice."""
         pairs, begin = [], 0
         for unit in self.units:
             count = unit.height * unit.width // self.merged_rows

@@ -93,7 +93,7 @@ def _begin(ops: OpTable, inputs: SliceInputs) -> Call:
 
 
 class Plan:
-    """Of the slices that a call has; made as calls need them."""
+    """Plan of the slices that a call has; made as calls need them."""
 
     def __init__(self, tower: Tower, ops: OpTable, inputs: EncoderInputs) -> None:
         self.inputs = inputs
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def tapes(self) -> list[Tape]:
-        """Of the slices of the call."""
+        """Tapes of the slices of the call."""
         return [each.tape for each in self._slices[: self.inputs.num_slices] if isinstance(each, TapeSlice)]
 
     def run(self, index: int, number: int) -> None:

@@ -1,7 +1,7 @@
 """Where a unit's patches are: their order, what they attend to, their rotary angles, their learned positions. Pure numpy.
 
-Used by `inputs.py` for each call. Patches of a picture lie merged square by merged square, row after row within each: so what
-becomes a token are neighbouring rows. Encoders with windows have the squares window by window.
+Used by `encoder_inputs.py` for each call. Patches of a picture lie merged square by merged square, row after row within each:
+so what becomes a token are neighbouring rows. Encoders with windows have the squares window by window.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Patches(msgspec.Struct, frozen=True):
-    """Of one grid of patches [height, width], in the order that they are computed in."""
+    """One grid of patches [height, width], in the order that they are computed in."""
 
     rows: np.ndarray  # of each patch, int64
     columns: np.ndarray
@@ -65,7 +65,7 @@ def partners_of(head_dim: int) -> np.ndarray:
 
 
 def stretched(table: np.ndarray, side: int, patches: Patches, height: int, width: int, has_aligned_corners: bool) -> np.ndarray:
-    """Of each patch the row that a square of learned ones [side * side, n] has at its place: between its four neighbours."""
+    """Return for each patch the row of a square of learned ones [side * side, n], between the four neighbours of its place."""
     low_rows, row_shares = _places(patches.rows, height, side, has_aligned_corners)
     low_columns, column_shares = _places(patches.columns, width, side, has_aligned_corners)
     found = np.zeros((len(patches.rows), table.shape[1]), np.float32)

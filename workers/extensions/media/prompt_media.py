@@ -68,8 +68,8 @@ class PromptMedia(msgspec.Struct, eq=False):
         return range(int(np.searchsorted(self.ends, begin, "right")), int(np.searchsorted(self.starts, end, "left")))
 
     def place(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tokens [begin, end): positions on the axes time, height and width, int32 [3, n], and the arena row of each
-        one's features, NO_ROW where it has none, int32 [n]."""
+        """Return for the tokens [begin, end) their positions on the axes time, height and width, int32 [3, n], and the arena
+        rows of their features, NO_ROW where there are none, int32 [n]."""
         places = np.arange(begin, end, dtype=np.int32)
         before = np.searchsorted(self.starts, places, "right")  # units that began
         units = np.maximum(before - 1, 0)
