@@ -111,11 +111,11 @@ class WorkerMetrics:
         self._device_wait.set(traffic.waited_ns / 1e9)
 
     def drafted(self, draft_ns: int) -> None:
-        """So long it took to guess."""
+        """Count the time that drafting took."""
         self._draft_seconds.add(draft_ns / 1e9)
 
     def take_drafts(self, drafting: Drafting, *, is_first: bool) -> None:
-        """The first of several ranks counts what came of the guesses."""
+        """Count what came of draft tokens, on the first rank alone."""
         self._index_bytes.set(drafting.num_bytes)
         for method, *numbers in drafting.take_figures() if is_first else ():
             for cell, number in zip(self._drafts[method], numbers, strict=True):

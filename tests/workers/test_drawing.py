@@ -99,7 +99,7 @@ def test_tokens_are_the_native_samplers(table: OpTable, vocab: int, has_equals: 
         logits[3, 20:] = -np.inf
         logits[4] = -np.inf
     bench = Bench(table, vocab, params)
-    expected = sampler.sample(logits, bench.slots, bench.ids, bench.lengths)
+    expected = sampler.sample(logits, bench.sampling, bench.ids, bench.lengths)
     found = bench.draw(logits)
     np.testing.assert_array_equal(found[0], expected.token_ids)
     assert bench.memory() == (expected.token_ids.tolist(), (bench.lengths + 1).tolist())
@@ -121,7 +121,7 @@ def test_logits_that_are_broken(table: OpTable) -> None:
     logits[1, [9, 12]] = np.inf
     logits[2] = np.nan
     bench = Bench(table, 50, [SamplingParams(temperature=0.0, num_logprobs=0)] * 3)
-    expected = sampler.sample(logits, bench.slots, bench.ids, bench.lengths)
+    expected = sampler.sample(logits, bench.sampling, bench.ids, bench.lengths)
     found = bench.draw(logits)
     assert found[0].tolist() == expected.token_ids.tolist() == [30, 9, 0]
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Capabilities of a device, and the error for those that it lacks. Found by the devices themselves (`device.py`, `paddle.py`)."""
+"""Capabilities of a device, and the error for those that it lacks. Found by the devices (`device.py`, `paddle.py`)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ and in front of it what layers that draft have their rows made of (`ops/paddle/l
 
 Places are of the slots' memory on the device: their tokens, block tables and lengths, and how their tokens are drawn. What a
 sequence begins with is put there when it takes its slot; afterwards the tokens that a row reads go with the step that reads
-them, where the device has not drawn or guessed them itself, and so does the growth of block tables. Masks and media of prompts,
+them, where the device has not drawn or drafted them itself, and so does the growth of block tables. Masks and media of prompts,
 which few steps have, are copied by themselves.
 """
 

@@ -4,7 +4,7 @@ Used by the runner. A row of n tokens with d drafts computes n + d positions, an
 
     position      p        p + 1    p + 2    p + 3        the row begins at p, the slot's last token
     computed      last     draft 0  draft 1  draft 2
-    sampled       t0       t1       t2       t3           draft i stands iff it equals t_i and all before it stand
+    sampled       t0       t1       t2       t3           draft i is accepted iff it equals t_i and all before it are
     d0 = t0, d1 = t1, d2 != t2:  t0, t1 and t2 are the row's tokens; what lies at p + 3 is written again by the next row
 """
 
@@ -103,7 +103,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
         int32 [n]: those before the first that is not the draft in its place, and that one."""
         if not rows.num_drafts.any():
             return np.ones(len(token_ids), np.bool_), rows.num_sampled
-        stands, counts, ends = np.empty(len(token_ids), np.bool_), np.empty_like(rows.counts), rows.ends
+        accepted, counts, ends = np.empty(len(token_ids), np.bool_), np.empty_like(rows.counts), rows.ends
         _cpu.stand(
             _cpu.address(rows.slots),
             len(counts),
@@ -113,7 +113,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
             _cpu.address(token_ids),
             _cpu.address(slot_token_ids),
             slot_token_ids.shape[1],
-            _cpu.address(stands),
+            _cpu.address(accepted),
             _cpu.address(counts),
         )
-        return stands, counts
+        return accepted, counts

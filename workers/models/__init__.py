@@ -26,7 +26,7 @@ def declare_model(
     has_drafts: bool = False,
 ) -> tuple[Model, Weights]:
     """The model of `config`, as a rank with this share of it computes it, its weights declared and empty. `has_encoder`: with
-    its encoder of pictures, where it has one; `has_drafts`: with its layers that guess further tokens."""
+    its encoder of pictures, where it has one; `has_drafts`: with its draft layers."""
     module_name, _, class_name = FAMILIES[config.architecture].model.partition(":")
     model_class: type[Model] = getattr(import_module(module_name), class_name)
     weights = Weights(share)

@@ -45,8 +45,8 @@ class DraftLayer(Protocol):
         """Return all modules with weights that it reads, its trunk's too."""
 
     def store(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
-        """Entries of tokens that stand: those of `inputs`, with the trunk's `hidden` states before them [R, hidden]. `begin`
-        was called for them."""
+        """Write entries of accepted tokens: those of `inputs`, with the trunk's `hidden` states before them [R, hidden].
+        `begin` was called for them."""
 
     def forward(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
         """Return what the head reads and what is fed to the next draft, [R, hidden] each, from the last token of each sequence
@@ -95,7 +95,7 @@ class Llama:
 
     layer_class: type[Layer] = LlamaLayer
     encoder: Tower | None = None  # of pictures and video
-    drafts: Sequence[DraftLayer] = ()  # that guess further tokens
+    drafts: Sequence[DraftLayer] = ()  # layers that draft further tokens
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config

@@ -1,12 +1,12 @@
-"""Multi-token prediction (DeepSeek-AI 2024, section 2.2): a layer beside the trunk that guesses the tokens after the next one.
+"""Multi-token prediction (DeepSeek-AI 2024, section 2.2): a layer beside the trunk that drafts the tokens after the next one.
 
 Declared with a model where its drafts are asked for; run by `extensions/drafts/draft_plan.py`. A module makes of token j and of
-the trunk's hidden state before it, h_{j - 1}, a hidden state h'_j, from which a head reads a guess of token j + 1:
+the trunk's hidden state before it, h_{j - 1}, a hidden state h'_j, from which a head reads a draft token of token j + 1:
 
     h'_j = layer(projection([embedding_norm(embedding of token j), hidden_norm(h_{j - 1})]))
 
 The layer's attention has keys and values of its own: the entry of position j, from 1 on, is made of token j and h_{j - 1}. The
-next guess comes of the guessed token and h'_j in place of h_j, by the next module, or the same one where there is one.
+next draft token comes of the draft token and h'_j in place of h_j, by the next module, or the same one where there is one.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from workers.weights.safetensors import SafetensorsFile, StoredTensor
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_|^mtp\.")
 _UNUSED_BY_BERT = r"^(pooler|cls|lm_head)\.|^embeddings\.(position|token_type)_ids$"
-# Names that mean the same, as a pattern and what stands in its place. Models that see are published under both.
+# Names that mean the same, as a pattern and what is in its place. Models that see are published under both.
 _RENAMES = (
     (re.compile(r"^ernie\."), "model."),
     (re.compile(r"^(bert|roberta)\."), ""),

@@ -1,7 +1,8 @@
-"""Layers that draft on a device: guesses that never leave it, and entries of a step's rows while its tokens are on their way.
+"""Layers that draft on a device: draft tokens that never leave it, and entries of a step's rows while its tokens are on their
+way.
 
 Made by the drafter (`device_mtp.py`), anew for new weights. Op by op, or as graphs of padded rows, captured when
-they are run first: one for each guess of a row, and one for entries, of what the trunk's graph of as many rows gives.
+they are run first: one for each draft token of a row, and one for entries, of what the trunk's graph of as many rows gives.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from workers.extensions.drafts.draft_plan import draft_of, store_entries
 from workers.models.llama import DraftLayer
 
 _LOG = logging.getLogger(__name__)
-ENTRIES = -1  # in the place of a guess
+ENTRIES = -1  # in the place of a draft token
 
 
 class _Captured(msgspec.Struct, frozen=True):
@@ -48,14 +49,14 @@ class DeviceDraftPlan:
         self._modules, self._device, self._ops, self._memory, self._cache = modules, device, ops, memory, cache
         self._sync_free_ops, self._max_sync_free_rows = ops.sync_free(), memory.max_drafted * memory.group  # that decode
         self._max_logit_rows = max_logit_rows
-        self._captured: dict[tuple[int, int], _Captured | None] = {}  # by guess, or ENTRIES, and size; None: it cannot be
+        self._captured: dict[tuple[int, int], _Captured | None] = {}  # by draft token, or ENTRIES, and size; None: it cannot be
         own = {"columns": memory.columns, "states": memory.states, "fed": memory.fed, "kept": memory.kept}
         parts = {"cache": cache.layers, "weights": [module.parts() for module in modules], "layers": own}
         self._places = GraphMemory(device, {"": memory.step, "kept.": memory.step.kept}, **parts)
 
     def draft_token(self, number: int, num_rows: int, num_key_splits: int, size: int = 0) -> None:
-        """Put guess `number` behind the tokens of the rows that get so many. `size`: as it was captured for so many rows, to
-        which they are padded; 0: op by op."""
+        """Put draft token `number` behind the tokens of the rows that get so many. `size`: as it was captured for so many rows,
+        to which they are padded; 0: op by op."""
         self._run(number, num_rows, size, lambda ops: self._draft(ops, number, num_rows, num_key_splits))
 
     def store(self, hidden: Tensor, size: int = 0) -> None:
@@ -65,8 +66,8 @@ class DeviceDraftPlan:
         self._run(ENTRIES, kept.shape[0], size, lambda ops: self._store(ops, kept))
 
     def draft_tokens(self, num_rows: int, count: int) -> np.ndarray:
-        """The first `count` guesses of each row, int32 [rows, count]; waits for them."""
-        return self._device.fetch("guesses", draft_tokens(self._memory, num_rows, count)).wait()
+        """The first `count` draft tokens of each row, int32 [rows, count]; waits for them."""
+        return self._device.fetch("draft_tokens", draft_tokens(self._memory, num_rows, count)).wait()
 
     def forget(self) -> None:
         """Drop the captures (`Plan.forget`)."""

@@ -1,14 +1,14 @@
-"""Layers that draft on a device that makes a step's inputs itself: as `mtp.py`, but neither guesses nor hidden states go
+"""Layers that draft on a device that makes a step's inputs itself: as `mtp.py`, but neither draft tokens nor hidden states go
 through the host, and nothing is copied or waited for but what the step copies anyway.
 
 Chosen by `drafting.mtp_kind`. A step, in the order in which it is enqueued:
 
-    the host    knows all tokens that stand, and of each slot where its hidden state lies; fills in the step's one buffer which
-                rows are guessed for, and which rows' entries are to be made (`prepare`)
-    the device  takes that buffer; guesses, and writes each guess behind its slot's tokens (`guess`); runs the trunk, whose
-                inputs are made of these, and draws; gives back what it drew and what its rows had read, in one copy; writes
-                entries of all rows and remembers their last hidden states (`store`)
-    the host    compares what was drawn with what had been guessed: which entries are there, and whose state stands (`keep`)
+    the host    knows all accepted tokens, and of each slot where its hidden state lies; fills in the step's one buffer which
+                rows are drafted for, and which rows' entries are to be made (`prepare`)
+    the device  takes that buffer; drafts, and writes each draft token behind its slot's tokens (`draft_token`); runs the trunk,
+                whose inputs are made of these, and draws; gives back what it drew and what its rows had read, in one copy;
+                writes entries of all rows and remembers their last hidden states (`store`)
+    the host    compares what was drawn with the draft tokens: which entries are there, and which state counts (`keep`)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DeviceMtpDrafter(MtpDrafter):
         seats, num_drafts = config.max_num_seqs, config.speculative_config.max_drafts
         self._inputs: StepInputs = inputs
         self._device_plan: DeviceDraftPlan | None = None
-        # slots, positions of their last tokens and numbers of guesses of those that are guessed for; with most guesses first
+        # slots that are drafted for, positions of their last tokens, numbers of draft tokens; the most first
         self._drafted = (np.zeros(0, np.int32),) * 3
         self._max_key_splits = -(-config.max_model_len // KEY_SPLIT)
         most, group = max_rows(0, seats), 1 + num_drafts
@@ -93,7 +93,7 @@ class DeviceMtpDrafter(MtpDrafter):
         self._mode = mode
         states = slots.draft_states[rows.slots] * group + slots.hidden_places[rows.slots]
         are_drafted = (rows.num_drafts > 0) & slots.is_drafted_by_layers[rows.slots]
-        # the entry of a row's first token: made by its first guess, or with the others, where the state before it is at hand
+        # the entry of a first token: made with its first draft token, or with the others, if the state before it is at hand
         have_first = ~are_drafted & (rows.starts > 0) & (slots.hidden_positions[rows.slots] == rows.starts - 1)
         firsts = rows.starts + ~have_first
         self._entries[:, : len(states)] = np.where(are_drafting, firsts, NO_ENTRIES), states
@@ -124,7 +124,8 @@ class DeviceMtpDrafter(MtpDrafter):
         self._put(self._layers_plan.draft_tokens(len(counts), int(counts[0])))
 
     def _put(self, token_ids: np.ndarray) -> None:
-        """Those guessed for each of the rows, int32 [n, most], behind their slots' tokens; -1: the device alone has them."""
+        """Put the draft tokens of each of the rows, int32 [n, most], behind their slots' tokens; -1: the device alone has
+        them."""
         slots, starts, counts = self._drafted
         rows = np.arange(len(slots)).repeat(counts)
         places = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)

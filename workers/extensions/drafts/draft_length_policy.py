@@ -2,13 +2,13 @@
 step takes become more.
 
 Used by `drafting.py`; native (ops/cpu/native/draft_lengths.h), over arrays of the slots. What is learned: of each class of
-drafts how many stand where they are of use at all, of each sample whether they are, where a new one is taken for what the last
-ones were, and how long steps of so many rows take. They decide how many, never which. Clocks are read elsewhere. Where none
-pay, one of the step is tried all the same: of a sample that had none for 16, 32, ... 256 tokens, as long as such trials take
-less than 1/200 of the time, of layers with what makes ready for them. A step without any is taken now and then, to know its
-time. After 1,024 steps in which none were thought to pay, times of steps with drafts, what did not stand and the doubt of who
-comes are forgotten: all may have come about by chance. Where that brings none that stand it is done after twice as many steps,
-up to 16,384.
+drafts how many are accepted where they are of use at all, of each sample whether they are, where a new one is taken for what
+the last ones were, and how long steps of so many rows take. They decide how many, never which. Clocks are read elsewhere. Where
+none pay, one of the step is tried all the same: of a sample that had none for 16, 32, ... 256 tokens, as long as such trials
+take less than 1/200 of the time, of layers with what makes ready for them. A step without any is taken now and then, to know
+its time. After 1,024 steps in which none were thought to pay, times of steps with drafts, what was not accepted and the doubt
+of who comes are forgotten: all may have come about by chance. Where that brings none that are accepted it is done after twice
+as many steps, up to 16,384.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Lengths:
         self._native.tell_layers(_cpu.address(slots), len(slots))
 
     def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool, num_steps: int = 1) -> None:
-        """A step of so many rows took so long, with the guesses for the next. `has_prompts`: rows of prompts were in it, or
-        others started. It stands for `num_steps` of its kind."""
+        """A step of so many rows took so long, with the draft tokens for the next. `has_prompts`: rows of prompts were in it,
+        or others started. It stands for `num_steps` of its kind."""
         self._native.took(has_prompts, has_drafts, num_rows, step_ns, num_steps)
 
     def wanted(self, slots: np.ndarray) -> np.ndarray:

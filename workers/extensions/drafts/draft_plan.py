@@ -1,8 +1,8 @@
 """How layers that draft are run: as the trunk's plans (`execution.py`), of two kinds of rows over the same cache.
 
 Made by the drafter, anew for new weights, where the host makes inputs; elsewhere `device_draft_plan.py` runs them. `store` is
-for tokens that stand: only their keys and values are of interest. `forward` is for the last token of each sequence, which gets
-a guess of the next one.
+for accepted tokens: only their keys and values are of interest. `forward` is for the last token of each sequence, which gets
+a draft token of the next one.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class TapeDraftPlan:
         return self._store.native, modules
 
     def chain(self, layers: _cpu.LayerDrafts, rows: StepRows) -> None:
-        """All guesses of a step's rows at once; `layers` has the tapes."""
+        """All draft tokens of a step's rows at once; `layers` has the tapes."""
         layers.draft(*rows.addresses())
 
     def forget(self) -> None:
@@ -193,7 +193,7 @@ class TapeDraftPlan:
 def _forward(
     modules: Sequence[DraftLayer], index: int, single: DraftInputs, cache: KvCache, recording: Recording
 ) -> tuple[Tape, tuple[Array, Array]]:
-    """The guess of one of the modules, as a tape: what the head reads of it, and what is fed to the next."""
+    """The draft token of one of the modules, as a tape: what the head reads of it, and what is fed to the next."""
     hidden = _hidden(recording, single)
     read, fed = draft_of(make_table(recording), modules, index, single, hidden, cache)
     return recording.finish(read, fed), (read, fed)

@@ -18,7 +18,7 @@ class Drafts(msgspec.Struct, frozen=True):
 
     token_ids: np.ndarray  # int32 [n, k]
     counts: np.ndarray  # int32 [n]
-    classes: np.ndarray  # int32 [n, k]: how a guess came about, of the drafter's `priors`; those of a class are as good
+    classes: np.ndarray  # int32 [n, k]: how a draft token came about, of the drafter's `priors`; those of a class are as good
 
     @staticmethod
     def empty(num_slots: int, max_drafts: int) -> Drafts:
@@ -30,14 +30,14 @@ class Drafter(Protocol):
     """One method of drafting."""
 
     needs_hidden: bool  # the hidden states of the trunk's last layer
-    priors: np.ndarray  # float64: of each class, the chance that a guess of it stands, before anything is known of it
+    priors: np.ndarray  # float64: by class, the chance that its draft tokens are accepted, before anything is known
 
     @property
     def num_bytes(self) -> int:
         """Memory that the drafter takes."""
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
-        """Another sequence takes the slot, with these tokens (int32) and perhaps a guess at its answer by who asks."""
+        """Another sequence takes the slot, with these tokens (int32) and perhaps a prediction of its answer by the client."""
 
     def stop(self, slot: int, token_ids: np.ndarray) -> None:
         """The slot's sequence is gone, which had these tokens."""

@@ -1,4 +1,4 @@
-"""All drafters of a rank behind one: for each slot the guesses of the one that promises most, and of these as many as pay.
+"""All drafters of a rank behind one: for each slot the draft tokens of the one that promises most, and of these as many as pay.
 
 Owned by the runner, which tells of each sequence that takes a slot and of each step that was run, and asks once a step, after
 its result is sent. Of several ranks the first one decides: what it knows of sequences that are gone is its own, and its clock.
@@ -26,8 +26,8 @@ from workers.extensions.drafts.suffix import SuffixDrafter
 from workers.rank_group.collectives import Collectives, OneRank
 
 _NONE = np.zeros(0, np.int32)
-_RESTING_INTERVALS = 4, 16  # steps: so often is looked for guesses that would pay again, ever more seldom
-_LONGEST_REST = 64  # steps, where nobody but who is tried has guesses
+_RESTING_INTERVALS = 4, 16  # steps: how often draft tokens are looked for that would pay again, ever more seldom
+_LONGEST_REST = 64  # steps, where only a slot that is tried has draft tokens
 METHODS: dict[str, Callable[[SpeculativeConfig, Slots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 
 
@@ -95,7 +95,7 @@ class Drafting(Extension):
 
     @property
     def has_passed(self) -> bool:
-        """The last step was not looked at: nothing is guessed or learned behind it."""
+        """The last step was not looked at: nothing is drafted or learned behind it."""
         return self._rows is None
 
     def on_start(self, start: SlotStart) -> None:
@@ -154,7 +154,7 @@ class Drafting(Extension):
         was_resting, self._is_resting = self._is_resting, not by_new_requests and not is_wanted
         first, last = _RESTING_INTERVALS
         self._interval = min(2 * self._interval, last) if was_resting and self._is_resting else first
-        if self._is_resting and self._are_all_layers:  # who guesses by itself may find something in any step
+        if self._is_resting and self._are_all_layers:  # a drafter may find something in any step
             self._interval = min(max(self._interval, self._lengths.num_idle(rows.slots)), _LONGEST_REST)
         return wanted.tobytes() if is_wanted else b"", by_new_requests
 
@@ -172,8 +172,8 @@ class Drafting(Extension):
 
     def propose(self) -> None:
         """Guess what comes next in the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no
-        token and comes again: its hidden state is that of its last token by now, so layers have no guesses for it."""
-        assert self._rows is not None, "nothing is guessed behind a step that was not looked at"
+        token and comes again: its hidden state is that of its last token by now, so layers have no draft tokens for it."""
+        assert self._rows is not None, "nothing is drafted behind a step that was not looked at"
         slots = self._rows.slots[self._rows.num_sampled > 0]
         self._lengths.clear(slots)
         for index, (drafter, is_used) in enumerate(self._drafters):
@@ -182,7 +182,7 @@ class Drafting(Extension):
                 self._lengths.offer(slots, drafter.propose(slots, self._limits), self._first_classes[index])
 
     def took(self, num_rows: int, step_ns: int) -> None:
-        """The step that was run last had so many rows, and took so long with the guesses behind it."""
+        """The step that was run last had so many rows, and took so long with the draft tokens behind it."""
         rows = self._rows
         assert rows is not None
         has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows

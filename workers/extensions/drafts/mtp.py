@@ -1,23 +1,23 @@
-"""Layers of the checkpoint that guess further tokens (`workers/models/mtp.py`): when which of their rows are run, and what is
+"""Layers of the checkpoint that draft further tokens (`workers/models/mtp.py`): when which of their rows are run, and what is
 kept of a slot for them.
 
 Used by the runner, twice a step, on every rank alike; `device_mtp.py` does the same where the host sees no hidden state:
 
-    before the trunk   `draft`: the rows' guesses, when the blocks that they need are there. The first of a row is made of its
-                       last token and the hidden state before it, which is kept per slot; each further one of the guess before
-                       and of what the layer gave for it
-    after it           `keep`: entries of all tokens that stand, anew from the trunk's hidden states where a guess had made
+    before the trunk   `draft`: the rows' draft tokens, when the blocks that they need are there. The first of a row is made of
+                       its last token and the hidden state before it, which is kept per slot; each further one of the draft
+                       token before and of what the layer gave for it
+    after it           `keep`: entries of all accepted tokens, anew from the trunk's hidden states where a draft token had made
                        them; and the last hidden state of each slot, for the next step
 
     position            p - 1     p         p + 1     p + 2
     tokens                        last      draft 0   draft 1     of a row that begins at p
     entry made of       ...       h(p - 1)  h'(p)     h'(p + 1)   by `draft`
-                                            h(p)      h(p + 1)    by `keep`, as far as the drafts stand
+                                            h(p)      h(p + 1)    by `keep`, as far as the drafts are accepted
 
 A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one. How likely a
-layer finds its own guess is known when that is made, behind the choice of how many there are to be: chances are learned by it
-and by the place in the chain (ops/cpu/native/draft_tokens.h), and end chains early. Which entries
-there are is native (ops/cpu/native/layer_drafts.h), and so are whole chains of guesses where the plan is a tape.
+layer finds its own draft token is known when that is made, behind the choice of how many there are to be: chances are learned
+by it and by the place in the chain (ops/cpu/native/draft_tokens.h), and end chains early. Which entries there are is native
+(ops/cpu/native/layer_drafts.h), and so are whole chains of draft tokens where the plan is a tape.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 
 def likeliest(logits: np.ndarray) -> np.ndarray:
-    """The guesses that stand most often, at temperatures from 0 to 1.5: drawn with the numbers of their positions, as the trunk
-    draws, fewer of them did (tools/bench/peers.md). int32 [n]."""
+    """Return the draft tokens that are accepted most often, at temperatures from 0 to 1.5: drawn with the numbers of their
+    positions, as the trunk draws, fewer of them did (tools/bench/peers.md). int32 [n]."""
     token_ids: np.ndarray = logits.argmax(axis=1).astype(np.int32)
     return token_ids
 
@@ -96,12 +96,12 @@ class MtpDrafter(Extension):
         self._mode = StepMode(Phase.NONE, 0)  # of the last step
         self._make_inputs(model, inputs)
         num_drafts = config.speculative_config.max_drafts
-        # a class for each place behind the last token; and others of slots with few entries, whose guesses say little of it
+        # a class for each place behind the last token; others for slots with few entries, which say little of it
         self.priors = np.outer([0.7, 0.3], 0.9 ** np.arange(num_drafts)).ravel()
         self._found = Drafts.empty(seats, num_drafts)
         self._marks = marks
-        # where chains end: of each place and class of a guess's own probability the chance that it stands, where those before
-        # it do; and from which chance on it pays, with those before it
+        # where chains end: by place and class of a draft token's own probability the chance that it is accepted, where
+        # those before it are; and from which chance on it pays, with those before it
         self.ends = np.zeros(num_drafts * _cpu.DraftChances.NUM_CLASSES + 1)
         self._chances, self._least_chance = self.ends[:-1], self.ends[-1:]
         self._layers = self._make_native()
@@ -206,10 +206,11 @@ class MtpDrafter(Extension):
         self._layers.clear_tapes()
         self._plan = None
 
-    # ------------------------------------------------------------------------------------------------------- guesses
+    # ------------------------------------------------------------------------------------------------------- draft tokens
 
     def expect(self, least_chance: float) -> None:
-        """From now on chains end at guesses that have less than this chance to stand; 0: all are made that were chosen."""
+        """From now on chains end at draft tokens with less than this chance to be accepted; 0: all are made that were
+        chosen."""
         self._least_chance[0] = least_chance
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
@@ -265,15 +266,15 @@ class MtpDrafter(Extension):
         """When they are, before they are read: the tokens are there by now."""
 
     def tell(self) -> None:
-        """Put guesses among the slots' tokens, where the device alone has them."""
+        """Put draft tokens among the slots' tokens, where the device alone has them."""
 
     def store(self, plan: Plan, mode: StepMode) -> None:
         """When the trunk has been run: entries are made by `keep`."""
 
     def draft(self, rows: StepRows, mode: StepMode, draft_token: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
-        """Put guesses behind the last tokens of the rows that verify some of it. `mode`: of the step; `guess`: of logits
-        [n, vocab]. Chains of tapes end where a guess says of itself that it hardly stands: rows have fewer drafts then. What is
-        captured, or made op by op, has as many as were chosen."""
+        """Put draft tokens behind the last tokens of the rows that verify some of it. `mode`: of the step; `draft_token`: of
+        logits [n, vocab]. Chains of tapes end at a draft token that is hardly accepted, by its own probability: rows have fewer
+        drafts then. What is captured, or made op by op, has as many as were chosen."""
         self._mode = mode
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():
@@ -304,12 +305,12 @@ class MtpDrafter(Extension):
                 self._single.set_logit_rows(np.arange(part.start, part.stop))
                 token_ids[slots[part], positions[part] + 1] = draft_token(self._plan.logits(module)[: part.stop - begin])
 
-    # ------------------------------------------------------------------------------------------------ tokens that stand
+    # ------------------------------------------------------------------------------------------------ accepted tokens
 
     def are_drafting(self, rows: StepRows, wants_drafts: bytes) -> np.ndarray:
-        """Which rows' tokens get entries, bool [n]: those that verify guesses, or would with more room in the step, or may when
-        their prompt is computed. `wants_drafts`: that of the Step. Asked before chains end: each keeps a guess at least, so
-        those that verify some are the same afterwards."""
+        """Which rows' tokens get entries, bool [n]: those that verify draft tokens, or would with more room in the step, or may
+        when their prompt is computed. `wants_drafts`: that of the Step. Asked before chains end: each keeps a draft token at
+        least, so those that verify some are the same afterwards."""
         are_drafting = np.empty(len(rows.slots), np.bool_)
         is_wanted = _cpu.address(wants_drafts) if wants_drafts else 0
         self._layers.choose(*rows.addresses(), is_wanted, _cpu.address(are_drafting))

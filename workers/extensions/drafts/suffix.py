@@ -2,8 +2,8 @@
 arXiv 2411.04975).
 
 Used by the runner through `drafting.py`. The trees are native (ops/cpu/native/suffix_drafts.h). For each part that the slot's
-last tokens match, the path of the highest counts is the guess, as long as `max_spec_factor` for each token matched, and as the
-chance of the whole by the counts is `min_token_prob`; of these guesses the one with the most tokens to be expected is taken.
+last tokens match, the path of the highest counts is drafted, as long as `max_spec_factor` for each token matched, and as the
+chance of the whole by the counts is `min_token_prob`; of these drafts the one with the most tokens to be expected is taken.
 """
 
 from __future__ import annotations

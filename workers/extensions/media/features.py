@@ -1,7 +1,7 @@
 """Features of media as a rank sees them: it encodes what a step asks for, and looks at every unit before a row reads it.
 
 Owned by the runner. The arena is shared memory that outlives the rank (`shm/encoder_arena.py`); which rows hold what the
-scheduler alone decides, and nobody else guesses: what a step reads it is told with the unit's hash, and what lies there says
+scheduler alone decides, and nothing else does: what a step reads it is told with the unit's hash, and what lies there says
 whose it is. What is not there as it should be is reported, and the step is not run: no row ever reads another unit's features.
 """
 

@@ -1,4 +1,4 @@
-"""GGML's blocks of values as integers with scales, which stand for the same numbers as in `blocks.py`. Pure numpy.
+"""GGML's blocks of values as integers with scales, for the same numbers as in `blocks.py`. Pure numpy.
 
 Used by `gguf.py`. Types of 5 and 6 bits become int8: the kernels have nothing between. A decoder takes blocks, uint8
 [n, bytes of a block], and gives values [n, values of a block], scales [n, groups of a block] and offsets of the same shape.
