@@ -395,7 +395,7 @@ def sample(
     num_top: int,
     top_token_ids: int,
     top_logprobs: int,
-    samplings: int,  # of slots, as in workers/sampling/sampling_state.py
+    samplings: int,  # of slots, as in workers/sampling/slot_sampling.py
     histories: int,  # int32 [slots, width]
     width: int,
     num_prompt_tokens: int,

@@ -11,7 +11,7 @@
     devices/     where tensors live
     selftest/    checks of ops and whole steps before a rank serves
 
-Read `actor.py` first (the actor), then `engine/runner.py`, `engine/inputs.py`, `engine/plan.py`, `models/llama.py`,
-`sampling/sampler.py` and `weights/loader.py`; for models that see `extensions/media/features.py` and
-`extensions/media/encoder.py`.
+Read `actor.py` first (the actor), then `engine/runner.py` (a step), `assembly.py` (what it is made of), `engine/inputs.py`,
+`engine/plan.py`, `models/llama.py`, `sampling/sampler.py` and `weights/loader.py`; for models that see
+`extensions/media/features.py` and `extensions/media/encoder.py`.
 """

@@ -35,7 +35,7 @@ SAMPLING = np.dtype(
         ("num_words", np.int32),
         ("first_masked", np.int32),
         ("num_masks", np.int32),
-        ("masks", np.uint64),  # address, as `workers/extensions/grammars/constraints.py` sets it
+        ("masks", np.uint64),  # address, as `extensions/grammars/grammars.py` sets it
         ("top_n_sigma", np.float64),
         ("typical_p", np.float64),
         ("xtc_probability", np.float64),
