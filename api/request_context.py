@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -25,6 +26,7 @@ from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.watch import Watch
 from engine.errors import RequestError
+from engine.messages import Prompt
 from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
 
@@ -77,11 +79,11 @@ class RequestContext:
     def of(request: Request) -> RequestContext:
         return cast(RequestContext, request.scope[SCOPE_KEY])
 
-    def opened(self, generation: Generation) -> Generation:
+    def opened(self, generation: Generation, prompts: Sequence[Prompt]) -> Generation:
         """The engine has taken the request."""
         self.generation = generation
         if self.services.request_log is not None:
-            self.services.request_log.on_opened(self.request_id, generation)
+            self.services.request_log.on_opened(self.request_id, generation, prompts)
         return generation
 
     async def fields(self, request: Request, default: bytes = b"") -> dict[str, Any]:

@@ -7,6 +7,7 @@ Made in the api process where it is asked for; `Exchange.opened` and `app.Gate` 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,18 +23,18 @@ class RequestLog:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
 
-    def on_opened(self, request_id: str, generation: Generation) -> None:
+    def on_opened(self, request_id: str, generation: Generation, prompts: Sequence[Prompt]) -> None:
         """The samples of a request are open."""
-        first = generation.samples[0].submit
+        shared = generation.shared
         fields: dict[str, Any] = {
             "id": request_id,
             "samples": len(generation.samples),
-            **_lengths([sample.submit.prompt for sample in generation.samples[:: generation.samples_per_prompt]]),
-            **parameters_of(first.sampling),
-            "stop_strings": len(first.text.stop),
-            "has_form": first.text.is_bound,
-            "media": len(first.media),
-            "priority": first.priority,
+            **_lengths(prompts),
+            **parameters_of(shared.sampling),
+            "stop_strings": len(shared.text.stop),
+            "has_form": shared.text.is_bound,
+            "media": len(shared.media),
+            "priority": shared.priority,
         }
         self._log.info("request taken", extra={"fields": {name: value for name, value in fields.items() if value}})
 
@@ -66,18 +67,18 @@ def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
 def figures_of(generation: Generation) -> dict[str, Any]:
     """Of an answer: its tokens, ends and times."""
     samples = generation.samples
-    firsts = [sample.first_token_ns - sample.submit.arrival_ns for sample in samples if sample.first_token_ns]
+    firsts = [sample.first_token_ns - generation.shared.arrival_ns for sample in samples if sample.first_token_ns]
     return {
         "prompt_tokens": sum(sample.num_prompt_tokens for sample in samples[:: generation.samples_per_prompt]),
         "cached_tokens": sum(sample.num_cached_tokens for sample in samples[:: generation.samples_per_prompt]),
         "generation_tokens": sum(len(sample.delivered) for sample in samples),
         "finish_reason": ",".join(sorted({sample.finish_reason or "none" for sample in samples})),
-        "attempts": 1 + max(sample.submit.attempt for sample in samples),
+        "attempts": 1 + max(sample.own.attempt for sample in samples),
         **({"time_to_first_token": round(min(firsts) / 1e9, 6)} if firsts else {}),
     }
 
 
-def _lengths(prompts: list[Prompt]) -> dict[str, int]:
+def _lengths(prompts: Sequence[Prompt]) -> dict[str, int]:
     """How much there is of each kind of prompt."""
     tokens = sum(len(prompt.token_ids) // 4 for prompt in prompts if isinstance(prompt, TokensPrompt))
     characters = sum(len(prompt.text) for prompt in prompts if isinstance(prompt, TextPrompt))

@@ -90,7 +90,7 @@ class Spans:
 
     def _model_name(self, generation: Generation | None) -> str:
         """The adapter's that it used, or the base model's."""
-        use = None if generation is None else generation.samples[0].submit.options.adapter
+        use = None if generation is None else generation.adapter
         if use is None or self._adapters is None:
             return self._base_name
         return next((each.name for each in self._adapters.adapters if each.number == use.number), self._base_name)
@@ -134,7 +134,7 @@ class Spans:
 
 def _attributes_of(generation: Generation) -> dict[str, Any]:
     """What was asked for, and what came."""
-    sampling, figures = generation.samples[0].submit.sampling, figures_of(generation)
+    sampling, figures = generation.shared.sampling, figures_of(generation)
     found: dict[str, Any] = {
         "gen_ai.request.choice.count": generation.samples_per_prompt,
         "gen_ai.usage.input_tokens": figures["prompt_tokens"],

@@ -117,7 +117,7 @@ class MessageWriter(EventWriter):
 
     def _stop_reason(self, sample: OpenSample) -> StopReason:
         if sample.finish_reason == "length":
-            is_asked = len(sample.delivered) >= sample.submit.sampling.max_tokens
+            is_asked = len(sample.delivered) >= sample.generation.shared.sampling.max_tokens
             return "max_tokens" if is_asked else "model_context_window_exceeded"
         if sample.num_calls:
             return "tool_use"

@@ -1,38 +1,93 @@
 """The way from an api process to one tokenizer, whose ring may be full.
 
-Lives in the event loop of the api process. Samples of one HTTP request leave together, as many as a record takes: what they
-share travels once. What a full ring refuses waits here; requests take turns, a record each, so that a long one delays itself
-alone.
+Lives in the event loop of the api process. Sequences of one HTTP request leave together, as many as a record takes; what they
+share is encoded once, for all records and attempts. What a full ring refuses waits here; requests take turns, a record each, so
+that a long one delays only itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.messages import Abort, ChatPrompt, Detokenize, Message, Submission, Submit, Tokenize, encode
+from engine.messages import (
+    Abort,
+    ChatPrompt,
+    Detokenize,
+    Message,
+    Prompt,
+    SequencePart,
+    SharedPart,
+    Submit,
+    Tokenize,
+    encode,
+    encoded_part,
+)
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
 from engine.process.shares import has_room
 
 MAX_WAITING_BYTES = 64 << 20  # of prompts that wait for the ring
-OWN_BYTES = 64  # of a sample in a record, besides its ids and tokens
+OWN_BYTES = 64  # of a sequence in a record, besides its ids and tokens
+MESSAGE_BYTES = 64  # of a record, besides its parts
 
-Item = Submit | Abort | Tokenize | Detokenize
+
+class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
+    """What the sequences of an HTTP request share, encoded."""
+
+    source: str
+    shared: SharedPart
+    num_shared_bytes: int
+    prompts: list[Prompt]
+    num_prompt_bytes: list[int]
+    param: str  # the field that the prompts came from
+
+    @staticmethod
+    def of(shared: SharedPart, prompts: Sequence[Prompt]) -> EncodedRequest:
+        encoded = [encoded_part(prompt) for prompt in prompts]
+        return EncodedRequest(
+            shared.source,
+            *encoded_part(shared),
+            [prompt for prompt, _ in encoded],
+            [num_bytes for _, num_bytes in encoded],
+            _param_of(prompts[0]) if prompts else "",
+        )
+
+    def submit(self, sequences: Sequence[SequencePart]) -> Submit:
+        """The message that carries these of its sequences, and their prompts alone."""
+        places: dict[int, int] = {}  # of their prompts in the message
+        parts = []
+        for own in sequences:
+            place = places.setdefault(own.prompt_index, len(places))
+            parts.append(own if own.prompt_index == place else msgspec.structs.replace(own, prompt_index=place))
+        return Submit(self.shared, [self.prompts[index] for index in places], parts)
+
+
+class SequenceSubmit(msgspec.Struct, frozen=True, eq=False):
+    """A sequence that is to be submitted."""
+
+    request: EncodedRequest
+    own: SequencePart
+
+
+Item = SequenceSubmit | Abort | Tokenize | Detokenize
 
 
 class Backlog:
     def __init__(self, outbox: Outbox, config: EngineConfig, is_stale: Callable[[Item], bool]) -> None:
-        """`is_stale`: whether nobody waits for an item any more."""
+        """`is_stale`: whether an item need not be sent any more."""
         self._outbox = outbox
         self._is_stale = is_stale
         self._max_model_len = config.max_model_len
         self._max_waiting = config.max_waiting
-        self._resume_bytes = 4 * config.max_model_len + 16  # by which a sample may grow when it is sent again
+        self._resume_bytes = 4 * config.max_model_len + 16  # by which a sequence may grow when it is sent again
         self._max_gathered_bytes = outbox.max_record_bytes // 4  # beyond what a record cannot do without
         self._queue: FairQueue[Item] = FairQueue()
-        self._waiting: dict[str, tuple[str, int]] = {}  # by key: whose it is, and the bytes of its prompts
+        self._waiting: dict[str, tuple[str, int]] = {}  # by key: its source, and the bytes of its prompts
         self._ready = b""  # the next record, taken from the queue, and what it carries
         self._gathered: list[Item] = []
 
@@ -41,20 +96,24 @@ class Backlog:
         """The longest message that the ring can ever take."""
         return self._outbox.max_record_bytes
 
-    def check(self, items: Sequence[Submit] | Sequence[Tokenize | Detokenize]) -> None:
-        """Whether these may be sent, all of one request: 400 for what no record can hold, 429 where too much waits already."""
-        first = items[0]
-        num_shared_bytes = len(encode(_message_of([first]))) - _prompt_bytes(first)
-        num_bytes = 0
-        previous: Item | None = None
-        for item in items:
-            if not (isinstance(item, Submit) and isinstance(previous, Submit) and item.prompt is previous.prompt):
-                num_bytes += _prompt_bytes(item)
-                growth = self._resume_bytes if isinstance(item, Submit) else 0
-                self._check_size(num_shared_bytes + _prompt_bytes(item) + growth, item)
-            previous = item
+    def check(self, request: EncodedRequest, key: str, sequences: Sequence[SequencePart]) -> None:
+        """Raise RequestError where these sequences of a request may not be sent: 400 for what no record can hold, 429 where too
+        much waits already."""
+        longest_own = max(map(_own_bytes, sequences))
+        num_prompt_bytes = {own.prompt_index: request.num_prompt_bytes[own.prompt_index] for own in sequences}
+        num_other_bytes = MESSAGE_BYTES + request.num_shared_bytes + longest_own + self._resume_bytes
+        self._check_size(num_other_bytes + max(num_prompt_bytes.values()), request.param)
+        self._check_room(key, request.source, sum(num_prompt_bytes.values()))
+
+    def check_call(self, call: Tokenize | Detokenize) -> None:
+        """`check` of a call."""
+        param = "tokens" if isinstance(call, Detokenize) else _param_of(call.prompt)
+        self._check_size(len(encode(call)), param)
+        self._check_room(call.call_id, call.source, 0)
+
+    def _check_room(self, key: str, source: str, num_bytes: int) -> None:
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in self._queue}
-        if self._queue and not self._has_room(first.source, num_bytes):
+        if self._queue and not self._has_room(source, num_bytes):
             raise RequestError(
                 (
                     f"the engine is overloaded: {self._queue.num_keys} requests wait for {self._outbox.receiver}; try "
@@ -64,7 +123,7 @@ class Backlog:
                 code="queue_full",
                 retry_after_s=1,
             )
-        self._waiting[_key_of(first)] = first.source, num_bytes
+        self._waiting[key] = source, num_bytes
 
     def _has_room(self, source: str, num_bytes: int) -> bool:
         all_bytes = [waiting for _, waiting in self._waiting.values()]
@@ -92,34 +151,39 @@ class Backlog:
     def _gather(self) -> None:
         """Make the next record of what waits of the key whose turn it is."""
         queue = self._queue.front()
-        items: list[Item] = []
-        num_bytes = limit = 0
-        while queue:
-            item = queue[0]
-            if not self._is_stale(item):
-                last = items[-1] if items else None
-                if last is None:
-                    num_bytes = len(encode(_message_of([item])))
-                    limit = min(self._outbox.max_record_bytes, num_bytes + self._max_gathered_bytes)
-                elif isinstance(last, Submit) and isinstance(item, Submit):
-                    num_bytes += OWN_BYTES + 2 * len(item.request_id) + len(item.resume_token_ids)
-                    num_bytes += 0 if item.prompt is last.prompt else _prompt_bytes(item)
-                    if num_bytes > limit:
-                        break
-                else:
-                    break
-                items.append(item)
+        while queue and self._is_stale(queue[0]):
             queue.popleft()
+        items: list[Item] = []
+        if queue and isinstance(queue[0], SequenceSubmit):
+            items += self._sequences(queue)
+        elif queue:
+            items.append(queue.popleft())
         self._queue.pass_on()
         self._gathered = items
         self._ready = encode(_message_of(items)) if items else b""
 
-    def _check_size(self, num_bytes: int, item: Item) -> None:
+    def _sequences(self, queue: deque[Item]) -> Iterator[SequenceSubmit]:
+        """Take the sequences that go into one record."""
+        num_bytes = limit = 0
+        last_index = -1
+        while queue and isinstance(item := queue[0], SequenceSubmit):
+            if not self._is_stale(item):
+                request, index = item.request, item.own.prompt_index
+                num_more = _own_bytes(item.own) + (request.num_prompt_bytes[index] if index != last_index else 0)
+                if not limit:
+                    num_more += MESSAGE_BYTES + request.num_shared_bytes
+                    limit = min(self._outbox.max_record_bytes, num_more + self._max_gathered_bytes)
+                elif num_bytes + num_more > limit:
+                    break
+                num_bytes += num_more
+                last_index = index
+                yield item
+            queue.popleft()
+
+    def _check_size(self, num_bytes: int, param: str) -> None:
         """400 for what no ring can ever take: it could only be too long for the model."""
         if num_bytes <= self._outbox.max_record_bytes:
             return
-        is_chat = not isinstance(item, (Abort, Detokenize)) and isinstance(item.prompt, ChatPrompt)
-        param = "tokens" if isinstance(item, Detokenize) else "messages" if is_chat else "prompt"
         raise RequestError(
             (
                 f"{param}: the request takes {num_bytes} bytes, limit {self._outbox.max_record_bytes} (with "
@@ -131,19 +195,17 @@ class Backlog:
 
 
 def _message_of(items: Sequence[Item]) -> Message:
-    """Several items are samples of one request."""
+    """Return the message that carries these; several are sequences of one request."""
     first = items[0]
-    if not isinstance(first, Submit):
+    if not isinstance(first, SequenceSubmit):
         return first
-    return Submission.of([item for item in items if isinstance(item, Submit)])
+    return first.request.submit([item.own for item in items if isinstance(item, SequenceSubmit)])
 
 
-def _key_of(item: Item) -> str:
-    if isinstance(item, Submit):
-        return item.key
-    return item.request_id if isinstance(item, Abort) else item.call_id
+def _own_bytes(own: SequencePart) -> int:
+    return OWN_BYTES + len(own.request_id) + len(own.group_id) + len(own.resume_token_ids)
 
 
-def _prompt_bytes(item: Item) -> int:
-    """What the prompt takes of a record."""
-    return len(encode(Tokenize("", "", item.prompt))) if isinstance(item, Submit) else 0
+def _param_of(prompt: Prompt) -> str:
+    """The field of the request that a prompt came from."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

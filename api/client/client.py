@@ -23,13 +23,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
 from api.access import source_of
-from api.client.backlog import Backlog, Item
+from api.client.backlog import Backlog, EncodedRequest, Item, SequenceSubmit
 from api.client.generation import Generation, OpenSample, unless_gone
 from api.client.held import FREE, HeldLogprobs
 from api.client.stats import SampleMeasures
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
+    AdapterUse,
     Delta,
     Deltas,
     Detokenize,
@@ -38,7 +39,8 @@ from engine.messages import (
     Message,
     Prompt,
     Rejected,
-    Submit,
+    SequencePart,
+    SharedPart,
     Tokenize,
     Tokenized,
 )
@@ -106,8 +108,9 @@ class EngineClient:
 
     def open(
         self,
-        key: str,
-        submits: Sequence[Submit],
+        shared: SharedPart,
+        prompts: Sequence[Prompt],
+        sequences: Sequence[SequencePart],
         *,
         samples_per_prompt: int,
         is_streaming: bool,
@@ -120,38 +123,37 @@ class EngineClient:
         if self._is_stopping:
             raise stopping()
         begin_ns = time.monotonic_ns()
-        by_tokenizer: dict[str, list[Submit]] = {}
-        for submit in submits:
-            submit.api, submit.api_epoch, submit.key = self._name, self._epoch, key
-            by_tokenizer.setdefault(self._tokenizer_of(submit.group_id or submit.request_id), []).append(submit)
-        for tokenizer, own in by_tokenizer.items():
-            self._backlogs[tokenizer].check(own)
+        request = EncodedRequest.of(shared, prompts)
+        by_tokenizer: dict[str, list[SequencePart]] = {}
+        for own in sequences:
+            by_tokenizer.setdefault(self._tokenizer_of(own.group_id), []).append(own)
+        for tokenizer, parts in by_tokenizer.items():
+            self._backlogs[tokenizer].check(request, shared.key, parts)
         if self.adapters is not None:
-            self._take_adapters(self.adapters, submits)
+            self._take_adapter(self.adapters, shared.options.adapter, len(sequences))
         generation = Generation(
-            key,
+            shared,
+            request,
             samples_per_prompt=samples_per_prompt,
             is_streaming=is_streaming,
             abort_connection=abort_connection,
             close=self.close,
             resume=self._resume,
             release=release,
-            source=submits[0].source if submits else "",
             held=self._held,
         )
-        self._generations[key] = generation
-        generation.num_unfinished = len(submits)
-        for submit in submits:
-            tokenizer = self._tokenizer_of(submit.group_id or submit.request_id)
-            sample = self._samples[submit.request_id] = OpenSample(submit, tokenizer, generation)
+        self._generations[shared.key] = generation
+        generation.num_unfinished = len(sequences)
+        for own in sequences:
+            sample = self._samples[own.request_id] = OpenSample(own, self._tokenizer_of(own.group_id), generation)
             generation.samples.append(sample)
-        for tokenizer, own in by_tokenizer.items():
-            self._send(tokenizer, key, *own)
+        for tokenizer, parts in by_tokenizer.items():
+            self._send(tokenizer, shared.key, *(SequenceSubmit(request, own) for own in parts))
         self._open_requests.set(len(self._samples))
         self._measures.on_opened(generation)
         if self._tracer.is_on:
-            for submit in submits:
-                self._tracer.span("submit", begin_ns, label=submit.request_id)
+            for own in sequences:
+                self._tracer.span("submit", begin_ns, label=own.request_id)
         return generation
 
     def close(self, generation: Generation) -> None:
@@ -224,7 +226,7 @@ class EngineClient:
                     sample.replica in places if is_scheduler else sample.tokenizer == name
                 ):
                     self._resubmissions.add(1)
-                    self._backlogs[sample.tokenizer].push(generation.key, sample.next_attempt())
+                    self._backlogs[sample.tokenizer].push(generation.key, _resubmitted(sample))
         if not is_scheduler:
             for _, tokenizer, abort in self._recent_aborts:  # it may have died before it handed them on
                 if tokenizer == name:
@@ -243,10 +245,10 @@ class EngineClient:
             self._recent_aborts.popleft()
         while self._retries and self._retries[0][0] <= now_ns:
             _, sample, attempt = self._retries.popleft()
-            if not sample.is_finished and sample.submit.attempt == attempt:
-                self._send(sample.tokenizer, sample.generation.key, sample.next_attempt())
+            if not sample.is_finished and sample.own.attempt == attempt:
+                self._send(sample.tokenizer, sample.generation.key, _resubmitted(sample))
         overdue = now_ns - DEADLINE_GRACE_NS
-        self._end_early([s for s in self._samples.values() if 0 < s.submit.deadline_ns < overdue], "timeout")
+        self._end_early([s for s in self._samples.values() if 0 < s.generation.shared.deadline_ns < overdue], "timeout")
         for generation in self._generations.values():
             generation.drop_stalled_client(now_ns)
         self._resume_held()
@@ -270,16 +272,13 @@ class EngineClient:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _take_adapters(self, adapters: AdapterRegistry, submits: Sequence[Submit]) -> None:
-        """Samples keep their adapters in the engine. 404 where one was unloaded since it was found."""
-        uses = [submit.options.adapter for submit in submits]
-        for use in uses:
-            self._adapter_gauge.add(use, 1)
+    def _take_adapter(self, adapters: AdapterRegistry, use: AdapterUse | None, num_sequences: int) -> None:
+        """Sequences keep their adapter in the engine. 404 where it was unloaded since it was found."""
+        self._adapter_gauge.add(use, num_sequences)
         try:
-            adapters.check_served(filter(None, uses))
+            adapters.check_served(filter(None, (use,)))
         except BaseException:
-            for use in uses:
-                self._adapter_gauge.add(use, -1)
+            self._adapter_gauge.add(use, -num_sequences)
             raise
 
     def _tokenizer_of(self, key: str) -> str:
@@ -294,9 +293,9 @@ class EngineClient:
 
     def _is_stale(self, item: Item) -> bool:
         """What a later attempt replaced, or nobody waits for any more."""
-        if isinstance(item, Submit):
-            sample = self._samples.get(item.request_id)
-            return sample is None or sample.submit is not item
+        if isinstance(item, SequenceSubmit):
+            sample = self._samples.get(item.own.request_id)
+            return sample is None or sample.own is not item.own
         if isinstance(item, Abort):
             return False
         call = self._calls.get(item.call_id)
@@ -304,7 +303,7 @@ class EngineClient:
 
     def _on_delta(self, delta: Delta, now_ns: int) -> None:
         sample = self._samples.get(delta.request_id)
-        if sample is None or sample.submit.attempt != delta.attempt:
+        if sample is None or sample.own.attempt != delta.attempt:
             self._dropped.add(1)
             return
         num_before = len(sample.delivered)
@@ -335,7 +334,7 @@ class EngineClient:
         sample = self._samples.get(rejected.request_id)
         if call is not None and call.message.attempt == rejected.attempt and not call.answer.done():
             call.answer.set_exception(error)
-        elif sample is None or sample.submit.attempt != rejected.attempt:
+        elif sample is None or sample.own.attempt != rejected.attempt:
             self._dropped.add(1)
         elif (
             rejected.status == 429 and rejected.attempt > 0
@@ -350,7 +349,7 @@ class EngineClient:
         """End samples from here, with what they have."""
         for sample in samples:
             self._abort(sample, reason)
-            sample.pending.append(Delta(sample.submit.request_id, sample.submit.attempt, [], "", reason))
+            sample.pending.append(Delta(sample.own.request_id, sample.own.attempt, [], "", reason))
             self._finish(sample, reason)
             sample.generation.wake()
         if samples:
@@ -391,11 +390,11 @@ class EngineClient:
             return
         for sample in generation.samples:
             if sample.is_paused and not sample.is_finished:
-                self._send(sample.tokenizer, generation.key, sample.submit)
+                self._send(sample.tokenizer, generation.key, SequenceSubmit(generation.request, sample.own))
             sample.is_paused = False
 
     def _abort(self, sample: OpenSample, reason: str) -> None:
-        abort = Abort(sample.submit.request_id, sample.submit.attempt, reason)
+        abort = Abort(sample.own.request_id, sample.own.attempt, reason)
         self._recent_aborts.append((time.monotonic_ns(), sample.tokenizer, abort))
         self._send(sample.tokenizer, sample.generation.key, abort)
 
@@ -411,8 +410,8 @@ class EngineClient:
 
     def _forget(self, sample: OpenSample) -> None:
         """Nobody counts it any more."""
-        del self._samples[sample.submit.request_id]
-        self._adapter_gauge.add(sample.submit.options.adapter, -1)
+        del self._samples[sample.own.request_id]
+        self._adapter_gauge.add(sample.generation.adapter, -1)
 
     def _new_call_id(self) -> str:
         return f"{self._name}.{self._epoch}.{next(self._call_ids)}"
@@ -436,7 +435,7 @@ class EngineClient:
                 retry_after_s=1,
             )
         call = _Call(message, self._tokenizer_of(message.call_id), asyncio.get_running_loop().create_future())
-        self._backlogs[call.tokenizer].check([message])
+        self._backlogs[call.tokenizer].check_call(message)
         self._calls[message.call_id] = call
         self._num_open_calls.set(len(self._calls))
         self._send(call.tokenizer, message.call_id, message)
@@ -456,6 +455,10 @@ class EngineClient:
                 self._num_cancelled_calls.add(1)
                 self._send(call.tokenizer, message.call_id, Abort(message.call_id, 0))
                 call.answer.cancel()
+
+
+def _resubmitted(sample: OpenSample) -> SequenceSubmit:
+    return SequenceSubmit(sample.generation.request, sample.next_attempt())
 
 
 def stopping() -> RequestError:

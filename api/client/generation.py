@@ -13,9 +13,10 @@ from typing import TypeVar
 import msgspec
 from starlette.types import Receive
 
+from api.client.backlog import EncodedRequest
 from api.client.held import FREE, HeldLogprobs
 from engine.errors import RequestError, TokamakError
-from engine.messages import AdapterUse, DecodedLogprobs, Delta, Part, Submit
+from engine.messages import AdapterUse, DecodedLogprobs, Delta, Part, SequencePart, SharedPart
 
 STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
@@ -78,19 +79,19 @@ class OpenSample:
         "num_prompt_tokens",
         "num_reasoning_tokens",
         "num_rejected_prediction_tokens",
+        "own",
         "pending",
         "pooled",
         "prompt_logprobs",
         "prompt_token_ids",
         "replica",
         "stop_reason",
-        "submit",
         "tokenizer",
         "weight_versions",
     )
 
-    def __init__(self, submit: Submit, tokenizer: str, generation: Generation) -> None:
-        self.submit = submit
+    def __init__(self, own: SequencePart, tokenizer: str, generation: Generation) -> None:
+        self.own = own
         self.tokenizer = tokenizer
         self.generation = generation
         self.delivered = array("i")
@@ -172,8 +173,8 @@ class OpenSample:
         """All pending deltas as one."""
         pending = self.pending
         return Delta(
-            self.submit.request_id,
-            self.submit.attempt,
+            self.own.request_id,
+            self.own.attempt,
             token_ids=[token_id for delta in pending for token_id in delta.token_ids],
             text="".join(delta.text for delta in pending),
             finish_reason=self.finish_reason,
@@ -182,17 +183,17 @@ class OpenSample:
             parts=_joined(pending, len(self.delivered)) if self._has_parts and any(delta.parts for delta in pending) else [],
         )
 
-    def next_attempt(self) -> Submit:
-        """The sample as it must be submitted after a crash. A new object: an older one may still wait in a backlog."""
-        self.submit = msgspec.structs.replace(
-            self.submit,
-            attempt=self.submit.attempt + 1,
+    def next_attempt(self) -> SequencePart:
+        """What must be submitted after a crash. A new object: an older one may still wait in a backlog."""
+        self.own = msgspec.structs.replace(
+            self.own,
+            attempt=self.own.attempt + 1,
             resume_token_ids=self.delivered.tobytes(),
             num_scored_prompt_tokens=len(self.prompt_logprobs),
             replica=self.replica,
         )
         self.replica = -1  # it may go to another one, and die there before that one has said a word
-        return self.submit
+        return self.own
 
 
 def _joined(deltas: list[Delta], num_delivered: int) -> list[Part]:
@@ -221,7 +222,8 @@ class Generation:
 
     def __init__(
         self,
-        key: str,
+        shared: SharedPart,
+        request: EncodedRequest,
         *,
         samples_per_prompt: int,
         is_streaming: bool,
@@ -229,12 +231,13 @@ class Generation:
         close: Callable[[Generation], None],
         resume: Callable[[Generation], None] = lambda generation: None,
         release: Callable[[], None] = lambda: None,
-        source: str = "",
         held: HeldLogprobs | None = None,
     ) -> None:
         """`resume`: its samples, which were paused. `release`: of what its samples needed, once the last has ended; may be
         called again. `held`: what all requests hold."""
-        self.key = key  # unique in the run
+        self.shared = shared
+        self.request = request  # what is submitted, and again after a crash
+        self.key = shared.key  # unique in the run
         self.samples: list[OpenSample] = []
         self.samples_per_prompt = samples_per_prompt
         self.num_unfinished = 0
@@ -242,7 +245,7 @@ class Generation:
         self.num_writing = 0  # log-probabilities that were taken and may not be written yet
         self.num_held_logprobs = 0  # by this process
         self.num_kept_logprobs = 0  # those that stay until the end
-        self.source = source
+        self.source = shared.source
         self._held = held or HeldLogprobs()
         self._is_streaming = is_streaming
         self.keeps_logprobs = not is_streaming  # until the end; else until they are written
@@ -266,7 +269,7 @@ class Generation:
 
     @property
     def adapter(self) -> AdapterUse | None:
-        return self.samples[0].submit.options.adapter if self.samples else None
+        return self.shared.options.adapter
 
     @property
     def headers(self) -> dict[str, str]:

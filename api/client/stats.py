@@ -28,7 +28,7 @@ class SampleMeasures:
     def on_opened(self, generation: Generation) -> None:
         """A request came, with all its samples."""
         self._num_samples.observe(len(generation.samples))
-        max_tokens = generation.samples[0].submit.sampling.max_tokens if generation.samples else -1
+        max_tokens = generation.shared.sampling.max_tokens
         if max_tokens > 0:
             self._max_tokens.observe(max_tokens)
 
@@ -45,7 +45,7 @@ class SampleMeasures:
             self._inter_token_latency.observe((now_ns - sample.last_token_ns) / 1e9)
         else:
             sample.first_token_ns = now_ns
-            self._time_to_first_token.observe((now_ns - sample.submit.arrival_ns) / 1e9)
+            self._time_to_first_token.observe((now_ns - sample.generation.shared.arrival_ns) / 1e9)
         sample.last_token_ns = now_ns
 
     def on_finished(self, reason: str) -> None:
@@ -58,6 +58,6 @@ class SampleMeasures:
         self._prompt_tokens.add(sample.num_prompt_tokens)
         self._request_prompt_tokens.observe(sample.num_prompt_tokens)
         self._request_generation_tokens.observe(num_tokens)
-        self._latency.observe((now_ns - sample.submit.arrival_ns) / 1e9)
+        self._latency.observe((now_ns - sample.generation.shared.arrival_ns) / 1e9)
         if num_tokens > 1:
             self._time_per_output_token.observe((sample.last_token_ns - sample.first_token_ns) / 1e9 / (num_tokens - 1))

@@ -1,4 +1,4 @@
-"""From a request body to the `Submit`s of its samples: defaults, limits, and the rules that tie several parameters together.
+"""From a request body to what is submitted of it: defaults, limits, and the rules that tie several parameters together.
 
 Called by the completion handlers of the api process. Pure but for the seed, which is drawn here, once, where the client gave
 none, so that a replay after a crash draws the same numbers.
@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
@@ -23,7 +22,17 @@ from api.request_context import ABORT_KEY, RequestContext
 from api.schemas.formats import format_of
 from api.schemas.requests import ChatRequest, GenerationRequest, RepetitionDetection, invalid
 from engine.errors import RequestError
-from engine.messages import Parsing, Prompt, PromptOptions, RepetitionLimits, SamplingParams, Submit, TextOptions
+from engine.messages import (
+    MediaItem,
+    Parsing,
+    Prompt,
+    PromptOptions,
+    RepetitionLimits,
+    SamplingParams,
+    SequencePart,
+    SharedPart,
+    TextOptions,
+)
 
 if TYPE_CHECKING:
     from api.schemas.pooling import PoolingRequest  # of routes that most engines are never asked for
@@ -204,73 +213,71 @@ def open_generation(
     """Submit every sample of every prompt; what `media` holds is let go of when all have ended, and where they cannot even
     begin. Raises RequestError where the engine takes no more."""
     context = RequestContext.of(request)
-    config = context.services.context.config
+    model = context.services.model
     try:
-        context.services.model.check_task("generate")
-        submits = make_submits(
-            context,
+        model.check_task("generate")
+        shared = shared_part(
+            request,
             body,
-            prompts,
             sampling,
-            best_of,
-            priority_of(request, body.priority, config),
-            pinned_replica(request.headers, config.data_parallel_size),
-            parsing,
+            text_options(body, parsing),
+            PromptOptions(bool(body.return_progress), body.cache_salt or "", model.use_of(body.model)),
+            media.items,
+            mask_bounds,
         )
-        options = PromptOptions(bool(body.return_progress), body.cache_salt or "", context.services.model.use_of(body.model))
-        source = source_of(request, config)
-        for submit in submits:
-            submit.media, submit.mask_bounds, submit.source, submit.options = media.items, mask_bounds, source, options
         generation = context.services.client.open(
-            context.key,
-            submits,
+            shared,
+            prompts,
+            sequence_parts(context.key, len(prompts), best_of),
             samples_per_prompt=best_of,
             is_streaming=bool(body.stream),
             abort_connection=request.scope[ABORT_KEY],
             release=media.release,
         )
-        return context.opened(generation)
+        return context.opened(generation, prompts)
     except BaseException:
         media.release()
         raise
 
 
-def make_submits(
-    context: RequestContext,
-    body: GenerationRequest,
-    prompts: Sequence[Prompt],
+def shared_part(
+    request: Request,
+    body: GenerationRequest | PoolingRequest,
     sampling: SamplingParams,
-    best_of: int,
-    priority: int,
-    replica: int,
-    parsing: Parsing | None = None,
-) -> list[Submit]:
-    """Prompt by prompt; samples of one prompt share `group_id`. What comes before the first `~` of any of these ids is the
-    request id that the client knows."""
-    text = text_options(body, parsing)
-    others = [msgspec.structs.replace(sampling, sample_index=index) for index in range(1, best_of)]
-    samplings = [sampling, *others]
-    submits = []
-    for number, prompt in enumerate(prompts):
-        group_id = context.key if len(prompts) == 1 else f"{context.key}~p{number}"
+    text: TextOptions,
+    options: PromptOptions,
+    media: list[MediaItem] | None = None,
+    mask_bounds: bytes = b"",
+) -> SharedPart:
+    """What the engine is told of all sequences of a request."""
+    context = RequestContext.of(request)
+    actor = context.services.context
+    return SharedPart(
+        context.key,
+        actor.name,
+        actor.epoch,
+        sampling,
+        text,
+        priority_of(request, body.priority, actor.config),
+        context.arrival_ns,
+        deadline_of(context, body),
+        pinned_replica(request.headers, actor.config.data_parallel_size),
+        media or [],
+        mask_bounds,
+        options,
+        source_of(request, actor.config),
+    )
+
+
+def sequence_parts(key: str, num_prompts: int, best_of: int) -> list[SequencePart]:
+    """The sequences of a request, prompt by prompt. What comes before the first `~` of any of these ids is the request id that
+    the client knows."""
+    parts = []
+    for number in range(num_prompts):
+        group_id = key if num_prompts == 1 else f"{key}~p{number}"
         for index in range(best_of):
-            submits.append(
-                Submit(
-                    request_id=group_id if best_of == 1 else f"{group_id}-{index}",
-                    api="",
-                    api_epoch=0,
-                    attempt=0,
-                    prompt=prompt,
-                    sampling=samplings[index],
-                    text=text,
-                    group_id=group_id,
-                    priority=priority,
-                    arrival_ns=context.arrival_ns,
-                    deadline_ns=deadline_of(context, body),
-                    pinned_replica=replica,
-                )
-            )
-    return submits
+            parts.append(SequencePart(group_id if best_of == 1 else f"{group_id}-{index}", group_id, number, index))
+    return parts
 
 
 def deadline_of(context: RequestContext, body: GenerationRequest | PoolingRequest) -> int:

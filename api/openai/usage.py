@@ -35,7 +35,7 @@ def progress_of(generation: Generation) -> PromptProgress:
         sum(sample.num_prompt_tokens for sample in firsts),
         sum(sample.num_cached_tokens for sample in firsts),
         sum(sample.num_computed_tokens for sample in firsts),
-        (time.monotonic_ns() - generation.samples[0].submit.arrival_ns) // 1_000_000,
+        (time.monotonic_ns() - generation.shared.arrival_ns) // 1_000_000,
     )
 
 
@@ -47,7 +47,7 @@ def timings_of(generation: Generation) -> Timings:
     num_predicted = sum(len(sample.delivered) for sample in generation.samples)
     begun = [sample for sample in generation.samples if sample.first_token_ns]
     first_ns = min((sample.first_token_ns for sample in begun), default=time.monotonic_ns())
-    prompt_ms = (first_ns - generation.samples[0].submit.arrival_ns) / 1e6
+    prompt_ms = (first_ns - generation.shared.arrival_ns) / 1e6
     predicted_ms = (max((sample.last_token_ns for sample in begun), default=first_ns) - first_ns) / 1e6
     return Timings(num_cached, num_prompt, *_rates(num_prompt, prompt_ms), num_predicted, *_rates(num_predicted, predicted_ms))
 

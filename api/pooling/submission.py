@@ -10,15 +10,14 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from api.access import priority_of, source_of
 from api.client.generation import Generation
-from api.client.submission import deadline_of, pinned_replica, truncation_of
+from api.client.submission import sequence_parts, shared_part, truncation_of
 from api.model import ServedModel
 from api.request_context import ABORT_KEY, RequestContext, until_finished
 from api.schemas.pooling import PoolingRequest
 from api.schemas.requests import invalid
 from engine.errors import RequestError
-from engine.messages import Pooling, Prompt, PromptOptions, SamplingParams, Submit, TextOptions
+from engine.messages import Pooling, Prompt, PromptOptions, SamplingParams, TextOptions
 
 
 def check_count(count: int, param: str, model: ServedModel) -> None:
@@ -30,38 +29,21 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
     """The prompts' answers, in their order: `OpenSample.pooled` of each, float32. `param`: the field that they came from.
     RequestError, `ClientGone`."""
     context = RequestContext.of(request)
-    config = context.services.context.config
     options = PromptOptions(adapter=context.services.model.use_of(body.model))
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
     num_kept, limit = truncation_of(body), context.services.model.max_model_len
     if num_kept > limit:
         raise invalid("truncate_prompt_tokens", f"{num_kept} exceeds the limit of the model, {limit} tokens; send less, or -1")
     text = TextOptions(return_prompt_token_ids=bool(body.return_token_ids), truncate_prompt_tokens=num_kept)
-    priority = priority_of(request, body.priority, config)
-    source = source_of(request, config)
-    replica, deadline_ns = pinned_replica(request.headers, config.data_parallel_size), deadline_of(context, body)
-    submits = [
-        Submit(
-            request_id=context.key if len(prompts) == 1 else f"{context.key}~p{number}",
-            api="",
-            api_epoch=0,
-            attempt=0,
-            prompt=prompt,
-            sampling=sampling,
-            text=text,
-            priority=priority,
-            arrival_ns=context.arrival_ns,
-            deadline_ns=deadline_ns,
-            pinned_replica=replica,
-            options=options,
-            source=source,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
     generation = context.services.client.open(
-        context.key, submits, samples_per_prompt=1, is_streaming=False, abort_connection=request.scope[ABORT_KEY]
+        shared_part(request, body, sampling, text, options),
+        prompts,
+        sequence_parts(context.key, len(prompts), best_of=1),
+        samples_per_prompt=1,
+        is_streaming=False,
+        abort_connection=request.scope[ABORT_KEY],
     )
-    context.opened(generation)
+    context.opened(generation, prompts)
     try:
         await until_finished(generation, request.receive)
     except RequestError as error:

@@ -129,7 +129,7 @@ class ResponseWriter(EventWriter):
 
     def _begun(self, sample: OpenSample | None) -> list[ResponseEvent]:
         if sample is not None:
-            sampling = sample.submit.sampling
+            sampling = sample.generation.shared.sampling
             self.response.temperature, self.response.top_p = sampling.temperature, sampling.top_p
         begun = msgspec.structs.replace(self.response)
         second = ResponseQueued if begun.status == "queued" else ResponseInProgress
@@ -201,7 +201,7 @@ class ResponseWriter(EventWriter):
         if self._num_logprobs is None:
             return []
         is_end_hidden = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
-        is_end_hidden = is_end_hidden and not sample.submit.text.include_stop_str_in_output
+        is_end_hidden = is_end_hidden and not sample.generation.shared.text.include_stop_str_in_output
         entries = delta.logprobs[:-1] if is_end_hidden else delta.logprobs
         return [msgspec.Raw(encoder.encode(entry)) for entry in chat_logprobs(entries, LogprobsShown(self._num_logprobs))]
 

@@ -189,18 +189,17 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
 
 def _asked(generation: Generation, fields: dict[str, Any], body: ResponsesRequest, num_past: int) -> StoredRequest:
     """What a response is made of, so that another process can."""
-    (sample,) = generation.samples
-    submit = sample.submit
-    seed = submit.sampling.seed
+    shared = generation.shared
+    seed = shared.sampling.seed
     return StoredRequest(
         fields=msgspec.Raw(dump({name: value for name, value in fields.items() if name != "input"}, "input")),
         num_past=num_past,
         is_streaming=bool(body.stream),
-        source=submit.source,
-        priority=submit.priority,
-        replica=submit.pinned_replica,
+        source=shared.source,
+        priority=shared.priority,
+        replica=shared.pinned_replica,
         seed=seed - (1 << 64) if seed >= 1 << 63 else seed,
-        arrival_ns=submit.arrival_ns,
+        arrival_ns=shared.arrival_ns,
     )
 
 

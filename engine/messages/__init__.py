@@ -8,6 +8,7 @@ pickled. Read in the order of a request's way: `request.py`, `media.py`, `step.p
 from __future__ import annotations
 
 import functools
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -62,8 +63,9 @@ from engine.messages.media import WantPixels as WantPixels
 from engine.messages.request import Abort as Abort
 from engine.messages.request import Detokenize as Detokenize
 from engine.messages.request import Request as Request
-from engine.messages.request import Requests as Requests
-from engine.messages.request import Submission as Submission
+from engine.messages.request import SequencePart as SequencePart
+from engine.messages.request import SequenceRequest as SequenceRequest
+from engine.messages.request import SharedPart as SharedPart
 from engine.messages.request import Submit as Submit
 from engine.messages.request import Tokenize as Tokenize
 from engine.messages.request import TokenizedPrompt as TokenizedPrompt
@@ -94,11 +96,11 @@ from engine.messages.step import StepResult as StepResult
 from engine.messages.step import WeightsChanged as WeightsChanged
 
 Message = (
-    Submission
+    Submit
     | Abort
     | Tokenize
     | Detokenize
-    | Requests
+    | Request
     | Step
     | LoadWeights
     | ClearWeights
@@ -126,6 +128,8 @@ Message = (
 )
 Control = Command | Reply | ActorState | Membership
 
+T = TypeVar("T")
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -143,6 +147,13 @@ def _control_decoder() -> msgspec.msgpack.Decoder[Control]:
 def encode(message: Message | Control) -> bytes:
     """A message as MessagePack bytes."""
     return _encoder.encode(message)
+
+
+def encoded_part(part: T) -> tuple[T, int]:
+    """A part of messages in its encoded form, and its size in bytes: any number of messages may carry it without encoding it
+    again. It cannot be read any more."""
+    data = _encoder.encode(part)
+    return cast(T, msgspec.Raw(data)), len(data)
 
 
 def decode(data: bytes | memoryview) -> Message:

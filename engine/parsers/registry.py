@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.messages import ChatPrompt, Parsing, Submit
+from engine.messages import ChatPrompt, Parsing, Prompt
 from engine.parsers.choice import CALL_PARSERS
 from engine.parsers.thinking import THINKING_FAMILIES
 
@@ -73,9 +73,8 @@ class Parsers:
         marks = (self.thinking.begin, self.thinking.end) if self.thinking else ()
         return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks, form)
 
-    def parser_for(self, submit: Submit, is_thinking: bool) -> AnswerParser | None:
-        """What a sample's answer is parsed with; None: it is content alone. `is_thinking`: it begins inside thinking."""
-        parsing, prompt = submit.text.parsing, submit.prompt
+    def parser_for(self, parsing: Parsing | None, prompt: Prompt, request_id: str, is_thinking: bool) -> AnswerParser | None:
+        """Return the parser of a sequence's answer; None: it is content alone. `is_thinking`: it begins inside thinking."""
         if parsing is None or not isinstance(prompt, ChatPrompt):
             return None
         family = self.call_family if parsing.finds_calls and not parsing.leaves_calls and prompt.tools else None
@@ -92,7 +91,7 @@ class Parsers:
             names=frozenset(parsing.names),
             token_markers=frozenset(self._id_of_marker),
             begins_thinking=is_thinking and thinking is not None,
-            request_id=submit.request_id,
+            request_id=request_id,
             is_parallel=parsing.is_parallel,
             has_thinking_budget=parsing.thinking_token_budget >= 0,
             must_begin=parsing.has_form,

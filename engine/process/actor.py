@@ -44,8 +44,14 @@ class Actor:
     def on_start(self) -> None:
         """Get ready; may take long, then with `context.row.beat(...)` now and then."""
 
+    def on_record(self, sender: str, record: bytes) -> Message:
+        """Take a record of the mailbox. An actor that passes records on overrides it; the others get the message."""
+        message = decode(record)
+        self.on_message(sender, message)
+        return message
+
     def on_message(self, sender: str, message: Message) -> None:
-        """A record of the mailbox."""
+        """Take a message."""
 
     def on_command(self, command: Command) -> Reply | None:
         """An operator's order. None: the answer comes later, by `context.events.send(Reply(...))`."""
@@ -134,15 +140,14 @@ class ActorLoop:
             elif self._context.tracer.is_on:
                 self._trace_message(sender, payload)
             else:
-                self._actor.on_message(sender, decode(payload))
+                self._actor.on_record(sender, payload)
         if records:
             self._received.add(len(records))
         return len(records)
 
     def _trace_message(self, sender: str, payload: bytes) -> None:
         begin_ns = time.monotonic_ns()
-        message = decode(payload)
-        self._actor.on_message(sender, message)
+        message = self._actor.on_record(sender, payload)
         self._context.tracer.span(type(message).__name__, begin_ns, value=len(payload), label=f"from {sender}")
 
     def _take_command(self, payload: bytes) -> None:

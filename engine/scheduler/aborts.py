@@ -32,8 +32,10 @@ class Aborts:
 
     def watch(self, sequence: Sequence) -> None:
         """Abort the sequence at its deadline, should it have one."""
-        if sequence.request.deadline_ns:
-            heapq.heappush(self._deadlines, (sequence.request.deadline_ns, sequence.rank[-1], sequence.request.request_id))
+        if sequence.request.shared.deadline_ns:
+            heapq.heappush(
+                self._deadlines, (sequence.request.shared.deadline_ns, sequence.rank[-1], sequence.request.own.request_id)
+            )
 
     def expire(self, now_ns: int) -> int:
         """Abort what is overdue; how many."""
@@ -79,7 +81,7 @@ class Aborts:
         """`api` was started again; the connections of its predecessor are gone."""
         self._batch.waiting.api_died(api)
         for sequence in list(self._batch.sequences.values()):
-            if sequence.request.api == api and sequence.request.api_epoch < epoch:
+            if sequence.request.shared.api == api and sequence.request.shared.api_epoch < epoch:
                 self.drop(sequence)
 
     def drop_tokenizer(self, tokenizer: str, epoch: int) -> None:

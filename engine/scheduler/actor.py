@@ -36,7 +36,7 @@ from engine.messages import (
     PixelsFailed,
     Reply,
     Request,
-    Requests,
+    SequenceRequest,
     StepResult,
     WeightsChanged,
 )
@@ -197,8 +197,8 @@ class SchedulerActor(Actor):
         match message:
             case StepResult():
                 self._on_result(message)
-            case Requests():
-                for request in message.requests():
+            case Request():
+                for request in message.per_sequence():
                     self._on_request(request)
                 self.stats.show_load()
             case Abort():
@@ -330,19 +330,20 @@ class SchedulerActor(Actor):
             sequence.reader.reject(rejection(sequence.request, error))
             self.batch.finish(sequence)
 
-    def _on_request(self, request: Request) -> None:
+    def _on_request(self, request: SequenceRequest) -> None:
         begin_ns = time.monotonic_ns()
-        known = self.batch.sequences.get(request.request_id)
-        is_stale = known is not None and known.request.attempt >= request.attempt
-        if is_stale or request.api_epoch < self.context.peer_epoch(request.api):
+        known = self.batch.sequences.get(request.own.request_id)
+        is_stale = known is not None and known.request.own.attempt >= request.own.attempt
+        if is_stale or request.shared.api_epoch < self.context.peer_epoch(request.shared.api):
             self._dropped.add(1)
             return
         if known is not None:
             self.batch.finish(known)
         num_cached_tokens = self.batch.hits_of_earlier_attempt(request)
-        self.batch.waiting.came_back(request.request_id)
+        self.batch.waiting.came_back(request.own.request_id)
         stream = self.delivery.stream(request.tokenizer)
-        waiting = (0, 0) if request.attempt else self.batch.num_waiting_of(request.source)  # what was taken once is not refused
+        is_resubmitted = request.own.attempt > 0  # what was taken once is not refused
+        waiting = (0, 0) if is_resubmitted else self.batch.num_waiting_of(request.shared.source)
         try:
             self._take_adapter(request)
             sequence = self.admission.accept(request, stream, *waiting, self.context.peer_epoch(request.tokenizer))
@@ -357,17 +358,17 @@ class SchedulerActor(Actor):
             # before it said that it was the last
             stream.add(ending_output(sequence, finish_reason))
             return
-        is_new_request = known is None and not request.attempt
+        is_new_request = known is None and not request.own.attempt
         sequence.held_since_ns = time.monotonic_ns() if is_new_request else 0
         self.grammars.want(sequence)
         self.batch.add(sequence, is_new_request)
         self.aborts.watch(sequence)
         if self.context.tracer.is_on:
-            self.context.tracer.span("queue", begin_ns, value=sequence.num_prompt_tokens, label=request.request_id)
+            self.context.tracer.span("queue", begin_ns, value=sequence.num_prompt_tokens, label=request.own.request_id)
 
-    def _take_adapter(self, request: Request) -> None:
+    def _take_adapter(self, request: SequenceRequest) -> None:
         """Raise 404 where its adapter is gone: the request came from an api process that died."""
-        adapter = request.options.adapter
+        adapter = request.shared.options.adapter
         if adapter is not None:
             assert self._adapters is not None, "this engine has no adapters; start it with --enable-lora"
             self.stats.takes(adapter)
@@ -376,7 +377,7 @@ class SchedulerActor(Actor):
     def _on_abort(self, abort: Abort) -> None:
         self.batch.waiting.came_back(abort.request_id)
         sequence = self.batch.sequences.get(abort.request_id)
-        if sequence is None or sequence.request.attempt > abort.attempt:
+        if sequence is None or sequence.request.own.attempt > abort.attempt:
             return
         if abort.reason == "stop":  # the tokenizer found a stop string: the sequence is complete
             self.results.end(sequence, time.monotonic_ns())

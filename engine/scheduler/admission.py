@@ -13,7 +13,7 @@ import msgspec
 from engine.block_keys import BlockExtras
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.messages import Request, SamplingParams
+from engine.messages import SamplingParams, SequenceRequest
 from engine.process.shares import has_room
 from engine.scheduler.delivery import Stream
 from engine.scheduler.policy import Limits
@@ -51,17 +51,21 @@ class AdmissionControl:
         self.num_pooled_bytes = POOLED_BYTES + 4 * pooling.num_values if pooling else 0
         self._is_pooled_whole = pooling is not None and pooling.needs_all_tokens
 
-    def accept(self, request: Request, stream: Stream, num_waiting: int, num_own: int, tokenizer_epoch: int) -> Sequence:
+    def accept(
+        self, request: SequenceRequest, stream: Stream, num_waiting: int, num_own: int, tokenizer_epoch: int
+    ) -> Sequence:
         """Return the sequence of a new request. `num_own`: waiting sequences of its source, among `num_waiting`. RequestError:
         429 where too many wait, 400 where it can never run."""
         self._check_queue(num_waiting, num_own)
-        prompt = array("i", request.prompt_token_ids)
+        prompt = array("i", request.prompt.token_ids)
         sampling = request.sampling
         self._check_length(len(prompt), sampling.max_tokens)
-        options = request.options
-        extras = BlockExtras.of(request.units, request.media, request.mask_bounds, options.cache_salt, options.adapter)
+        options = request.shared.options
+        extras = BlockExtras.of(
+            request.prompt.units, request.shared.media, request.shared.mask_bounds, options.cache_salt, options.adapter
+        )
         media = self._media(request, extras, len(prompt))
-        num_sampling_bytes = self._num_bytes(sampling) + len(request.request_id) + (media.num_start_bytes if media else 0)
+        num_sampling_bytes = self._num_bytes(sampling) + len(request.own.request_id) + (media.num_start_bytes if media else 0)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
         num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
         if num_start_bytes > self._limits.max_start_bytes:
@@ -71,28 +75,28 @@ class AdmissionControl:
                 "prediction, or send fewer pictures"
             )
         self._num_taken += 1
-        place = place_in_line(request.priority, request.arrival_ns, self._max_priority_wait_ns)
+        place = place_in_line(request.shared.priority, request.shared.arrival_ns, self._max_priority_wait_ns)
         return Sequence(
             request=request,
             reader=stream,
-            token_ids=prompt + array("i", request.resume_token_ids),
+            token_ids=prompt + array("i", request.own.resume_token_ids),
             num_prompt_tokens=len(prompt),
             max_total_tokens=max_total_tokens,
-            rank=(place, request.priority, self._num_taken),
+            rank=(place, request.shared.priority, self._num_taken),
             tokenizer_epoch=tokenizer_epoch,
             num_sampling_bytes=num_sampling_bytes,
             media=media,
             extras=extras,
-            num_scored_prompt_tokens=request.num_scored_prompt_tokens,
-            is_reporting=request.options.returns_progress and not request.resume_token_ids,
+            num_scored_prompt_tokens=request.own.num_scored_prompt_tokens,
+            is_reporting=request.shared.options.returns_progress and not request.own.resume_token_ids,
             num_pooled_bytes=self.num_pooled_bytes,
             is_pooled_whole=self._is_pooled_whole,
         )
 
-    def _media(self, request: Request, extras: BlockExtras | None, num_tokens: int) -> SequenceMedia | None:
+    def _media(self, request: SequenceRequest, extras: BlockExtras | None, num_tokens: int) -> SequenceMedia | None:
         """Return the parts of the prompt that are not causal text. RequestError where one of them can never be computed."""
         config = self._config
-        bounds = array("i", request.mask_bounds)
+        bounds = array("i", request.shared.mask_bounds)
         if bounds:
             _check_bounds(bounds, num_tokens)
         media = SequenceMedia.of(request, extras, can_cut_units=not config.disable_chunked_mm_input)

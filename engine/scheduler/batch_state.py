@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.block_keys import ROOT, hash_blocks
-from engine.messages import Request
+from engine.messages import SequenceRequest
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.policy import Admission, Limits, find_prefix, num_blocks_kept
 from engine.scheduler.prefix_cache import CachedBlock
@@ -62,8 +62,8 @@ class BatchState:
 
     def add(self, sequence: Sequence, is_new_request: bool = True) -> None:
         """A sequence from the intake; one that replaces an earlier attempt is no new request."""
-        assert sequence.request.request_id not in self.sequences
-        self.sequences[sequence.request.request_id] = sequence
+        assert sequence.request.own.request_id not in self.sequences
+        self.sequences[sequence.request.own.request_id] = sequence
         self.num_with_media += sequence.media is not None
         self._estimate(sequence)
         if is_new_request:
@@ -111,9 +111,9 @@ class BatchState:
         self.waiting.began(sequence)
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
-        leader = self.leaders.get(sequence.request.group_id)
-        if sequence.request.group_id and (leader is None or leader.state is not SequenceState.RUNNING):
-            self.leaders[sequence.request.group_id] = sequence
+        leader = self.leaders.get(sequence.request.own.group_id)
+        if sequence.request.own.group_id and (leader is None or leader.state is not SequenceState.RUNNING):
+            self.leaders[sequence.request.own.group_id] = sequence
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
         """Make the block table hold `num_tokens` positions; the index of the first new block."""
@@ -136,12 +136,12 @@ class BatchState:
 
     def finish(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended, for whatever reason."""
-        if self.sequences.get(sequence.request.request_id) is sequence:
-            del self.sequences[sequence.request.request_id]
+        if self.sequences.get(sequence.request.own.request_id) is sequence:
+            del self.sequences[sequence.request.own.request_id]
             self._remember_hits(sequence)
             self.num_with_media -= sequence.media is not None
-        if self.leaders.get(sequence.request.group_id) is sequence:
-            del self.leaders[sequence.request.group_id]
+        if self.leaders.get(sequence.request.own.group_id) is sequence:
+            del self.leaders[sequence.request.own.group_id]
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
             sequence.state = SequenceState.FINISHED
@@ -153,15 +153,15 @@ class BatchState:
     def _remember_hits(self, sequence: Sequence) -> None:
         """Remember the cache hits of a sequence that ended: if a tokenizer dies with the news, the sequence is submitted
         again."""
-        self._hits[sequence.request.request_id] = sequence.num_cached_tokens
+        self._hits[sequence.request.own.request_id] = sequence.num_cached_tokens
         if len(self._hits) > MAX_REMEMBERED_HITS:
             del self._hits[next(iter(self._hits))]
 
-    def hits_of_earlier_attempt(self, request: Request) -> int:
+    def hits_of_earlier_attempt(self, request: SequenceRequest) -> int:
         """Return how many prompt tokens an earlier attempt found in the prefix cache, which holds its own prompt since; -1: it
         was not admitted, or there was none."""
-        num_cached_tokens = self._hits.pop(request.request_id, -1)
-        return num_cached_tokens if request.attempt else -1
+        num_cached_tokens = self._hits.pop(request.own.request_id, -1)
+        return num_cached_tokens if request.own.attempt else -1
 
     def release_drained(self, sequence: Sequence) -> None:
         """No step in flight has the sequence any more: what a leaving one holds is free."""
@@ -169,7 +169,7 @@ class BatchState:
             return
         self._leaving.remove(sequence)
         self._free_slots.append(sequence.slot)
-        is_private = bool(sequence.request.options.cache_salt)
+        is_private = bool(sequence.request.shared.options.cache_salt)
         if sequence.state is SequenceState.FINISHED and sequence.is_started and not is_private:
             self.ended.append((sequence.slot, len(sequence.token_ids)))
         self.pool.release(sequence.forget_blocks())

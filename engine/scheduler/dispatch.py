@@ -183,7 +183,7 @@ def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], Cac
             media.sent_rows = array("i", [NOT_SENT]) * len(media.units)
         for index in media.overlapping(row.start, row.start + row.num_tokens):
             unit = find(media.units[index].unit_hash)
-            assert unit is not None, f"{row.sequence.request.request_id} reads unit {index}, which is not cached"
+            assert unit is not None, f"{row.sequence.request.own.request_id} reads unit {index}, which is not cached"
             read[unit.unit_hash] = unit
             if media.sent_rows[index] == unit.first_row:
                 continue
@@ -193,7 +193,7 @@ def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], Cac
                 indexes.append(index)
                 first_rows.append(unit.first_row)
         if start is not None:
-            start.units, start.mask_bounds = row.sequence.request.units, row.sequence.request.mask_bounds
+            start.units, start.mask_bounds = row.sequence.request.prompt.units, row.sequence.request.shared.mask_bounds
             start.unit_rows = media.sent_rows.tobytes()
             start.unit_hashes = tuple(unit.unit_hash for unit in media.units)
     step.unit_slots, step.unit_indexes, step.unit_rows = slots.tobytes(), indexes.tobytes(), first_rows.tobytes()
@@ -202,17 +202,17 @@ def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], Cac
 
 def _slot_start(sequence: Sequence) -> SlotStart:
     sequence.is_started = True
-    adapter = sequence.request.options.adapter
+    adapter = sequence.request.shared.options.adapter
     return SlotStart(
         sequence.slot,
-        sequence.request.request_id,
+        sequence.request.own.request_id,
         sequence.token_ids.tobytes(),
         sequence.num_prompt_tokens,
         sequence.request.sampling,
         array("i", sequence.block_ids).tobytes(),
         sequence.wants_prompt_logprobs,
         max_total_tokens=sequence.max_total_tokens,
-        second_start=sequence.request.second_start,
+        second_start=sequence.request.prompt.second_start,
         adapter_slot=-1 if adapter is None else adapter.slot,
         source=source_of(sequence),
     )

@@ -171,6 +171,5 @@ def _changed(sequence: Sequence, owners: list[_Owner]) -> None:
 
 
 def _names(sequence: Sequence) -> tuple[str, int, str]:
-    request = sequence.request
-    key = request.key or request.request_id
-    return request.source or key, level_of(sequence.rank[1]), key
+    shared = sequence.request.shared
+    return shared.source or shared.key, level_of(sequence.rank[1]), shared.key

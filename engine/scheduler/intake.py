@@ -45,7 +45,7 @@ class Intake(msgspec.Struct, frozen=True):
         0: they go in now. `open_groups`: those with an admitted sequence."""
         first_ns = self.now_ns
         for sequence in admissible:
-            if not sequence.held_since_ns or sequence.request.group_id in open_groups:
+            if not sequence.held_since_ns or sequence.request.own.group_id in open_groups:
                 return 0
             first_ns = min(first_ns, sequence.held_since_ns)
         until_ns = first_ns + self.timeout_ns

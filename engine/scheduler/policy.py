@@ -159,7 +159,7 @@ def slot_victim(
     if len(running) < max(2, num_slots):
         return None
     first = next(iter(waiting), None)
-    if first is None or first.awaits_grammar or first.request.arrival_ns >= starving_before_ns:
+    if first is None or first.awaits_grammar or first.request.shared.arrival_ns >= starving_before_ns:
         return None
     counts: dict[str, int] = {}
     for sequence in running:
@@ -172,8 +172,8 @@ def slot_victim(
 
 def source_of(sequence: Sequence) -> str:
     """The user: an API key or an address."""
-    request = sequence.request
-    return request.source or request.key or request.request_id
+    shared = sequence.request.shared
+    return shared.source or shared.key
 
 
 def next_row(sequence: Sequence, num_computed: int, budget: int) -> SequenceChunk | None:
@@ -359,7 +359,7 @@ class _Scheduling:
             self._lacks_blocks = self._left.num_blocks <= num_running
             if num_slots <= 0 or num_looks > MAX_LOOK or self._lacks_blocks or len(candidates) >= self._left.num_tokens:
                 return True
-            group_id = sequence.request.group_id
+            group_id = sequence.request.own.group_id
             if sequence.awaits_grammar:
                 continue
             if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
@@ -488,6 +488,6 @@ class _Scheduling:
 
     def _should_follow(self, sequence: Sequence, leader: Sequence | None, new_groups: set[str]) -> bool:
         """Better wait until another of the group has computed the prompt that they share."""
-        is_computing = leader.is_computing_prompt if leader is not None else sequence.request.group_id in new_groups
+        is_computing = leader.is_computing_prompt if leader is not None else sequence.request.own.group_id in new_groups
         can_share = self._limits.has_prefix_cache and sequence.num_prompt_tokens > self._limits.block_size
         return is_computing and can_share and not sequence.wants_prompt_logprobs

@@ -48,7 +48,7 @@ class SequenceQueue:
 
     def remove(self, sequence: Sequence) -> None:
         index = bisect_left(self._sequences, self._key(sequence), key=self._key)
-        assert self._sequences[index : index + 1] == [sequence], f"{sequence.request.request_id} is not queued"
+        assert self._sequences[index : index + 1] == [sequence], f"{sequence.request.own.request_id} is not queued"
         del self._sequences[index]
 
 
@@ -96,7 +96,7 @@ class WaitingQueue(SequenceQueue):
         """A sequence from the intake."""
         if self.is_held:
             self._count(sequence, 1)
-            self._new_requests[sequence.request.request_id] = sequence
+            self._new_requests[sequence.request.own.request_id] = sequence
         else:
             self.push(sequence)
 
@@ -106,8 +106,8 @@ class WaitingQueue(SequenceQueue):
 
     def remove(self, sequence: Sequence) -> None:
         self._count(sequence, -1)
-        if self._new_requests.get(sequence.request.request_id) is sequence:
-            del self._new_requests[sequence.request.request_id]
+        if self._new_requests.get(sequence.request.own.request_id) is sequence:
+            del self._new_requests[sequence.request.own.request_id]
         else:
             super().remove(sequence)
             self._turns.remove(sequence)
@@ -126,7 +126,7 @@ class WaitingQueue(SequenceQueue):
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_tokens_to_compute += sign * sequence.num_tokens_to_compute
-        source = sequence.request.source
+        source = sequence.request.shared.source
         self._num_of[source] = self._num_of.get(source, 0) + sign
         if not self._num_of[source]:
             del self._num_of[source]
@@ -138,8 +138,8 @@ class WaitingQueue(SequenceQueue):
     def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:
         """The edge submits this one again; until then it counts as one that is to run to its end, unless it stood aside."""
         request = sequence.request
-        if self.is_held and request.request_id not in self._new_requests:
-            self._away[request.request_id] = (request.api, deadline_ns)
+        if self.is_held and request.own.request_id not in self._new_requests:
+            self._away[request.own.request_id] = (request.shared.api, deadline_ns)
 
     def came_back(self, request_id: str) -> None:
         """Or it was aborted, or has ended."""

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator
 
 from engine.errors import RequestError
-from engine.messages import Output, PromptLogprobs, Rejected, Request, StepResult, TokenLogprobs
+from engine.messages import Output, PromptLogprobs, Rejected, SequenceRequest, StepResult, TokenLogprobs
 from engine.process.context import ActorContext
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.dispatch import StepInFlight
@@ -37,8 +37,8 @@ def ending_output(sequence: Sequence, finish_reason: str) -> Output:
     """The last word about a sequence that ends without another token."""
     stop_token_id = sequence.token_ids[-1] if finish_reason == "stop" else -1
     return Output(
-        sequence.request.request_id,
-        sequence.request.attempt,
+        sequence.request.own.request_id,
+        sequence.request.own.attempt,
         [],
         finish_reason,
         stop_token_id,
@@ -47,12 +47,12 @@ def ending_output(sequence: Sequence, finish_reason: str) -> Output:
     )
 
 
-def rejection(request: Request, error: RequestError) -> Rejected:
+def rejection(request: SequenceRequest, error: RequestError) -> Rejected:
     """Return the message to the user of a request that does not run."""
     return Rejected(
-        request.request_id,
-        request.attempt,
-        request.api,
+        request.own.request_id,
+        request.own.attempt,
+        request.shared.api,
         error.status,
         error.message,
         error.code,

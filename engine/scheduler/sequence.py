@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from engine.block_keys import BlockExtras
-from engine.messages import Output, Rejected, Request
+from engine.messages import Output, Rejected, SequenceRequest
 from engine.scheduler.sequence_media import SequenceMedia
 
 NO_SLOT = -1
@@ -65,7 +65,7 @@ class Reader(Protocol):
 class Sequence(msgspec.Struct, eq=False):
     """One sequence of a request; `token_ids` is its prompt, then all outputs known so far."""
 
-    request: Request
+    request: SequenceRequest
     reader: Reader
     token_ids: array[int]
     num_prompt_tokens: int
@@ -108,7 +108,7 @@ class Sequence(msgspec.Struct, eq=False):
     @property
     def seniority(self) -> tuple[int, int]:
         """Arrival, then order of intake: of what runs, the highest is preempted first."""
-        return self.request.arrival_ns, self.rank[2]
+        return self.request.shared.arrival_ns, self.rank[2]
 
     @property
     def num_tokens(self) -> int:

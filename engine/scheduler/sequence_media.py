@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.block_keys import BlockExtras
-from engine.messages import MediaItem, Request
+from engine.messages import MediaItem, SequenceRequest
 from engine.scheduler.chunk_cuts import Span, balanced_cut, last_cut, merged, uncut
 
 NOT_SENT = -1
@@ -52,21 +52,21 @@ class SequenceMedia:
         self.end = max([0, *self._ends[-1:], *(end for _, end in self._whole[-1:])])  # behind it all is text
 
     @classmethod
-    def of(cls, request: Request, extras: BlockExtras | None, can_cut_units: bool) -> SequenceMedia | None:
+    def of(cls, request: SequenceRequest, extras: BlockExtras | None, can_cut_units: bool) -> SequenceMedia | None:
         """None: it is causal text."""
-        if extras is None or not (request.units or request.mask_bounds):
+        if extras is None or not (request.prompt.units or request.shared.mask_bounds):
             return None
         units = [
             PromptUnit(
-                request.media[unit.item].unit_hashes[unit.index],
+                request.shared.media[unit.item].unit_hashes[unit.index],
                 unit.start,
                 unit.start + unit.num_tokens,
-                request.media[unit.item],
+                request.shared.media[unit.item],
                 unit.index,
             )
-            for unit in request.units
+            for unit in request.prompt.units
         ]
-        return cls(units, extras, len(request.mask_bounds) // BOUNDS_BYTES, can_cut_units)
+        return cls(units, extras, len(request.shared.mask_bounds) // BOUNDS_BYTES, can_cut_units)
 
     @property
     def longest_whole(self) -> Span:

@@ -64,7 +64,7 @@ class SchedulerStats:
         if sequence.first_scheduled_ns:
             return
         sequence.first_scheduled_ns = now_ns
-        self._queue_time.observe(max(0, now_ns - sequence.request.arrival_ns) / 1e9)
+        self._queue_time.observe(max(0, now_ns - sequence.request.shared.arrival_ns) / 1e9)
         if self._batch.limits.has_prefix_cache:
             self._queries.add(sequence.num_prompt_tokens)
             self._hits.add(sequence.num_cached_tokens)
@@ -120,7 +120,7 @@ class SchedulerStats:
         """Show running and waiting sequences by adapter. A sequence on its way out of the batch counts as waiting."""
         running, waiting = [0] * self._max_loras, [0] * self._max_loras
         for sequence in self._batch.sequences.values():
-            adapter = sequence.request.options.adapter
+            adapter = sequence.request.shared.options.adapter
             if adapter is not None:
                 (running if sequence.state is SequenceState.RUNNING else waiting)[adapter.slot] += 1
         self._adapters_running.show(running)

@@ -16,7 +16,7 @@ def trace_dispatch(tracer: Tracer, flight: StepInFlight, output: SchedulerOutput
     text = f"{len(flight.rows)} rows, {flight.num_tokens} tokens"
     tracer.span("schedule", begin_ns, end_ns, value=flight.step_id, label=text)
     for admission in output.admitted:
-        tracer.span("admit", begin_ns, end_ns, value=flight.step_id, label=admission.sequence.request.request_id)
+        tracer.span("admit", begin_ns, end_ns, value=flight.step_id, label=admission.sequence.request.own.request_id)
 
 
 def trace_result(tracer: Tracer, step: StepInFlight, num_taken: list[int], begin_ns: int) -> None:
@@ -29,4 +29,4 @@ def trace_result(tracer: Tracer, step: StepInFlight, num_taken: list[int], begin
         is_last = sequence.state is SequenceState.FINISHED and (num_tokens or not row.is_sampling)  # not of a step behind
         if is_first or is_last:
             name = "first result" if is_first else "last result"
-            tracer.span(name, begin_ns, end_ns, value=step.step_id, label=sequence.request.request_id)
+            tracer.span(name, begin_ns, end_ns, value=step.step_id, label=sequence.request.own.request_id)

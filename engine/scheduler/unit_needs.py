@@ -56,7 +56,7 @@ class UnitNeeds:
                 media.is_counted = True
                 self._queries.add(len(units))
                 self._hits.add(sum(unit.unit_hash in needs or self._cache.get(unit.unit_hash) is not None for unit in units))
-            is_next, request = True, sequence.request.group_id or sequence.request.request_id
+            is_next, request = True, sequence.request.own.group_id or sequence.request.own.request_id
             for unit in units:
                 need = needs.setdefault(unit.unit_hash, Need(unit, len(needs), is_next, request))
                 need.is_next |= is_next

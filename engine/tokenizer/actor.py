@@ -2,7 +2,7 @@
 
 Runs as `tokenizer0..`, in the middle of every request's way:
 
-    api   Submission, Abort, Tokenize, Detokenize  ->  tokenizer  ->  Requests, Abort   scheduler
+    api   Submit, Abort, Tokenize, Detokenize  ->  tokenizer  ->  Request, Abort   scheduler
     api   Deltas, Rejected, Tokenized, Detokenized  <-  tokenizer  <-  Outputs, Rejected   scheduler
 
 It owns the decoding state of every open sample (`TextStream`) and nothing that cannot be made again: when it dies, the edge
@@ -18,6 +18,8 @@ import time
 from array import array
 from pathlib import Path
 
+import msgspec
+
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.config import EngineConfig
 from engine.errors import RequestError
@@ -30,11 +32,11 @@ from engine.messages import (
     Output,
     Outputs,
     Rejected,
-    Request,
-    Submission,
+    SequencePart,
     Submit,
     Tokenize,
     Tokenized,
+    decode,
 )
 from engine.parsers.registry import Parsers
 from engine.parsers.thinking import ThinkingFamily
@@ -49,10 +51,11 @@ from engine.tokenizer.answer_measures import AnswerMeasures
 from engine.tokenizer.api_channel import ApiChannel
 from engine.tokenizer.chat.template import ChatTemplates
 from engine.tokenizer.lanes import Job, Lanes
-from engine.tokenizer.openings import Opening, Openings
+from engine.tokenizer.openings import Openings
 from engine.tokenizer.placement import Placement
 from engine.tokenizer.preparation import Answer, Preparation, Prepared, Refusal, is_light, refusal_of
 from engine.tokenizer.prompt_encoder import PromptEncoder, max_text_bytes
+from engine.tokenizer.ready import ReadyPrompt, ReadyRequest, ReadySequence
 from engine.tokenizer.replicas import UNKNOWN, Replicas
 from engine.tokenizer.sampling_rules import SamplingRules
 from engine.tokenizer.settings import TokenizerSettings
@@ -93,21 +96,28 @@ class TokenizerActor(Actor):
         self._parsers = self._preparation.parsers
         self._lanes = Lanes(self._preparation.answer, config.max_waiting, templates.has)
 
+    def on_record(self, sender: str, record: bytes) -> Message:
+        """Take a record; a helper gets it as it came where it asks for work on text."""
+        message = decode(record)
+        if isinstance(message, Submit):
+            self._take_submit(message, record)
+        elif isinstance(message, (Tokenize, Detokenize)):
+            self._take_call(message, record)
+        else:
+            self.on_message(sender, message)
+        if self._gathering_since_ns and time.monotonic_ns() - self._gathering_since_ns > MAX_GATHERING_NS:
+            self._flush_channels()
+        return message
+
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, Outputs):
             self._take_outputs(message.outputs)
         elif isinstance(message, Rejected):
             self._take_rejected(message)
-        elif isinstance(message, Submission):
-            self._take_submission(message)
         elif isinstance(message, Abort):
             self._take_abort(message)
-        elif isinstance(message, (Tokenize, Detokenize)):
-            self._take_call(message)
         else:
             raise AssertionError(f"{type(message).__name__} from {sender} is not for a tokenizer")
-        if self._gathering_since_ns and time.monotonic_ns() - self._gathering_since_ns > MAX_GATHERING_NS:
-            self._flush_channels()
 
     def on_peer(self, name: str, epoch: int) -> None:
         """A new HTTP process has none of its predecessor's samples. After a new scheduler the edge submits anew by itself."""
@@ -144,28 +154,34 @@ class TokenizerActor(Actor):
 
     # ---------------------------------------------------------------------------------------------------- from the api
 
-    def _take_submission(self, submission: Submission) -> None:
+    def _take_submit(self, submit: Submit, record: bytes) -> None:
         begin_ns = time.monotonic_ns()
-        is_stale = submission.api_epoch < self._channel(submission.api).epoch
-        submits = [] if is_stale else [submit for submit in submission.submits() if not self._is_known(submit)]
-        self._num_dropped.add(len(submission.samples) - len(submits))
-        for submit in submits:
-            if submit.request_id in self._streams:
-                submit.replica = self._streams[submit.request_id].replica
-            self._forget(submit.request_id)
-        if not submits:
+        shared = submit.shared
+        is_stale = shared.api_epoch < self._channel(shared.api).epoch
+        sequences = (
+            {} if is_stale else {own.request_id: self._placed(own) for own in submit.sequences if not self._is_known(own)}
+        )
+        self._num_dropped.add(len(submit.sequences) - len(sequences))
+        for request_id in sequences:
+            self._forget(request_id)
+        if not sequences:
             return
-        is_new_request = all(submit.attempt == 0 for submit in submits)
-        job = Job.of(submission, submits)
+        is_new_request = all(own.attempt == 0 for own in sequences.values())
+        job = Job(submit, record, sequences)
         try:
             if is_new_request:
-                self._check_backlog(submission.source)
+                self._check_backlog(shared.source)
             self._begin(job, is_new_request)
         except RequestError as error:
             self._refuse(job, refusal_of(error))
         if self.context.tracer.is_on:
-            for submit in submits:
-                self.context.tracer.span("prepare", begin_ns, label=submit.request_id)
+            for request_id in sequences:
+                self.context.tracer.span("prepare", begin_ns, label=request_id)
+
+    def _placed(self, own: SequencePart) -> SequencePart:
+        """A sequence with the replica of the attempt before, where that is still open here."""
+        stream = self._streams.get(own.request_id)
+        return own if stream is None else msgspec.structs.replace(own, replica=stream.replica)
 
     def _check_backlog(self, source: str) -> None:
         """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
@@ -196,9 +212,9 @@ class TokenizerActor(Actor):
             raise
         self._num_jobs.add(1)
 
-    def _take_call(self, call: Tokenize | Detokenize) -> None:
+    def _take_call(self, call: Tokenize | Detokenize, record: bytes) -> None:
         self._forget(call.call_id)  # an earlier attempt, which the ring still had
-        job = Job.of(call, [])
+        job = Job(call, record)
         try:
             self._begin(job, is_new_request=call.attempt == 0)
         except RequestError as error:
@@ -208,7 +224,7 @@ class TokenizerActor(Actor):
         """Of a sample, of which the scheduler may know, or of a call."""
         attempt = self._attempt_of(abort.request_id)
         job = self._jobs.get(abort.request_id)
-        is_call = job is not None and not isinstance(job.work, Submission)
+        is_call = job is not None and not isinstance(job.work, Submit)
         stream = self._streams.get(abort.request_id)
         key = job.key if job else stream.key if stream else abort.request_id
         if attempt is not None and attempt <= abort.attempt:
@@ -221,7 +237,7 @@ class TokenizerActor(Actor):
     def _take_answer(self, job: Job, answer: Answer) -> None:
         for request_id in job.ids:
             self._jobs.pop(request_id, None)
-        if isinstance(job.work, Submission) and job.work.text.is_bound:
+        if isinstance(job.work, Submit) and job.work.shared.text.is_bound:
             self._answers.on_form(isinstance(answer, Refusal), job.begun_ns)
         if isinstance(answer, Refusal):
             self._refuse(job, answer)
@@ -231,16 +247,18 @@ class TokenizerActor(Actor):
             self._take_prepared(job, answer)
 
     def _take_prepared(self, job: Job, prepared: Prepared) -> None:
-        assert isinstance(job.work, Submission)
-        for start in job.work.samples:
-            submit = job.submits.get(start.request_id)
-            if submit is None:
-                continue
-            prompt = prepared.prompts[start.prompt_index]
+        assert isinstance(job.work, Submit)
+        request = ReadyRequest.of(job.work.shared, prepared.sampling)
+        prompts = [
+            found if isinstance(found, Refusal) else ReadyPrompt.of(asked, found.tokenized)
+            for asked, found in zip(job.work.prompts, prepared.prompts, strict=True)
+        ]
+        for own in job.sequences.values():
+            prompt = prompts[own.prompt_index]
             if isinstance(prompt, Refusal):
-                self._reject(submit.request_id, submit.attempt, submit.api, prompt)
+                self._reject(own.request_id, own.attempt, job.api, prompt)
             else:
-                self._openings.add(Opening(submit, prompt.tokenized, prepared.sampling))
+                self._openings.add(ReadySequence(request, prompt, own))
 
     def _open_samples(self) -> int:
         """What the helpers have prepared becomes streams and requests, as far as this turn's time allows."""
@@ -248,35 +266,34 @@ class TokenizerActor(Actor):
         num_done = 0
         while self._openings and (not num_done or time.monotonic_ns() < end_ns):
             num_done += 1
-            opening = self._openings.next(self._vocabulary, self._parsers)
-            if opening is not None:
-                self._open(opening)
+            opened = self._openings.next(self._vocabulary, self._parsers)
+            if opened is not None:
+                self._open(*opened)
         return num_done
 
-    def _open(self, opening: Opening) -> None:
+    def _open(self, sequence: ReadySequence, stream: TextStream) -> None:
         begin_ns = time.monotonic_ns()
-        stream, submit = opening.stream, opening.submit
-        self._num_tokenized.add(opening.num_prompt_tokens)
+        self._num_tokenized.add(sequence.num_prompt_tokens)
         if stream.has_stopped:
             self._channel(stream.api).add(stream.already_stopped())
             return
         try:
-            self._route(stream, opening.request(self.context.name), submit.pinned_replica)
+            self._route(stream, sequence, sequence.request.shared.pinned_replica)
         except RequestError as error:
-            self._reject(submit.request_id, submit.attempt, submit.api, refusal_of(error))
+            self._reject(stream.request_id, stream.attempt, stream.api, refusal_of(error))
             return
-        self._replicas.leave(stream.replica, stream.key, submit)
+        self._replicas.leave(stream.replica, stream.key, sequence.own)
         self._streams[stream.request_id] = stream
         self._num_open.set(len(self._streams))
         if self.context.tracer.is_on:
-            self.context.tracer.span("tokenized", begin_ns, value=opening.num_prompt_tokens, label=stream.request_id)
+            self.context.tracer.span("tokenized", begin_ns, value=sequence.num_prompt_tokens, label=stream.request_id)
 
-    def _route(self, stream: TextStream, request: Request, pinned: int) -> None:
-        replica, num_tokens = self._replicas.choose(request, pinned, stream.refused_by)
-        self._replicas.request(replica, stream.key, request, num_tokens)
+    def _route(self, stream: TextStream, sequence: ReadySequence, pinned: int) -> None:
+        replica, num_tokens = self._replicas.choose(sequence, pinned, stream.refused_by)
+        self._replicas.send(replica, sequence, num_tokens)
         stream.replica = replica
         if self._replicas.are_several and pinned == UNKNOWN:
-            stream.request = request
+            stream.sequence = sequence
 
     # ---------------------------------------------------------------------------------------------- from the scheduler
 
@@ -289,7 +306,7 @@ class TokenizerActor(Actor):
             if stream is None or stream.attempt != output.attempt:
                 self._num_dropped.add(1)
                 continue
-            stream.request = None
+            stream.sequence = None
             begin_ns = time.monotonic_ns() if is_traced else 0
             is_first = is_traced and not stream.num_tokens
             delta = stream.take(output)
@@ -317,18 +334,18 @@ class TokenizerActor(Actor):
         if stream is None or stream.attempt != rejected.attempt:
             self._num_dropped.add(1)
             return
-        if rejected.status == 429 and stream.request is not None and self._is_rerouted(stream, stream.request):
+        if rejected.status == 429 and stream.sequence is not None and self._is_rerouted(stream, stream.sequence):
             return
         self._forget(rejected.request_id)
         self._channels[stream.api].post(rejected)
 
-    def _is_rerouted(self, stream: TextStream, request: Request) -> bool:
+    def _is_rerouted(self, stream: TextStream, sequence: ReadySequence) -> bool:
         """A replica that others had filled meanwhile refused it: another one gets it, while one has room."""
         stream.refused_by |= {stream.replica}
         if not self._replicas.is_any_left(stream.refused_by):
             return False
         self._replicas.ended(stream.group_id)
-        self._route(stream, request, UNKNOWN)
+        self._route(stream, sequence, UNKNOWN)
         return True
 
     # --------------------------------------------------------------------------------------------------------- sending
@@ -370,10 +387,10 @@ class TokenizerActor(Actor):
 
     # ------------------------------------------------------------------------------------------------------- what is known
 
-    def _is_known(self, submit: Submit) -> bool:
+    def _is_known(self, own: SequencePart) -> bool:
         """Whether this attempt, or a later one, is here already."""
-        attempt = self._attempt_of(submit.request_id)
-        return attempt is not None and attempt >= submit.attempt
+        attempt = self._attempt_of(own.request_id)
+        return attempt is not None and attempt >= own.attempt
 
     def _attempt_of(self, request_id: str) -> int | None:
         """The attempt that is here of a sample, wherever it is by now; 0 for a call; None: none."""
@@ -382,7 +399,7 @@ class TokenizerActor(Actor):
             return stream.attempt
         job = self._jobs.get(request_id)
         if job is not None:
-            return job.submits[request_id].attempt if request_id in job.submits else 0
+            return job.sequences[request_id].attempt if request_id in job.sequences else 0
         return self._openings.attempt_of(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -394,8 +411,8 @@ class TokenizerActor(Actor):
         self._openings.drop(request_id)
         job = self._jobs.pop(request_id, None)
         if job is not None:
-            job.submits.pop(request_id, None)
-            if not job.submits:
+            job.sequences.pop(request_id, None)
+            if not job.sequences:
                 self._lanes.cancel(job)
                 self._num_cancelled_jobs.add(1)
 
@@ -405,10 +422,10 @@ class TokenizerActor(Actor):
             self._jobs.pop(request_id, None)
         if refusal.status >= 500:
             self.context.counters.errors.record(self.context.name, refusal.message)
-        if not isinstance(job.work, Submission):
+        if not isinstance(job.work, Submit):
             self._reject(job.work.call_id, job.work.attempt, job.api, refusal)
-        for submit in job.submits.values():
-            self._reject(submit.request_id, submit.attempt, submit.api, refusal)
+        for own in job.sequences.values():
+            self._reject(own.request_id, own.attempt, job.api, refusal)
 
     def _reject(self, request_id: str, attempt: int, api: str, refusal: Refusal) -> None:
         self._channel(api).post(

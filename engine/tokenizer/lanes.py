@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from engine.errors import RequestError
-from engine.messages import ChatPrompt, Detokenize, Prompt, Submission, Submit, encode
+from engine.messages import ChatPrompt, Detokenize, Prompt, SequencePart, Submit
 from engine.process.fair_queue import FairQueue
 from engine.process.shares import has_room
 from engine.tokenizer.helper import Helper, HelperEnded
@@ -41,22 +41,27 @@ RETRY_AFTER_S = 1
 
 
 class Job(msgspec.Struct, eq=False):
-    """A message on its way through a helper, and who waits for that."""
+    """A message on its way through a helper, and the sequences that wait for it."""
 
     work: Work
-    key: str
-    api: str
-    submits: dict[str, Submit]  # those that are still wanted
-    record: bytes
-    source: str = ""  # whose it is
+    record: bytes  # the message as it came
+    sequences: dict[str, SequencePart] = {}  # by request id: those that are still wanted
     is_wanted: bool = True
     num_tries: int = 0
     begun_ns: int = 0
 
-    @staticmethod
-    def of(work: Work, submits: list[Submit]) -> Job:
-        key = work.key if isinstance(work, Submission) else work.call_id
-        return Job(work, key, work.api, {submit.request_id: submit for submit in submits}, encode(work), work.source)
+    @property
+    def key(self) -> str:
+        return self.work.shared.key if isinstance(self.work, Submit) else self.work.call_id
+
+    @property
+    def api(self) -> str:
+        return self.work.shared.api if isinstance(self.work, Submit) else self.work.api
+
+    @property
+    def source(self) -> str:
+        """Who sent the request; empty: unknown."""
+        return self.work.shared.source if isinstance(self.work, Submit) else self.work.source
 
     @property
     def turn(self) -> str:
@@ -66,19 +71,19 @@ class Job(msgspec.Struct, eq=False):
     @property
     def ids(self) -> list[str]:
         """The request ids, or the call id, of those who wait."""
-        return list(self.submits) if isinstance(self.work, Submission) else [self.work.call_id]
+        return list(self.sequences) if isinstance(self.work, Submit) else [self.work.call_id]
 
     @property
     def prompts(self) -> list[Prompt]:
-        if isinstance(self.work, Submission):
+        if isinstance(self.work, Submit):
             return list(self.work.prompts)
         return [] if isinstance(self.work, Detokenize) else [self.work.prompt]
 
     @property
     def param(self) -> str:
         """The field of the request that the work is about."""
-        if isinstance(self.work, Submission) and self.work.text.format is not None:
-            return self.work.text.format.param
+        if isinstance(self.work, Submit) and self.work.shared.text.format is not None:
+            return self.work.shared.text.format.param
         for prompt in self.prompts:
             if isinstance(prompt, ChatPrompt):
                 return "chat_template" if prompt.chat_template else param_of(prompt)
@@ -244,13 +249,13 @@ class Lanes:
     def _lane_of(self, job: Job) -> str:
         chats = [prompt for prompt in job.prompts if isinstance(prompt, ChatPrompt)]
         has_foreign = any(chat.chat_template and not self._is_own_template(chat.chat_template) for chat in chats)
-        if isinstance(job.work, Submission) and job.work.text.is_bound:
+        if isinstance(job.work, Submit) and job.work.shared.text.is_bound:
             return "form"
         if len(job.record) >= HUGE_BYTES:
             return "huge"
         if has_foreign or len(job.record) >= HEAVY_BYTES:
             return "heavy"
-        if not isinstance(job.work, Submission):
+        if not isinstance(job.work, Submit):
             return "calls"
         return "chat" if chats else "text"
 

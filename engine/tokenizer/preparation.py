@@ -20,7 +20,8 @@ from engine.messages import (
     Grammar,
     Prompt,
     SamplingParams,
-    Submission,
+    SharedPart,
+    Submit,
     Tokenize,
     Tokenized,
     TokenizedPrompt,
@@ -52,13 +53,13 @@ class PreparedPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A submission's sampling parameters, resolved but for `max_tokens`, and its prompts in their order."""
+    """A request's sampling parameters, resolved but for `max_tokens`, and its prompts in their order."""
 
     sampling: SamplingParams
     prompts: list[PreparedPrompt | Refusal]
 
 
-Work = Submission | Tokenize | Detokenize
+Work = Submit | Tokenize | Detokenize
 Answer = Prepared | Tokenized | Detokenized | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
@@ -68,10 +69,11 @@ decode_answer = _decoder.decode
 
 def is_light(work: Work) -> bool:
     """Whether it is done in no time: token ids need no text."""
-    return (
-        isinstance(work, Submission)
-        and not (work.text.bad_words or work.text.prediction or work.text.format or work.text.dry_breakers)
-        and all(isinstance(prompt, TokensPrompt) for prompt in work.prompts)
+    if not isinstance(work, Submit):
+        return False
+    text = work.shared.text
+    return not (text.bad_words or text.prediction or text.format or text.dry_breakers) and all(
+        isinstance(prompt, TokensPrompt) for prompt in work.prompts
     )
 
 
@@ -111,19 +113,19 @@ class Preparation:
     def prepare(self, work: Work) -> Answer:
         """Never raises."""
         try:
-            if isinstance(work, Submission):
-                sampling = self._with_grammar(self._rules.resolve(work.sampling, work.text), work)
-                return Prepared(sampling, [self._prompt(prompt, work) for prompt in work.prompts])
+            if isinstance(work, Submit):
+                sampling = self._with_grammar(self._rules.resolve(work.shared.sampling, work.shared.text), work)
+                return Prepared(sampling, [self._prompt(prompt, work.shared) for prompt in work.prompts])
             if isinstance(work, Tokenize):
                 return self._tokenized(work)
             return Detokenized(work.call_id, text_of(self._vocabulary, self._ids(work.token_ids)))
         except BaseException as error:
             return refusal_of(error)
 
-    def _with_grammar(self, sampling: SamplingParams, work: Submission) -> SamplingParams:
+    def _with_grammar(self, sampling: SamplingParams, work: Submit) -> SamplingParams:
         """Sampling parameters with the grammar of a structured answer, of calls, or of calls or an answer, and the thinking
         budget."""
-        format_, parsing = work.text.format, work.text.parsing
+        format_, parsing = work.shared.text.format, work.shared.text.parsing
         if format_ is None and (parsing is None or not parsing.has_grammar):
             return sampling
         (tools,) = {prompt.tools for prompt in work.prompts if isinstance(prompt, ChatPrompt)} or {b""}
@@ -153,21 +155,21 @@ class Preparation:
                 self._formats.grammar(form, format_.param)
             raise
 
-    def _prompt(self, prompt: Prompt, submission: Submission) -> PreparedPrompt | Refusal:
+    def _prompt(self, prompt: Prompt, shared: SharedPart) -> PreparedPrompt | Refusal:
         try:
-            must_fit = not submission.text.truncate_prompt_tokens
-            placed = self._encoder.encode(prompt, submission.media, submission.arrival_ns, must_fit=must_fit)
-            asked = submission.sampling.max_tokens
-            is_whole = bool(placed.units or submission.mask_bounds)
-            kept = self._cut(placed.token_ids, submission.text.truncate_prompt_tokens, asked, is_whole)
-            is_cut = submission.text.is_max_tokens_cut
+            must_fit = not shared.text.truncate_prompt_tokens
+            placed = self._encoder.encode(prompt, shared.media, shared.arrival_ns, must_fit=must_fit)
+            asked = shared.sampling.max_tokens
+            is_whole = bool(placed.units or shared.mask_bounds)
+            kept = self._cut(placed.token_ids, shared.text.truncate_prompt_tokens, asked, is_whole)
+            is_cut = shared.text.is_max_tokens_cut
             max_tokens = self._rules.max_tokens(asked, len(kept), param_of(prompt), placed.note, is_cut)
             second_start = placed.second_start
             if second_start and len(kept) < len(placed.token_ids):
                 second_start = max(1, second_start - (len(placed.token_ids) - len(kept)))
-            _check_bounds(submission.mask_bounds, len(kept))
+            _check_bounds(shared.mask_bounds, len(kept))
             token_ids = kept.tobytes()
-            parsing = submission.text.parsing
+            parsing = shared.text.parsing
             is_thinking = self.parsers.finds_reasoning(parsing) and self.parsers.begins_thinking(
                 parsing, prompt, self._vocabulary.end_of(token_ids)
             )

@@ -12,10 +12,11 @@ from array import array
 import msgspec
 
 from engine.block_keys import BlockExtras, hash_blocks
-from engine.messages import Abort, Request, Submit, WeightsState
+from engine.messages import Abort, SequencePart, WeightsState
 from engine.parallel.routing import REASONS, ReplicaLoad, route
 from engine.process.context import ActorContext
 from engine.process.topology import CACHE, names_of, readers_of
+from engine.tokenizer.ready import ReadySequence
 from engine.tokenizer.scheduler_channel import SchedulerChannel
 from shm.fingerprints import FingerprintSet, fingerprint_of
 
@@ -71,7 +72,7 @@ class Replicas:
 
     def __init__(self, context: ActorContext) -> None:
         self._config = context.config
-        self._channels = [SchedulerChannel(context.outbox(scheduler)) for scheduler in context.schedulers]
+        self._channels = [SchedulerChannel(context.outbox(scheduler), context.name) for scheduler in context.schedulers]
         are_several = len(self._channels) > 1
         self._replicas = [Replica(context, index, channel) for index, channel in enumerate(self._channels) if are_several]
         self._num_routed = {reason: context.counter("requests_routed_total", reason=reason) for reason in REASONS}
@@ -90,23 +91,26 @@ class Replicas:
         """Records that found no room, and a source's, of the scheduler that keeps up best."""
         return min(channel.num_waiting(source) for channel in self._channels)
 
-    def choose(self, request: Request, pinned: int = UNKNOWN, refused_by: frozenset[int] = frozenset()) -> tuple[int, int]:
+    def choose(
+        self, sequence: ReadySequence, pinned: int = UNKNOWN, refused_by: frozenset[int] = frozenset()
+    ) -> tuple[int, int]:
         """The replica that a sample is to go to, and how many tokens it must compute there. `refused_by`: full ones."""
-        num_tokens = (len(request.prompt_token_ids) + len(request.resume_token_ids)) // 4
+        num_tokens = sequence.num_prompt_tokens + len(sequence.own.resume_token_ids) // 4
         if not self.are_several:
             return 0, num_tokens
-        first_key, num_cached = self._cached(request)
+        first_key, num_cached = self._cached(sequence)
         replica, reason = pinned, "pinned"
         if pinned == UNKNOWN:
-            replica, reason = self._choose(request, num_tokens, first_key, num_cached, refused_by)
+            replica, reason = self._choose(sequence, num_tokens, first_key, num_cached, refused_by)
         self._num_routed[reason].add(1)
         return replica, num_tokens - num_cached[replica]
 
-    def request(self, replica: int, key: str, request: Request, num_tokens: int) -> None:
+    def send(self, replica: int, sequence: ReadySequence, num_tokens: int) -> None:
         """Goes out with the next `flush`; it has `num_tokens` to compute. RequestError where no ring record can hold it."""
-        self._channels[replica].request(key, request, num_tokens)
-        if self.are_several and request.group_id:
-            self._groups[request.group_id] = replica, self._groups.get(request.group_id, (replica, 0))[1] + 1
+        self._channels[replica].add(sequence, num_tokens)
+        group_id = sequence.own.group_id
+        if self.are_several and group_id:
+            self._groups[group_id] = replica, self._groups.get(group_id, (replica, 0))[1] + 1
 
     def ended(self, group_id: str) -> None:
         """A sample of the group is open no more."""
@@ -120,11 +124,11 @@ class Replicas:
         for channel in self._channels if replica == UNKNOWN else [self._channels[replica]]:
             channel.abort(key, abort)
 
-    def leave(self, replica: int, key: str, submit: Submit) -> None:
-        """An earlier attempt of a sample that goes to `replica` was at another, or nobody knows where: it is aborted there."""
-        for index, channel in enumerate(self._channels if submit.attempt else []):
-            if index != replica and submit.replica in (UNKNOWN, index):
-                channel.abort(key, Abort(submit.request_id, submit.attempt - 1))
+    def leave(self, replica: int, key: str, own: SequencePart) -> None:
+        """Abort the attempt before of a sequence that goes to `replica`, wherever else it is or may be."""
+        for index, channel in enumerate(self._channels if own.attempt else []):
+            if index != replica and own.replica in (UNKNOWN, index):
+                channel.abort(key, Abort(own.request_id, own.attempt - 1))
 
     def is_any_left(self, refused_by: frozenset[int]) -> bool:
         """Whether one that has not refused may take a sample."""
@@ -143,9 +147,9 @@ class Replicas:
             replica.close()
 
     def _choose(
-        self, request: Request, num_tokens: int, first_key: bytes, num_cached: list[int], refused_by: frozenset[int]
+        self, sequence: ReadySequence, num_tokens: int, first_key: bytes, num_cached: list[int], refused_by: frozenset[int]
     ) -> tuple[int, str]:
-        group_replica = self._groups.get(request.group_id, (UNKNOWN, 0))[0]
+        group_replica = self._groups.get(sequence.own.group_id, (UNKNOWN, 0))[0]
         if group_replica != UNKNOWN and self._replicas[group_replica].is_ready and group_replica not in refused_by:
             return group_replica, "group"
         loads = [replica.load(cached) for replica, cached in zip(self._replicas, num_cached, strict=True)]
@@ -156,16 +160,17 @@ class Replicas:
         self._turn += 1
         return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
 
-    def _cached(self, request: Request) -> tuple[bytes, list[int]]:
+    def _cached(self, sequence: ReadySequence) -> tuple[bytes, list[int]]:
         """The key of the first block (or of what a shorter prompt has), and how many tokens each replica has cached."""
         size = self._config.block_size
-        tokens = array("i", request.prompt_token_ids + request.resume_token_ids)
-        options = request.options
-        extras = BlockExtras.of(request.units, request.media, request.mask_bounds, options.cache_salt, options.adapter)
+        shared, tokenized = sequence.request.shared, sequence.prompt.tokenized
+        tokens = array("i", tokenized.token_ids + sequence.own.resume_token_ids)
+        options = shared.options
+        extras = BlockExtras.of(tokenized.units, shared.media, shared.mask_bounds, options.cache_salt, options.adapter)
         keys: list[bytes] = []
         hash_blocks(tokens, size, keys, size, extras)
         num_cached = [0] * len(self._replicas)
-        has_prefixes = self._config.enable_prefix_caching and request.sampling.num_prompt_logprobs < 0
+        has_prefixes = self._config.enable_prefix_caching and shared.sampling.num_prompt_logprobs < 0
         holders = list(range(len(self._replicas))) if has_prefixes else []
         for end in range(size, len(tokens), size):  # at least the last token is left to compute
             hash_blocks(tokens, size, keys, end, extras)

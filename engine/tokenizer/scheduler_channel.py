@@ -1,6 +1,6 @@
 """The way from a tokenizer to the scheduler, whose ring may be full.
 
-Used by the tokenizer's loop. Samples of one request that come one behind the other leave as one record; what a full ring
+Used by the tokenizer's loop. Sequences of one request that come one behind the other leave as one record; what a full ring
 refuses waits here, and requests take turns: one that brings much delays itself.
 """
 
@@ -11,32 +11,34 @@ from collections import deque
 import msgspec
 
 from engine.errors import RequestError
-from engine.messages import Abort, Request, Requests, encode
+from engine.messages import Abort, encode
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
+from engine.tokenizer.ready import ReadySequence, request_of
 
 MAX_SENT = 1024  # then what was received is forgotten, also where nobody asks
-OWN_BYTES = 64  # of a sample in a record, besides its ids and tokens
+MESSAGE_BYTES = 64  # of a record, besides its parts
 
 
 class _Record(msgspec.Struct, frozen=True):
     payload: bytes
-    num_samples: int = 0
+    num_sequences: int = 0
     num_tokens: int = 0
     source: str = ""
 
 
 class SchedulerChannel:
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, tokenizer: str) -> None:
+        """`tokenizer`: the actor that sends."""
         self._outbox = outbox
+        self._tokenizer = tokenizer
         self._max_gathered_bytes = outbox.max_record_bytes // 4
-        self._gathered: list[Request] = []
-        self._gathered_key = ""
+        self._gathered: list[ReadySequence] = []
         self._num_gathered_bytes = 0
         self._num_gathered_tokens = 0
         self._records: FairQueue[_Record] = FairQueue()
         self._sent: deque[tuple[int, _Record]] = deque()  # with where they end in the ring, until they are received
-        self._num_samples = self._num_tokens = 0  # of all that is gathered, waits or was sent, until it is received
+        self._num_sequences = self._num_tokens = 0  # of all that is gathered, waits or was sent, until it is received
 
     @property
     def is_waiting(self) -> bool:
@@ -48,31 +50,31 @@ class SchedulerChannel:
         return num_all, sum(record.source == source for record in self._records) if source else num_all
 
     def unacknowledged(self) -> tuple[int, int]:
-        """Samples that the scheduler has not taken yet, and the tokens that they have to compute."""
+        """Sequences that the scheduler has not taken yet, and the tokens that they have to compute."""
         received = self._outbox.received_position
         while self._sent and self._sent[0][0] <= received:
             _, record = self._sent.popleft()
-            self._num_samples -= record.num_samples
+            self._num_sequences -= record.num_sequences
             self._num_tokens -= record.num_tokens
-        return self._num_samples, self._num_tokens
+        return self._num_sequences, self._num_tokens
 
-    def request(self, key: str, request: Request, num_tokens: int = 0) -> None:
-        """Goes out with the next `flush`; it has `num_tokens` to compute. RequestError where no ring record can hold it."""
-        num_own_bytes = len(request.resume_token_ids) + 2 * len(request.request_id) + OWN_BYTES
+    def add(self, sequence: ReadySequence, num_tokens: int = 0) -> None:
+        """Take a sequence that has `num_tokens` to compute; it goes out with the next `flush`. RequestError where no ring
+        record can hold it."""
+        num_bytes = sequence.prompt.num_bytes + sequence.num_own_bytes
+        self._check_size(MESSAGE_BYTES + sequence.request.num_bytes + num_bytes)
         last = self._gathered[-1] if self._gathered else None
-        is_shared = last is not None and key == self._gathered_key and last.prompt_token_ids is request.prompt_token_ids
-        if is_shared and self._num_gathered_bytes + num_own_bytes <= self._max_gathered_bytes:
-            self._num_gathered_bytes += num_own_bytes
-        else:
-            num_bytes = len(encode(Requests.of([request])))
-            self._check_size(num_bytes)
-            if key != self._gathered_key or self._num_gathered_bytes + num_bytes > self._max_gathered_bytes:
-                self._pack()
-            self._num_gathered_bytes += num_bytes
-        self._gathered_key = key
-        self._gathered.append(request)
+        if last is not None and last.prompt is sequence.prompt:
+            num_bytes = sequence.num_own_bytes
+        if last is not None and (last.key != sequence.key or self._num_gathered_bytes + num_bytes > self._max_gathered_bytes):
+            self._pack()
+            last = None
+        if last is None:
+            num_bytes = MESSAGE_BYTES + sequence.request.num_bytes + sequence.prompt.num_bytes + sequence.num_own_bytes
+        self._num_gathered_bytes += num_bytes
+        self._gathered.append(sequence)
         self._num_gathered_tokens += num_tokens
-        self._num_samples += 1
+        self._num_sequences += 1
         self._num_tokens += num_tokens
 
     def abort(self, key: str, abort: Abort) -> None:
@@ -87,7 +89,7 @@ class SchedulerChannel:
         while self._records and self._outbox.send_bytes(self._records.front()[0].payload):
             record = self._records.pop()
             num_sent += 1
-            if record.num_samples:
+            if record.num_sequences:
                 self._sent.append((self._outbox.sent_position, msgspec.structs.replace(record, payload=b"")))
         if len(self._sent) > MAX_SENT:
             self.unacknowledged()
@@ -95,9 +97,10 @@ class SchedulerChannel:
 
     def _pack(self) -> None:
         if self._gathered:
-            payload, source = encode(Requests.of(self._gathered)), self._gathered[0].source
-            record = _Record(payload, len(self._gathered), self._num_gathered_tokens, source)
-            self._records.push(self._gathered_key, record)
+            first = self._gathered[0]
+            payload = encode(request_of(self._tokenizer, self._gathered))
+            record = _Record(payload, len(self._gathered), self._num_gathered_tokens, first.request.shared.source)
+            self._records.push(first.key, record)
             self._gathered = []
             self._num_gathered_bytes = self._num_gathered_tokens = 0
 

@@ -9,10 +9,11 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from engine.messages import DecodedLogprobs, Delta, Output, Request, Submit, TokenizedPrompt, TokenLogprobs
+from engine.messages import DecodedLogprobs, Delta, Output, TokenLogprobs
 from engine.parsers.registry import Parsers
 from engine.tokenizer.detokenizer import Detokenizer
 from engine.tokenizer.prediction import Prediction, PredictionCount
+from engine.tokenizer.ready import ReadySequence
 from engine.tokenizer.repetition import Repetition
 from engine.tokenizer.vocabulary import Vocabulary
 
@@ -40,55 +41,55 @@ class TextStream:
         "key",
         "refused_by",
         "replica",
-        "request",
         "request_id",
+        "sequence",
     )
 
     def __init__(
         self,
-        submit: Submit,
-        prompt: TokenizedPrompt,
+        sequence: ReadySequence,
         vocabulary: Vocabulary,
-        prediction_token_ids: bytes = b"",
         parsers: Parsers | None = None,
     ) -> None:
-        """`prompt`: shared by its samples. Tokens that the edge already has are to be replayed."""
-        prompt_token_ids = prompt.token_ids
-        self._resumed = array("i", submit.resume_token_ids)
-        self.key = submit.key or submit.request_id  # of the HTTP request
-        self.request_id = submit.request_id
-        self.attempt = submit.attempt
-        self.api = submit.api
-        self.group_id = submit.group_id
-        self.replica = -1  # whose scheduler has it; -1: none
-        self.request: Request | None = None  # as long as another replica may have to take it
+        """Tokens that the api process already has are to be replayed."""
+        own, asked, tokenized = sequence.own, sequence.request.asked, sequence.prompt.tokenized
+        sampling, text, prompt_token_ids = asked.sampling, asked.text, tokenized.token_ids
+        self._resumed = array("i", own.resume_token_ids)
+        self.key = sequence.key
+        self.request_id = own.request_id
+        self.attempt = own.attempt
+        self.api = asked.api
+        self.group_id = own.group_id
+        self.replica = -1  # the one that has it; -1: none
+        self.sequence: ReadySequence | None = None  # as long as another replica may have to take it
         self.refused_by: frozenset[int] = frozenset()  # replicas that were full
         self._vocabulary = vocabulary
         self._prompt_token_ids = prompt_token_ids
-        self._returns_prompt = submit.text.return_prompt_token_ids and not self._resumed
-        self._scores_prompt = submit.sampling.num_prompt_logprobs >= 0 and not submit.num_scored_prompt_tokens
-        self._own_stop_token_ids = frozenset(submit.sampling.stop_token_ids)
+        self._returns_prompt = text.return_prompt_token_ids and not self._resumed
+        self._scores_prompt = sampling.num_prompt_logprobs >= 0 and not own.num_scored_prompt_tokens
+        self._own_stop_token_ids = frozenset(sampling.stop_token_ids)
+        prediction_token_ids = sequence.request.shared.sampling.prediction_token_ids
         self._prediction = PredictionCount(Prediction.of(prediction_token_ids)) if prediction_token_ids else None
-        limits = submit.text.repetition
-        self._repetition = None if limits is None else Repetition(limits, submit.sampling.min_tokens)
-        self._is_stop_shown = submit.text.include_stop_str_in_output
-        self._is_token_shown = submit.sampling.num_logprobs >= 0
-        skipped_ids = vocabulary.special_ids if submit.text.skip_special_tokens else frozenset()
+        limits = text.repetition
+        self._repetition = None if limits is None else Repetition(limits, sampling.min_tokens)
+        self._is_stop_shown = text.include_stop_str_in_output
+        self._is_token_shown = sampling.num_logprobs >= 0
+        skipped_ids = vocabulary.special_ids if text.skip_special_tokens else frozenset()
         is_continuation = any(token_id not in skipped_ids for token_id in memoryview(prompt_token_ids).cast("i"))
-        min_tokens = submit.sampling.min_tokens
+        min_tokens = sampling.min_tokens
         parser = None
-        if parsers is not None and submit.text.parsing is not None:
-            parser = parsers.parser_for(submit, prompt.is_thinking)
+        if parsers is not None and text.parsing is not None:
+            parser = parsers.parser_for(text.parsing, sequence.prompt.asked, own.request_id, tokenized.is_thinking)
         self._parts: PartStream | None = None
         self._detokenizer: Detokenizer
         if parsers is None or parser is None:
-            self._detokenizer = Detokenizer(vocabulary, submit.text, min_tokens=min_tokens, is_continuation=is_continuation)
+            self._detokenizer = Detokenizer(vocabulary, text, min_tokens=min_tokens, is_continuation=is_continuation)
         else:
             from engine.tokenizer.part_stream import PartStream  # where a request first needs it
 
             self._detokenizer = self._parts = PartStream(
                 vocabulary,
-                submit.text,
+                text,
                 parser,
                 parsers.marker_of_id,
                 min_tokens=min_tokens,

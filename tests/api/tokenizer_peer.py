@@ -28,13 +28,13 @@ from engine.messages import (
     Part,
     Prompt,
     Rejected,
-    Submission,
     Submit,
     TextPrompt,
     Tokenize,
     Tokenized,
 )
 from tests.api.peer import Peer
+from tests.requests import Submitted, submitted
 
 SAYING = "Plasma glüht im Torus ⚛ "
 DEFAULT_NUM_TOKENS = 200
@@ -66,7 +66,7 @@ def prompt_ids(prompt: Prompt) -> list[int]:
 class Stream:
     """One open sample."""
 
-    submit: Submit
+    submit: Submitted
     prompt: list[int]
     num_sent: int
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
@@ -174,9 +174,9 @@ class TokenizerPeer(Peer):
         super().stop()
         self.streams.clear()
 
-    def submits(self, prefix: str = "") -> list[Submit]:
+    def submits(self, prefix: str = "") -> list[Submitted]:
         with self._lock:
-            found = [submit for message in self.received if isinstance(message, Submission) for submit in message.submits()]
+            found = [submit for message in self.received if isinstance(message, Submit) for submit in submitted(message)]
         return [submit for submit in found if submit.request_id.startswith(prefix)]
 
     def aborts(self, prefix: str = "") -> list[Abort]:
@@ -200,8 +200,8 @@ class TokenizerPeer(Peer):
     def take(self, message: Message) -> None:
         with self._lock:
             self.received.append(message)
-        if isinstance(message, Submission):
-            for submit in message.submits():
+        if isinstance(message, Submit):
+            for submit in submitted(message):
                 self._open(submit)
         elif isinstance(message, Abort):
             self.streams.pop(message.request_id, None)
@@ -212,7 +212,7 @@ class TokenizerPeer(Peer):
             text = bytes(token_id % 256 for token_id in array("i", message.token_ids)).decode("utf-8", "replace")
             self.send(Detokenized(message.call_id, text))
 
-    def _open(self, submit: Submit) -> None:
+    def _open(self, submit: Submitted) -> None:
         prompt = prompt_ids(submit.prompt)
         command, _, status = bytes(token_id % 256 for token_id in prompt).decode("latin-1").partition(" ")
         if command == "!reject":

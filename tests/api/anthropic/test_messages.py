@@ -11,9 +11,10 @@ import httpx
 import orjson
 import pytest
 
-from engine.messages import ChatPrompt, Part, Submit
+from engine.messages import ChatPrompt, Part
 from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
+from tests.requests import Submitted
 from tests.waiting import wait_until
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -47,7 +48,7 @@ def ask(server: ApiServer, body: dict[str, Any], path: str = "/v1/messages") -> 
     return server.post(path, {"max_tokens": 2, "messages": MESSAGES, **body})
 
 
-def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
+def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submitted, ChatPrompt, list[dict[str, Any]]]:
     """Return what reaches the engine for `body`."""
     answer = ask(server, body)
     assert answer.status_code == 200, answer.text

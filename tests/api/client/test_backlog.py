@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from api.client.backlog import Backlog, Item
+from api.client.backlog import Backlog, EncodedRequest, Item, SequenceSubmit
 from engine.errors import RequestError
-from engine.messages import Abort, Message, SamplingParams, Submission, Submit, TextOptions, TextPrompt, Tokenize, decode
+from engine.messages import Abort, Message, Prompt, SequencePart, Submit, TextOptions, TextPrompt, Tokenize, decode
 from engine.process.outbox import Outbox
 from engine.process.segments import rows_of, unlink_segments
 from shm.counters import Counters
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
+from tests.requests import parts_of, submitted
 
 RING_BYTES = 64 << 10
 
@@ -31,10 +33,12 @@ class Bench:
         self.stale: list[Item] = []
         self.backlog = Backlog(self.outbox, config, lambda item: any(item is stale for stale in self.stale))
 
-    def send(self, *items: Submit) -> None:
-        self.backlog.check(items)
+    def send(self, *items: SequenceSubmit) -> None:
+        """Sequences of one request."""
+        key = items[0].own.group_id
+        self.backlog.check(items[0].request, key, [item.own for item in items])
         for item in items:
-            self.backlog.push(item.key, item)
+            self.backlog.push(key, item)
         self.backlog.flush()
 
     def received(self) -> list[Message]:
@@ -62,38 +66,37 @@ def bench() -> Iterator[Bench]:
     bench.close()
 
 
-def submits(key: str, num_samples: int, prompt: str = "x", text: TextOptions | None = None, source: str = "") -> list[Submit]:
-    shared = TextPrompt(prompt)
-    text = text or TextOptions()
+def submits(key: str, num_sequences: int, *prompts: str, **fields: Any) -> list[SequenceSubmit]:
+    """As many for each prompt."""
+    shared, _ = parts_of(key, {"key": key, **fields})
+    request = EncodedRequest.of(shared, [TextPrompt(prompt) for prompt in prompts or ("x",)])
     return [
-        Submit(
-            f"{key}-{index}",
-            "api0",
-            1,
-            0,
-            shared,
-            SamplingParams(sample_index=index),
-            text,
-            group_id=key,
-            key=key,
-            source=source,
-        )
-        for index in range(num_samples)
+        SequenceSubmit(request, SequencePart(f"{key}-{place}-{index}", key, place, index))
+        for place in range(len(request.prompts))
+        for index in range(num_sequences)
+    ]
+
+
+def taken(messages: list[Message]) -> list[tuple[str, Prompt]]:
+    """The request id and the prompt of each sequence that was submitted."""
+    return [
+        (sequence.request_id, sequence.prompt)
+        for message in messages
+        if isinstance(message, Submit)
+        for sequence in submitted(message)
     ]
 
 
 def test_what_samples_share_travels_once(bench: Bench) -> None:
     words = TextOptions(stop=["s" * 100] * 64, bad_words=["b" * 20] * 64)
-    sent = submits("k", 128, "prompt" * 50, words)
-    bench.send(*sent)
+    bench.send(*submits("k", 128, "prompt" * 50, text=words))
     messages = bench.drained()
-    assert [submit for message in messages if isinstance(message, Submission) for submit in message.submits()] == sent
+    assert taken(messages) == [(f"k-0-{index}", TextPrompt("prompt" * 50)) for index in range(128)]
     assert len(messages) < 4
 
 
 def test_requests_take_turns(bench: Bench) -> None:
-    prompts = [submits("large", 1, str(index) * 10_000)[0] for index in range(20)]
-    bench.send(*prompts)
+    bench.send(*submits("large", 1, *(str(index)[-1] * 10_000 for index in range(20))))
     bench.send(*submits("small", 1))
     bench.backlog.push("call", Tokenize("call", "api0", TextPrompt("x")))
     assert not any(name_of(message) == "small" for message in bench.received())
@@ -105,14 +108,14 @@ def test_requests_take_turns(bench: Bench) -> None:
 
 
 def name_of(message: Message) -> str:
-    if isinstance(message, Submission):
-        return message.key
+    if isinstance(message, Submit):
+        return message.shared.key
     assert isinstance(message, Tokenize)
     return message.call_id
 
 
 def test_a_queue_of_many_requests_refuses_new_requests(bench: Bench) -> None:
-    bench.send(*(submits("0", 1, "x" * 20_000)[0] for _ in range(9)))
+    bench.send(*submits("0", 1, *["x" * 20_000] * 9))
     for index in range(1, 3):
         bench.send(*submits(str(index), 1, "x" * 20_000))
     with pytest.raises(RequestError) as caught:
@@ -136,15 +139,14 @@ def test_who_fills_the_queue_leaves_room_for_others(bench: Bench, monkeypatch: p
 
 
 def test_what_nobody_waits_for_is_not_sent(bench: Bench) -> None:
-    bench.send(*(submits("0", 1, "x" * 20_000)[0] for _ in range(4)))
+    bench.send(*submits("0", 1, *["x" * 20_000] * 4))
     gone, kept = submits("1", 2)
     bench.send(gone, kept)
-    bench.backlog.push("1", Abort("1-0", 0))
+    bench.backlog.push("1", Abort("1-0-0", 0))
     bench.stale.append(gone)
-    after = [message for message in bench.drained() if not isinstance(message, Submission) or message.key == "1"]
-    assert isinstance(after[0], Submission)
-    assert after[0].submits() == [kept]
-    assert after[1:] == [Abort("1-0", 0)]
+    after = [message for message in bench.drained() if not isinstance(message, Submit) or message.shared.key == "1"]
+    assert taken(after[:1]) == [(kept.own.request_id, TextPrompt("x"))]
+    assert after[1:] == [Abort("1-0-0", 0)]
 
 
 def test_what_no_record_can_hold(bench: Bench) -> None:

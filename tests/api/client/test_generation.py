@@ -6,20 +6,26 @@ import asyncio
 
 import pytest
 
+from api.client.backlog import EncodedRequest
 from api.client.generation import MAX_HELD_LOGPROBS, MAX_PENDING_DELTAS, STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
 from engine.errors import RequestError
-from engine.messages import DecodedLogprobs, Delta, SamplingParams, Submit, TextOptions, TextPrompt
+from engine.messages import DecodedLogprobs, Delta, TextPrompt
+from tests.requests import parts_of
 
-
-def submit() -> Submit:
-    return Submit("r", "api0", 1, 0, TextPrompt("x"), SamplingParams(), TextOptions())
+SHARED, OWN = parts_of("r", {})
+REQUEST = EncodedRequest.of(SHARED, [TextPrompt("x")])
 
 
 def generation(closed: list[Generation], cut: list[bool]) -> Generation:
     made = Generation(
-        "r", samples_per_prompt=1, is_streaming=True, abort_connection=lambda: cut.append(True), close=closed.append
+        SHARED,
+        REQUEST,
+        samples_per_prompt=1,
+        is_streaming=True,
+        abort_connection=lambda: cut.append(True),
+        close=closed.append,
     )
-    made.samples = [OpenSample(submit(), "tokenizer0", made)]
+    made.samples = [OpenSample(OWN, "tokenizer0", made)]
     made.num_unfinished = 1
     return made
 
@@ -68,12 +74,12 @@ def test_prompt_logprobs_come_in_parts() -> None:
 
 def test_a_resubmission_is_another_object() -> None:
     sample = generation([], []).samples[0]
-    first = sample.submit
+    first = sample.own
     sample.accept(delta(97))
     second = sample.next_attempt()
     assert (first.attempt, first.resume_token_ids) == (0, b"")
     assert (second.attempt, second.resume_token_ids) == (1, b"a\0\0\0")
-    assert sample.submit is second
+    assert sample.own is second
 
 
 def test_a_client_that_never_reads_is_cut() -> None:
@@ -92,8 +98,10 @@ def test_what_an_answer_may_hold() -> None:
     entries = [DecodedLogprobs(97, -0.5, 1, b"", (97,), (-0.5,))] * (MAX_HELD_LOGPROBS // 4)
 
     async def run(is_streaming: bool, closed: list[Generation]) -> None:
-        made = Generation("r", samples_per_prompt=1, is_streaming=is_streaming, abort_connection=print, close=closed.append)
-        sample = OpenSample(submit(), "tokenizer0", made)
+        made = Generation(
+            SHARED, REQUEST, samples_per_prompt=1, is_streaming=is_streaming, abort_connection=print, close=closed.append
+        )
+        sample = OpenSample(OWN, "tokenizer0", made)
         made.num_unfinished = 1
         sample.accept(Delta("r", 0, [97], "a", prompt_logprobs=entries))
         sample.accept(Delta("r", 0, [97], "a", logprobs=entries))

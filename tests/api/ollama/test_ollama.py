@@ -10,9 +10,10 @@ import ollama
 import orjson
 import pytest
 
-from engine.messages import ChatPrompt, Part, Submit, TextPrompt
+from engine.messages import ChatPrompt, Part, TextPrompt
 from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
+from tests.requests import Submitted
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {
@@ -55,7 +56,7 @@ def ask(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> htt
     return server.post(path, {"stream": False, **asked, **body})
 
 
-def submit_of(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> Submit:
+def submit_of(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") -> Submitted:
     """Return what reaches the engine for `body`."""
     options = {"num_predict": 2} | body.pop("options", {})
     answer = ask(server, body | {"options": options}, path)
@@ -63,7 +64,7 @@ def submit_of(server: ApiServer, body: dict[str, Any], path: str = "/api/chat") 
     return server.peer.submits()[-1]
 
 
-def messages_of(submit: Submit) -> list[dict[str, Any]]:
+def messages_of(submit: Submitted) -> list[dict[str, Any]]:
     assert isinstance(submit.prompt, ChatPrompt)
     found: list[dict[str, Any]] = orjson.loads(submit.prompt.messages)
     return found

@@ -9,8 +9,9 @@ import openai
 import orjson
 import pytest
 
-from engine.messages import ChatPrompt, Part, Submit
+from engine.messages import ChatPrompt, Part
 from tests.api.api_server import ApiServer
+from tests.requests import Submitted
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 FUNCTION: dict[str, Any] = {
@@ -44,7 +45,7 @@ def calling(thinker: ApiServer) -> Iterator[None]:
     thinker.peer.script = []
 
 
-def submit_of(server: ApiServer, **fields: Any) -> tuple[Submit, ChatPrompt]:
+def submit_of(server: ApiServer, **fields: Any) -> tuple[Submitted, ChatPrompt]:
     answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **fields})
     assert answer.status_code == 200, answer.text
     submit = server.peer.submits()[-1]

@@ -7,9 +7,11 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
+from api.client.backlog import EncodedRequest
 from api.client.generation import Generation, OpenSample
 from api.openai.chat import ChatHead
 from api.openai.chat import _answer as chat_answer
@@ -17,8 +19,9 @@ from api.openai.completions import ChoiceBuilder, CompletionHead
 from api.openai.completions import _answer as completion_answer
 from api.openai.logprobs import TOKENS_PER_TURN
 from api.schemas.requests import ChatRequest, CompletionRequest
-from engine.messages import Delta, Deltas, SamplingParams, Submit, TextOptions, TextPrompt, decode, encode
+from engine.messages import Delta, Deltas, decode, encode
 from tests.api.tokenizer_peer import entry
+from tests.requests import parts_of
 
 NUM_SAMPLES = 3
 NUM_TOKENS = 4 * TOKENS_PER_TURN + 5  # of the prompt, and of each answer
@@ -27,9 +30,17 @@ Answering = Callable[[Generation], Coroutine[Any, Any, Any]]
 
 
 def generation() -> Generation:
-    made = Generation("r", samples_per_prompt=NUM_SAMPLES, is_streaming=False, abort_connection=print, close=print)
+    shared, own = parts_of("r", {})
+    made = Generation(
+        shared,
+        EncodedRequest.of(shared, []),
+        samples_per_prompt=NUM_SAMPLES,
+        is_streaming=False,
+        abort_connection=print,
+        close=print,
+    )
     for index in range(NUM_SAMPLES):
-        sample = OpenSample(Submit(str(index), "", 1, 0, TextPrompt(""), SamplingParams(), TextOptions()), "tokenizer0", made)
+        sample = OpenSample(msgspec.structs.replace(own, request_id=str(index)), "tokenizer0", made)
         entries = [entry(97 + number % 20, -0.5, 5) for number in range(NUM_TOKENS)]
         sample.accept(
             Delta(

@@ -12,9 +12,10 @@ import pytest
 
 from api.responses.items import digest
 from api.responses.routes import MAX_ITEMS
-from engine.messages import ChatPrompt, Part, Submit
+from engine.messages import ChatPrompt, Part
 from tests.api.api_server import ApiServer
 from tests.api.tokenizer_peer import said_text
+from tests.requests import Submitted
 
 FUNCTION: dict[str, Any] = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}}
 CUSTOM: dict[str, Any] = {"type": "custom", "name": "patch", "description": "d", "format": {"type": "text"}}
@@ -42,7 +43,7 @@ def ask(server: ApiServer, body: dict[str, Any]) -> httpx.Response:
     return server.post("/v1/responses", {"max_output_tokens": 2, "input": "hi", **body})
 
 
-def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submit, ChatPrompt, list[dict[str, Any]]]:
+def submit_of(server: ApiServer, body: dict[str, Any]) -> tuple[Submitted, ChatPrompt, list[dict[str, Any]]]:
     """Return what reaches the engine for `body`."""
     answer = ask(server, body)
     assert answer.status_code == 200, answer.text

@@ -9,11 +9,13 @@ from typing import Any
 
 import orjson
 
-from engine.messages import ChatPrompt, Parsing, Part, SamplingParams, Submit, TextOptions
+from engine.messages import ChatPrompt, Parsing, Part, TextOptions
 from engine.parsers.choice import CALL_PARSERS
 from engine.parsers.registry import Parsers, call_family
 from engine.tokenizer.part_stream import PartStream
 from engine.tokenizer.vocabulary import Vocabulary
+from tests.requests import Submitted, submitted
+from tests.requests import submit_of as message_of
 
 CALL_FAMILIES = {name: call_family(name) for name in CALL_PARSERS}
 
@@ -52,14 +54,16 @@ def tokens_of(text: str, vocabulary: Vocabulary) -> list[int]:
     return token_ids
 
 
-def submit_of(tools: Sequence[dict[str, Any]] = (), stop: Sequence[str] = (), **parsing: Any) -> Submit:
+def submit_of(tools: Sequence[dict[str, Any]] = (), stop: Sequence[str] = (), **parsing: Any) -> Submitted:
     prompt = ChatPrompt(b"[]", tools=orjson.dumps(tools) if tools else b"")
     text = TextOptions(stop=list(stop), parsing=Parsing(finds_calls=bool(tools), finds_reasoning=True, **parsing))
-    return Submit("r", "api0", 1, 0, prompt, SamplingParams(), text)
+    return submitted(message_of(prompt, text=text))[0]
 
 
-def stream_of(parsers: Parsers, vocabulary: Vocabulary, submit: Submit, prompt_end: str = "") -> PartStream:
-    parser = parsers.parser_for(submit, parsers.begins_thinking(submit.text.parsing, submit.prompt, prompt_end))
+def stream_of(parsers: Parsers, vocabulary: Vocabulary, submit: Submitted, prompt_end: str = "") -> PartStream:
+    parser = parsers.parser_for(
+        submit.text.parsing, submit.prompt, "r", parsers.begins_thinking(submit.text.parsing, submit.prompt, prompt_end)
+    )
     assert parser is not None
     return PartStream(vocabulary, submit.text, parser, parsers.marker_of_id)
 

@@ -87,8 +87,8 @@ def values_of(
 
 
 def expected_values(request: Request) -> list[int]:
-    hashes = [request.media[unit.item].unit_hashes[unit.index] for unit in request.units]
-    return values_of(array("i", request.prompt_token_ids), request.units, hashes, array("i", request.mask_bounds))
+    hashes = [request.shared.media[unit.item].unit_hashes[unit.index] for unit in request.prompt.units]
+    return values_of(array("i", request.prompt.token_ids), request.prompt.units, hashes, array("i", request.shared.mask_bounds))
 
 
 class EchoMedia:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from engine.messages import Output, Rejected, Request, SamplingParams
+from engine.messages import Output, Rejected, SamplingParams
 from engine.scheduler.policy import Limits
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence
+from tests.requests import sequence_request
 
 
 @dataclass(slots=True)
@@ -44,17 +45,7 @@ def make_sample(
     sampling = SamplingParams(max_tokens=max_tokens, num_prompt_logprobs=num_prompt_logprobs)
     tokens = array("i", prompt)
     rank = (place_in_line(priority, arrival_ns, max_wait_ns), priority, order)
-    request = Request(
-        name,
-        "api0",
-        1,
-        "tokenizer0",
-        0,
-        tokens.tobytes(),
-        b"",
-        sampling,
-        group_id=group_id,
-        priority=priority,
-        arrival_ns=arrival_ns,
+    request = sequence_request(
+        tokens.tobytes(), name, sampling=sampling, group_id=group_id, priority=priority, arrival_ns=arrival_ns, key=name
     )
     return Sequence(request, ListReader(), tokens, len(prompt), len(prompt) + max_tokens, rank)

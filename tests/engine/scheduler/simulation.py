@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.block_keys import forward_spans
 from engine.config import EngineConfig
 from engine.messages import (
@@ -37,9 +35,8 @@ from engine.messages import (
     PromptLogprobs,
     Rejected,
     Reply,
-    Request,
-    Requests,
     SamplingParams,
+    SequenceRequest,
     SlotStart,
     Step,
     StepResult,
@@ -61,6 +58,7 @@ from shm.counters import State
 from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
 from tests.engine.scheduler.echo_media import EchoEncoder, EchoMedia, FeatureArena, expected_values, values_of
+from tests.requests import request_message, sequence_request, with_own
 from tests.waiting import WATCHDOG_S
 
 VOCAB_SIZE = 61
@@ -335,7 +333,7 @@ class EchoRank:
 class Stream:
     """A tokenizer's outputs for one request."""
 
-    request: Request
+    request: SequenceRequest
     token_ids: list[int] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     admissions: list[Output] = field(default_factory=list)  # those that only tell of the prompt
@@ -466,35 +464,26 @@ class Simulation:
     def submit(self, prompt: list[int], request_id: str = "", tokenizer: str = "tokenizer0", **options: Any) -> Stream:
         """A new request. `options`: fields of Request, and of its sampling parameters."""
         self._num_arrivals += 1
-        names = {field.name for field in msgspec.structs.fields(SamplingParams)}
-        sampling = SamplingParams(**({"max_tokens": 8} | {name: options.pop(name) for name in list(options) if name in names}))
-        request = Request(
-            request_id or f"r{self._num_arrivals}-0",
-            options.pop("api", "api0"),
-            1,
-            tokenizer,
-            0,
+        request = sequence_request(
             array("i", prompt).tobytes(),
-            b"",
-            sampling,
-            arrival_ns=self._num_arrivals,
-            **options,
+            request_id or f"r{self._num_arrivals}-0",
+            **({"max_tokens": 8, "arrival_ns": self._num_arrivals, "tokenizer": tokenizer} | options),
         )
-        stream = self.streams[request.request_id] = Stream(request)
-        self.send(tokenizer, Requests.of([request]))
+        stream = self.streams[request.own.request_id] = Stream(request)
+        self.send(tokenizer, request_message(request))
         return stream
 
     def resubmit(self, stream: Stream) -> None:
-        stream.request = msgspec.structs.replace(
+        stream.request = with_own(
             stream.request,
-            attempt=stream.request.attempt + 1,
+            attempt=stream.request.own.attempt + 1,
             resume_token_ids=array("i", stream.token_ids).tobytes(),
             num_scored_prompt_tokens=len(stream.prompt_logprobs),
         )
-        self.send(stream.request.tokenizer, Requests.of([stream.request]))
+        self.send(stream.request.tokenizer, request_message(stream.request))
 
     def abort(self, stream: Stream, reason: str = "abort") -> None:
-        self.send(stream.request.tokenizer, Abort(stream.request.request_id, stream.request.attempt, reason))
+        self.send(stream.request.tokenizer, Abort(stream.request.own.request_id, stream.request.own.attempt, reason))
 
     def send(self, sender: str, message: Message) -> None:
         self.run_until(lambda: self._senders[sender].try_send(encode(message)), "room in the scheduler's mailbox")
@@ -562,7 +551,7 @@ class Simulation:
         for stream in streams or self.streams.values():
             sampling = stream.request.sampling
             expected = expected_tokens(expected_values(stream.request), sampling, path)
-            assert stream.token_ids == expected, stream.request.request_id
+            assert stream.token_ids == expected, stream.request.own.request_id
             is_stopped = bool(expected) and expected[-1] in sampling.stop_token_ids and len(expected) > sampling.min_tokens
             assert stream.finish_reason == ("stop" if is_stopped else "length")
 
@@ -585,7 +574,7 @@ class Simulation:
             case Outputs(outputs):
                 for output in outputs:
                     stream = self.streams[output.request_id]
-                    if output.attempt == stream.request.attempt:
+                    if output.attempt == stream.request.own.attempt:
                         assert not stream.is_over, f"{output.request_id} goes on after its end"
                         stream.token_ids += output.token_ids
                         is_admission = not (output.token_ids or output.prompt_logprobs or output.finish_reason)

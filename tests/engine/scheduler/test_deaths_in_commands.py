@@ -179,10 +179,10 @@ def check_stream(simulation: Simulation, stream: Stream) -> None:
     """Its tokens are of one version after another, never of an earlier one again, and each version's are right."""
     versions = [output.weight_version for output in stream.outputs if output.token_ids]
     assert versions == sorted(versions)
-    tokens, seed = ints(stream.request.prompt_token_ids), stream.request.sampling.seed
+    tokens, seed = ints(stream.request.prompt.token_ids), stream.request.sampling.seed
     for version, count in Counter(versions).items():
         tokens += expected_tokens(tokens, SamplingParams(seed=seed, max_tokens=count), simulation.paths[version])
-    assert stream.token_ids == tokens[len(stream.request.prompt_token_ids) // 4 :]
+    assert stream.token_ids == tokens[len(stream.request.prompt.token_ids) // 4 :]
     if stream.finish_reason != "abort":
         assert (stream.finish_reason, len(stream.token_ids)) == ("length", stream.request.sampling.max_tokens)
 

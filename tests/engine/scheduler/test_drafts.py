@@ -118,7 +118,7 @@ def test_ranks_hear_which_answers_are_complete(directory: Path) -> None:
         simulation.finish()
         steps = simulation.rank.steps
         ended = [pair for step in steps for pair in zip(ints(step.ended)[::2], ints(step.ended)[1::2], strict=True)]
-        lengths = [len(stream.token_ids) + len(stream.request.prompt_token_ids) // 4 for stream in streams]
+        lengths = [len(stream.token_ids) + len(stream.request.prompt.token_ids) // 4 for stream in streams]
         assert sorted(length for _, length in ended) == sorted(lengths)
         generation = steps[-1].generation
         simulation.scheduler.weight_updates.clear_prefix_cache()

@@ -12,6 +12,7 @@ from engine.scheduler.queues import WaitingQueue
 from engine.scheduler.sequence import Sequence
 from tests.engine.scheduler.sequences import make_limits, make_sample
 from tests.engine.scheduler.test_policy import World
+from tests.requests import with_shared
 
 SECOND_NS = 1_000_000_000
 
@@ -19,12 +20,16 @@ SECOND_NS = 1_000_000_000
 def sample(source: str, key: str, order: int, *, priority: int = 0, arrival_ns: int = -1, num_tokens: int = 1) -> Sequence:
     arrival_ns = order if arrival_ns < 0 else arrival_ns
     found = make_sample(f"{key}~p{order}", [1] * num_tokens, 1, priority, arrival_ns, order)
-    found.request.key, found.request.source = key, source
+    found.request = with_shared(found.request, key=key, source=source)
     return found
 
 
+def key_of(sequence: Sequence) -> str:
+    return sequence.request.shared.key
+
+
 def owners(queue: WaitingQueue) -> str:
-    return "".join(sequence.request.key for sequence in queue)
+    return "".join(map(key_of, queue))
 
 
 def test_sources_take_turns_and_so_do_the_requests_of_one() -> None:
@@ -118,7 +123,7 @@ def test_all_are_served_each_once_whatever_comes_when(
         queue = world.batch.waiting
         found = list(queue)
         assert sorted(map(id, found)) == sorted(id(queue[index]) for index in range(len(queue)))
-        for _, same in groupby(sorted(found, key=lambda each: each.request.key), key=lambda each: each.request.key):
+        for _, same in groupby(sorted(found, key=key_of), key=key_of):
             ranks = [each.rank for each in same if each.rank[1] == 0]
             assert ranks == sorted(ranks)  # of one request in their order
         if chance.random() < 0.5:  # type: ignore[attr-defined]

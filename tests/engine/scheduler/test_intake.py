@@ -65,7 +65,7 @@ class RankGroupWorld(World):
         if plan.kind is not StepKind.MIXED:
             assert {row.is_prefill for row in plan.rows} <= {plan.kind is StepKind.PREFILL}
         if plan.held_until_ns:  # else than who waits for another of its group
-            held = [sequence for sequence in self.batch.waiting if sequence.held_since_ns and not sequence.request.group_id]
+            held = [sequence for sequence in self.batch.waiting if sequence.held_since_ns and not sequence.request.own.group_id]
             assert all(plan.held_until_ns <= sequence.held_since_ns + TIMEOUT_NS for sequence in held)
             assert self.now_ns < plan.held_until_ns
             assert not plan.admitted
@@ -119,7 +119,7 @@ def test_later_ones_do_not_hold_up_the_first() -> None:
     begin_ns = world.now_ns
     for order in range(4):
         world.add(make_sample(f"s{order}", [1, 2, 3], order=order))
-        assert [row.sequence.request.request_id for row in world.dispatch().rows] == ["old0"]
+        assert [row.sequence.request.own.request_id for row in world.dispatch().rows] == ["old0"]
         assert world.held_until_ns == begin_ns + TIMEOUT_NS
         world.land()
         world.now_ns += TIMEOUT_NS // 4
@@ -208,7 +208,7 @@ def test_who_finds_prompts_under_way_goes_along() -> None:
     world.add(make_sample("long", [1] * 20, order=1))
     assert [row.num_tokens for row in world.dispatch().rows] == [1, 15]
     world.add(make_sample("late", [2, 3], order=2))
-    assert [row.sequence.request.request_id for row in world.dispatch().rows] == ["old0", "long", "late"]
+    assert [row.sequence.request.own.request_id for row in world.dispatch().rows] == ["old0", "long", "late"]
 
 
 def test_who_was_admitted_before_is_not_held() -> None:
@@ -219,11 +219,11 @@ def test_who_was_admitted_before_is_not_held() -> None:
     world.land()
     world.is_rest_idle = False
     world.batch.preempt(world.batch.running[-1])
-    assert [admission.sequence.request.request_id for admission in world.dispatch().admitted] == ["b"]
+    assert [admission.sequence.request.own.request_id for admission in world.dispatch().admitted] == ["b"]
     world.add(make_sample("c", [1, 2], order=2))
     assert not world.dispatch().admitted
     world.add(make_sample("d", [1, 2], order=3, group_id="g"))
-    assert [admission.sequence.request.request_id for admission in world.dispatch().admitted] == ["c", "d"]
+    assert [admission.sequence.request.own.request_id for admission in world.dispatch().admitted] == ["c", "d"]
 
 
 # ------------------------------------------------------------------------------------------- prefill apart from decode

@@ -128,7 +128,7 @@ def test_who_holds_the_slots_gets_on_though_another_is_before_it(directory: Path
         holder = show(simulation, [1] * 5, CAT, [2])
         simulation.run_until(lambda: simulation.rank.steps, "the text before its picture")
         first = show(simulation, picture("wide", 12), [3], priority=-100)
-        simulation.run_until(partial(simulation.scheduler.batch.sequences.get, first.request.request_id), "the other")
+        simulation.run_until(partial(simulation.scheduler.batch.sequences.get, first.request.own.request_id), "the other")
         simulation.media[0].is_silent = False
         finish(simulation, holder, first)
 
@@ -177,7 +177,9 @@ def test_ranks_hear_where_features_lie_now(directory: Path) -> None:
         simulation.media[0].is_silent = True
         simulation.ask(ResetEncoderCache())
         before = show(simulation, DOG, [2], priority=-100)
-        simulation.run_until(partial(simulation.scheduler.batch.sequences.get, before.request.request_id), "another before it")
+        simulation.run_until(
+            partial(simulation.scheduler.batch.sequences.get, before.request.own.request_id), "another before it"
+        )
         simulation.media[0].is_silent = False
         finish(simulation)
 

@@ -18,6 +18,7 @@ from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, SequenceState, start_bytes
 from engine.scheduler.step_cost import StepCost, StepLoad
 from tests.engine.scheduler.sequences import ListReader, make_limits, make_sample
+from tests.requests import with_shared
 
 
 @dataclass
@@ -197,11 +198,11 @@ def test_short_prompt_is_not_blocked_by_long_prefill() -> None:
     world = World(make_limits(max_tokens=16, max_running=8), 256)
     longs = [make_sample(f"long{index}", [index, *range(400)], order=index) for index in range(3)]
     for long in longs:
-        long.request.source = "a user"
+        long.request = with_shared(long.request, source="a user")
     world.add(*longs)
     world.dispatch()
     short = make_sample("short", [5, 5, 5], order=9)
-    short.request.source = "a user"
+    short.request = with_shared(short.request, source="a user")
     world.add(short)
     plan = world.dispatch()
     assert row_of(plan, short) == (0, 3, True)
@@ -213,11 +214,11 @@ def test_short_prompt_is_not_blocked_by_long_prefill() -> None:
 def test_long_prompt_progresses_beside_endless_short_ones() -> None:
     world = World(make_limits(max_tokens=16, max_running=8, has_prefix_cache=False), 256)
     long = make_sample("long", [*range(160)], max_tokens=1)
-    long.request.source = "a user"
+    long.request = with_shared(long.request, source="a user")
     world.add(long)
     for order in range(1, 400):
         short = make_sample(f"short{order}", [order] * 5, 1, order=order)
-        short.request.source = "a user"
+        short.request = with_shared(short.request, source="a user")
         world.add(short)
         before = long.num_computed
         world.dispatch()
@@ -232,7 +233,7 @@ def test_users_share_a_step_alike() -> None:
     world = World(make_limits(max_tokens=32, max_running=8, has_prefix_cache=False), 512)
     for order in range(6):
         sample = make_sample(f"many{order}", [1] * 30, order=order)
-        sample.request.source = "many"
+        sample.request = with_shared(sample.request, source="many")
         world.add(sample)
     one = make_sample("one", [1] * 100, order=9)
     world.add(one)
@@ -258,9 +259,9 @@ def test_max_long_partial_prefills(most: int) -> None:
     world = limited(long_prefill_tokens=8, max_long_prefills=most)
     samples = [make_sample(f"s{order}", [1] * size, order=order) for order, size in enumerate([40, 40, 40, 5])]
     for sample in samples:
-        sample.request.source = "a user"
+        sample.request = with_shared(sample.request, source="a user")
     world.add(*samples)
-    rows = {row.sequence.request.request_id for row in world.dispatch().rows}
+    rows = {row.sequence.request.own.request_id for row in world.dispatch().rows}
     assert rows == {*(f"s{order}" for order in range(most)), "s3"}
 
 
@@ -294,7 +295,7 @@ def test_steps_beside_a_stream_are_bounded_by_time() -> None:
 
 def of_source(source: str, name: str, order: int) -> Sequence:
     sequence = make_sample(name, [order + 1, 2, 3], max_tokens=100, arrival_ns=order, order=order)
-    sequence.request.source = source
+    sequence.request = with_shared(sequence.request, source=source)
     return sequence
 
 
@@ -306,7 +307,7 @@ def test_starving_source_gets_a_slot_of_the_largest() -> None:
     for _ in range(4):
         world.dispatch()
         world.land()
-    assert [each.request.source for each in world.batch.running].count("flood") == 3
+    assert [each.request.shared.source for each in world.batch.running].count("flood") == 3
     late = of_source("late", "late", 7)
     world.add(late)
     for _ in range(4):
@@ -344,7 +345,7 @@ def test_what_does_not_fit_is_not_overtaken() -> None:
     world.add(make_sample("now", [1] * 4, order=-1))
     world.dispatch()
     world.add(big, small)
-    assert [row.sequence.request.request_id for row in world.dispatch().rows] == ["now"]
+    assert [row.sequence.request.own.request_id for row in world.dispatch().rows] == ["now"]
 
 
 def test_the_last_in_order_gives_way_and_returns_to_its_place() -> None:
@@ -418,7 +419,7 @@ def test_siblings_wait_for_the_prompt_they_share() -> None:
     world.add(*siblings, other)
     assert [row.sequence for row in world.dispatch().rows] == [siblings[0], other]
     plan = world.dispatch()
-    assert {row.sequence.request.request_id for row in plan.rows} == {"s0", "other"}
+    assert {row.sequence.request.own.request_id for row in plan.rows} == {"s0", "other"}
     world.land()
     assert siblings[1] not in [row.sequence for row in world.dispatch().rows]
     world.land()
@@ -478,7 +479,7 @@ def test_nobody_starves(max_wait_ns: int, max_running: int, victim_priority: int
         priority = data.draw(rival_priorities) if now_ns < 20 else -7
         world.add(make_sample(f"r{now_ns}", [1] * 3, 3, priority, now_ns, now_ns + 1, max_wait_ns=max_wait_ns))
         if victim.state in (SequenceState.WAITING, SequenceState.LEAVING):
-            assert all(rival.request.arrival_ns < max_wait_ns for rival in world.batch.running)
+            assert all(rival.request.shared.arrival_ns < max_wait_ns for rival in world.batch.running)
         for _ in range(2 - len(world.flights)):
             world.dispatch()
         world.land()
@@ -589,14 +590,14 @@ def test_what_is_pooled_fits_the_result() -> None:
     world = World(replace(make_limits(max_tokens=64), max_result_bytes=100), 100)
     world.add(pooled_sample("a", 6, 60), pooled_sample("b", 7, 60), pooled_sample("c", 9, 40))
     rows = world.dispatch().rows
-    assert sorted((row.sequence.request.request_id, row.num_tokens) for row in rows) == [("a", 6), ("b", 6), ("c", 9)]
-    assert [(row.sequence.request.request_id, row.num_tokens) for row in world.dispatch().rows] == [("b", 1)]
+    assert sorted((row.sequence.request.own.request_id, row.num_tokens) for row in rows) == [("a", 6), ("b", 6), ("c", 9)]
+    assert [(row.sequence.request.own.request_id, row.num_tokens) for row in world.dispatch().rows] == [("b", 1)]
 
 
 def test_whole_prompts_are_never_cut() -> None:
     world = World(replace(make_limits(max_tokens=10, has_prefix_cache=False), are_prompts_whole=True), 100)
     world.add(pooled_sample("a", 6, 4), pooled_sample("b", 7, 4), pooled_sample("c", 3, 4))
-    steps = [[(row.sequence.request.request_id, row.num_tokens) for row in world.dispatch().rows] for _ in range(2)]
+    steps = [[(row.sequence.request.own.request_id, row.num_tokens) for row in world.dispatch().rows] for _ in range(2)]
     assert steps[0] == [("a", 6)]  # b is next in line, and c does not go before it
     assert sorted(steps[1]) == [("b", 7), ("c", 3)]
 

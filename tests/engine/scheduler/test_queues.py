@@ -14,7 +14,7 @@ RANKS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=20)
 
 
 def names(queue: SequenceQueue) -> list[str]:
-    return [sequence.request.request_id for sequence in queue]
+    return [sequence.request.own.request_id for sequence in queue]
 
 
 def samples_of(ranks: list[tuple[int, int]]) -> list[Sequence]:
@@ -35,7 +35,7 @@ def test_total_order_whatever_is_taken_out(ranks: list[tuple[int, int]]) -> None
     for sequence in sequences[::6]:
         queue.push(sequence)  # as a preempted one: to its old place
     left = [sequence for index, sequence in enumerate(sequences) if index % 3 or index % 6 == 0]
-    assert names(queue) == [sequence.request.request_id for sequence in sorted(left, key=lambda sequence: sequence.rank)]
+    assert names(queue) == [sequence.request.own.request_id for sequence in sorted(left, key=lambda sequence: sequence.rank)]
     assert len(queue) == len(left)
 
 
@@ -44,7 +44,7 @@ def test_lower_priority_first_then_first_come() -> None:
     for sequence in samples_of([(1, 0), (0, 7), (0, 5), (-1, 9)]):
         queue.push(sequence)
     assert names(queue) == ["s3", "s2", "s1", "s0"]
-    assert queue[-1].request.request_id == "s0"
+    assert queue[-1].request.own.request_id == "s0"
 
 
 def test_removing_a_stranger_is_our_bug() -> None:

@@ -19,10 +19,10 @@ from engine.messages import (
     BlocksStored,
     Hello,
     PromptOptions,
-    Requests,
     SamplingParams,
 )
 from tests.engine.scheduler.simulation import Simulation, Stream, expected_tokens, ints, simulate
+from tests.requests import request_message
 from tests.waiting import wait_until
 
 
@@ -331,7 +331,7 @@ def test_deadlines(simulation: Simulation) -> None:
     simulation.check(in_time)
     timed = simulation.submit([3], max_tokens=40, deadline_ns=time.monotonic_ns() + 3_600_000_000_000)
     simulation.loop.turn()
-    assert simulation.scheduler.deadline_ns() == timed.request.deadline_ns
+    assert simulation.scheduler.deadline_ns() == timed.request.shared.deadline_ns
     late = simulation.submit([2], deadline_ns=time.monotonic_ns() + 30_000_000)
     wait_until(lambda: simulation.loop.turn() + simulation.collect() and late.is_over, what="it expires, though its rank hangs")
     assert late.finish_reason == "timeout"
@@ -397,7 +397,7 @@ def test_a_dead_api_takes_its_requests_along(simulation: Simulation) -> None:
     stays, goes = simulation.submit([1], max_tokens=250), simulation.submit([2], max_tokens=250, api="api1")
     simulation.start(stays, goes)
     simulation.begin_epoch("api1", 2)
-    simulation.run_until(lambda: goes.request.request_id not in simulation.scheduler.batch.sequences, "it is gone")
+    simulation.run_until(lambda: goes.request.own.request_id not in simulation.scheduler.batch.sequences, "it is gone")
     orphan = simulation.submit([3], api="api1")  # of the old epoch, on its way when its api died
     simulation.finish(stays)
     simulation.check(stays)
@@ -480,7 +480,7 @@ def test_a_newer_attempt_replaces_the_older(simulation: Simulation) -> None:
     simulation.start(stream, num_tokens=7)
     old = stream.request
     simulation.resubmit(stream)
-    simulation.send("tokenizer0", Requests.of([old]))  # late, and of no use
+    simulation.send("tokenizer0", request_message(old))  # late, and of no use
     simulation.finish()
     simulation.check()
     assert len(stream.prompt_logprobs) == 2

@@ -123,7 +123,7 @@ def test_reload(simulation: Simulation, mode: str) -> None:
 def check_requeued(stream: Stream) -> None:
     """Up to the reload the tokens are the old weights'; from there on the new ones', as if all before had been the prompt."""
     num_old = sum(output.weight_version == 1 for output in stream.outputs)
-    prompt, sampling = ints(stream.request.prompt_token_ids), stream.request.sampling
+    prompt, sampling = ints(stream.request.prompt.token_ids), stream.request.sampling
     assert stream.token_ids[:num_old] == expected_tokens(prompt, sampling)[:num_old]
     rest = SamplingParams(seed=sampling.seed, max_tokens=sampling.max_tokens - num_old)
     assert stream.token_ids[num_old:] == expected_tokens(prompt + stream.token_ids[:num_old], rest, OTHER)

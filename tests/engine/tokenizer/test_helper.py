@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,17 @@ from engine.messages import (
     AnswerFormat,
     ChatPrompt,
     Detokenized,
-    SamplingParams,
-    Submission,
     Submit,
-    TextOptions,
     TextPrompt,
     Tokenize,
     decode,
+    encode,
 )
 from engine.tokenizer.helper import Helper, HelperEnded
 from engine.tokenizer.lanes import HEAVY_BYTES, HUGE_BYTES, MAX_CALLS, MAX_HEAVY_JOBS, Job, Lanes
 from engine.tokenizer.preparation import Answer, Refusal, _encoder
 from tests.paths import REPOSITORY
+from tests.requests import submit_of
 from tests.waiting import wait_until
 
 USER = b'[{"role": "user", "content": "x"}]'
@@ -36,8 +36,8 @@ USER = b'[{"role": "user", "content": "x"}]'
 def work(record: bytes) -> bytes:
     """A call's text is what becomes of it: "wait:FIFO" waits until somebody has opened the file for writing."""
     message = decode(record)
-    assert isinstance(message, Tokenize | Submission)
-    prompt = message.prompts[0] if isinstance(message, Submission) else message.prompt
+    assert isinstance(message, Tokenize | Submit)
+    prompt = message.prompts[0] if isinstance(message, Submit) else message.prompt
     text = prompt.text if isinstance(prompt, TextPrompt) else "chat"
     if text.startswith("wait:"):
         Path(text[5:].strip()).read_bytes()
@@ -48,24 +48,23 @@ def work(record: bytes) -> bytes:
             pass
     elif text == "memory":
         text = str(len(bytearray(64 << 30)))
-    key = message.key if isinstance(message, Submission) else message.call_id
+    key = message.shared.key if isinstance(message, Submit) else message.call_id
     return _encoder.encode(Detokenized(key, f"{text} by {os.getpid()}"))
 
 
 def call(call_id: str, text: str = "", chat_template: str = "", source: str = "") -> Job:
     prompt = ChatPrompt(USER, chat_template=chat_template) if chat_template else TextPrompt(text or call_id)
-    return Job.of(Tokenize(call_id, "api0", prompt, source=source), [])
+    message = Tokenize(call_id, "api0", prompt, source=source)
+    return Job(message, encode(message))
 
 
 def form(request_id: str, source: str, text: str = "") -> Job:
-    options = TextOptions(format=AnswerFormat("json", "{}", "response_format"))
-    submit = Submit(request_id, "api0", 1, 0, TextPrompt(text or request_id), SamplingParams(), options, source=source)
-    return Job.of(Submission.of([submit]), [submit])
+    return prompt(request_id, source, text or request_id, format=AnswerFormat("json", "{}", "response_format"))
 
 
-def prompt(request_id: str, source: str, text: str) -> Job:
-    submit = Submit(request_id, "api0", 1, 0, TextPrompt(text), SamplingParams(), TextOptions(), source=source)
-    return Job.of(Submission.of([submit]), [submit])
+def prompt(request_id: str, source: str, text: str, **options: Any) -> Job:
+    submit = submit_of(text, request_id, source=source, **options)
+    return Job(submit, encode(submit), {request_id: submit.sequences[0]})
 
 
 class Bench(Lanes):

@@ -22,10 +22,6 @@ from engine.messages import (
     MediaSource,
     MediaUnit,
     Prompt,
-    SamplingParams,
-    Submission,
-    Submit,
-    TextOptions,
     TextPrompt,
     Tokenize,
     Tokenized,
@@ -35,6 +31,7 @@ from engine.tokenizer.actor import preparation_for
 from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
+from tests.requests import submit_of
 
 MODELS = ("qwen2_5_vl", "qwen3_vl", "ernie4_5_vl_moe")
 START, END, IMAGE, VIDEO = 3, 4, 5, 6
@@ -71,8 +68,7 @@ def item(kind: str, *grid: int, seconds: float = 0.0, times: Sequence[float] = (
 def placed(model: str, prompt: Prompt, *media: MediaItem, **options: Any) -> tuple[list[int], tuple[MediaUnit, ...]]:
     """Return the tokens and units of a sequence's prompt. RequestError where it is refused."""
     bounds = options.pop("mask_bounds", b"")
-    submit = Submit("r", "api0", 1, 0, prompt, SamplingParams(**options), TextOptions(), media=list(media), mask_bounds=bounds)
-    answer = preparation(model).prepare(Submission.of([submit]))
+    answer = preparation(model).prepare(submit_of(prompt, media=list(media), mask_bounds=bounds, **options))
     assert isinstance(answer, Prepared), answer
     found = answer.prompts[0]
     if isinstance(found, Refusal):

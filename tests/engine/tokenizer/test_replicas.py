@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from engine.block_keys import BlockExtras, hash_blocks
 from engine.messages import (
@@ -19,10 +18,8 @@ from engine.messages import (
     Message,
     Rejected,
     Request,
-    Requests,
-    SamplingParams,
-    Submit,
-    TextOptions,
+    SequencePart,
+    SequenceRequest,
     TokensPrompt,
     WeightsState,
     decode,
@@ -31,6 +28,7 @@ from engine.process.context import ActorContext
 from engine.process.run_directory import Run, new_run_id
 from engine.process.segments import RunSegments, unlink_segments
 from engine.process.topology import default_plan
+from engine.tokenizer.ready import ReadyPrompt, ReadyRequest, ReadySequence
 from engine.tokenizer.replicas import UNKNOWN, Replicas
 from shm.counters import State
 from shm.fingerprints import KIND, FingerprintWriter, fingerprint_of
@@ -39,6 +37,7 @@ from shm.segment import Segment, segment_name
 from tests.configurations import engine_config
 from tests.engine.scheduler.echo_media import picture, prompt_of
 from tests.engine.tokenizer.test_tokenizer import Bench, outputs, submit
+from tests.requests import sequence_request
 
 BLOCK_SIZE = 16
 PROMPT = list(range(100, 200))
@@ -83,11 +82,11 @@ class Engine:
     def received(self, replica: int) -> list[Message]:
         return [decode(payload) for _, payload in self._mailboxes[replica].receive()]
 
-    def choose(self, request: Request, pinned: int = UNKNOWN) -> int:
-        return self.replicas.choose(request, pinned)[0]
+    def choose(self, sequence: ReadySequence, pinned: int = UNKNOWN) -> int:
+        return self.replicas.choose(sequence, pinned)[0]
 
-    def send(self, replica: int, request: Request, num_tokens: int = 100) -> None:
-        self.replicas.request(replica, request.request_id, request, num_tokens)
+    def send(self, replica: int, sequence: ReadySequence, num_tokens: int = 100) -> None:
+        self.replicas.send(replica, sequence, num_tokens)
         self.replicas.flush()
 
     def reasons(self) -> dict[str, int]:
@@ -112,9 +111,13 @@ def engine() -> Iterator[Engine]:
         made.close()
 
 
-def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **sampling: Any) -> Request:
-    token_ids = array("i", prompt).tobytes()
-    return Request(request_id, "api0", 1, "tokenizer0", 0, token_ids, b"", SamplingParams(**sampling), group_id=group_id)
+def ready(request: SequenceRequest) -> ReadySequence:
+    prompt = ReadyPrompt.of(TokensPrompt(request.prompt.token_ids), request.prompt)
+    return ReadySequence(ReadyRequest.of(request.shared, request.shared.sampling), prompt, request.own)
+
+
+def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **sampling: Any) -> ReadySequence:
+    return ready(sequence_request(array("i", prompt).tobytes(), request_id, group_id=group_id, **sampling))
 
 
 def test_the_longest_cached_prefix_is_found(engine: Engine) -> None:
@@ -135,8 +138,8 @@ def test_pictures_lead_to_where_their_blocks_are(engine: Engine) -> None:
     prompt, fields = prompt_of(PROMPT[:10], picture("cat", 20), PROMPT[:40])
     _, others = prompt_of(PROMPT[:10], picture("dog", 20), PROMPT[:40])
     engine.cached(1, prompt[:64], BlockExtras.of(fields["units"], fields["media"], b""))
-    assert engine.replicas.choose(replace(request_of(prompt), **fields)) == (1, 70 - 64)
-    assert engine.replicas.choose(replace(request_of(prompt), **others))[1] == 70
+    assert engine.replicas.choose(request_of(prompt, **fields)) == (1, 70 - 64)
+    assert engine.replicas.choose(request_of(prompt, **others))[1] == 70
     assert engine.replicas.choose(request_of(prompt))[1] == 70
 
 
@@ -144,7 +147,7 @@ def test_what_was_sent_counts_until_it_is_taken(engine: Engine) -> None:
     first = engine.choose(request_of(PROMPT))
     engine.send(first, request_of(PROMPT, "a"))
     assert engine.choose(request_of(PROMPT)) == 1 - first
-    assert isinstance(engine.received(first)[0], Requests)
+    assert isinstance(engine.received(first)[0], Request)
     assert engine.choose(request_of(PROMPT)) == first
     engine.gauge(first, "num_tokens_to_compute", 100)  # from here on the scheduler says so
     assert engine.choose(request_of(PROMPT)) == 1 - first
@@ -186,9 +189,9 @@ def test_a_group_stays_together_while_it_is_open(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("before", "aborted"), [(0, [0]), (1, []), (UNKNOWN, [0])])
 def test_a_sample_that_moved_is_aborted_where_it_was(engine: Engine, before: int, aborted: list[int]) -> None:
-    submit = Submit("r", "api0", 1, 2, TokensPrompt(b""), SamplingParams(), TextOptions(), replica=before)
-    engine.replicas.leave(1, "r", submit)
-    engine.replicas.leave(1, "r", msgspec.structs.replace(submit, attempt=0, replica=UNKNOWN))  # a new request was nowhere
+    own = SequencePart("r", attempt=2, replica=before)
+    engine.replicas.leave(1, "r", own)
+    engine.replicas.leave(1, "r", msgspec.structs.replace(own, attempt=0, replica=UNKNOWN))  # a new request was nowhere
     engine.replicas.flush()
     assert [replica for replica in range(2) for message in engine.received(replica) if message == Abort("r", 1)] == aborted
 
@@ -202,12 +205,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def taken(bench: Bench) -> tuple[int, Request]:
+def taken(bench: Bench) -> tuple[int, SequenceRequest]:
     """Which scheduler got a request, and nothing else came to any."""
     messages = [(replica, message) for replica in range(2) for message in bench.received(f"scheduler{replica}")]
     assert len(messages) == 1, messages
     replica, message = messages[0]
-    assert isinstance(message, Request)
+    assert isinstance(message, SequenceRequest)
     return replica, message
 
 
@@ -241,7 +244,9 @@ def test_delta_names_its_replica(bench: Bench) -> None:
     bench.send(f"scheduler{first}", outputs([5]))
     assert bench.delta().replica == first
     bench.set_state(f"scheduler{first}", State.DEAD)
-    bench.send("api0", msgspec.structs.replace(sample, attempt=1, resume_token_ids=array("i", [5]).tobytes(), replica=first))
+    bench.send(
+        "api0", submit("Hello world", max_tokens=8, attempt=1, resume_token_ids=array("i", [5]).tobytes(), replica=first)
+    )
     assert bench.received(f"scheduler{first}") == [Abort("r", 0)]
     again, moved = taken(bench)
     assert (again, moved.attempt, moved.prompt_token_ids) == (1 - first, 1, request.prompt_token_ids)

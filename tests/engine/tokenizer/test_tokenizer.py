@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from engine.checkpoint.record import ModelRecord
@@ -31,9 +32,8 @@ from engine.messages import (
     Rejected,
     RepetitionLimits,
     Request,
-    Requests,
     SamplingParams,
-    Submission,
+    SequenceRequest,
     Submit,
     TextOptions,
     TextPrompt,
@@ -63,6 +63,7 @@ from shm.mailbox import Mailbox, MailboxSender
 from tests.configurations import engine_config
 from tests.engine.tokenizer.vocabularies import vocabulary_of
 from tests.paths import GOLDEN
+from tests.requests import sequence_request, submit_of, together
 from tests.waiting import wait_until
 
 MODEL = GOLDEN / "qwen3"
@@ -79,19 +80,8 @@ def int32(*token_ids: int) -> bytes:
 
 
 def submit(prompt: Prompt | str, request_id: str = "r", attempt: int = 0, api: str = "api0", **parts: Any) -> Submit:
-    """Keywords are those of SamplingParams and TextOptions, and Submit's own."""
-    sampling = {name: parts.pop(name) for name in SamplingParams.__struct_fields__ if name in parts}
-    text = {name: parts.pop(name) for name in TextOptions.__struct_fields__ if name in parts}
-    return Submit(
-        request_id,
-        api,
-        parts.pop("api_epoch", 1),
-        attempt,
-        TextPrompt(prompt) if isinstance(prompt, str) else prompt,
-        SamplingParams(**sampling),
-        TextOptions(**text),
-        **parts,
-    )
+    """Keywords are those of SamplingParams and TextOptions, and those of the parts of a Submit."""
+    return submit_of(prompt, request_id, attempt=attempt, api=api, **parts)
 
 
 def chat(*messages: dict[str, Any], **options: Any) -> ChatPrompt:
@@ -140,23 +130,25 @@ class Bench:
     def set_state(self, name: str, state: State) -> None:
         self._segments.counters.actor(name).set_state(state)
 
-    def send(self, sender: str, *messages: Message | Submit) -> None:
+    def send(self, sender: str, *messages: Message) -> None:
         """And see it done, by the helpers as well."""
         self.post(sender, *messages)
         wait_until(lambda: (self.turn(), self.actor.is_idle)[1], what="the helpers done")
 
-    def post(self, sender: str, *messages: Message | Submit) -> None:
+    def post(self, sender: str, *messages: Message) -> None:
         for message in messages:
-            record = encode(Submission.of([message]) if isinstance(message, Submit) else message)
+            record = encode(message)
             assert self._outboxes[sender].try_send(record)
 
     def turn(self) -> int:
         return self._loop.turn()
 
-    def received(self, receiver: str = "api0") -> list[Message | Request]:
-        """Samples each by itself."""
+    def received(self, receiver: str = "api0") -> list[Message | SequenceRequest]:
+        """Sequences each by itself."""
         messages = [decode(payload) for payload in self.records(receiver)]
-        return [part for message in messages for part in (message.requests() if isinstance(message, Requests) else [message])]
+        return [
+            part for message in messages for part in (message.per_sequence() if isinstance(message, Request) else [message])
+        ]
 
     def records(self, receiver: str) -> list[bytes]:
         return [payload for _, payload in self._inboxes[receiver].receive()]
@@ -172,8 +164,8 @@ class Bench:
         assert len(deltas) == 1, deltas
         return deltas[0]
 
-    def request(self) -> Request:
-        return self.one(Request, "scheduler")
+    def request(self) -> SequenceRequest:
+        return self.one(SequenceRequest, "scheduler")
 
     def count(self, name: str) -> float:
         return self.context.counter(name).value
@@ -190,10 +182,10 @@ def vocabulary() -> Vocabulary:
     return vocabulary_of(MODEL)
 
 
-def sent_requests(record: bytes) -> list[Request]:
+def sent_requests(record: bytes) -> list[SequenceRequest]:
     message = decode(record)
-    assert isinstance(message, Requests)
-    return message.requests()
+    assert isinstance(message, Request)
+    return message.per_sequence()
 
 
 def outputs(token_ids: list[int], finish_reason: str = "", request_id: str = "r", attempt: int = 0, **fields: Any) -> Outputs:
@@ -209,23 +201,10 @@ def test_a_text_becomes_a_request(bench: Bench, vocabulary: Vocabulary) -> None:
     bench.send("api0", submit("Hello world", priority=3, seed=7, stop_token_ids=[9], **parts))
     request = bench.request()
     token_ids = vocabulary.encode("Hello world", True)
-    assert request == Request(
-        "r",
-        "api0",
-        1,
-        "tokenizer0",
-        0,
-        int32(*token_ids),
-        b"",
-        SamplingParams(seed=7, max_tokens=MAX_MODEL_LEN - len(token_ids), stop_token_ids=[9, EOS]),
-        False,
-        "g",
-        3,
-        5,
-        6,
-        key="k",
-        source="user",
-    )
+    sampling = SamplingParams(seed=7, max_tokens=MAX_MODEL_LEN - len(token_ids), stop_token_ids=[9, EOS])
+    expected = sequence_request(int32(*token_ids), sampling=sampling, priority=3, **parts)
+    shared = msgspec.structs.replace(expected.shared, sampling=request.shared.sampling)  # resolved, but for `max_tokens`
+    assert request == msgspec.structs.replace(expected, shared=shared)
     assert bench.count("tokenized_tokens_total") == len(token_ids)
     assert bench.count("open_streams") == 1
 
@@ -233,7 +212,7 @@ def test_a_text_becomes_a_request(bench: Bench, vocabulary: Vocabulary) -> None:
 def test_a_chat_is_rendered_and_not_given_special_tokens_again(bench: Bench, vocabulary: Vocabulary) -> None:
     bench.send("api0", submit(chat({"role": "user", "content": "Hi"})))
     expected = vocabulary.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False)
-    assert bench.request().prompt_token_ids == int32(*expected)
+    assert bench.request().prompt.token_ids == int32(*expected)
     assert expected[0] in vocabulary.special_ids
 
 
@@ -242,7 +221,7 @@ def test_the_template_sees_the_time_of_arrival(bench: Bench) -> None:
     prompt = chat({"role": "user", "content": "x"}, chat_template="{{ strftime_now('%Y') }}")
     for request_id, arrival_ns in (("old", 1), ("now", 0)):
         bench.send("api0", submit(prompt, request_id, arrival_ns=arrival_ns))
-    old, now = (message for message in bench.received("scheduler") if isinstance(message, Request))
+    old, now = (message for message in bench.received("scheduler") if isinstance(message, SequenceRequest))
     assert len(old.prompt_token_ids) == len(now.prompt_token_ids)
 
 
@@ -315,7 +294,7 @@ def test_a_mistake_fails_its_request_alone(tmp_path: Path, name: str) -> None:
         rejected = bench.one(Rejected)
         assert (rejected.request_id, rejected.status, rejected.param, rejected.code) == ("bad", 400, param, code)
         assert fragment in rejected.message
-        assert bench.request().request_id == "good"
+        assert bench.request().own.request_id == "good"
         assert bench.count("open_streams") == 1
 
 
@@ -324,18 +303,20 @@ def test_samples_share_their_prompt_and_their_words(bench: Bench, vocabulary: Vo
     options: dict[str, Any] = {"stop": ["END"], "bad_words": ["the"], "key": "k"}
     prompt = chat({"role": "user", "content": "Hi"})
     samples = [submit(prompt, f"k-{index}", sample_index=index, group_id="k", **options) for index in range(100)]
-    bench.send("api0", Submission.of(samples))
+    bench.send("api0", together(samples))
     assert bench.count("helper_jobs_total") == 1
     records = bench.records("scheduler")
     assert sum(record.count(samples[0].key.encode() + b"-") for record in records) == 100
     assert len(records) < 6
     requests = [request for record in records for request in sent_requests(record)]
-    assert [(request.request_id, request.sampling.sample_index) for request in requests] == [(f"k-{i}", i) for i in range(100)]
+    assert [(request.own.request_id, request.sampling.sample_index) for request in requests] == [
+        (f"k-{i}", i) for i in range(100)
+    ]
     assert all(vocabulary.encode("the", False) in request.sampling.bad_words_token_ids for request in requests)
     bench.send("scheduler", outputs(vocabulary.encode("aEND", False), request_id="k-99"))
     assert bench.delta().text == "a"
     wrong = chat({"role": "user", "content": "x"}, chat_template="{{ 1 / 0 }}")
-    bench.send("api0", Submission.of([submit(wrong, f"r-{index}", key="r") for index in range(5)]))
+    bench.send("api0", together([submit(wrong, f"r-{index}", key="r") for index in range(5)]))
     assert [message.status for message in bench.received() if isinstance(message, Rejected)] == [400] * 5
     assert bench.count("helper_jobs_total") == 2
 
@@ -344,7 +325,7 @@ def test_what_just_fits_is_taken(bench: Bench) -> None:
     bench.send("api0", submit(TokensPrompt(int32(*range(63))), "a"), submit(TokensPrompt(int32(*range(60))), "b", max_tokens=4))
     bench.send("api0", submit(TokensPrompt(int32(*range(64))), "c", max_tokens=0))
     requests = bench.received("scheduler")
-    assert [request.sampling.max_tokens for request in requests if isinstance(request, Request)] == [1, 4, 0]
+    assert [request.sampling.max_tokens for request in requests if isinstance(request, SequenceRequest)] == [1, 4, 0]
 
 
 def test_an_answer_never_exceeds_the_kv_cache(tmp_path: Path) -> None:
@@ -364,7 +345,7 @@ def test_new_requests_are_refused_while_the_scheduler_is_stuck(tmp_path: Path) -
         assert bench.received() == []
         assert bench.actor.deadline_ns() > 0
         taken = [message for _ in range(3) for message in (bench.received("scheduler"), bench.turn())[0]]
-        assert [message.request_id for message in taken if isinstance(message, Request)][-1] == "r0"
+        assert [message.own.request_id for message in taken if isinstance(message, SequenceRequest)][-1] == "r0"
         assert len(taken) + len(rejected) == 41
 
 
@@ -376,7 +357,7 @@ def test_full_backlog_of_one_source_leaves_room_for_others(tmp_path: Path) -> No
         bench.send("api0", submit("x", "few", source="few"))
         assert bench.received() == []
         taken = [message for _ in range(3) for message in (bench.received("scheduler"), bench.turn())[0]]
-        assert "few" in [message.request_id for message in taken if isinstance(message, Request)]
+        assert "few" in [message.own.request_id for message in taken if isinstance(message, SequenceRequest)]
 
 
 # ---------------------------------------------------------------------------------------------------------- the way out
@@ -468,7 +449,7 @@ def test_the_last_tokens_of_a_long_prompt(bench: Bench) -> None:
         request_id = f"r{num_kept}.{max_tokens}"
         bench.send("api0", submit(prompt, request_id, truncate_prompt_tokens=num_kept, max_tokens=max_tokens))
         if expected:
-            assert bench.request().prompt_token_ids == int32(*range(110 - expected, 110))
+            assert bench.request().prompt.token_ids == int32(*range(110 - expected, 110))
             call = Tokenize("c", "api0", prompt, truncate_prompt_tokens=num_kept, max_tokens=max_tokens)
             bench.send("api0", call)  # shows the same
             assert bench.one(Tokenized).token_ids == int32(*range(110 - expected, 110))
@@ -480,7 +461,7 @@ def test_the_end_of_a_text_that_cannot_fit(bench: Bench, vocabulary: Vocabulary)
     text = "x" * 100 * MAX_MODEL_LEN
     token_ids = vocabulary.encode(text, False)
     bench.send("api0", submit(text, "cut", truncate_prompt_tokens=5))
-    assert bench.request().prompt_token_ids == int32(*token_ids[-5:])
+    assert bench.request().prompt.token_ids == int32(*token_ids[-5:])
     bench.send("api0", Tokenize("c", "api0", TextPrompt(text)))
     assert bench.one(Tokenized).token_ids == int32(*token_ids)
     bench.send("api0", submit(text, "whole"))
@@ -555,8 +536,8 @@ def test_a_replay_goes_on_byte_for_byte(bench: Bench, vocabulary: Vocabulary) ->
         delta = bench.delta()
         assert delta.text == "".join(pieces[place:])
         assert (delta.finish_reason, delta.prompt_token_ids) == ("stop", b"")
-    requests = [message for message in bench.received("scheduler") if isinstance(message, Request)]
-    assert requests[3].resume_token_ids == int32(*token_ids[:3])
+    requests = [message for message in bench.received("scheduler") if isinstance(message, SequenceRequest)]
+    assert requests[3].own.resume_token_ids == int32(*token_ids[:3])
 
 
 def test_a_replay_that_is_over_ends_at_once(bench: Bench, vocabulary: Vocabulary) -> None:
@@ -569,12 +550,12 @@ def test_a_replay_that_is_over_ends_at_once(bench: Bench, vocabulary: Vocabulary
 
 def test_other_attempts_are_dropped(bench: Bench) -> None:
     bench.send("api0", submit("Hi", attempt=1), submit("Hi", attempt=0), submit("Hi", attempt=1))
-    assert bench.request().attempt == 1
+    assert bench.request().own.attempt == 1
     bench.send("scheduler", outputs([40], attempt=0), outputs([40], attempt=2), Rejected("r", 0, "api0", 400, "old"))
     assert bench.received() == []
     assert bench.count("messages_dropped_total") == 5
     bench.send("api0", submit("Hi", attempt=2))
-    assert bench.request().attempt == 2
+    assert bench.request().own.attempt == 2
     bench.send("scheduler", outputs([40], attempt=1), outputs([41], attempt=2))
     assert bench.delta().token_ids == [41]
 
@@ -610,8 +591,8 @@ def test_a_new_api_process_has_none_of_the_old_ones_samples(bench: Bench) -> Non
     bench.send("api0", submit("Hi", "stale"), submit("Hi", "new", api_epoch=2))
     aborted, request = bench.received("scheduler")
     assert aborted == Abort("old", 0)
-    assert isinstance(request, Request)
-    assert request.request_id == "new"
+    assert isinstance(request, SequenceRequest)
+    assert request.own.request_id == "new"
     bench.send("scheduler", outputs([40], request_id="old"), outputs([40], request_id="new"), outputs([40], request_id="other"))
     assert bench.delta().request_id == "new"
     assert bench.delta("api1").request_id == "other"
@@ -710,7 +691,7 @@ def test_a_hostile_template_holds_nobody(bench: Bench) -> None:
     assert bench.delta().request_id == "stream"
     requests: list[Any] = []
     wait_until(lambda: (bench.turn(), requests.extend(bench.received("scheduler")), len(requests) == 2)[2], what="the others")
-    assert {request.request_id for request in requests} == {"text", "chat"}
+    assert {request.own.request_id for request in requests} == {"text", "chat"}
     assert not bench.actor.is_idle
     bench.send("api0", *(Abort(request.request_id, 0) for request in hostile))  # their clients leave: their helpers end
     assert bench.received() == []
@@ -738,7 +719,7 @@ def test_a_long_replay_comes_in_pieces(bench: Bench, vocabulary: Vocabulary) -> 
     bench.send("api0", submit("Hi", "stream"))
     bench.request()
     tokens = int32(*vocabulary.encode("a", False) * 300_000)
-    bench.actor.on_message("api0", Submission.of([submit(TokensPrompt(int32(5)), "long", 1, resume_token_ids=tokens)]))
+    bench.actor.on_record("api0", encode(submit(TokensPrompt(int32(5)), "long", 1, resume_token_ids=tokens)))
     bench.turn()
     bench.post("scheduler", outputs([40], request_id="stream"))
     bench.turn()
@@ -777,7 +758,7 @@ def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path, vocabulary
     endless = {"allOf": [{"type": "string", "pattern": f".*a{index}.*"} for index in range(30)]}
     held = [submit("x", f"held{index}", format=json_format(endless), key=f"held{index}") for index in range(2)]
     bench.post("api0", *held, submit("text", "text"))
-    sent: list[Message | Request] = []
+    sent: list[Message | SequenceRequest] = []
 
     def is_sent() -> bool:
         bench.turn()
@@ -785,7 +766,7 @@ def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path, vocabulary
         return bool(sent)
 
     wait_until(is_sent, what="the text's request")
-    assert [request.request_id for request in sent if isinstance(request, Request)] == ["text"]
+    assert [request.own.request_id for request in sent if isinstance(request, SequenceRequest)] == ["text"]
     bench.send("api0", *(Abort(each.request_id, 0) for each in held))
     assert bench.count("helper_jobs_cancelled_total") == 2
     assert all(isinstance(message, Abort) for message in bench.received("scheduler"))
@@ -841,13 +822,13 @@ def test_a_panic_of_a_library_fails_its_request(vocabulary: Vocabulary, tmp_path
     rules = SamplingRules(broken, vocab_size=10, eos_token_ids=(), max_model_len=64, max_positions=64)
     formats = AnswerFormats(lambda: GrammarTokens([], [], []), tmp_path / "vocabulary", 64)
     preparation = Preparation(broken, encoder, rules, formats, Parsers("none", "none", ()), 64)
-    prepared = preparation.prepare(Submission.of([submit("x"), submit(TokensPrompt(int32(5)), "s")]))
+    prepared = preparation.prepare(together([submit("x"), submit(TokensPrompt(int32(5)), "s")]))
     assert isinstance(prepared, Prepared)
     refusal, fine = prepared.prompts
     assert isinstance(refusal, Refusal)
     assert (refusal.status, "unwrap" in refusal.message) == (500, True)
     assert isinstance(fine, PreparedPrompt)
-    assert isinstance(preparation.prepare(Submission.of([submit(TokensPrompt(int32(5)), bad_words=["a"])])), Refusal)
+    assert isinstance(preparation.prepare(together([submit(TokensPrompt(int32(5)), bad_words=["a"])])), Refusal)
 
 
 # --------------------------------------------------------------------------------------------------------- other models
@@ -856,7 +837,7 @@ def test_a_panic_of_a_library_fails_its_request(vocabulary: Vocabulary, tmp_path
 def test_a_template_of_the_operator_replaces_the_models(tmp_path: Path, vocabulary: Vocabulary) -> None:
     with Bench(tmp_path, chat_template="Q: {{ messages[0].content }} A:") as bench:
         bench.send("api0", submit(chat({"role": "user", "content": "x"})))
-        assert bench.request().prompt_token_ids == int32(*vocabulary.encode("Q: x A:", False))
+        assert bench.request().prompt.token_ids == int32(*vocabulary.encode("Q: x A:", False))
 
 
 def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
@@ -865,7 +846,7 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
     (model / "config.json").write_text((MODEL / "config.json").read_text())
     with Bench(tmp_path, model=str(model), load_format="dummy") as bench:
         bench.send("api0", submit(TokensPrompt(int32(5, 6))), submit("text", "s"))
-        assert bench.request().prompt_token_ids == int32(5, 6)
+        assert bench.request().prompt.token_ids == int32(5, 6)
         assert bench.one(Rejected).request_id == "s"
         bench.send("scheduler", outputs([7, 8], "length"))
         assert (bench.delta()).token_ids == [7, 8]
@@ -883,9 +864,9 @@ def test_pictures_travel_as_facts_and_units(tmp_path: Path) -> None:
     prompt = ChatPrompt(b'[{"role": "user", "content": [{"type": "image"}]}]')
     with Bench(tmp_path, model=str(GOLDEN / "qwen2_5_vl")) as bench:
         samples = [submit(prompt, f"k-{index}", key="k", media=[picture], sample_index=index) for index in range(2)]
-        bench.send("api0", Submission.of(samples))
+        bench.send("api0", together(samples))
         for request in (found := bench.received("scheduler")):
-            assert isinstance(request, Request)
+            assert isinstance(request, SequenceRequest)
             assert (request.media, request.mask_bounds) == ([picture], b"")
             (unit,) = request.units
             assert (unit.num_tokens, unit.height, unit.width) == (6, 2, 3)

@@ -1,0 +1,82 @@
+"""Sequences that are ready for a scheduler, in the parts that a `Request` is made of.
+
+Made by the tokenizer's loop of what a helper has prepared. The shared part and each prompt are encoded here, once, for all
+messages to the scheduler that carry them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.messages import (
+    Prompt,
+    Request,
+    SamplingParams,
+    SequencePart,
+    SharedPart,
+    TextOptions,
+    TokenizedPrompt,
+    encoded_part,
+)
+
+OWN_BYTES = 64  # of a sequence in a record, besides its ids and tokens
+
+
+class ReadyRequest(msgspec.Struct, frozen=True, eq=False):
+    """What the sequences of a request share."""
+
+    asked: SharedPart  # as the api process sent it
+    shared: SharedPart  # as the scheduler gets it: the sampling parameters are resolved, and there are no text options
+    encoded: SharedPart
+    num_bytes: int
+
+    @staticmethod
+    def of(asked: SharedPart, sampling: SamplingParams) -> ReadyRequest:
+        shared = msgspec.structs.replace(asked, sampling=sampling, text=TextOptions())
+        return ReadyRequest(asked, shared, *encoded_part(shared))
+
+
+class ReadyPrompt(msgspec.Struct, frozen=True, eq=False):
+    asked: Prompt  # as the api process sent it
+    tokenized: TokenizedPrompt
+    encoded: TokenizedPrompt
+    num_bytes: int
+
+    @staticmethod
+    def of(asked: Prompt, tokenized: TokenizedPrompt) -> ReadyPrompt:
+        return ReadyPrompt(asked, tokenized, *encoded_part(tokenized))
+
+
+class ReadySequence(msgspec.Struct, frozen=True, eq=False):
+    request: ReadyRequest
+    prompt: ReadyPrompt
+    own: SequencePart
+
+    @property
+    def key(self) -> str:
+        """The HTTP request's."""
+        return self.request.shared.key
+
+    @property
+    def num_own_bytes(self) -> int:
+        """What it takes in a record beside what it shares."""
+        return len(self.own.resume_token_ids) + len(self.own.request_id) + len(self.own.group_id) + OWN_BYTES
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt.tokenized.token_ids) // 4
+
+
+def request_of(tokenizer: str, sequences: list[ReadySequence]) -> Request:
+    """The message that carries sequences of one HTTP request."""
+    prompts: list[TokenizedPrompt] = []
+    parts = []
+    last: ReadyPrompt | None = None
+    for sequence in sequences:
+        if sequence.prompt is not last:
+            last = sequence.prompt
+            prompts.append(last.encoded)
+        index = len(prompts) - 1
+        own = sequence.own
+        parts.append(own if own.prompt_index == index else msgspec.structs.replace(own, prompt_index=index))
+    return Request(tokenizer, sequences[0].request.encoded, prompts, parts)
