@@ -1,6 +1,6 @@
-"""The ASGI application of the api process: routes, and the gate that every request passes.
+"""The ASGI application of the api process, which every request passes.
 
-Read `Gate.__call__` for what happens to each request, `routes` for what there is.
+Read `App.__call__` for what happens to each request, `api/routes.py` for the routes.
 """
 
 from __future__ import annotations
@@ -10,33 +10,26 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from api import admin, health
 from api.access import GIVEN_KEY, LOCAL_ORIGIN, Access, Given, source_of
 from api.anthropic import errors as anthropic_errors
 from api.batches.runner import Answer
 from api.client.generation import ClientGone
-from api.dashboard import dashboard, show_log
 from api.durations import Durations
-from api.errors import error_response, json_response
+from api.errors import error_response
 from api.ollama import errors as ollama_errors
-from api.openai.chat import create_chat_completion, render_chat_completion
-from api.openai.completions import create_completion
-from api.page_files import page
 from api.request_context import ABORT_KEY, SCOPE_KEY, RequestContext, Services
-from api.schemas.responses import ModelList
-from api.tokenization import detokenize, tokenize
+from api.routes import routes
 from engine.errors import RequestError
 from engine.process.log import printable
 
@@ -46,101 +39,6 @@ MAX_UNREAD_BYTES = 64 << 10  # with which a request may end; uvicorn's high-wate
 _PASSAGE_KEY = "tokamak.passage"
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
-
-
-def on_first_use(module: str, name: str) -> Callable[[Request], Awaitable[Response]]:
-    """A handler whose module is imported by its first request: most engines get none."""
-
-    async def handle(request: Request) -> Response:
-        handler: Callable[[Request], Awaitable[Response]] = getattr(import_module(module), name)
-        return await handler(request)
-
-    return handle
-
-
-def routes() -> list[BaseRoute]:
-    return [  # those first that are asked for most: the router tries one after another
-        Route("/v1/completions", create_completion, methods=["POST"]),
-        Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
-        Route("/", page),
-        Route("/page/{name:path}", page),
-        Route("/dashboard", dashboard),
-        Route("/dashboard/logs/{actor}", show_log),
-        Route("/v1/models", list_models),
-        Route("/v1/models/{id:path}", show_model),
-        Route("/v1/chat/completions/render", render_chat_completion, methods=["POST"]),
-        Route("/v1/messages", on_first_use("api.anthropic.messages", "create_message"), methods=["POST"]),
-        Route("/v1/messages/count_tokens", on_first_use("api.anthropic.messages", "count_tokens"), methods=["POST"]),
-        Route("/v1/responses", on_first_use("api.responses.routes", "create_response"), methods=["POST"]),
-        Route("/v1/responses/input_tokens", on_first_use("api.responses.routes", "count_input_tokens"), methods=["POST"]),
-        Route("/v1/responses/compact", on_first_use("api.responses.routes", "compact_conversation"), methods=["POST"]),
-        Route("/v1/responses/{id}/input_items", on_first_use("api.responses.routes", "list_input_items")),
-        Route("/v1/responses/{id}/cancel", on_first_use("api.responses.routes", "cancel_response"), methods=["POST"]),
-        Route("/v1/responses/{id}", on_first_use("api.responses.routes", "get_response")),
-        Route("/v1/responses/{id}", on_first_use("api.responses.routes", "delete_response"), methods=["DELETE"]),
-        Route("/v1/files", on_first_use("api.files.routes", "create_file"), methods=["POST"]),
-        Route("/v1/files", on_first_use("api.files.routes", "list_files")),
-        Route("/v1/files/{id}", on_first_use("api.files.routes", "show_file")),
-        Route("/v1/files/{id}", on_first_use("api.files.routes", "delete_file"), methods=["DELETE"]),
-        Route("/v1/files/{id}/content", on_first_use("api.files.routes", "show_content")),
-        Route("/v1/batches", on_first_use("api.batches.routes", "create_batch"), methods=["POST"]),
-        Route("/v1/batches", on_first_use("api.batches.routes", "list_batches")),
-        Route("/v1/batches/{id}", on_first_use("api.batches.routes", "show_batch")),
-        Route("/v1/batches/{id}/cancel", on_first_use("api.batches.routes", "cancel_batch"), methods=["POST"]),
-        Route("/v1/embeddings", on_first_use("api.pooling.embeddings", "create_embeddings"), methods=["POST"]),
-        Route("/pooling", on_first_use("api.pooling.embeddings", "pool"), methods=["POST"]),
-        Route("/classify", on_first_use("api.pooling.labels", "classify"), methods=["POST"]),
-        Route("/v1/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),
-        Route("/v1/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
-        Route("/score", on_first_use("api.pooling.scores", "create_scores"), methods=["POST"]),
-        Route("/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
-        Route("/v2/rerank", on_first_use("api.pooling.scores", "rerank"), methods=["POST"]),
-        Route("/api/chat", on_first_use("api.ollama.routes", "chat"), methods=["POST"]),
-        Route("/api/generate", on_first_use("api.ollama.routes", "generate"), methods=["POST"]),
-        Route("/api/embed", on_first_use("api.ollama.vectors", "embed"), methods=["POST"]),
-        Route("/api/embeddings", on_first_use("api.ollama.vectors", "embed_one"), methods=["POST"]),
-        Route("/api/tags", on_first_use("api.ollama.models", "list_models")),
-        Route("/api/ps", on_first_use("api.ollama.models", "list_running")),
-        Route("/api/show", on_first_use("api.ollama.models", "show"), methods=["POST"]),
-        Route("/api/version", on_first_use("api.ollama.models", "show_version")),
-        Route("/api/pull", on_first_use("api.ollama.models", "pull"), methods=["POST"]),
-        *(
-            Route(f"/api/{order}", on_first_use("api.ollama.models", "refuse"), methods=["POST"])
-            for order in ollama_errors.REFUSED_ORDERS
-        ),
-        Route("/api/delete", on_first_use("api.ollama.models", "refuse"), methods=["DELETE"]),
-        Route("/api/blobs/{digest}", on_first_use("api.ollama.models", "refuse"), methods=["HEAD", "POST"]),
-        Route("/v1/load_lora_adapter", admin.load_adapter, methods=["POST"]),
-        Route("/v1/unload_lora_adapter", admin.unload_adapter, methods=["POST"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/health", health.health),
-        Route("/health/live", health.live),
-        Route("/load", health.load),
-        Route("/version", health.show_version),
-        Route("/metrics", health.metrics),
-        Route("/openapi.json", on_first_use("api.openapi", "openapi")),
-        Route("/admin/actors", admin.list_actors),
-        Route("/admin/rank-groups", admin.list_rank_groups),
-        Route("/admin/gangs", admin.list_rank_groups),  # the former name, until the next release
-        Route("/admin/eplb", admin.show_experts),
-        Route("/admin/actors/{name}/restart", admin.restart_actor, methods=["POST"]),
-        Route("/admin/pause", admin.pause, methods=["POST"]),
-        Route("/admin/resume", admin.resume, methods=["POST"]),
-        Route("/admin/sleep", admin.sleep, methods=["POST"]),
-        Route("/admin/wake", admin.resume, methods=["POST"]),
-        Route("/sleep", admin.sleep_by_query, methods=["POST"]),
-        Route("/wake_up", admin.wake_up, methods=["POST"]),
-        Route("/is_sleeping", admin.is_sleeping),
-        Route("/admin/reset_prefix_cache", admin.reset_prefix_cache, methods=["POST"]),
-        Route("/admin/reset_encoder_cache", admin.reset_encoder_cache, methods=["POST"]),
-        Route("/admin/reload", admin.reload_weights, methods=["POST"]),
-        Route("/admin/eplb/rebalance", admin.rebalance_experts, methods=["POST"]),
-        Route("/admin/clear_weights", admin.clear_weights, methods=["POST"]),
-        Route("/clear_load_weight", admin.clear_weights, methods=["GET", "POST"]),
-        Route("/update_model_weight", admin.reload_weights, methods=["GET", "POST"]),
-        Route("/admin/abort", admin.abort_request, methods=["POST"]),
-    ]
 
 
 class App:
@@ -309,29 +207,6 @@ class _ResponseTracker:
                 message = {"type": "http.response.body", "body": b""}  # waits until the client has read what comes before
             self._is_complete = True
         await self._send(message)
-
-
-async def list_models(request: Request) -> Response:
-    services = RequestContext.of(request).services
-    model = services.model
-    if anthropic_errors.is_spoken(request.url.path, request.headers):
-        from api.anthropic import models as anthropic_models  # on first use
-
-        return json_response(anthropic_models.page(model, request.query_params))
-    return json_response(
-        ModelList(data=[model.card(name, services.fingerprints.current(model.use_of(name))) for name in model.all_names])
-    )
-
-
-async def show_model(request: Request) -> Response:
-    services = RequestContext.of(request).services
-    model = services.model
-    name = model.resolve(request.path_params["id"])
-    if anthropic_errors.is_spoken(request.url.path, request.headers):
-        from api.anthropic import models as anthropic_models
-
-        return json_response(anthropic_models.card(model, name))
-    return json_response(model.card(name, services.fingerprints.current(model.use_of(name))))
 
 
 def _refusal(

@@ -8,9 +8,9 @@ One instance per connection of the api process. What is bounded, and by what:
     requests sent ahead     few and short; else the connection ends with the answer under way
     an answer not read      `stall_timeout_s` in which the client acknowledged nothing; then it is cut
 
-What is not HTTP gets an error in the same shape as any other, and a handler can cut its connection (`exchange.ABORT_KEY`). A
-body's own limits are `exchange.Exchange`'s. An offer to go on in another protocol (`Upgrade`) is ignored, as RFC 9110, 7.8 has
-it: the request is served as if it were not there.
+What is not HTTP gets an error in the same shape as any other, and a handler can cut its connection
+(`request_context.ABORT_KEY`). A body's own limits are in `RequestContext`. An offer to go on in another protocol (`Upgrade`) is
+ignored (RFC 9110, 7.8): the request is served without it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api.admission import Admission
 from api.errors import error_body
+from api.known_uvicorn import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from api.request_context import ABORT_KEY
 from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEAD_FIELDS = 100

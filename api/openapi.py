@@ -6,16 +6,18 @@ Runs in the api process.
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.endpoint import JSON, LINES, Endpoint, Shapes, Type, found
 from api.errors import json_response
-from api.operations import JSON, LINES, OPERATIONS, Operation, Shapes
 from api.request_context import RequestContext
+from api.routes import ENDPOINTS
 from engine.installation import package_version
 
 Schema = dict[str, Any]
@@ -48,13 +50,15 @@ async def openapi(request: Request) -> Response:
 @cache
 def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
     """`root_path`: below which a proxy shows it."""
-    bodies = [struct for operation in OPERATIONS for shape in operation.body for struct in shape]
-    answers = [t for operation in OPERATIONS for t in (operation.answer, operation.error, *_events(operation)) if t is not None]
-    _, components = msgspec.json.schema_components([*bodies, *answers], ref_template=_REFERENCE)
+    described = [endpoint for endpoint in ENDPOINTS if endpoint.summary]
+    bodies = [found(struct) for endpoint in described for shape in endpoint.body for struct in shape]
+    answers = [found(type_) for endpoint in described for type_ in (endpoint.answer, endpoint.error) if type_ is not None]
+    events = [struct for endpoint in described for struct in _events(endpoint)]
+    _, components = msgspec.json.schema_components([*bodies, *answers, *events], ref_template=_REFERENCE)
     _name_models(components, model_names)
     paths: dict[str, dict[str, Schema]] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    for endpoint in described:
+        paths.setdefault(endpoint.public_path, {})[endpoint.method.lower()] = _described(endpoint)
     keys = {"type": "http", "scheme": "bearer"}  # or x-api-key
     return {
         "openapi": "3.1.0",
@@ -71,37 +75,36 @@ def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
     }
 
 
-def _described(operation: Operation) -> Schema:
-    answers = {str(status): _error(status, operation) for status in operation.errors}
-    if not operation.is_refused:
-        answers["200"] = {"description": "Done", "headers": _headers(operation), "content": _content(operation)}
-    if operation.accepted:
-        answers["202"] = answers["200"] | {"description": operation.accepted}
-    if operation.unavailable is not None:
-        content = {JSON: {"schema": _reference(operation.unavailable)}}
+def _described(endpoint: Endpoint) -> Schema:
+    answers = {str(status): _error(status, endpoint) for status in endpoint.errors}
+    if not endpoint.is_refused:
+        answers["200"] = {"description": "Done", "headers": _headers(endpoint), "content": _content(endpoint)}
+    if endpoint.accepted:
+        answers["202"] = answers["200"] | {"description": endpoint.accepted}
+    if endpoint.unavailable is not None:
+        content = {JSON: {"schema": _reference(endpoint.unavailable)}}
         answers["503"] = {"description": "Engine unavailable, and the reason", "content": content}
+    name = endpoint.public_path.strip("/").replace("/", "_")
     described: Schema = {
-        "summary": operation.summary,
-        "operationId": f"{operation.method}_{operation.path.strip('/').replace('/', '_') or 'page'}".replace("{", "").replace(
-            "}", ""
-        ),
+        "summary": endpoint.summary,
+        "operationId": f"{endpoint.method.lower()}_{re.sub('[{}]', '', name) or 'page'}",
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in operation.parameters
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in endpoint.parameters
         ],
         "responses": dict(sorted(answers.items())),
     }
-    if operation.body:
+    if endpoint.body:
         described["requestBody"] = {
-            "required": operation.is_body_required,
-            "content": {JSON: {"schema": _one_of_shapes(operation.body)}},
+            "required": endpoint.is_body_required,
+            "content": {JSON: {"schema": _one_of_shapes(endpoint.body)}},
         }
-    if operation.form is not None:
+    if endpoint.form is not None:
         described["requestBody"] = {
             "required": True,
-            "content": {"multipart/form-data": {"schema": _with_file(msgspec.json.schema(operation.form))}},
+            "content": {"multipart/form-data": {"schema": _with_file(msgspec.json.schema(found(endpoint.form)))}},
         }
-    if operation.security:
-        described["security"] = [{}, {operation.security: []}]  # a server without keys asks for none
+    if endpoint.security:
+        described["security"] = [{}, {endpoint.security: []}]  # a server without keys asks for none
     return described
 
 
@@ -113,28 +116,29 @@ def _with_file(schema: Schema) -> Schema:
     return struct | {"properties": properties, "required": [*struct["required"], "file"]}
 
 
-def _content(operation: Operation) -> Schema:
-    schema = _reference(operation.answer) if operation.answer is not None else {"type": "string"}
-    content: Schema = {operation.media_type: {"schema": schema}}
-    if operation.event is not None:
-        is_lines = operation.stream_type == LINES
-        schema = _event(operation) if is_lines else _EVENT | {"properties": {"data": _event_data(operation)}}
-        content[operation.stream_type] = {"schema": schema}
+def _content(endpoint: Endpoint) -> Schema:
+    schema = _reference(endpoint.answer) if endpoint.answer is not None else {"type": "string"}
+    content: Schema = {endpoint.media_type: {"schema": schema}}
+    if endpoint.event is not None:
+        is_lines = endpoint.stream_type == LINES
+        schema = _event(endpoint) if is_lines else _EVENT | {"properties": {"data": _event_data(endpoint)}}
+        content[endpoint.stream_type] = {"schema": schema}
     return content
 
 
-def _events(operation: Operation) -> tuple[Any, ...]:
-    return operation.event if isinstance(operation.event, tuple) else (operation.event,)
+def _events(endpoint: Endpoint) -> tuple[Any, ...]:
+    event = found(endpoint.event)
+    return () if event is None else get_args(event) or (event,)
 
 
-def _event(operation: Operation) -> Schema:
+def _event(endpoint: Endpoint) -> Schema:
     """A piece of the answer, or the error that ended it."""
-    return {"anyOf": [*map(_reference, _events(operation)), _reference(operation.error)]}
+    return {"anyOf": [*map(_reference, _events(endpoint)), _reference(endpoint.error)]}
 
 
-def _event_data(operation: Operation) -> Schema:
+def _event_data(endpoint: Endpoint) -> Schema:
     """After the last of them comes the end mark."""
-    event = {"type": "string", "contentMediaType": JSON, "contentSchema": _event(operation)}
+    event = {"type": "string", "contentMediaType": JSON, "contentSchema": _event(endpoint)}
     return {"anyOf": [{"const": "[DONE]"}, event]}
 
 
@@ -145,17 +149,18 @@ def _one_of_shapes(shapes: Shapes) -> Schema:
     return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
 
 
-def _reference(struct: Any) -> Schema:
+def _reference(type_: Type) -> Schema:
+    struct = found(type_)
     if not isinstance(struct, type):
         return {"type": "object"}
     return {"$ref": _REFERENCE.format(name=struct.__name__)}
 
 
-def _headers(operation: Operation) -> Schema:
+def _headers(endpoint: Endpoint) -> Schema:
     headers: Schema = {
         "x-request-id": {"description": "Request id; the client's own if it sent one.", "schema": {"type": "string"}}
     }
-    if operation.event is not None:
+    if endpoint.event is not None:
         headers["x-tokamak-weight-version"] = {
             "description": "Version of the weights that made the answer (for a stream: its first token).",
             "schema": {"type": "string"},
@@ -167,8 +172,8 @@ def _headers(operation: Operation) -> Schema:
     return headers
 
 
-def _error(status: int, operation: Operation) -> Schema:
-    return {"description": _ERRORS[status], "content": {JSON: {"schema": _reference(operation.error)}}}
+def _error(status: int, endpoint: Endpoint) -> Schema:
+    return {"description": _ERRORS[status], "content": {JSON: {"schema": _reference(endpoint.error)}}}
 
 
 def _name_models(components: dict[str, Schema], model_names: tuple[str, ...]) -> None:

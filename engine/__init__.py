@@ -18,15 +18,3 @@ concern that several share:
 Read `messages/` first (a request's way as data), then `process/actor.py`, `supervisor/supervisor.py`, `tokenizer/actor.py`,
 `scheduler/actor.py` and `cache/actor.py`. `tokenizer`, `scheduler` and `cache` never import each other: they meet in messages.
 """
-
-from __future__ import annotations
-
-import sys
-
-# msgspec takes a few names from typing_extensions where that is installed, else from `typing`. Loading it, with `inspect`, is
-# an eighth of what a process of the engine imports before it is ready.
-if "typing_extensions" not in sys.modules:
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-    import msgspec as msgspec
-
-    del sys.modules["typing_extensions"]

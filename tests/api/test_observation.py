@@ -24,7 +24,6 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from api import prometheus
-from api.app import routes
 from api.dashboard import LOG_TAIL_BYTES
 from api.durations import route_of
 from api.fingerprint import Fingerprints
@@ -32,6 +31,7 @@ from api.health import problems
 from api.model import ServedModel
 from api.openapi import document
 from api.prometheus import Look, Renderings, information
+from api.routes import routes
 from engine.checkpoint.record import ModelRecord
 from engine.installation import package_version
 from engine.messages import WeightsState

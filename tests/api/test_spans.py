@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from starlette.datastructures import Headers
 
-from api.operations import OPERATIONS
+from api.routes import ENDPOINTS
 from api.span import OPERATIONS as SPANNED
 from api.span import context_of
 from api.spans import MAX_WAITING
@@ -177,7 +177,7 @@ def test_errors_and_routes_without_a_span(server: ApiServer, collector: Collecto
 
 def test_every_route_that_asks_the_model_has_a_span() -> None:
     """Those that may answer 429 wait for the engine; some of them only count, render, show or store."""
-    answering = {each.path for each in OPERATIONS if each.method == "post" and 429 in each.errors}
+    answering = {each.path for each in ENDPOINTS if each.method == "POST" and 429 in each.errors}
     beside = {path for path in answering if path.endswith(("/render", "_tokens", "tokenize", "/show", "/pull", "/batches"))}
     assert answering - beside == set(SPANNED)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from api.app import routes
+from api.routes import routes
 from engine.options.resolve import EMBEDDED_MODEL_NAMES
 from engine.options.table import OPTIONS
 from engine.options.vllm import VLLM_FLAGS

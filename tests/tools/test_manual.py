@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from api.app import routes
+from api.routes import routes
 from engine.options.table import OPTIONS
 from engine.options.vllm_flags import VLLM_FLAGS
 from tests.paths import REPOSITORY

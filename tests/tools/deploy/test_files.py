@@ -11,7 +11,7 @@ import pytest
 import yaml
 from starlette.routing import Route
 
-from api.app import routes
+from api.routes import routes
 from engine.metrics import BY_ROLE
 from engine.options.table import ENVIRONMENT_PREFIX, OPTIONS
 from engine.supervisor.launch import EXIT_BAD_OPTIONS

@@ -1,0 +1,34 @@
+"""`GET /v1/models` and `/v1/models/{id}`, in OpenAI's shape or Anthropic's."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.anthropic import errors as anthropic_errors
+from api.errors import json_response
+from api.request_context import RequestContext
+from api.schemas.responses import ModelList
+
+
+async def list_models(request: Request) -> Response:
+    services = RequestContext.of(request).services
+    model = services.model
+    if anthropic_errors.is_spoken(request.url.path, request.headers):
+        from api.anthropic import models as anthropic_models  # on first use
+
+        return json_response(anthropic_models.page(model, request.query_params))
+    return json_response(
+        ModelList(data=[model.card(name, services.fingerprints.current(model.use_of(name))) for name in model.all_names])
+    )
+
+
+async def show_model(request: Request) -> Response:
+    services = RequestContext.of(request).services
+    model = services.model
+    name = model.resolve(request.path_params["id"])
+    if anthropic_errors.is_spoken(request.url.path, request.headers):
+        from api.anthropic import models as anthropic_models
+
+        return json_response(anthropic_models.card(model, name))
+    return json_response(model.card(name, services.fingerprints.current(model.use_of(name))))
