@@ -1,13 +1,13 @@
 """One HTTP request on its way through a route handler: its id, its time, its body, and the services it may use.
 
-Made by `app.Gate` for every request of the api process; handlers get it by `Exchange.of(request)`.
+Made by `app.App` for every request of the api process; handlers get it by `RequestContext.of(request)`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -22,7 +22,6 @@ from api.json_body import BodyDecoder
 from api.media.request import MediaRequests
 from api.model import ServedModel
 from api.prometheus import Renderings
-from api.responses.store import ResponseStore
 from api.schemas import requests
 from api.watch import Watch
 from engine.errors import RequestError
@@ -31,10 +30,7 @@ from engine.process.context import ActorContext
 from engine.process.control_client import ControlClient
 
 if TYPE_CHECKING:
-    from api.batches.runner import BatchRunner
-    from api.files.store import FileStore
     from api.request_log import RequestLog
-    from api.responses.background import BackgroundResponses
     from api.span import SpanContext
     from api.spans import Spans
 
@@ -42,6 +38,7 @@ SCOPE_KEY = "tokamak.exchange"
 ABORT_KEY = "tokamak.abort_connection"
 
 T = TypeVar("T", bound=msgspec.Struct)
+F = TypeVar("F")
 
 
 class Services(msgspec.Struct, frozen=True):
@@ -56,13 +53,14 @@ class Services(msgspec.Struct, frozen=True):
     media: MediaRequests
     watch: Watch
     renderings: Renderings
-    responses: ResponseStore
-    background: BackgroundResponses
-    files: FileStore
-    batches: BatchRunner
     fingerprints: Fingerprints
+    features: Mapping[type, object]  # what the routes of one folder share, by its type
     request_log: RequestLog | None = None  # where requests are to be logged
-    spans: Spans | None = None  # where somebody collects them
+    spans: Spans | None = None  # where they are collected
+
+    def feature(self, type_: type[F]) -> F:
+        """Return the one object of this type that the routes of its folder share."""
+        return cast(F, self.features[type_])
 
 
 class RequestContext:

@@ -65,7 +65,7 @@ class ApiActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
         self.client = EngineClient(context)
-        self._desk = MediaStore(context) if context.config.media_processes else None
+        self._media = MediaStore(context) if context.config.media_processes else None
         self._turns = ActorLoop(self)
         self._stop_ns = 0
         self._spans: Spans | None = None
@@ -101,16 +101,13 @@ class ApiActor(Actor):
             self.client,
             model,
             ControlClient(self.context.run),
-            BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._desk else DecodingLimits()),
+            BodyDecoder(DecodingLimits(max_element_bytes=config.max_body_bytes) if self._media else DecodingLimits()),
             BodyBudget(config.max_body_bytes),
-            MediaRequests(self.context, self._desk, model.media_kinds, 2 * num_spare // 3),
+            MediaRequests(self.context, self._media, model.media_kinds, 2 * num_spare // 3),
             Watch(self.context),
             Renderings(self.context, model, fingerprints),
-            responses,
-            self._background,
-            files,
-            self._batches,
             fingerprints,
+            {type(each): each for each in (responses, self._background, files, self._batches)},
             self._request_log(),
             self._spans,
         )
@@ -121,15 +118,15 @@ class ApiActor(Actor):
             num_connections, config.max_connections_per_address, config.trusted_proxies, config.root_path
         )
         self._background.reopen = partial(_reopened, services)
-        gate = App(services)
-        self._batches.ask = gate.ask
+        app = App(services)
+        self._batches.ask = app.ask
         tls = None
         if config.ssl_certfile:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None)
         self._server = _Server(
             uvicorn.Config(
-                gate,
+                app,
                 http=SecureConnection if tls else Connection,
                 ws="none",
                 loop="uvloop",
@@ -155,8 +152,8 @@ class ApiActor(Actor):
 
     def on_message(self, sender: str, message: Message) -> None:
         if isinstance(message, Prepared):
-            assert self._desk is not None
-            self._desk.on_prepared(message)
+            assert self._media is not None
+            self._media.on_prepared(message)
         else:
             self.client.on_message(message)
 
@@ -169,8 +166,8 @@ class ApiActor(Actor):
 
     def on_peer(self, name: str, epoch: int) -> None:
         self.client.on_peer(name)
-        if self._desk is not None:
-            self._desk.on_peer(name)
+        if self._media is not None:
+            self._media.on_peer(name)
 
     # ------------------------------------------------------------------------------------------------------------ life
 
@@ -197,8 +194,8 @@ class ApiActor(Actor):
                 self.client.on_tick(now_ns)
                 self._background.on_tick(now_ns)
                 self._batches.on_tick(now_ns)
-                if self._desk is not None:
-                    self._desk.flush()
+                if self._media is not None:
+                    self._media.flush()
                 if self.context.is_stopping:
                     self._end(now_ns)
                 else:

@@ -7,7 +7,6 @@ from array import array
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.client.submission import check_vocabulary, int32
 from api.errors import json_response
 from api.media.parts import completion_parts
 from api.openai.chat import chat_prompt
@@ -16,6 +15,7 @@ from api.request_context import RequestContext
 from api.schemas import requests
 from api.schemas.requests import CompletionMedia, DetokenizeRequest, MediaOptions, TokenizeRequest, TokenizeTextRequest
 from api.schemas.responses import Detokenization, Tokenization
+from api.submission import check_vocabulary, int32
 from engine.messages import Prompt, TextPrompt
 
 

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.batches.batch import OPEN, WINDOW_S, Batch, CreateBatchRequest, RequestCounts, StoredBatch, count_requests
+from api.batches.runner import BatchRunner
 from api.errors import json_response
-from api.files.store import no_room
+from api.files.store import FileStore, no_room
 from api.paging import Page, page_of
 from api.request_context import RequestContext
 from api.schemas.requests import invalid, shown
@@ -31,7 +32,7 @@ class BatchList(Page[Batch]):
 async def create_batch(request: Request) -> Response:
     """The route. 400 for a file in which any line is no request."""
     context = RequestContext.of(request)
-    files, batches = context.services.files, context.services.batches
+    files, batches = context.services.feature(FileStore), context.services.feature(BatchRunner)
     body = await context.parse(request, CreateBatchRequest)
     file = files.find(body.input_file_id)
     if file is None:
@@ -77,7 +78,7 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """The route."""
     context = RequestContext.of(request)
-    own = context.services.batches.of_source(context.source)
+    own = context.services.feature(BatchRunner).of_source(context.source)
     return json_response(page_of(BatchList, request.query_params, own, lambda batch: batch.id, usual=20, most=100))
 
 
@@ -88,7 +89,7 @@ async def show_batch(request: Request) -> Response:
 
 async def cancel_batch(request: Request) -> Response:
     """The route: what is answered by then stays."""
-    batches = RequestContext.of(request).services.batches
+    batches = RequestContext.of(request).services.feature(BatchRunner)
     batch = _found(request)
     if batch.status == "cancelled":
         return json_response(batch)
@@ -103,7 +104,7 @@ async def cancel_batch(request: Request) -> Response:
 
 def _found(request: Request) -> Batch:
     batch_id = request.path_params["id"]
-    stored = RequestContext.of(request).services.batches.find(batch_id)
+    stored = RequestContext.of(request).services.feature(BatchRunner).find(batch_id)
     if stored is None:
         text = f"batch {shown(batch_id)} does not exist, or belongs to another run"
         raise RequestError(text, status=404, code="not_found", param="id")

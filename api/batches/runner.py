@@ -58,6 +58,7 @@ class BatchRunner:
         self.ask: Ask | None = None  # has the api answer a request: path, body, and for whom
         self._context = context
         self._files = files
+        files.reader_of = self.reader_of
         config = context.config
         self._given = Given(SOURCE, PRIORITY if config.request_priority else 0)
         num_slots = config.max_num_seqs * config.data_parallel_size // config.api_processes

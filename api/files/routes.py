@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from api.errors import json_response
-from api.files.store import FileObject
+from api.files.store import FileObject, FileStore
 from api.files.upload import take_upload
 from api.paging import Page, page_of
 from api.request_context import RequestContext
@@ -30,13 +30,13 @@ class DeletedFile(msgspec.Struct):
 
 async def create_file(request: Request) -> Response:
     """The route."""
-    return json_response(await take_upload(request, RequestContext.of(request).services.files))
+    return json_response(await take_upload(request, RequestContext.of(request).services.feature(FileStore)))
 
 
 async def list_files(request: Request) -> Response:
     """The route."""
     context = RequestContext.of(request)
-    store = context.services.files
+    store = context.services.feature(FileStore)
     found = [file for each in store.ids("file-", context.source) if (file := store.find(each)) is not None]
     purpose = request.query_params.get("purpose")
     listed = sorted((file for file in found if purpose in (None, file.purpose)), key=lambda file: (file.created_at, file.id))
@@ -51,7 +51,7 @@ async def show_file(request: Request) -> Response:
 async def show_content(request: Request) -> Response:
     """The route: a file's bytes, as it was uploaded."""
     file = _found(request)
-    path = RequestContext.of(request).services.files.path(file.id)
+    path = RequestContext.of(request).services.feature(FileStore).path(file.id)
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
@@ -59,17 +59,17 @@ async def delete_file(request: Request) -> Response:
     """The route. 409 while a batch reads it."""
     services = RequestContext.of(request).services
     file = _found(request)
-    batch_id = services.batches.reader_of(file.id)
+    batch_id = services.feature(FileStore).reader_of(file.id)
     if batch_id is not None:
         text = f"the file is used by {batch_id}; cancel that, or wait for it"
         raise RequestError(text, status=409, code="file_in_use", param="id")
-    services.files.delete(file.id)
+    services.feature(FileStore).delete(file.id)
     return json_response(DeletedFile(file.id))
 
 
 def _found(request: Request) -> FileObject:
     file_id = request.path_params["id"]
-    file = RequestContext.of(request).services.files.find(file_id)
+    file = RequestContext.of(request).services.feature(FileStore).find(file_id)
     if file is None:
         text = f"file {shown(file_id)} does not exist: it was deleted, has expired, or belongs to another run"
         raise RequestError(text, status=404, code="not_found", param="id")

@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +51,7 @@ class FileObject(msgspec.Struct, kw_only=True):
 class FileStore:
     def __init__(self, directory: Path, max_bytes: int, max_bytes_per_user: int) -> None:
         self.directory = directory
+        self.reader_of: Callable[[str], str | None] = lambda file_id: None  # the open batch that reads a file; set by batches
         self._max_bytes = max_bytes
         self._max_bytes_per_user = max_bytes_per_user
         self._sweep_due_ns = 0

@@ -18,15 +18,6 @@ from starlette.responses import Response
 
 from api.client.generation import Generation, OpenSample
 from api.client.parsing import ToolChoice, parsing_of
-from api.client.submission import (
-    check_max_tokens,
-    check_samples,
-    check_stream,
-    deadline_of,
-    open_generation,
-    sampling_params,
-    truncation_of,
-)
 from api.errors import json_response
 from api.fingerprint import Fingerprints
 from api.media.parts import MediaPart, take_parts
@@ -53,6 +44,15 @@ from api.schemas.responses import (
 )
 from api.schemas.unsupported import check_supported
 from api.sse import EventStream
+from api.submission import (
+    check_max_tokens,
+    check_samples,
+    check_stream,
+    deadline_of,
+    open_generation,
+    sampling_params,
+    truncation_of,
+)
 from engine.errors import RequestError
 from engine.messages import ChatPrompt, Delta
 

@@ -17,16 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.client.generation import Generation, OpenSample
-from api.client.submission import (
-    check_max_tokens,
-    check_samples,
-    check_stream,
-    check_vocabulary,
-    deadline_of,
-    int32,
-    open_generation,
-    sampling_params,
-)
 from api.fingerprint import Fingerprints
 from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
@@ -40,6 +30,16 @@ from api.schemas.requests import CompletionMedia, CompletionRequest, invalid
 from api.schemas.responses import Completion, CompletionChoice, CompletionLogprobs, FinishReason, encoder
 from api.schemas.unsupported import check_supported
 from api.sse import EventStream
+from api.submission import (
+    check_max_tokens,
+    check_samples,
+    check_stream,
+    check_vocabulary,
+    deadline_of,
+    int32,
+    open_generation,
+    sampling_params,
+)
 from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

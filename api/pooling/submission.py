@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from api.client.generation import Generation
-from api.client.submission import sequence_parts, shared_part, truncation_of
 from api.model import ServedModel
 from api.request_context import ABORT_KEY, RequestContext, until_finished
 from api.schemas.pooling import PoolingRequest
 from api.schemas.requests import invalid
+from api.submission import sequence_parts, shared_part, truncation_of
 from engine.errors import RequestError
 from engine.messages import Pooling, Prompt, PromptOptions, SamplingParams, TextOptions
 

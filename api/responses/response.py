@@ -26,10 +26,11 @@ from api.responses.answers import (
     ResponseQueued,
     ResponseUsage,
 )
+from api.responses.background import BackgroundResponses
 from api.responses.conversation import ResponseTranslation, has_logprobs
 from api.responses.items import Items
 from api.responses.requests import ResponsesRequest
-from api.responses.store import MAX_RESPONSE_BYTES, StoredResponse
+from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
 from api.responses.told import ToldEvents
 from api.schemas.requests import dump
 from api.schemas.responses import encoder
@@ -63,13 +64,15 @@ class ResponseWriter(EventWriter):
     ) -> None:
         """`fields`: of the body as it was sent, with all items of the conversation as its `input`. `response_id`: of a response
         that is made again, whose events so far are `told`."""
-        self._store = context.services.responses
+        self._store = context.services.feature(ResponseStore)
         self._translation = translation
         self._items_sent = dump(fields["input"], "input")
         self._num_logprobs = (body.top_logprobs or 0) if has_logprobs(body) else None
         self._told = told
         self._num_events = told.number if told is not None else 0
-        self._key, self._owner = (context.key, context.services.background.owner) if body.background else ("", "")
+        self._key = self._owner = ""
+        if body.background:
+            self._key, self._owner = context.key, context.services.feature(BackgroundResponses).owner
         reasoning = body.reasoning
         self.response = OpenAIResponse(
             id=response_id or self._store.new_id(context.source),  # who knows it may read it: made of nothing that logs tell

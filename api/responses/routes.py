@@ -16,7 +16,7 @@ from api.errors import json_response
 from api.paging import page_of, whole_number
 from api.request_context import RequestContext, until_finished
 from api.responses.answers import CompactedResponse, DeletedResponse, InputItems, InputTokens
-from api.responses.background import is_open, with_status
+from api.responses.background import BackgroundResponses, is_open, with_status
 from api.responses.conversation import ResponseTranslation
 from api.responses.input_items import identified
 from api.responses.items import Items, ids_of
@@ -55,14 +55,14 @@ async def create_response(request: Request) -> Response:
     if body.background:
         if body.store is False:
             raise invalid("background", "conflicts with store false, which allows no fetching; remove one of them")
-        context.services.background.check_room(context.source)
+        context.services.feature(BackgroundResponses).check_room(context.source)
         translation.fields["stream"] = True
     writer = ResponseWriter(context, name, fields, body, translation)
     headers = _headers(context, translation)
     generation = await open_translated(request, translation)
     if body.background:
         generation.keeps_logprobs = True
-        context.services.background.begin(generation, writer, _asked(generation, fields, body, num_past))
+        context.services.feature(BackgroundResponses).begin(generation, writer, _asked(generation, fields, body, num_past))
         if body.stream:
             return StoredEvents(context.services, writer.response.id, headers=headers)
         return json_response(writer.response, headers=headers)
@@ -84,7 +84,7 @@ async def compact_conversation(request: Request) -> Response:
     (sample,) = generation.samples
     if (error := cut_off(sample)) is not None:
         raise error
-    response_id = context.services.responses.new_id(context.source)
+    response_id = context.services.feature(ResponseStore).new_id(context.source)
     items = Items(response_id, translation.tools, seals_reasoning=False, compacts=True)
     items.take(sample.take().all_parts, [])
     items.close()
@@ -113,9 +113,9 @@ async def get_response(request: Request) -> Response:
     if stream not in ("true", "1", "false", "0"):
         raise invalid("stream", f"expected true or false, got {shown(stream)}")
     if stream in ("false", "0"):
-        shown_now = with_status(stored, context.services.background.is_lost(response_id, stored))
+        shown_now = with_status(stored, context.services.feature(BackgroundResponses).is_lost(response_id, stored))
         return Response(shown_now, media_type="application/json")
-    if context.services.responses.events(response_id, 0) is None:
+    if context.services.feature(ResponseStore).events(response_id, 0) is None:
         raise invalid("stream", "only responses created with background and stream can be streamed; remove it")
     after = request.query_params.get("starting_after")
     begin = whole_number("starting_after", after, 0, MAX_EVENT_NUMBER) + 1 if after else 0
@@ -129,7 +129,7 @@ async def cancel_response(request: Request) -> Response:
     if not msgspec.json.decode(stored.response)["background"]:
         raise invalid("id", f"{shown(response_id)} was not created with background; only background responses can be cancelled")
     stored = await _ended(request, response_id, stored)
-    is_lost = RequestContext.of(request).services.background.is_lost(response_id, stored)
+    is_lost = RequestContext.of(request).services.feature(BackgroundResponses).is_lost(response_id, stored)
     return Response(with_status(stored, is_lost), media_type="application/json")
 
 
@@ -147,7 +147,7 @@ async def delete_response(request: Request) -> Response:
     """The route."""
     response_id = request.path_params["id"]
     await _ended(request, response_id, _found(request, response_id))
-    if not RequestContext.of(request).services.responses.delete(response_id):
+    if not RequestContext.of(request).services.feature(ResponseStore).delete(response_id):
         raise _not_found(response_id)
     return json_response(DeletedResponse(response_id))
 
@@ -176,7 +176,7 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
             text = f"{shown(body.previous_response_id)} is still in progress; wait for it, or cancel it"
             raise invalid("previous_response_id", text)
         past = msgspec.json.decode(stored.items)
-    fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], context.services.responses)
+    fields["input"] = await asyncio.to_thread(_resolved, [*past, *fields["input"]], context.services.feature(ResponseStore))
     if len(fields["input"]) > MAX_ITEMS:
         raise invalid("input", f"the conversation has {len(fields['input'])} items, limit {MAX_ITEMS}; send fewer")
     whole = requests.convert({"input": fields["input"]}, InputTokensRequest)
@@ -245,7 +245,7 @@ def _headers(context: RequestContext, translation: ResponseTranslation) -> dict[
 
 
 def _stored(request: Request, response_id: str) -> StoredResponse | None:
-    data = RequestContext.of(request).services.responses.load(response_id)
+    data = RequestContext.of(request).services.feature(ResponseStore).load(response_id)
     return None if data is None else msgspec.json.decode(data, type=StoredResponse)
 
 
@@ -261,7 +261,7 @@ async def _ended(request: Request, response_id: str, stored: StoredResponse) -> 
     services = RequestContext.of(request).services
     deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
     aborted = ""
-    while is_open(stored) and not services.background.is_lost(response_id, stored):
+    while is_open(stored) and not services.feature(BackgroundResponses).is_lost(response_id, stored):
         if time.monotonic() > deadline_s:
             raise RequestError(f"{shown(response_id)} did not stop within {CANCEL_TIMEOUT_S:g} s; try again", status=503)
         if aborted != stored.key:  # at first, and where another process has taken it up since
@@ -271,7 +271,7 @@ async def _ended(request: Request, response_id: str, stored: StoredResponse) -> 
                 with contextlib.suppress(ControlError):
                     await services.control.ask_async(AbortRequest(stored.key), CANCEL_TIMEOUT_S)
                     aborted = stored.key
-        await services.background.change()
+        await services.feature(BackgroundResponses).change()
         stored = _found(request, response_id)
     return stored
 

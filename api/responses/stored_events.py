@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.request_context import Services
-from api.responses.background import is_open, with_status
+from api.responses.background import BackgroundResponses, is_open, with_status
 from api.responses.response import END_NAMES
-from api.responses.store import StoredResponse
+from api.responses.store import ResponseStore, StoredResponse
 from api.sse import KEEP_ALIVE
 
 
@@ -61,15 +61,15 @@ class StoredEvents(Response):
                 written_ns = time.monotonic_ns()
             if self._has_end or end is not None:
                 break
-            if self._services.background.is_stopping:  # its reader comes back, to another process
+            if self._services.feature(BackgroundResponses).is_stopping:  # its reader comes back, to another process
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             if interval_ns and time.monotonic_ns() - written_ns > interval_ns:
                 await self._write(send, KEEP_ALIVE)
                 written_ns = time.monotonic_ns()
-            await self._services.background.change()
+            await self._services.feature(BackgroundResponses).change()
         if not self._has_end:
-            await self._services.background.change()  # the last events follow the response at once
+            await self._services.feature(BackgroundResponses).change()  # the last events follow the response at once
             while events := self._next():
                 await self._write(send, b"".join(events))
         missing = b"" if self._has_end or not end else self._encoded(end)
@@ -81,7 +81,7 @@ class StoredEvents(Response):
 
     def _next(self) -> list[bytes]:
         """Events that are there and were not read, from `first` on; an empty event stands for those before it."""
-        data = self._services.responses.events(self._response_id, self._place) or b""
+        data = self._services.feature(ResponseStore).events(self._response_id, self._place) or b""
         self._place += len(data)
         events = [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
         begin, self._num_read = self._num_read, self._num_read + len(events)
@@ -92,11 +92,11 @@ class StoredEvents(Response):
 
     def _end(self) -> dict[str, Any] | None:
         """The stored response where that will not change any more, empty where it is gone; None: it may change."""
-        data = self._services.responses.load(self._response_id)
+        data = self._services.feature(ResponseStore).load(self._response_id)
         if data is None:
             return {}
         stored = msgspec.json.decode(data, type=StoredResponse)
-        is_lost = self._services.background.is_lost(self._response_id, stored)
+        is_lost = self._services.feature(BackgroundResponses).is_lost(self._response_id, stored)
         if is_open(stored) and not is_lost:
             return None
         found: dict[str, Any] = orjson.loads(with_status(stored, is_lost))

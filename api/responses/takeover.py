@@ -14,14 +14,14 @@ from starlette.types import Message, Scope
 
 from api.access import GIVEN_KEY, Given
 from api.client.generation import Generation
-from api.client.submission import RANK_HEADER
 from api.request_context import ABORT_KEY, SCOPE_KEY, RequestContext, Services
 from api.responses.requests import InputTokensRequest, ResponsesRequest
 from api.responses.response import ResponseWriter
-from api.responses.store import StoredRequest, StoredResponse
+from api.responses.store import ResponseStore, StoredRequest, StoredResponse
 from api.responses.told import ToldEvents
 from api.responses.truncation import fitted
 from api.schemas.requests import convert
+from api.submission import RANK_HEADER
 from api.translation import open_translated
 
 
@@ -44,7 +44,7 @@ async def opened(services: Services, stored: StoredResponse, asked: StoredReques
     translation = await fitted(request, body, whole.input, asked.num_past)
     translation.add_ours(fields, ResponsesRequest)
     translation.fields |= {"stream": True, "seed": asked.seed}
-    told = ToldEvents(services.responses.cut_events(known.id)) if asked.is_streaming else None
+    told = ToldEvents(services.feature(ResponseStore).cut_events(known.id)) if asked.is_streaming else None
     name = services.model.resolve(body.model)
     writer = ResponseWriter(context, name, fields, body, translation, known.id, told)
     writer.response.created_at, writer.response.status = known.created_at, known.status  # type: ignore[assignment]

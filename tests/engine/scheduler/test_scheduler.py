@@ -380,7 +380,7 @@ def test_aborts_by_http_request_id(simulation: Simulation) -> None:
 
 
 def test_an_abort_means_no_other_request(simulation: Simulation) -> None:
-    """Ids as `api/client/submission.py` makes them of what clients choose."""
+    """Ids as `api/submission.py` makes them of what clients choose."""
     streams = [
         simulation.submit([1], name, max_tokens=60) for name in ("job-1~aa", "job-1-2~bb", "job-1~cc-0", "job-1~dd~p0-1")
     ]
