@@ -249,7 +249,7 @@ def test_delta_names_its_replica(bench: Bench) -> None:
     )
     assert bench.received(f"scheduler{first}") == [Abort("r", 0)]
     again, moved = taken(bench)
-    assert (again, moved.attempt, moved.prompt_token_ids) == (1 - first, 1, request.prompt_token_ids)
+    assert (again, moved.own.attempt, moved.prompt) == (1 - first, 1, request.prompt)
     bench.send(f"scheduler{first}", outputs([6]))  # it had sent that before it died
     assert bench.received() == []
     bench.send(f"scheduler{again}", outputs([6], attempt=1))
