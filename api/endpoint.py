@@ -28,7 +28,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     method: Literal["GET", "POST", "DELETE"]
     path: str  # as Starlette writes it
     handler: Handler | str
-    summary: str = ""  # empty: not described
+    summary: str
     answer: Type = None  # struct of the 200 answer; None: text
     body: Shapes = ()
     event: Type = None  # struct of an event, or several, where the answer may be a stream

@@ -50,14 +50,13 @@ async def openapi(request: Request) -> Response:
 @cache
 def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
     """`root_path`: below which a proxy shows it."""
-    described = [endpoint for endpoint in ENDPOINTS if endpoint.summary]
-    bodies = [found(struct) for endpoint in described for shape in endpoint.body for struct in shape]
-    answers = [found(type_) for endpoint in described for type_ in (endpoint.answer, endpoint.error) if type_ is not None]
-    events = [struct for endpoint in described for struct in _events(endpoint)]
+    bodies = [found(struct) for endpoint in ENDPOINTS for shape in endpoint.body for struct in shape]
+    answers = [found(type_) for endpoint in ENDPOINTS for type_ in (endpoint.answer, endpoint.error) if type_ is not None]
+    events = [struct for endpoint in ENDPOINTS for struct in _events(endpoint)]
     _, components = msgspec.json.schema_components([*bodies, *answers, *events], ref_template=_REFERENCE)
     _name_models(components, model_names)
     paths: dict[str, dict[str, Schema]] = {}
-    for endpoint in described:
+    for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.public_path, {})[endpoint.method.lower()] = _described(endpoint)
     keys = {"type": "http", "scheme": "bearer"}  # or x-api-key
     return {
