@@ -59,11 +59,6 @@ class Renderings:
         self._turn = asyncio.Lock()
         self._paid_s = 0.0  # on the clock of the loop: when what was taken is `SHARE` of the time that went by
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether there are some who wait for one that has not begun."""
-        return bool(self._next)
-
     async def text(self, is_open: bool) -> bytes:
         """As it is now, in Prometheus's text or as OpenMetrics."""
         task = self._next.get(is_open)

@@ -348,10 +348,6 @@ class LatentShape(msgspec.Struct, frozen=True):
     def queries_width(self) -> int:
         return self.num_heads * self.head_dim
 
-    @property
-    def latents_width(self) -> int:
-        return self.num_heads * self.latent_dim
-
 
 class LayerCache(msgspec.Struct):
     """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`). With latent attention

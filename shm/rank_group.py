@@ -13,8 +13,6 @@ that this page agrees. The supervisor alone writes the header.
 
 from __future__ import annotations
 
-import msgspec
-
 from shm import _native
 
 LINE = 128
@@ -34,16 +32,6 @@ _EPOCH_SHIFT = 40
 def buffers_at(num_ranks: int) -> int:
     """Return the offset of the gather buffers."""
     return WINDOWS_AT + NUM_GROUPS * 2 * WINDOW_BYTES * num_ranks
-
-
-class CallSnapshot(msgspec.Struct, frozen=True):
-    """Call that a rank announced when it came to a collective last."""
-
-    epoch: int
-    step: int
-    sequence: int
-    num_bytes: int
-    kind: int
 
 
 class RankGroupHeader:
@@ -110,13 +98,3 @@ class RankGroupHeader:
             bell = LINE + other * LINE_BYTES + BELL
             _native.fetch_add_u64(self.memory, bell, 1)
             _native.futex_wake(self.memory, bell, _EVERYBODY)
-
-    def last_call(self, rank: int, group: int = 0) -> CallSnapshot:
-        """May be torn while the rank goes on."""
-        line = LINE + (group * MAX_RANKS + rank) * LINE_BYTES
-        arrived = _native.load_u64(self.memory, line)
-        sequence = arrived & (1 << 40) - 1
-        call = line + 16 + 32 * (sequence % 2)
-        step, said, num_bytes = (_native.load_u64(self.memory, call + 8 * index) for index in range(3))
-        kind = _native.load_u32(self.memory, call + 24)
-        return CallSnapshot(arrived >> 40, step, said, num_bytes, kind)

@@ -41,12 +41,6 @@ class Tools:
         """Of the JSON list that a request brings; what is no function is nobody's."""
         return _read_tools(tools)
 
-    def schema_of(self, name: str, key: str) -> dict[str, Any]:
-        """The schema of a parameter; empty: nobody says anything of it."""
-        properties = self.functions.get(name, {}).get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        return schema if isinstance(schema, dict) else {}
-
 
 @lru_cache(maxsize=4)
 def _read_tools(tools: bytes) -> Tools:

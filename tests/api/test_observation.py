@@ -389,8 +389,8 @@ def test_all_who_ask_at_once_get_one_rendering(server: ApiServer, renderings: Re
 
     async def ask() -> None:
         waiting = [asyncio.create_task(renderings.text(is_open)) for _ in range(50)]
-        for is_awaited in (True, False):
-            while renderings.is_awaited != is_awaited:
+        for is_awaited in (True, False):  # one waits, then it has begun
+            while bool(renderings._next) != is_awaited:
                 await asyncio.sleep(0)
         later = [asyncio.create_task(renderings.text(is_open)) for _ in range(50)]
         waiting[0].cancel()  # who leaves takes it from nobody
@@ -411,7 +411,7 @@ def test_who_asks_again_and_again_waits(renderings: Renderings, monkeypatch: pyt
         first = await renderings.text(False)
         waiting = [asyncio.create_task(renderings.text(False)) for _ in range(50)]
         await asyncio.to_thread(prometheus.rendered, renderings.context, "tiny", False, {}, renderings.fingerprints)
-        assert renderings.is_awaited
+        assert renderings._next
         assert not any(task.done() for task in waiting)
         assert first
 

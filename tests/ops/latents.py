@@ -29,7 +29,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def _inputs(shape: LatentShape) -> dict[str, np.ndarray]:
     widths = {
         "queries": shape.queries_width,
-        "absorbed": shape.latents_width,
+        "absorbed": shape.num_heads * shape.latent_dim,
         "compressed": shape.latent_dim + shape.rotary_dim,
     }
     return {name: random(NUM_SLOTS, NUM_POSITIONS, width, seed=width) for name, width in widths.items()}

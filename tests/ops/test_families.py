@@ -79,7 +79,7 @@ def latent_attention(dtype: str) -> np.ndarray:
         _, layer, step = rows.run_in_cache([[(3, 0, 100)]])
         step.set([(3, 60, 40)])
         begun = k.begin(step.inputs, KvCache(16, [layer]))
-    queries, absorbed = random(40, shape.queries_width), random(40, shape.latents_width, seed=1)
+    queries, absorbed = random(40, shape.queries_width), random(40, shape.num_heads * shape.latent_dim, seed=1)
     return k.latent_attention(begun, absorbed, queries, shape, layer).numpy().ravel().copy()
 
 

@@ -40,6 +40,7 @@ from shm.mailbox import Mailbox
 from tests.configurations import engine_config
 from tests.waiting import wait_until
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
+from tests.workers.rank_group.calls import last_call
 from tests.workers.serving import Sample, Serving, int32, make_runner
 from workers.actor import WorkerActor
 
@@ -477,7 +478,7 @@ def test_a_step_ends_with_its_rank_group(pair: Engine) -> None:
     running = Thread(target=worker.do_work)
     running.start()
     rank_group = pair.segments.rank_groups[0]
-    wait_until(lambda: rank_group.last_call(0).step == 7, what="rank 0 waits")
+    wait_until(lambda: last_call(rank_group, 0).step == 7, what="rank 0 waits")
     pair.segments.evict("worker1")
     running.join()
     hello = hello_of(pair)

@@ -13,6 +13,7 @@ from ops.cpu.executors import Immediate, Recording, barrier_arguments
 from ops.cpu.table import make_table
 from shm.rank_group import WINDOW_BYTES
 from tests.waiting import wait_until
+from tests.workers.rank_group.calls import last_call
 from tests.workers.rank_group.rank_groups import rank_group_of
 from workers.rank_group.communicator import Communicator
 
@@ -187,7 +188,7 @@ def test_a_killed_peer_ends_the_collective_at_once() -> None:
     """kill -9 in the middle of calls; the supervisor's new epoch wakes who waits."""
     with rank_group_of(3) as rank_group:
         ranks = [rank_group.start(rank, meet_often) for rank in range(3)]
-        wait_until(lambda: min(rank_group.header.last_call(rank).sequence for rank in range(3)) > 20)
+        wait_until(lambda: min(last_call(rank_group.header, rank).sequence for rank in range(3)) > 20)
         ranks[1].kill()
         rank_group.header.set_member(1, False)
         epoch = rank_group.header.epoch

@@ -19,8 +19,6 @@ from ops import _cpu
 from workers.engine.slots import Slots
 from workers.extensions.drafts.drafter import Drafts
 
-LONGEST_PAUSE = 256  # tokens without drafts, then one is tried
-
 
 class Lengths:
     """Over `slots`, whose drafts are of classes with these `priors` (float64): chances of standing before anything is known.

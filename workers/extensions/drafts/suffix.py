@@ -33,11 +33,6 @@ class SuffixDrafter(NativeDrafter):
         )
         super().__init__(slots, self._trees, np.outer(_BY_LENGTH, _BY_COUNT).ravel())
 
-    @property
-    def num_answers(self) -> int:
-        """Answers that are remembered."""
-        return self._trees.num_texts
-
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
         self._trees.start(int(self._slots.draft_states[slot]), num_prompt_tokens)
 

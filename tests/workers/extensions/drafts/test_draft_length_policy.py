@@ -12,10 +12,11 @@ from engine.messages import SamplingParams, SlotStart
 from ops._cpu import StepTimes
 from tests.workers.serving import swap_slots
 from workers.engine.slots import Slots
-from workers.extensions.drafts.draft_length_policy import LONGEST_PAUSE, Lengths
+from workers.extensions.drafts.draft_length_policy import Lengths
 from workers.extensions.drafts.drafter import Drafts
 
 K = 8
+LONGEST_PAUSE = 256  # as ops/cpu/native/draft_lengths.cpp: tokens without drafts, then one is tried
 PRIORS = np.array([0.3, 0.6, 0.9])
 NONE = np.zeros(0, np.int32)
 

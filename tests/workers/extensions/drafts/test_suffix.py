@@ -127,12 +127,12 @@ def test_complete_answers_are_found_until_forgotten() -> None:
     assert rig.draft_tokens(1) == []
     rig.complete(2)
     rig.complete(2)
-    assert (rig.draft_tokens(1), rig.drafter.num_answers) == ([22, 23, 24, 25, 26, 27], 1)
+    assert (rig.draft_tokens(1), rig.drafter._trees.num_texts) == ([22, 23, 24, 25, 26, 27], 1)
     rig.put(1, [6], [])
     assert rig.draft_tokens(1) == [], "prompts are not remembered"
     rig.put(1, [7], [20, 21])
     rig.drafter.forget()
-    assert (rig.draft_tokens(1), rig.drafter.num_answers) == ([], 0)
+    assert (rig.draft_tokens(1), rig.drafter._trees.num_texts) == ([], 0)
 
 
 def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
@@ -150,7 +150,7 @@ def test_bounded_in_answers(most: int) -> None:
     rig = Rig(max_cached_requests=most)
     for index in range(30):
         rig.answered([1], [100 + 3 * index, 101 + 3 * index, 102 + 3 * index])
-        assert rig.drafter.num_answers <= most
+        assert rig.drafter._trees.num_texts <= most
     rig.put(0, [1], [187])
     assert rig.draft_tokens(0) == ([188] if most else []), "the last one is remembered"
 
@@ -163,7 +163,7 @@ def test_bounded_in_bytes() -> None:
     for _ in range(60):
         rig.answered([1], rng.integers(0, 999, 300).tolist())
     assert most // 8 < rig.drafter.num_bytes - at_first <= most
-    assert 0 < rig.drafter.num_answers < 60
+    assert 0 < rig.drafter._trees.num_texts < 60
 
 
 def test_long_texts_take_several_steps() -> None:
@@ -180,7 +180,7 @@ def test_long_texts_take_several_steps() -> None:
         rig.put(0, [1], [*range(901, 905)])
         counts = [len(rig.draft_tokens(0)) for _ in range(12)]
         assert counts[0] == 0 < counts[-1] == K
-        assert rig.drafter.num_answers == 1
+        assert rig.drafter._trees.num_texts == 1
 
 
 def test_no_slot_waits_for_those_before_it() -> None:
