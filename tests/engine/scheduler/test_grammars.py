@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from engine.messages import CompileGrammar, Grammar, SamplingParams
 from engine.scheduler.grammars import MAX_ASKED, MAX_KNOWN, MAX_SEEN, Grammars
 from engine.scheduler.sequence import Sequence
@@ -68,7 +70,7 @@ def test_each_rank_has_it_before_it_is_used(directory: Path) -> None:
 
 def sequence_with(text: str) -> Sequence:
     sequence = make_sample("r", [1])
-    sequence.request.sampling = SamplingParams(grammar=Grammar(text))
+    sequence.request = msgspec.structs.replace(sequence.request, sampling=SamplingParams(grammar=Grammar(text)))
     return sequence
 
 
