@@ -294,7 +294,9 @@ ENDPOINTS = (
     # operators
     _look("/admin/actors", admin.list_actors, "List actors"),
     _look("/admin/rank-groups", admin.list_rank_groups, "List rank groups"),
-    _look("/admin/gangs", admin.list_rank_groups, "List rank groups (former name of /admin/rank-groups)"),  # until the next release
+    _look(
+        "/admin/gangs", admin.list_rank_groups, "List rank groups (former name of /admin/rank-groups)"
+    ),  # until the next release
     _look("/admin/eplb", admin.show_experts, "Show expert load"),
     _command(
         "/admin/actors/{name}/restart",
