@@ -116,7 +116,6 @@ COSTLY = {
     "gguf",
     "hashlib",
     "importlib.metadata",
-    "inspect",
     "numpy",
     "paddle",
     "rich",
@@ -128,16 +127,16 @@ LOADED = {  # of these, for itself or by what others wrote
     "tools.serving": {"argparse"},
     "engine.scheduler.actor": set(),
     "engine.cache.actor": {"zmq"},
-    "engine.tokenizer.actor": {"dataclasses", "hashlib", "inspect"},
-    "workers.actor": {"inspect", "numpy"},
-    "api.server": {"asyncio", "dataclasses", "hashlib", "inspect", "ssl"},
+    "engine.tokenizer.actor": {"dataclasses", "hashlib"},
+    "workers.actor": {"numpy"},
+    "api.server": {"asyncio", "dataclasses", "hashlib", "ssl"},
 }
 
 
 @pytest.mark.parametrize("module", LOADED)
 def test_a_start_loads_no_more_than_it_needs(module: str) -> None:
     """Six processes import at once what they need for READY: a second start is mostly that, and each keeps it. A dataclass,
-    which compiles its methods and imports `inspect`, costs twenty times as much as a struct; `hashlib` maps OpenSSL."""
+    which compiles its methods, costs twenty times as much as a struct; `hashlib` maps OpenSSL."""
     code = f"import sys, engine.process.main, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
     assert COSTLY.intersection(done.stdout.split()) == LOADED[module]

@@ -68,7 +68,6 @@ FOREIGN_TO = {  # beginnings of module names -> beginnings of what must not be i
     "engine.supervisor": ("engine.media", "engine.cache", "engine.scheduler", "engine.tokenizer"),
 }
 PADDLE_USERS = ("ops", "workers")
-WITH_CIRCLES = ("api",)  # packages in which folders still import each other both ways
 
 
 @cache
@@ -147,7 +146,7 @@ def test_no_module_is_in_a_circle_of_imports(between_modules: dict[str, set[str]
     assert_no_circle(between_modules)
 
 
-@pytest.mark.parametrize("package", [package for package in PACKAGES if package not in WITH_CIRCLES])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_folder_is_in_a_circle_of_imports(between_modules: dict[str, set[str]], package: str) -> None:
     """The folders and files that lie side by side import each other one way only, at every level of a package."""
     folders = {name.rpartition(".")[0] for name in between_modules if is_below(name, package) and name != package}

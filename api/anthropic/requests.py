@@ -4,7 +4,7 @@ Unknown fields are ignored, and so are `cache_control`, `metadata`, `service_tie
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta
@@ -124,32 +124,25 @@ class ServerToolResult(msgspec.Struct, kw_only=True):
     content: Any = None
 
 
-class WebSearchResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="web_search_tool_result"):
-    pass
+SERVER_TOOL_RESULTS = {
+    "WebSearchResultBlock": "web_search_tool_result",
+    "WebFetchResultBlock": "web_fetch_tool_result",
+    "ToolSearchResultBlock": "tool_search_tool_result",
+    "CodeResultBlock": "code_execution_tool_result",
+    "BashResultBlock": "bash_code_execution_tool_result",
+    "EditorResultBlock": "text_editor_code_execution_tool_result",
+    "McpResultBlock": "mcp_tool_result",
+}
 
-
-class WebFetchResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="web_fetch_tool_result"):
-    pass
-
-
-class ToolSearchResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="tool_search_tool_result"):
-    pass
-
-
-class CodeResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="code_execution_tool_result"):
-    pass
-
-
-class BashResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="bash_code_execution_tool_result"):
-    pass
-
-
-class EditorResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="text_editor_code_execution_tool_result"):
-    pass
-
-
-class McpResultBlock(ServerToolResult, kw_only=True, tag_field="type", tag="mcp_tool_result"):
-    pass
+if TYPE_CHECKING:
+    AnyServerToolResult = ServerToolResult
+else:
+    AnyServerToolResult = Union[  # noqa: UP007
+        tuple(
+            msgspec.defstruct(name, [], bases=(ServerToolResult,), module=__name__, kw_only=True, tag_field="type", tag=tag)
+            for name, tag in SERVER_TOOL_RESULTS.items()
+        )
+    ]
 
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
@@ -161,17 +154,7 @@ class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
 
 
 UserBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | ToolReferenceBlock
-ServerBlock = (
-    ServerToolUseBlock
-    | McpToolUseBlock
-    | WebSearchResultBlock
-    | WebFetchResultBlock
-    | ToolSearchResultBlock
-    | CodeResultBlock
-    | BashResultBlock
-    | EditorResultBlock
-    | McpResultBlock
-)
+ServerBlock = ServerToolUseBlock | McpToolUseBlock | AnyServerToolResult
 AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | CompactionBlock | ServerBlock
 
 

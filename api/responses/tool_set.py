@@ -19,7 +19,6 @@ from api.responses.tools import (
     GrammarFormat,
     HostedTool,
     LocalShell,
-    Mcp,
     NamespaceTool,
     ResponseFunction,
     Tool,
@@ -138,7 +137,8 @@ class ToolSet:
                 "parameters": tool.parameters or _SEARCH,
             }
         else:
-            label = f"mcp {tool.server_label}" if isinstance(tool, Mcp) and tool.server_label else type_of(tool)
+            server = getattr(tool, "server_label", None)
+            label = f"mcp {server}" if server else type_of(tool)
             self.dropped.append(label)
 
 

@@ -4,7 +4,7 @@ prompt (`tool_set.py`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta
@@ -58,69 +58,39 @@ class LocalShell(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shel
     """Commands that the client runs."""
 
 
-class WebSearch(msgspec.Struct, kw_only=True, tag_field="type", tag="web_search"):
-    """Not run here, like all tools below: left out of the prompt."""
+class HostedTool(msgspec.Struct, kw_only=True):
+    """A tool that only OpenAI's servers run: left out of the prompt."""
 
 
-class WebSearch2025(msgspec.Struct, kw_only=True, tag_field="type", tag="web_search_2025_08_26"):
-    pass
+HOSTED_TOOLS = {
+    "WebSearch": "web_search",
+    "WebSearch2025": "web_search_2025_08_26",
+    "WebSearchPreview": "web_search_preview",
+    "WebSearchPreview2025": "web_search_preview_2025_03_11",
+    "FileSearch": "file_search",
+    "CodeInterpreter": "code_interpreter",
+    "ImageGeneration": "image_generation",
+    "Mcp": "mcp",
+    "Computer": "computer",
+    "ComputerPreview": "computer_use_preview",
+    "Shell": "shell",
+    "ApplyPatch": "apply_patch",
+}
 
 
-class WebSearchPreview(msgspec.Struct, kw_only=True, tag_field="type", tag="web_search_preview"):
-    pass
+def _hosted_tool(name: str, tag: str) -> type[msgspec.Struct]:
+    fields: list[Any] = [("server_label", str | None, None)] if tag == "mcp" else []
+    doc = "Not run here, like all tools below: left out of the prompt." if tag == "web_search" else None
+    return msgspec.defstruct(
+        name, fields, bases=(HostedTool,), module=__name__, namespace={"__doc__": doc}, kw_only=True, tag_field="type", tag=tag
+    )
 
 
-class WebSearchPreview2025(msgspec.Struct, kw_only=True, tag_field="type", tag="web_search_preview_2025_03_11"):
-    pass
-
-
-class FileSearch(msgspec.Struct, kw_only=True, tag_field="type", tag="file_search"):
-    pass
-
-
-class CodeInterpreter(msgspec.Struct, kw_only=True, tag_field="type", tag="code_interpreter"):
-    pass
-
-
-class ImageGeneration(msgspec.Struct, kw_only=True, tag_field="type", tag="image_generation"):
-    pass
-
-
-class Mcp(msgspec.Struct, kw_only=True, tag_field="type", tag="mcp"):
-    server_label: str | None = None
-
-
-class Computer(msgspec.Struct, kw_only=True, tag_field="type", tag="computer"):
-    pass
-
-
-class ComputerPreview(msgspec.Struct, kw_only=True, tag_field="type", tag="computer_use_preview"):
-    pass
-
-
-class Shell(msgspec.Struct, kw_only=True, tag_field="type", tag="shell"):
-    pass
-
-
-class ApplyPatch(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch"):
-    pass
-
-
-HostedTool = (
-    WebSearch
-    | WebSearch2025
-    | WebSearchPreview
-    | WebSearchPreview2025
-    | FileSearch
-    | CodeInterpreter
-    | ImageGeneration
-    | Mcp
-    | Computer
-    | ComputerPreview
-    | Shell
-    | ApplyPatch
-)
-Tool = ResponseFunction | CustomTool | NamespaceTool | ToolSearch | LocalShell | HostedTool
+if TYPE_CHECKING:
+    AnyHostedTool = HostedTool
+else:
+    AnyHostedTool = Union[tuple(_hosted_tool(name, tag) for name, tag in HOSTED_TOOLS.items())]  # noqa: UP007
+Tool = ResponseFunction | CustomTool | NamespaceTool | ToolSearch | LocalShell | AnyHostedTool
 
 
 class ChosenFunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
@@ -139,7 +109,7 @@ class ChosenNamespace(msgspec.Struct, kw_only=True, tag_field="type", tag="names
     name: FunctionName
 
 
-ChosenTool = ChosenFunctionTool | ChosenCustomTool | ToolSearch | LocalShell | HostedTool
+ChosenTool = ChosenFunctionTool | ChosenCustomTool | ToolSearch | LocalShell | AnyHostedTool
 
 
 class ChosenTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import socket
 import unicodedata
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import msgspec
 
 from engine.errors import OptionError, TokamakError
 from engine.installation import command
+from tokamak.connection import Server
 from tools.attachments import attachment
 from tools.target import Target, error_text
 
@@ -63,6 +63,7 @@ class Conversation:
 
     def __init__(self, target: Target, model: str, system: str, parameters: dict[str, Any]) -> None:
         self._target = target
+        self._server = Server(target.url, target.api_key, SILENCE_LIMIT_S)
         self._parameters = parameters
         self._system = system
         self._turns: list[dict[str, Any]] = []
@@ -150,26 +151,16 @@ class Conversation:
     @contextlib.contextmanager
     def _reply(self, method: str, path: str, body: bytes = b"") -> Iterator[http.client.HTTPResponse]:
         """A reply with status 200. Its connection closes with the block, which also stops the generation."""
-        kind = http.client.HTTPSConnection if self._target.is_tls else http.client.HTTPConnection
-        connection = kind(self._target.host, self._target.port, timeout=SILENCE_LIMIT_S)
         try:
-            if self._target.uds:
-                connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                connection.sock.settimeout(SILENCE_LIMIT_S)
-                connection.sock.connect(self._target.uds)
-            headers = {**self._target.headers(), "content-type": "application/json"}
-            connection.request(method, self._target.path(path), body or None, headers)
-            reply = connection.getresponse()
-            if reply.status != 200:
-                raise TokamakError(f"{self._target.url} answers {reply.status}: {error_text(reply.read())}")
-            yield reply
+            with self._server.stream(method, path, body or None) as reply:
+                if reply.status != 200:
+                    raise TokamakError(f"{self._target.url} answers {reply.status}: {error_text(reply.read())}")
+                yield reply
         except (ConnectionRefusedError, FileNotFoundError):
             remedy = f"start a server with `{command('serve')}`, or choose another with --url"
             raise TokamakError(f"no server listens on {self._target.url}; {remedy}") from None
-        except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError) as error:
             raise TokamakError(f"{self._target.url}: {error or type(error).__name__}") from error
-        finally:
-            connection.close()
 
 
 def printable(text: str) -> str:

@@ -10,6 +10,7 @@ import http.client
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -52,6 +53,18 @@ class Server:
             with contextlib.suppress(ConnectionError):  # it was closed meanwhile: servers do that
                 return self._exchange(connection, request, num_closed)
         return self._exchange(self._connection(), request, num_closed)
+
+    @contextlib.contextmanager
+    def stream(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+        """A reply as it comes, on a connection of its own that ends with the block. OSError: there is none, or it broke off."""
+        connection = self._connection()
+        try:
+            connection.request(method, self._prefix + path, body, self._headers)
+            yield connection.getresponse()
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        finally:
+            connection.close()
 
     def close(self) -> None:
         self._leave_inherited()
