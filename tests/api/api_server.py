@@ -1,6 +1,6 @@
-"""A real api process between a test that sits in front of it, as its client, and a test that sits behind it, as its engine.
+"""A real api process between a test that acts as its client and a test that acts as its engine.
 
-`Edge` makes a run's directory and segments as the supervisor does, starts `engine.process` for api0, answers at the
+`ApiServer` makes a run's directory and segments as the supervisor does, starts `engine.process` for api0, answers at the
 control socket, keeps the other actors' rows of the counters file alive, and has a `TokenizerPeer` at the rings.
 """
 
@@ -84,7 +84,7 @@ class ApiServer:
         self.orders: list[Order] = []
         self.events: list[Control] = []
         self.answer: Callable[[Order], Reply] = lambda order: Reply("", 200, "done")
-        self._stuck: set[str] = set()  # actors whose heart does not beat
+        self._stuck: set[str] = set()  # actors with a stopped heartbeat
         self._hearts = threading.Lock()
         self._is_stopping = False
 
@@ -135,7 +135,7 @@ class ApiServer:
         assert self.child.poll() is None, self.log
 
     def end_child(self) -> None:
-        """SIGTERM; it must end by itself, with nothing to complain of."""
+        """Send SIGTERM; the process must end by itself and without complaints."""
         if self.child.poll() is None:
             self.child.terminate()
         try:
@@ -155,13 +155,13 @@ class ApiServer:
         return self.run.log_path(CHILD).read_text()
 
     def begin(self, name: str, epoch: int) -> None:
-        """An actor of the stand-in engine begins its life."""
+        """Begin a life of an actor of the stand-in engine."""
         row = self.counters.actor(name)
         row.begin_epoch(epoch, time.monotonic_ns())
         row.set_state(State.READY)
 
     def restart_tokenizer(self) -> None:
-        """It dies with all that it had, and comes back with the next epoch."""
+        """Kill the stand-in tokenizer with everything it held, and start it with the next epoch."""
         self.peer.stop()
         epoch = self.counters.actor(self.peer.name).epoch + 1
         self.peer.start(epoch)
@@ -188,7 +188,7 @@ class ApiServer:
 
     @contextlib.contextmanager
     def stuck(self, name: str, since_s: float) -> Iterator[None]:
-        """Within, the actor's heart stands still, as it has for `since_s`."""
+        """Stop the actor's heartbeat within the block, as if it had stopped `since_s` ago."""
         with self._hearts:
             self._stuck.add(name)
             self.counters.actor(name).beat(time.monotonic_ns() - int(since_s * 1e9))
@@ -204,7 +204,7 @@ class ApiServer:
 
     @contextlib.contextmanager
     def connection(self, first: bytes = b"") -> Iterator[socket.socket]:
-        """A client that does as it likes, and sends `first`."""
+        """Return a raw connection on which `first` was sent."""
         uds, address = self.config.uds, ("127.0.0.1", self.port)
         with socket.socket(socket.AF_UNIX if uds else socket.AF_INET, socket.SOCK_STREAM) as connection:
             connection.settimeout(WATCHDOG_S)
@@ -227,7 +227,7 @@ class ApiServer:
 
     @contextlib.contextmanager
     def paced(self, credits: int) -> Iterator[None]:
-        """The peer stops each sample after so many tokens, until the end of the block."""
+        """Make the peer stop each sequence after `credits` tokens, until the end of the block."""
         self.peer.credits = credits
         try:
             yield

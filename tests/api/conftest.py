@@ -1,4 +1,4 @@
-"""An edge for all tests that need no particular one."""
+"""An api server for all tests that need no particular one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="module")
 def responder(thinker: ApiServer) -> Iterator[openai.OpenAI]:
-    """A client of `thinker`."""
+    """Client of `thinker`."""
     with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""The media process as an api process sees it: a peer at the rings that looks at the bytes in the media slab.
+"""The media process as an api process sees it: a peer at the rings that reads the bytes in the media slab.
 
 A file that begins with `bad` is refused; any other is a picture of 4 x 4 patches, whose hash is that of its bytes. While
 `is_answering` is false, calls are only noted.
@@ -15,7 +15,7 @@ from tests.api.peer import Peer
 
 
 class MediaPeer(Peer):
-    """`received` is everything that came, in order."""
+    """Stand-in for the media process; `received` has every message, in order."""
 
     def __init__(self, run_id: str, name: str, slab: ExtentSlab, api: str = "api0") -> None:
         super().__init__(run_id, name, api)

@@ -1,4 +1,4 @@
-"""An actor of a test at the rings of a real api process, in a thread of the test."""
+"""A stand-in actor at the rings of a real api process, in a thread of the test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.waiting import WATCHDOG_S
 
 
 class Peer:
-    """Lives between `start` and `stop`. A subclass says in `take` what it does with a message; while `is_reading` is false it
-    gets none. `turn` is called after each look into the mailbox."""
+    """Stand-in actor that lives between `start` and `stop`. A subclass handles messages in `take`; while `is_reading` is false
+    it gets none. `turn` is called after each read of the mailbox."""
 
     def __init__(self, run_id: str, name: str, api: str = "api0") -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Peer:
             assert time.monotonic() < deadline, "the api process does not read"
 
     def take(self, message: Message) -> None:
-        """A message that came."""
+        """Handle a message."""
 
     def turn(self) -> None:
         """Do other work of a turn."""

@@ -1,4 +1,4 @@
-"""Access control: names of the server, origins of pages, API keys, the admin key; and the commands themselves."""
+"""Access control: names of the server, origins of pages, API keys, the admin key, and the commands themselves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPEN_PATHS = ("/", "/page/main.js", "/health", "/health/live", "/metrics", "/ver
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """With API keys, without a key for orders."""
+    """Server with API keys and without an admin key."""
     digests = tuple(map(key_digest, ("first", "s\xe9cond")))
     keys = {"api_key": digests, "api_key_priority": ((digests[1], 10),), "admin_key": ""}
     names = {"allowed_hosts": ("llm.example",)}
@@ -79,7 +79,7 @@ def test_api_keys(guarded: ApiServer) -> None:
 
 
 def test_priority_of_keys(guarded: ApiServer) -> None:
-    """A key's own priority is the best that its requests get; where requests may not choose, those that do are refused."""
+    """A key's priority bounds that of its requests; where requests may not choose one, those that do are refused."""
     for key, asked, expected in (
         ("s\xe9cond", None, 10),
         ("s\xe9cond", -5, 10),
@@ -90,7 +90,7 @@ def test_priority_of_keys(guarded: ApiServer) -> None:
         body = {"prompt": "x", "max_tokens": 1, "priority": asked}
         assert guarded.post("/v1/completions", body, headers={b"authorization": f"Bearer {key}".encode()}).status_code == 200
         assert guarded.peer.submits()[-1].priority == expected, (key, asked)
-    sources = [submit.source for submit in guarded.peer.submits()[-5:]]  # whose they are
+    sources = [submit.source for submit in guarded.peer.submits()[-5:]]  # sources of the requests
     assert len(set(sources[:3])) == len(set(sources[3:])) == 1
     assert sources[0] != sources[4]
     for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [97]})):
@@ -106,8 +106,8 @@ def test_priority_of_keys(guarded: ApiServer) -> None:
         assert (error.value.status, error.value.param) == (400, "priority")
 
 
-def test_addresses_that_one_user_has_are_one_source(server: ApiServer) -> None:
-    """A host takes as many addresses of its network of IPv6 as it likes."""
+def test_addresses_of_one_user_are_one_source(server: ApiServer) -> None:
+    """A host may use any number of addresses in its IPv6 network."""
     sources = [
         {source_of(HTTPConnection({"type": "http", "headers": [], "client": (host, 1)}), server.config) for host in hosts}
         for hosts in (
@@ -115,7 +115,7 @@ def test_addresses_that_one_user_has_are_one_source(server: ApiServer) -> None:
             ("2001:db8:0:1::1",),
             ("192.0.2.1", "::ffff:192.0.2.1"),
             ("192.0.2.2", "::ffff:192.0.2.2", "64:ff9b::192.0.2.2"),
-            ("64:ff9b::192.0.2.3",),  # its neighbour, where a translator stands before the server
+            ("64:ff9b::192.0.2.3",),  # its neighbour behind an IPv6 translator
             ("fe80::1%1", "fe80::2%2"),
         )
     ]
@@ -124,7 +124,7 @@ def test_addresses_that_one_user_has_are_one_source(server: ApiServer) -> None:
 
 
 def test_admin_key(server: ApiServer, guarded: ApiServer) -> None:
-    """Without one, orders come through the control socket alone."""
+    """Without an admin key commands come through the control socket only."""
     for headers in ({}, bearer("wrong")):
         answer = server.get("/admin/actors", headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_key")
@@ -140,8 +140,8 @@ PATHS = ("/", "/v1/models", "/tokenize", "/admin/actors", "/health", "/metrics",
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"])
-def test_a_foreign_name_that_points_here(server: ApiServer, guarded: ApiServer, host: str) -> None:
-    """A DNS server can point a name at this machine for its own page."""
+def test_foreign_host_name_is_refused(server: ApiServer, guarded: ApiServer, host: str) -> None:
+    """Any DNS server can point a name at this machine, for a page of its own."""
     for path in PATHS:
         for each in (server, guarded):
             answer = each.get(path, headers={"host": host, "origin": f"http://{host}", **OPERATOR})
@@ -180,7 +180,7 @@ def test_names_that_are_allowed(guarded: ApiServer) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/admin/pause"])
-def test_pages_of_another_origin(server: ApiServer, guarded: ApiServer, path: str, origin: str) -> None:
+def test_foreign_origins_are_refused(server: ApiServer, guarded: ApiServer, path: str, origin: str) -> None:
     for each in (server, guarded):
         answer = each.post(path, {"prompt": "x"}, headers={"origin": origin, **OPERATOR})
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
@@ -193,8 +193,8 @@ def test_pages_of_another_origin(server: ApiServer, guarded: ApiServer, path: st
 @pytest.mark.parametrize(
     "origin", ["https://chat.example", "http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://ui.localhost"]
 )
-def test_pages_of_this_machine_and_those_that_are_allowed(guarded: ApiServer, server: ApiServer, origin: str) -> None:
-    """A browser asks first and then sends the request; the page can read the refusal. Commands are for our own page."""
+def test_local_and_allowed_origins_pass(guarded: ApiServer, server: ApiServer, origin: str) -> None:
+    """A browser sends a preflight and then the request; the page can read the refusal. Commands are only for our own page."""
     page = {"origin": origin}
     wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-api-key"}
     allowed = httpx.options(f"{guarded.url}/v1/completions", headers=page | wanted, timeout=WATCHDOG_S)
@@ -211,7 +211,7 @@ def test_pages_of_this_machine_and_those_that_are_allowed(guarded: ApiServer, se
     assert server.post("/v1/completions", {"prompt": "x"}, headers=page).status_code == (200 if is_here else 403)
 
 
-def test_our_own_page(server: ApiServer) -> None:
+def test_own_page_may_send_commands(server: ApiServer) -> None:
     answer = server.get("/admin/actors", headers={"origin": server.url, **OPERATOR})
     assert answer.status_code == 200
     assert "access-control-allow-origin" not in answer.headers
@@ -251,14 +251,14 @@ def test_a_host_that_is_none(server: ApiServer, host: str) -> None:
         ("abort", {"request_id": "of-another-process"}, AbortRequest("of-another-process")),
     ],
 )
-def test_orders(server: ApiServer, path: str, body: Any, order: Order) -> None:
+def test_commands(server: ApiServer, path: str, body: Any, order: Order) -> None:
     answer = server.order(path, body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["message"] == "done"
     assert server.orders.pop() == order
 
 
-def test_answers_of_orders(server: ApiServer) -> None:
+def test_answers_of_commands(server: ApiServer) -> None:
     ordinary = server.answer
     try:
         server.answer = lambda order: Reply("", 200, "", {"actors": [{"name": "api0", "pid": 1}]})
@@ -286,7 +286,7 @@ def test_answers_of_orders(server: ApiServer) -> None:
         ("abort", {"request_id": ""}),
     ],
 )
-def test_wrong_orders(server: ApiServer, path: str, body: Any) -> None:
+def test_invalid_commands_are_refused(server: ApiServer, path: str, body: Any) -> None:
     answer = server.order(path, body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"]
@@ -320,7 +320,7 @@ def test_abort_by_the_id_that_the_client_knows(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(("path", "order"), [("/clear_load_weight", DropWeights), ("/update_model_weight", ReloadWeights)])
-def test_fastdeploys_weight_orders_need_the_admin_key(server: ApiServer, path: str, order: type[Order]) -> None:
+def test_fastdeploys_weight_commands_need_the_admin_key(server: ApiServer, path: str, order: type[Order]) -> None:
     assert server.get(path).status_code == 401
     assert server.post(path, {}).status_code == 401
     num_before = len(server.orders)

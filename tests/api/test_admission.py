@@ -1,4 +1,4 @@
-"""Connections are shared out among client addresses, and /health is answered beyond all limits."""
+"""Connections are shared among client addresses, and /health is answered beyond all limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Guest:
 
 
 def enter(admission: Admission, host: str, num_times: int) -> list[Guest]:
-    """Connections of a host; those that are admitted."""
+    """Return the host's connections that are admitted."""
     guests = [Guest() for _ in range(num_times)]
     return [guest for guest in guests if admission.enter(guest, host)]
 
@@ -126,7 +126,7 @@ def test_health_is_answered_when_all_connections_are_taken(tmp_path: Path) -> No
         assert server.get("/health").status_code == 200
 
 
-def test_forwarded_address_counts_behind_a_trusted_proxy(tmp_path: Path) -> None:
+def test_trusted_proxy_forwards_the_client_address(tmp_path: Path) -> None:
     """An address that the client writes itself does not count."""
     with ApiServer(tmp_path, trusted_proxies=("127.0.0.0/8",)) as server:
 

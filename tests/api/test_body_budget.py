@@ -1,4 +1,4 @@
-"""Room for large request bodies: shared among sources, and taken away from those that are slow."""
+"""Memory for large request bodies: shared among sources, and taken from slow ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE = LARGEST + FREE_BYTES
 
 @contextlib.contextmanager
 def silent(budget: BodyBudget, *sources: str, for_ns: int = 0) -> Iterator[list[BodyShare]]:
-    """Bodies that are all here but for their end, and silent for so long. Within an event loop."""
+    """Yield bodies that lack only their last byte and have been silent for `for_ns`. Needs a running event loop."""
     with contextlib.ExitStack() as stack:
         shares = [stack.enter_context(budget.share(source)) for source in sources]
         for share in shares:
@@ -76,7 +76,7 @@ def test_complete_body_is_not_displaced() -> None:
     asyncio.run(scenario())
 
 
-def test_trickle_falls_behind_and_progress_does_not() -> None:
+def test_only_slow_bodies_fall_behind() -> None:
     async def scenario() -> None:
         with silent(BodyBudget(1 << 30), "a", "b") as (trickle, quick):
             now_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Limits of time on a connection, with a server of shorter ones."""
+"""Timeouts of a connection, on a server with shorter ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Impatient(Connection):
 
 
 class ImpatientAfterwards(Connection):
-    """With the second head, and with a client that does not read its answer."""
+    """Connection with a short timeout for the second head and for a client that does not read its answer."""
 
     head_timeout_s = WATCHDOG_S
     stall_timeout_s = 0.2
@@ -64,7 +64,7 @@ def port_of(connection: type[Connection]) -> Iterator[int]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the server closes."""
+    """Return the bytes that come until the server closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 20):
@@ -92,8 +92,8 @@ def test_a_head_must_arrive_in_time(beginning: bytes) -> None:
         b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n",  # answered before its body is here
     ],
 )
-def test_after_an_answer_too(first: bytes, rest: bytes) -> None:
-    """Whatever comes first: from then on the next head is due."""
+def test_next_head_after_an_answer_has_a_timeout(first: bytes, rest: bytes) -> None:
+    """The timeout for the next head starts after any answer."""
     with (
         port_of(ImpatientAfterwards) as port,
         socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection,
@@ -107,7 +107,7 @@ def test_after_an_answer_too(first: bytes, rest: bytes) -> None:
             assert connection.recv(100) == b""
 
 
-def test_part_of_the_next_head_comes_with_the_first() -> None:
+def test_part_of_next_head_arrives_with_the_first() -> None:
     with (
         port_of(ImpatientAfterwards) as port,
         socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection,
@@ -127,8 +127,8 @@ def test_an_answer_that_is_never_read(close: bytes) -> None:
         wait_until(lambda: ImpatientAfterwards.num_lost, what="the connection given up")
 
 
-def test_an_answer_that_is_read_slowly() -> None:
-    """It is whole, however many times longer than a stall it takes. Again where this reader was held up for as long as one."""
+def test_slow_client_gets_the_whole_answer() -> None:
+    """A slow client gets the whole answer, even over many times the stall timeout. Retried if this reader itself stalled."""
 
     def is_whole(port: int) -> bool:
         with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:

@@ -1,4 +1,4 @@
-"""A user's mistake is a 4xx in OpenAI's shape that names the parameter, and the server serves on."""
+"""A user's mistake is a 4xx in OpenAI's shape that names the parameter, and the server keeps serving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 @pytest.fixture(autouse=True)
 def no_server_errors(server: ApiServer) -> Iterator[None]:
-    """Nothing here is the server's fault."""
+    """Check that no test caused a 5xx."""
     before = server.count("http_responses_total", status="5xx")
     yield
     assert server.count("http_responses_total", status="5xx") == before
@@ -52,7 +52,7 @@ def no_server_errors(server: ApiServer) -> Iterator[None]:
 )
 def test_malformed_bodies(server: ApiServer, path: str, content: bytes) -> None:
     if (path == "/admin/reload" and content in (b"", b'{"prompt": "a"}')) or (b'"messages"' in content and "admin" in path):
-        return  # a reload of the weights in use, with fields that nobody knows
+        return  # a reload of the weights in use, with unknown fields
     answer = server.post(path, content=content, headers=OPERATOR)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) >= ({"message", "type"} if "messages" in path else {"message", "type", "param", "code"})
@@ -257,7 +257,7 @@ def test_texts_that_no_ring_takes(server: ApiServer) -> None:
         assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "context_length_exceeded")
 
 
-def test_what_is_missing(server: ApiServer) -> None:
+def test_missing_fields_are_named(server: ApiServer) -> None:
     error = server.post("/v1/completions", {}).json()["error"]
     assert error == {
         "message": "prompt is required",
@@ -309,7 +309,7 @@ def test_empty_request_id_is_replaced(server: ApiServer) -> None:
 
 
 def test_huge_bodies_are_refused_unread(server: ApiServer) -> None:
-    """By their length alone, and where that is not said, as soon as they are too long."""
+    """They are refused by their declared length, or without one as soon as they exceed the limit."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n{" % (1 << 40))
@@ -327,7 +327,7 @@ def test_huge_bodies_are_refused_unread(server: ApiServer) -> None:
 @pytest.mark.parametrize(
     "nonsense", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n", b"A" * 100_000]
 )
-def test_what_is_not_http(server: ApiServer, nonsense: bytes) -> None:
+def test_bytes_that_are_not_http(server: ApiServer, nonsense: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S) as connection:
         reply = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

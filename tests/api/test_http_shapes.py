@@ -51,8 +51,8 @@ def answer_to(server: ApiServer, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("shape", CONTRADICTIONS)
-def test_contradictory_lengths_are_refused_and_end_it(server: ApiServer, shape: str) -> None:
-    """Nothing behind them is taken for a request."""
+def test_contradictory_lengths_end_the_connection(server: ApiServer, shape: str) -> None:
+    """The connection ends, and bytes that follow are not taken as a request."""
     answer = answer_to(server, CONTRADICTIONS[shape] + NEXT)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -69,14 +69,14 @@ def test_contradictory_lengths_are_refused_and_end_it(server: ApiServer, shape: 
     ],
     ids=["chunks", "bytes", "trailer", "extension", "length"],
 )
-def test_body_ends_where_its_framing_says(server: ApiServer, framed: bytes) -> None:
-    """The request that follows is answered as well."""
+def test_framing_determines_the_end_of_a_body(server: ApiServer, framed: bytes) -> None:
+    """The next request on the connection is answered as well."""
     answer = answer_to(server, POST + framed + NEXT)
     assert answer.count(b"HTTP/1.1 200 ") == 2
     assert said_text(3).encode() in answer
 
 
-def test_http_1_0_gets_bodies_that_end_with_the_connection(server: ApiServer) -> None:
+def test_http_1_0_body_ends_with_the_connection(server: ApiServer) -> None:
     whole = answer_to(server, b"POST /v1/completions HTTP/1.0\r\n" + LENGTH + b"\r\n" + BODY)
     assert b" 200 OK\r\n" in whole
     assert said_text(3).encode() in whole

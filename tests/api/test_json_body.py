@@ -1,4 +1,5 @@
-"""Bodies in parts: the same object as at once, nothing invalid let through, and the loop held for a bounded work only."""
+"""Bodies decoded in parts: the same object as at once, invalid JSON refused, and the event loop blocked only for bounded
+work."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_parts_make_the_whole(fields: dict[str, Any], is_wide: bool, part_bytes:
 
 @given(st.text(st.sampled_from('{}[]:,"\\ a1\n'), max_size=40), st.integers(1, 20))
 @settings(max_examples=150, deadline=None)
-def test_what_is_invalid_at_once_is_invalid_in_parts(text: str, part_bytes: int) -> None:
+def test_invalid_json_is_invalid_in_parts_too(text: str, part_bytes: int) -> None:
     for body in (text.encode(), b'{"prompt":[' + text.encode() + b"]}"):
         try:
             value = orjson.loads(body)
@@ -79,7 +80,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def parser_s() -> float:
-    """CPU time of the parser for as many bytes, in one call."""
+    """Return the CPU time of the parser for as many bytes in one call."""
     start = time.thread_time()
     orjson.loads(HOSTILE["lists"])
     return time.thread_time() - start
@@ -87,7 +88,7 @@ def parser_s() -> float:
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_the_loop_gets_turns(body: bytes, parser_s: float) -> None:
-    """The CPU time between two turns, against what one call of the parser takes."""
+    """The CPU time between two turns is compared with that of one call of the parser."""
     longest = 0.0
 
     async def run() -> None:

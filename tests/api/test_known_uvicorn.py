@@ -1,4 +1,4 @@
-"""A version of uvicorn that the connections do not know ends the start with a message that names it."""
+"""A version of uvicorn that the connections do not support ends the start with a message that names it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_unknown_versions_are_named(version: str) -> None:
         check_version(version)
 
 
-def test_bounds_are_those_of_the_package() -> None:
+def test_bounds_match_pyproject() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
     found = re.search(r'"uvicorn>=([0-9]+)[.]([0-9]+),<([0-9]+)[.]([0-9]+)"', text)
     assert found is not None

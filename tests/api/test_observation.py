@@ -79,7 +79,7 @@ SAMPLE = re.compile(r'tokamak:([a-z0-9_]+)\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)*)\}
 
 
 def samples(server: ApiServer) -> dict[tuple[str, str], float]:
-    """Every sample of /metrics, by name and labels; checks the format."""
+    """Return every sample of /metrics by name and labels; check the format."""
     response = server.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found: dict[tuple[str, str], float] = {}
@@ -177,7 +177,7 @@ def test_an_engine_that_does_not_serve(well: ApiServer, state: WeightsState, sta
     assert well.get("/health/live").status_code == 200
 
 
-def test_an_engine_that_cannot_write_down_what_it_serves(well: ApiServer) -> None:
+def test_unwritten_record_makes_the_engine_unhealthy(well: ApiServer) -> None:
     cell = well.counters.counter("is_record_unwritten", "scheduler")
     well.counters.errors.record("scheduler", "weights.json: No space left on device")
     cell.set(1)
@@ -202,7 +202,7 @@ def test_every_row_is_there(server: ApiServer) -> None:
     assert {"actor_state", "actor_up", "ring_fill_bytes"} <= names
 
 
-def test_what_a_request_counts(server: ApiServer) -> None:
+def test_request_counters(server: ApiServer) -> None:
     server.post("/v1/completions", {"prompt": "warm"})
     before = samples(server)
     server.post("/v1/completions", {"prompt": "hello", "n": 2, "max_tokens": 10})
@@ -241,7 +241,7 @@ def test_what_a_request_counts(server: ApiServer) -> None:
 
 
 def test_open_metrics(server: ApiServer) -> None:
-    """Where it is asked for, as Prometheus does, and as strict readers take it; the same samples as in the text."""
+    """OpenMetrics is served when Prometheus asks for it, passes a strict parser and has the same samples as the text."""
     server.post("/v1/completions", {"prompt": "hello"})
     accepted = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
     response = server.get("/metrics", headers={"accept": accepted})
@@ -252,8 +252,8 @@ def test_open_metrics(server: ApiServer) -> None:
     assert Counter(strict) == Counter(plain)
 
 
-def test_names_for_the_dashboards_of_others(server: ApiServer) -> None:
-    """With `--metrics-prefix vllm` all that vLLM's own dashboard asks for, but for what nothing here can be."""
+def test_vllm_prefix_provides_its_dashboards_metrics(server: ApiServer) -> None:
+    """`--metrics-prefix vllm` provides every metric of vLLM's own dashboard, except those that cannot exist here."""
     look = Look(server.counters, [], information(server.config), {"model_name": "tiny"}, "vllm")
     found = {sample.name: sample.labels for family in look.collect() for sample in family.samples}
     assert set(VLLM_NAMES) - found.keys() == set()
@@ -275,7 +275,7 @@ def test_names_for_the_dashboards_of_others(server: ApiServer) -> None:
         ("/.env", "other"),
     ],
 )
-def test_what_route_a_path_counts_for(path: str, route: str) -> None:
+def test_paths_are_counted_by_route(path: str, route: str) -> None:
     assert route_of(path) == route
 
 
@@ -298,7 +298,7 @@ def test_load(server: ApiServer) -> None:
 
 
 def test_page(server: ApiServer) -> None:
-    """Its files are there under the names that they call each other by, each under a policy that allows no other code."""
+    """The files are served under the names by which they reference each other, with a policy that allows no other code."""
     waiting, seen = ["/"], set[str]()
     while waiting:
         path = waiting.pop()
@@ -325,7 +325,7 @@ def test_page(server: ApiServer) -> None:
 
 
 def test_dashboard(server: ApiServer) -> None:
-    """The numbers of the counters, a look for all who ask at once, and the end of a log."""
+    """The counters, one snapshot for all concurrent requests, and the end of a log."""
     looks = [server.get("/dashboard").json() for _ in range(3)]
     assert {actor["name"] for actor in looks[0]["actors"]} == {actor.name for actor in server.counters.actors()}
     assert looks[0]["figures"]["num_kv_blocks"] == server.get("/load").json()["replicas"][0]["kv_blocks"]
@@ -376,7 +376,7 @@ def test_the_document_holds(label: str, server: ApiServer) -> None:
 
 @pytest.fixture
 def renderings(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Renderings:
-    """Renderings of this process, made as in the api process; nothing awaits them."""
+    """Renderings of this process, made as in the api process; no request waits for them."""
     monkeypatch.setattr(prometheus, "BURST_S", 3600.0)
     record = ModelRecord.of_run(server.run.model_path)
     context, model = ActorContext(server.run, server.config, "api0", 1), ServedModel.of(server.config, record, None)
@@ -384,8 +384,8 @@ def renderings(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Renderings
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_all_who_ask_at_once_get_one_rendering(server: ApiServer, renderings: Renderings, is_open: bool) -> None:
-    """One that was begun after they had asked: what comes while it is made gets the next."""
+def test_concurrent_requests_share_a_rendering(server: ApiServer, renderings: Renderings, is_open: bool) -> None:
+    """The rendering began after all of them asked; requests that come while it is made get the next one."""
 
     async def ask() -> None:
         waiting = [asyncio.create_task(renderings.text(is_open)) for _ in range(50)]
@@ -393,7 +393,7 @@ def test_all_who_ask_at_once_get_one_rendering(server: ApiServer, renderings: Re
             while bool(renderings._next) != is_awaited:
                 await asyncio.sleep(0)
         later = [asyncio.create_task(renderings.text(is_open)) for _ in range(50)]
-        waiting[0].cancel()  # who leaves takes it from nobody
+        waiting[0].cancel()  # a cancelled request does not affect the others
         texts, newer = await asyncio.gather(*waiting[1:]), await asyncio.gather(*later)
         assert len({id(text) for text in texts}) == len({id(text) for text in newer}) == 1
         assert texts[0] is not newer[0]
@@ -402,8 +402,8 @@ def test_all_who_ask_at_once_get_one_rendering(server: ApiServer, renderings: Re
     asyncio.run(ask())
 
 
-def test_who_asks_again_and_again_waits(renderings: Renderings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share of a processor is all that they get: here hours go by before the second one, and nothing else waits for it."""
+def test_frequent_scrapes_are_throttled(renderings: Renderings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renderings get a share of a processor: the second one comes after hours here, and other work does not wait for it."""
     monkeypatch.setattr(prometheus, "BURST_S", 0.0)
     monkeypatch.setattr(prometheus, "SHARE", 1e-7)
 

@@ -1,4 +1,4 @@
-"""Properties of every protocol that streams: an answer outlives a crash behind the api, with the same events, ids included."""
+"""Properties of every streaming protocol: an answer survives a crash behind the api with the same events and ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class Reader:
-    """Reads a stream in a thread, event by event."""
+    """Reader of a stream in a thread, event by event."""
 
     def __init__(self, server: ApiServer, path: str, name: str) -> None:
         self.events: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ def test_a_stream_outlives_the_tokenizer(thinker: ApiServer, path: str) -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("path", BODIES)
-def test_what_a_client_leaves_is_aborted(thinker: ApiServer, path: str, is_stream: bool) -> None:
+def test_leaving_client_aborts_its_request(thinker: ApiServer, path: str, is_stream: bool) -> None:
     name = f"leaves{path.replace('/', '-')}-{is_stream}"
     body = orjson.dumps(BODIES[path] | {"stream": is_stream})
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nx-request-id: {name}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -90,7 +90,7 @@ def test_what_a_client_leaves_is_aborted(thinker: ApiServer, path: str, is_strea
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: ApiServer, path: str) -> None:
+def test_sampling_fields_are_those_of_chat(thinker: ApiServer, path: str) -> None:
     fields = {"min_p": 0.5, "logit_bias": {"5": -3}, "bad_words": ["x"], "stop": ["END"], "truncate_prompt_tokens": 7}
     answer = thinker.post(
         path, BODIES[path] | fields | {"guided_regex": "a+", "priority": 4, "seed": 7, "cache_salt": "s", "n": None}
@@ -123,6 +123,6 @@ def test_how_an_answer_is_drawn_is_said_as_in_a_chat(thinker: ApiServer, path: s
         ("/v1/responses", {"stop": 1}, "stop: expected"),
     ],
 )
-def test_what_a_chat_has_and_another_protocol_has_not(thinker: ApiServer, path: str, fields: dict[str, Any], says: str) -> None:
+def test_fields_of_chat_that_other_protocols_lack(thinker: ApiServer, path: str, fields: dict[str, Any], says: str) -> None:
     answer = thinker.post(path, BODIES[path] | fields)
     assert (answer.status_code, answer.json()["error"]["message"].count(says)) == (400, 1), answer.text

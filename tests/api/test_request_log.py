@@ -1,4 +1,4 @@
-"""`--log-requests` and `--log-format json`: what is logged of requests, and that no text of theirs is."""
+"""`--log-requests` and `--log-format json`: fields that are logged of requests, never their text."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_conversation_and_a_refusal(server: ApiServer) -> None:
     assert SECRET not in server.run.log_path("api0").read_text()
 
 
-def test_an_unsafe_id_is_logged_as_it_is_answered(server: ApiServer) -> None:
+def test_unsafe_id_is_logged_as_answered(server: ApiServer) -> None:
     for given in ("", "not safe 2", "x" * 200, "a/b"):
         answer = server.post("/v1/completions", {"prompt": 5}, headers={"x-request-id": given})
         assert answer.status_code == 400

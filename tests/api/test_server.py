@@ -1,4 +1,4 @@
-"""The api process's own life: SIGTERM, SIGKILL and a new epoch, limits on connections."""
+"""The api process's life: SIGTERM, SIGKILL and a new epoch, limits on connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_ready_is_announced(server: ApiServer) -> None:
     assert [(event.actor, event.state) for event in ready] == [("api0", "READY")]
 
 
-def test_running_means_open_samples(server: ApiServer) -> None:
+def test_running_state_means_open_sequences(server: ApiServer) -> None:
     row = server.counters.actor("api0")
     wait_until(lambda: row.state == State.READY, what="idle")
     with server.paced(1):
@@ -65,8 +65,8 @@ def test_open_streams_may_end_on_sigterm(tmp_path: Path) -> None:
         assert server.counters.actor("api0").state == State.STOPPED
 
 
-def test_streams_that_do_not_end_are_ended(tmp_path: Path) -> None:
-    """With an error that says so, and an abort for the engine; a client that does not even read is cut."""
+def test_endless_streams_end_at_shutdown(tmp_path: Path) -> None:
+    """They end with an error that says so and an abort for the engine; a client that does not read is disconnected."""
     with ApiServer(tmp_path, stop_timeout_s=1.5) as server, server.paced(10):
         lines: list[str] = []
         reading = stream(server, lines)
@@ -80,7 +80,7 @@ def test_streams_that_do_not_end_are_ended(tmp_path: Path) -> None:
         wait_until(lambda: len(server.peer.aborts()) == 1, what="aborted")
 
 
-def test_a_killed_api_process_comes_back(tmp_path: Path) -> None:
+def test_killed_api_process_is_restarted(tmp_path: Path) -> None:
     with ApiServer(tmp_path) as server:
         server.child.kill()
         server.child.wait()
@@ -113,7 +113,7 @@ def has_room(server: ApiServer) -> bool:
 
 
 def test_large_bodies_share_a_budget(tmp_path: Path) -> None:
-    """There is room for eight of the largest; a later large one is refused, and a small one is served."""
+    """There is room for eight of the largest bodies; a later large one is refused, and a small one is served."""
     most, sent = 200_000, 190_000
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {most}\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Heads without end, requests sent ahead of answers, and clients that leave: over sockets, to a running api process."""
+"""Endless heads, pipelined requests, and clients that leave: over raw sockets, to a running api process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def completion(name: str, **fields: object) -> bytes:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the server closes."""
+    """Return the bytes that come until the server closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 20):
@@ -82,7 +82,7 @@ def test_a_client_that_sent_more_and_leaves(server: ApiServer, is_stream: bool, 
         wait_until(lambda: server.peer.aborts(name), what="aborted")
 
 
-def test_requests_sent_ahead_are_answered_in_order(server: ApiServer) -> None:
+def test_pipelined_requests_are_answered_in_order(server: ApiServer) -> None:
     last = VERSION.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     with server.connection(completion("first") + VERSION * 9 + completion("second") + last) as client:
         answers = read_all(client)
@@ -100,7 +100,7 @@ OFFERS = {
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 @pytest.mark.parametrize("is_apart", [False, True], ids=["one packet", "body apart"])
 def test_an_offer_to_upgrade_is_ignored(server: ApiServer, offer: bytes, is_apart: bool) -> None:
-    """Bytes behind the head are its body all the same, and then the next requests."""
+    """Bytes after the head are the body, followed by the next requests."""
     names = [f"upgrade-{len(offer)}-{is_apart}-{index}" for index in range(3)]
     sent = [completion(name).replace(b"\r\n", b"\r\n" + offer, 1) for name in names]
     chunked = b"%bx-request-id: chunked\r\ntransfer-encoding: chunked\r\n\r\n" % (HEAD + offer)
@@ -124,8 +124,8 @@ def test_an_offer_to_upgrade_is_ignored(server: ApiServer, offer: bytes, is_apar
 
 
 @pytest.mark.parametrize("ahead", [VERSION * 500, completion("big", user="x" * 500_000), b"\x00nonsense", HEAD + b"x: " + LONG])
-def test_what_cannot_be_kept_until_its_turn(server: ApiServer, ahead: bytes) -> None:
-    """The answer under way is whole and the last: its client may send the rest again."""
+def test_too_much_pipelined_input_ends_the_connection(server: ApiServer, ahead: bytes) -> None:
+    """The answer under way is complete and the last; the client may send the rest again."""
     name = f"whole-{len(ahead)}"
     with server.paced(3), server.connection(completion(name) + ahead) as client:
         wait_until(lambda: [s for s in list(server.peer.streams.values()) if s.num_sent == 3], what="three tokens")

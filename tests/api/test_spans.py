@@ -1,5 +1,5 @@
-"""`--otlp-traces-endpoint` against a small collector: which spans come, whose part they are, and that a collector that is away
-costs a counter alone."""
+"""`--otlp-traces-endpoint` against a small collector: spans and their parents; an unreachable collector costs only a
+counter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Collector:
-    """Takes OTLP over HTTP at /v1/traces, or refuses it."""
+    """Server that accepts OTLP over HTTP at /v1/traces, or refuses it."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -46,7 +46,7 @@ class Collector:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
@@ -62,7 +62,7 @@ class Collector:
             self.spans += [span for scope in resource.scope_spans for span in scope.spans]
 
     def of(self, request_id: str) -> Span:
-        """The span of a request, once it is here."""
+        """Return a request's span once it has arrived."""
 
         def found() -> list[Span]:
             return [span for span in self.spans if values(span.attributes)["gen_ai.response.id"] == request_id]
@@ -100,7 +100,7 @@ def server(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
         running.run.log_path("api0").write_text("")  # one test has it complain
 
 
-def test_a_span_says_what_was_asked_and_what_came(server: ApiServer, collector: Collector) -> None:
+def test_span_has_request_and_answer_attributes(server: ApiServer, collector: Collector) -> None:
     body = {
         "model": "tiny",
         "prompt": SECRET,
@@ -156,7 +156,7 @@ def test_it_is_part_of_the_clients_trace(server: ApiServer, collector: Collector
     assert span.name == "chat tiny"
 
 
-def test_what_a_client_does_not_sample_is_passed_on_alone(server: ApiServer, collector: Collector) -> None:
+def test_unsampled_trace_is_only_propagated(server: ApiServer, collector: Collector) -> None:
     headers = {"x-request-id": "silent", "traceparent": PARENT[:-2] + "00"}
     answer = server.post("/v1/completions", {"prompt": "a"}, headers=headers)
     assert re.fullmatch(rf"{PARENT[:36]}[0-9a-f]{{16}}-00", answer.headers["traceparent"])
@@ -175,8 +175,8 @@ def test_errors_and_routes_without_a_span(server: ApiServer, collector: Collecto
         assert "traceparent" not in answer.headers
 
 
-def test_every_route_that_asks_the_model_has_a_span() -> None:
-    """Those that may answer 429 wait for the engine; some of them only count, render, show or store."""
+def test_every_generating_route_has_a_span() -> None:
+    """Routes that may answer 429 wait for the engine; some of them only count, render, show or store."""
     answering = {each.path for each in ENDPOINTS if each.method == "POST" and 429 in each.errors}
     beside = {path for path in answering if path.endswith(("/render", "_tokens", "tokenize", "/show", "/pull", "/batches"))}
     assert answering - beside == set(SPANNED)
@@ -204,8 +204,9 @@ def test_a_collector_that_is_away_costs_a_counter(server: ApiServer, collector: 
 
 
 @pytest.mark.slow
-def test_a_collector_that_hangs_holds_nobody_up(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It takes connections and says nothing: requests are answered, what waits is bounded, and the process ends at once."""
+def test_hanging_collector_blocks_no_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The collector accepts connections and never answers: requests are served, waiting spans are bounded, and the process ends
+    at once."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(16)
@@ -233,7 +234,7 @@ def test_a_collector_that_hangs_holds_nobody_up(tmp_path_factory: pytest.TempPat
         PARENT + "\xb2",
     ],
 )
-def test_what_is_no_traceparent_begins_a_trace(given: str) -> None:
+def test_invalid_traceparent_begins_a_new_trace(given: str) -> None:
     context = context_of("/v1/completions", Headers({"traceparent": given}))
     assert context is not None
     assert context.parent_id == 0
@@ -263,7 +264,7 @@ LONG, SHORT = [f"{name}={name * 198}" for name in "abc"], [f"v{number}={'x' * 20
         (["," * 10_000], ""),
     ],
 )
-def test_a_state_that_is_too_long_loses_whole_entries(given: list[str], passed_on: str) -> None:
+def test_long_tracestate_loses_whole_entries(given: list[str], passed_on: str) -> None:
     raw = [(b"traceparent", PARENT.encode()), *((b"tracestate", each.encode()) for each in given)]
     context = context_of("/v1/completions", Headers(raw=raw))
     assert context is not None

@@ -1,4 +1,4 @@
-"""Answers that no client reads: what waits for them is bounded in every API, and of each source."""
+"""Answers that no client reads: waiting output is bounded in every API and for each source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """At a UNIX socket: little waits in the kernel."""
+    """Server at a UNIX socket, where the kernel buffers little."""
     with (
         tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory,
         ApiServer(tmp_path_factory.mktemp("run"), uds=f"{directory}/api.sock", max_model_len=1 << 20) as running,
@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @contextlib.contextmanager
 def saying(server: ApiServer, num_tokens: int, at_once: int) -> Iterator[None]:
-    """Within, samples have so many tokens, and deltas come quickly."""
+    """Give sequences `num_tokens` tokens within the block, in quick deltas."""
     before = server.peer.most, server.peer.at_once, server.peer.pause_ns
     server.peer.most, server.peer.at_once, server.peer.pause_ns = num_tokens, at_once, 100_000
     try:
@@ -71,7 +71,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def events_of(received: bytes) -> Iterator[dict[str, Any]]:
-    """JSON of an event stream or of lines. Chunks begin where writes do, which is where events do."""
+    """Return the JSON of an event stream or of lines. Chunks begin where writes do, which is where events do."""
     for line in received.splitlines():
         line = line.removeprefix(b"data: ")
         if line.startswith(b"{"):
@@ -91,7 +91,7 @@ def test_unread_stream_of_any_api_is_paused(server: ApiServer, path: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 def test_unread_logprobs_of_one_source_are_bounded(server: ApiServer, path: str) -> None:
-    """Streams and whole answers alike; another source's request is answered meanwhile."""
+    """The bound holds for streams and whole answers; another source's request is answered meanwhile."""
     asked = {"/v1/responses": {"include": ["message.output_text.logprobs"]}}.get(path, {"logprobs": True})
     body = BODIES[path] | asked | {"top_logprobs": 20}
     num_tokens, num_requests = 8000, 7  # 168,000 log-probabilities each
@@ -127,7 +127,7 @@ def test_unread_logprobs_of_one_source_are_bounded(server: ApiServer, path: str)
 
 @pytest.mark.slow
 def test_requests_with_many_logprobs_end_in_turn(server: ApiServer) -> None:
-    """More whole answers at once than one source may hold: some wait for others, none fails."""
+    """There are more whole answers at once than one source may hold: some wait, none fails."""
     body = {"messages": MESSAGES, "n": 16, "logprobs": True, "top_logprobs": 20}
     num_tokens, num_requests = 800, 5  # 268,800 log-probabilities each
     pauses = server.count("stream_pauses_total")

@@ -1,4 +1,4 @@
-"""Other ways to the API than a bare port: TLS, a UNIX socket, a path below which a proxy shows it."""
+"""Other ways to the API than a bare port: TLS, a UNIX socket, a path prefix behind a proxy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 def over(server: ApiServer) -> httpx.Client:
-    """A client of an edge, however that is reached."""
+    """Return a client of a server, however it is reached."""
     if server.config.uds:
         return httpx.Client(
             transport=httpx.HTTPTransport(uds=server.config.uds), base_url="http://localhost", timeout=WATCHDOG_S
@@ -66,7 +66,7 @@ def test_the_openai_client(request: pytest.FixtureRequest, way: str) -> None:
             client.completions.create(model="other", prompt="x")
 
 
-def test_what_is_no_http_is_answered_over_tls_too(secure: ApiServer) -> None:
+def test_invalid_http_is_answered_over_tls(secure: ApiServer) -> None:
     context = ssl.create_default_context(cafile=str(CERTIFICATE))
     with secure.connection() as plain, context.wrap_socket(plain, server_hostname="localhost") as client:
         client.sendall(b"nonsense\r\n\r\n")
@@ -77,7 +77,7 @@ def test_what_is_no_http_is_answered_over_tls_too(secure: ApiServer) -> None:
 
 
 def test_silent_handshakes_count_and_block_no_other(tmp_path: Path) -> None:
-    """Connections that never begin TLS hold as many places as others, and not those of another address."""
+    """Connections that never begin TLS count like others, and only against their own address."""
     files = {"ssl_keyfile": str(TLS / "key.pem"), "ssl_certfile": str(CERTIFICATE)}
     context = ssl.create_default_context(cafile=str(CERTIFICATE))
     asking = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -125,7 +125,7 @@ def test_a_root_path_that_the_proxy_leaves_on(secure: ApiServer) -> None:
 
 
 def test_clients_that_leave_a_socket(on_socket: ApiServer) -> None:
-    """A slow reader is looked after there as well; names do not matter."""
+    """A slow reader is handled there as well; host names do not matter."""
     body = b'{"prompt": "x", "stream": true}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: any.example\r\nx-request-id: gone\r\ncontent-length: %d\r\n\r\n"
     with on_socket.paced(3):
@@ -134,7 +134,7 @@ def test_clients_that_leave_a_socket(on_socket: ApiServer) -> None:
         wait_until(lambda: on_socket.peer.aborts("gone~"), what="aborted")
 
 
-def test_our_own_tools_over_the_socket(on_socket: ApiServer) -> None:
+def test_command_line_tools_use_the_socket(on_socket: ApiServer) -> None:
     target = Target.parse(f"unix:{on_socket.config.uds}")
     conversation = Conversation(target, "tiny", "", {"max_tokens": 20})
     assert "".join(piece.text for piece in conversation.ask("hi")) == said_text(20)
@@ -150,7 +150,7 @@ def test_our_own_tools_over_the_socket(on_socket: ApiServer) -> None:
     assert (status, b"tiny" in models) == (200, True)
 
 
-def test_a_restarted_api_process_takes_what_waits_at_the_socket(on_socket: ApiServer) -> None:
+def test_restarted_process_accepts_waiting_connections(on_socket: ApiServer) -> None:
     on_socket.child.kill()
     on_socket.child.wait()
     with on_socket.connection(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n") as early:
@@ -158,7 +158,7 @@ def test_a_restarted_api_process_takes_what_waits_at_the_socket(on_socket: ApiSe
         assert early.recv(12) == b"HTTP/1.1 200"
 
 
-def test_who_may_have_a_socket() -> None:
+def test_socket_in_use_is_refused() -> None:
     with tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory:
         path = f"{directory}/api.sock"
         with unix_socket(path):

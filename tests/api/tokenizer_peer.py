@@ -64,7 +64,7 @@ def prompt_ids(prompt: Prompt) -> list[int]:
 
 @dataclass
 class Stream:
-    """One open sample."""
+    """One open sequence."""
 
     submit: Submitted
     prompt: list[int]
@@ -144,7 +144,7 @@ class Stream:
 
 
 def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:
-    """Rank 2 always: the best is another token, 0.1 likelier; the last of the others cannot be."""
+    """Return the entry of a token: always rank 2, with a best token 0.1 likelier; the last alternative is impossible."""
     if num_top < 0:
         return DecodedLogprobs(token, logprob, 2, b"")
     best = [token + 1, token, *(token + 1 + other for other in range(1, 19)), token + 40][:num_top]
@@ -155,7 +155,7 @@ def entry(token: int, logprob: float, num_top: int) -> DecodedLogprobs:
 
 
 class TokenizerPeer(Peer):
-    """`received` is everything that came, in order."""
+    """Stand-in for a tokenizer; `received` has every message, in order."""
 
     def __init__(self, run_id: str, name: str = "tokenizer0", api: str = "api0") -> None:
         super().__init__(run_id, name, api)

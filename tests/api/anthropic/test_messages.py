@@ -89,7 +89,7 @@ def test_stream_equals_whole(thinker: ApiServer, claude: anthropic.Anthropic) ->
 
 
 def test_events(thinker: ApiServer) -> None:
-    """In order, with what each has; a block ends before another begins. Silence is filled with pings."""
+    """Events come in order with their fields, blocks do not overlap, and silence is filled with pings."""
     with thinker.paced(0):
         body = {"max_tokens": 9, "messages": MESSAGES, "stream": True}
         with httpx.stream("POST", f"{thinker.url}/v1/messages", json=body) as answer:
@@ -119,7 +119,7 @@ def test_answer_complete_in_one_piece_begins_empty(thinker: ApiServer) -> None:
     assert [data["delta"]["text"] for data in datas if data["type"] == "content_block_delta"] == [said_text(1)]
 
 
-def test_thinking_is_left_out_where_it_is_not_to_be_shown(thinker: ApiServer) -> None:
+def test_omitted_thinking_has_no_text(thinker: ApiServer) -> None:
     thinker.peer.script = CALLS[:3]
     try:
         answer = ask(thinker, {"thinking": {"type": "adaptive", "display": "omitted"}, "max_tokens": 9}).json()
@@ -131,7 +131,7 @@ def test_thinking_is_left_out_where_it_is_not_to_be_shown(thinker: ApiServer) ->
 
 
 def test_conversation(thinker: ApiServer) -> None:
-    """All blocks, in the order of chat."""
+    """All blocks reach the engine, in the order of chat."""
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=36ee5;"}
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     body: dict[str, Any] = {
@@ -194,7 +194,7 @@ def test_conversation(thinker: ApiServer) -> None:
     assert refused.json()["error"]["message"].startswith("messages[0]: this model accepts only text")
 
 
-def test_a_turn_that_was_begun_goes_on(thinker: ApiServer) -> None:
+def test_begun_turn_is_continued(thinker: ApiServer) -> None:
     _, prompt, messages = submit_of(thinker, {"messages": [*MESSAGES, {"role": "assistant", "content": "The answer is"}]})
     assert messages[-1] == {"role": "assistant", "content": "The answer is"}
     assert (prompt.add_generation_prompt, prompt.continue_final_message) == (False, True)
@@ -308,7 +308,7 @@ def test_effort_alone_does_not_turn_thinking_on(thinker: ApiServer) -> None:
     assert kwargs == {"reasoning_effort": "medium"}
 
 
-def test_results_of_another_servers_tools_are_shown(thinker: ApiServer) -> None:
+def test_results_of_foreign_server_tools_are_shown(thinker: ApiServer) -> None:
     hit = {"type": "web_search_result", "title": "Rain", "url": "http://x", "encrypted_content": "EqgfCioI"}
     turn = [
         {"type": "text", "text": "I look."},
@@ -324,7 +324,7 @@ def test_results_of_another_servers_tools_are_shown(thinker: ApiServer) -> None:
     assert messages[3]["content"] == "It rains."
 
 
-def test_search_of_another_server_brings_its_tools(thinker: ApiServer) -> None:
+def test_foreign_tool_search_adds_its_tools(thinker: ApiServer) -> None:
     found = {"type": "tool_search_tool_search_result", "tool_references": [{"type": "tool_reference", "tool_name": "weather"}]}
     turn = [
         {"type": "server_tool_use", "id": "srv_1", "name": "tool_search_tool_regex", "input": {"query": "w"}},
@@ -335,7 +335,7 @@ def test_search_of_another_server_brings_its_tools(thinker: ApiServer) -> None:
     assert [tool["function"]["name"] for tool in orjson.loads(prompt.tools)] == ["ToolSearch", "weather"]
 
 
-def test_failed_result_says_so(thinker: ApiServer) -> None:
+def test_failed_tool_result_is_marked(thinker: ApiServer) -> None:
     used = {"role": "assistant", "content": [USED]}
     result = {"type": "tool_result", "tool_use_id": "call_a", "content": "no route", "is_error": True}
     _, _, messages = submit_of(thinker, {"messages": [*MESSAGES, used, {"role": "user", "content": [result]}]})

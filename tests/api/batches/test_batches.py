@@ -1,4 +1,4 @@
-"""Files and batches with the real client: what comes back, who can end them, and what is refused."""
+"""Files and batches with the real client: contents, access, and refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def answers(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
     return {each["custom_id"]: each for each in found}
 
 
-def test_file_comes_back_as_it_was_uploaded(client: openai.OpenAI, tmp_path: Path) -> None:
+def test_file_content_is_returned_unchanged(client: openai.OpenAI, tmp_path: Path) -> None:
     content = os.urandom(200_000)
     (tmp_path / "ä b.bin").write_bytes(content)
     made = client.files.create(file=tmp_path / "ä b.bin", purpose="user_data")
@@ -133,7 +133,7 @@ def test_every_endpoint_of_batches_is_answered(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("victim", ["tokenizer", "api"])
-def test_batch_goes_on_after_a_kill(keeper: ApiServer, client: openai.OpenAI, victim: str) -> None:
+def test_batch_continues_after_a_kill(keeper: ApiServer, client: openai.OpenAI, victim: str) -> None:
     with keeper.paced(5):
         batch = begin(client, *(line(f"r{number}", 3 if number < 6 else 9) for number in range(20)))
         wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed == 6, what="some are answered")
@@ -221,7 +221,7 @@ def test_too_many_requests_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_a_user_are_limited(keeper: ApiServer, client: openai.OpenAI) -> None:
-    """A file over the limit is refused, and leaves nothing behind."""
+    """A file over the limit is refused and leaves no bytes behind."""
     kept = client.files.create(file=("a", b"x" * (LIMIT // 2)), purpose="user_data")
     before = names(keeper)
     for size in (LIMIT // 2 + 4096, 4 * LIMIT):
@@ -314,8 +314,8 @@ def test_wrong_batch_is_refused(keeper: ApiServer, fields: dict[str, Any], statu
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
-def test_answers_wait_for_room(keeper: ApiServer, client: openai.OpenAI) -> None:
-    """Where files leave no room, a batch says so, and goes on once some are deleted."""
+def test_batch_waits_for_storage_room(keeper: ApiServer, client: openai.OpenAI) -> None:
+    """A batch without room for its output reports that, and goes on once files are deleted."""
     file = client.files.create(file=("in.jsonl", "\n".join(line(f"r{n}") for n in range(6)).encode()), purpose="batch")
     used = sum(entry.stat().st_size for entry in os.scandir(keeper.run.files_path))
     filler = client.files.create(file=("a", b"x" * (LIMIT - used - 2048)), purpose="user_data")

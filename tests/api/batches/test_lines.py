@@ -1,4 +1,4 @@
-"""Lines of a batch, right ones and wrong ones."""
+"""Valid and invalid lines of a batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read(tmp_path: Path, *contents: bytes, max_line_bytes: int = MAX_LINE_BYTES)
     return list(requests_in(file, max_line_bytes))
 
 
-def test_what_is_asked(tmp_path: Path) -> None:
-    """Empty lines, those of Windows, and a byte order mark do not matter; the body goes on as it is."""
+def test_valid_lines_are_read(tmp_path: Path) -> None:
+    """Empty lines, Windows line ends and a byte order mark are skipped; the body is passed on unchanged."""
     text = json.dumps(GOOD, ensure_ascii=False).encode()
     found = read(tmp_path, b"\xef\xbb\xbf" + text + b"\r", b"", b"  ", text)
     assert [(each.number, each.custom_id, each.url, each.error) for each in found] == [
@@ -48,8 +48,8 @@ WRONG: list[tuple[Any, str | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("line", "custom_id", "code", "what"), WRONG)
-def test_what_is_no_request(tmp_path: Path, line: Any, custom_id: str | None, code: str, what: str) -> None:
-    """It has an answer that says so, and the next line is read."""
+def test_invalid_line_gets_an_error(tmp_path: Path, line: Any, custom_id: str | None, code: str, what: str) -> None:
+    """The invalid line gets an error as its answer, and the next line is read."""
     text = line if isinstance(line, str) else json.dumps(line)
     found, following = read(tmp_path, text.encode(), json.dumps(GOOD).encode())
     assert following.error is None

@@ -1,4 +1,4 @@
-"""Files of clients on a disk: what is full, what is torn, and whose they are."""
+"""Clients' files on disk: full disks, incomplete uploads, and access by their owners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def upload(store: FileStore, source: str, num_bytes: int) -> str:
         made.drop()
 
 
-def test_full_disk_is_said() -> None:
+def test_full_disk_is_reported() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(RequestError, match="No space left") as raised:
         append(full, b"x")
@@ -38,7 +38,7 @@ def test_full_disk_is_said() -> None:
     assert (raised.value.status, raised.value.code) == (507, "no_room")
 
 
-def test_unwritable_directory_is_said(tmp_path: Path) -> None:
+def test_unwritable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "files").write_text("")
     with pytest.raises(RequestError) as raised:
         upload(FileStore(tmp_path / "files", ROOM, ROOM), "a", 1)
@@ -56,7 +56,7 @@ def test_one_user_leaves_room_for_others(store: FileStore) -> None:
 
 
 def test_expired_file_makes_room(store: FileStore) -> None:
-    """Though nobody has looked at it since."""
+    """An expired file makes room although no request touched it since."""
     made = Upload(store, "a")
     made.write(b"x" * (ROOM - 4096))
     made.finish("name", "batch", 1)

@@ -34,7 +34,7 @@ class Bench:
         self.backlog = Backlog(self.outbox, config, lambda item: any(item is stale for stale in self.stale))
 
     def send(self, *items: SequenceSubmit) -> None:
-        """Sequences of one request."""
+        """Push sequences of one request."""
         key = items[0].own.group_id
         self.backlog.check(items[0].request, key, [item.own for item in items])
         for item in items:
@@ -42,7 +42,7 @@ class Bench:
         self.backlog.flush()
 
     def received(self) -> list[Message]:
-        """All that the ring has now."""
+        """Return all messages that are in the ring now."""
         return [decode(payload) for _, payload in self._mailbox.receive()]
 
     def drained(self) -> list[Message]:
@@ -67,7 +67,7 @@ def bench() -> Iterator[Bench]:
 
 
 def submits(key: str, num_sequences: int, *prompts: str, **fields: Any) -> list[SequenceSubmit]:
-    """As many for each prompt."""
+    """Return `num_sequences` sequences for each prompt."""
     shared, _ = parts_of(key, {"key": key, **fields})
     request = EncodedRequest.of(shared, [TextPrompt(prompt) for prompt in prompts or ("x",)])
     return [
@@ -78,7 +78,7 @@ def submits(key: str, num_sequences: int, *prompts: str, **fields: Any) -> list[
 
 
 def taken(messages: list[Message]) -> list[tuple[str, Prompt]]:
-    """The request id and the prompt of each sequence that was submitted."""
+    """Return the request id and the prompt of each submitted sequence."""
     return [
         (sequence.request_id, sequence.prompt)
         for message in messages
@@ -87,7 +87,7 @@ def taken(messages: list[Message]) -> list[tuple[str, Prompt]]:
     ]
 
 
-def test_what_samples_share_travels_once(bench: Bench) -> None:
+def test_shared_fields_are_sent_once(bench: Bench) -> None:
     words = TextOptions(stop=["s" * 100] * 64, bad_words=["b" * 20] * 64)
     bench.send(*submits("k", 128, "prompt" * 50, text=words))
     messages = bench.drained()
@@ -126,7 +126,7 @@ def test_a_queue_of_many_requests_refuses_new_requests(bench: Bench) -> None:
     assert len(bench.drained()) == 1
 
 
-def test_who_fills_the_queue_leaves_room_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_source_leaves_room_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.client.backlog.MAX_WAITING_BYTES", 100_000)
     for index in range(6):  # three wait, and one as the next record
         bench.send(*submits(f"many{index}", 1, "x" * 25_000, source="many"))
@@ -138,7 +138,7 @@ def test_who_fills_the_queue_leaves_room_for_others(bench: Bench, monkeypatch: p
     assert "few" in [name_of(message) for message in bench.drained()]
 
 
-def test_what_nobody_waits_for_is_not_sent(bench: Bench) -> None:
+def test_aborted_requests_are_not_sent(bench: Bench) -> None:
     bench.send(*submits("0", 1, *["x" * 20_000] * 4))
     gone, kept = submits("1", 2)
     bench.send(gone, kept)
@@ -149,7 +149,7 @@ def test_what_nobody_waits_for_is_not_sent(bench: Bench) -> None:
     assert after[1:] == [Abort("1-0-0", 0)]
 
 
-def test_what_no_record_can_hold(bench: Bench) -> None:
+def test_too_long_prompt_is_refused(bench: Bench) -> None:
     with pytest.raises(RequestError) as caught:
         bench.send(*submits("k", 1, "x" * RING_BYTES))
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", "prompt")

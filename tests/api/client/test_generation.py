@@ -1,4 +1,4 @@
-"""Corners of an open request that no client can bring about at will: pieces put together, clients that never read."""
+"""Corners of an open request that no client can reach on purpose: merged pieces, clients that never read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def delta(*token_ids: int, **fields: object) -> Delta:
     return Delta("r", 0, list(token_ids), "".join(map(chr, token_ids)), logprobs=logprobs, **fields)  # type: ignore[arg-type]
 
 
-def test_what_came_since_the_last_piece() -> None:
+def test_waiting_deltas_are_merged() -> None:
     sample = generation([], []).samples[0]
     sample.accept(delta(97, num_prompt_tokens=5, num_cached_tokens=4, weight_version=3))
     sample.accept(delta(98, 99, num_prompt_tokens=5, num_cached_tokens=5, weight_version=4))
@@ -61,8 +61,8 @@ def test_deltas_that_wait_become_few() -> None:
     assert sample.num_pending == 0
 
 
-def test_prompt_logprobs_come_in_parts() -> None:
-    """A part is no piece of the answer; a resubmission asks for the rest."""
+def test_prompt_logprobs_arrive_in_parts() -> None:
+    """A part of them is no piece of the answer, and a resubmission asks for the rest."""
     sample = generation([], []).samples[0]
     entries = delta(98, 99, 100).logprobs
     sample.accept(Delta("r", 0, [], "", prompt_logprobs=entries[:2], first_prompt_token=b"a"))
@@ -72,7 +72,7 @@ def test_prompt_logprobs_come_in_parts() -> None:
     assert (sample.first_prompt_token, sample.prompt_logprobs, sample.take().text) == (b"a", entries, "e")
 
 
-def test_a_resubmission_is_another_object() -> None:
+def test_resubmission_is_a_new_object() -> None:
     sample = generation([], []).samples[0]
     first = sample.own
     sample.accept(delta(97))
@@ -93,8 +93,8 @@ def test_a_client_that_never_reads_is_cut() -> None:
     assert cut == [True]
 
 
-def test_what_an_answer_may_hold() -> None:
-    """A stream keeps only log-probabilities of the prompt."""
+def test_held_logprobs_are_bounded() -> None:
+    """A stream holds only the log-probabilities of its prompt."""
     entries = [DecodedLogprobs(97, -0.5, 1, b"", (97,), (-0.5,))] * (MAX_HELD_LOGPROBS // 4)
 
     async def run(is_streaming: bool, closed: list[Generation]) -> None:

@@ -1,4 +1,4 @@
-"""Streams that have nothing to say for long: their head, what keeps proxies from cutting them, errors, a prompt's progress."""
+"""Streams that are silent for long: their head, keep-alives for proxies, errors, progress of a prompt."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ KEEP_ALIVE = ": keep-alive"
 
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """Its streams may be silent for 20 ms."""
+    """Server that lets its streams be silent for 20 ms."""
     with ApiServer(tmp_path_factory.mktemp("run"), sse_keep_alive_interval_s=0.02) as running:
         yield running
 
 
 class Proxy:
-    """Passes one connection on to a server and cuts it where the server said nothing between two ticks of its clock, which is
-    the test's."""
+    """Proxy of one connection that cuts it when the server sent nothing between two ticks of a clock, which the test moves."""
 
     def __init__(self, port: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -41,7 +40,7 @@ class Proxy:
         self._threads[0].start()
 
     def has_heard(self) -> bool:
-        """Since the last tick."""
+        """Whether the server sent something since the last tick."""
         return self.num_received > self._num_at_tick
 
     def tick(self) -> None:
@@ -73,7 +72,7 @@ class Proxy:
 
 
 class Reader:
-    """Reads a stream's lines in a thread."""
+    """Reader of a stream's lines, in a thread."""
 
     def __init__(self, url: str, name: str, **fields: Any) -> None:
         self.lines: list[str] = []
@@ -109,7 +108,7 @@ def test_a_prompt_that_takes_long_outlives_a_proxy(silent: ApiServer) -> None:
     finally:
         proxy.close()
     assert reader.status == 200
-    assert "x-tokamak-weight-version" not in reader.headers  # nobody knew it when the head left
+    assert "x-tokamak-weight-version" not in reader.headers  # unknown when the head was sent
     assert reader.lines.count(KEEP_ALIVE) >= 3
     assert "".join(event["choices"][0]["text"] for event in reader.events) == said_text(5)
     assert reader.events[-1]["weight_version"] == "1"

@@ -1,4 +1,4 @@
-"""Streams: their events, clients that leave or do not read, and what a crash behind the edge does to them."""
+"""Streams: their events, clients that leave or do not read, and crashes behind the api."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, which must end with [DONE]."""
+    """Return the events of a stream, which must end with [DONE]."""
     lines = [line for line in response.text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     return [orjson.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 class Reader:
-    """Reads one stream in a thread."""
+    """Reader of one stream, in a thread."""
 
     def __init__(self, server: ApiServer, request_id: str, **fields: Any) -> None:
         self.chunks: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ class Reader:
 
 @pytest.fixture
 def paced(server: ApiServer) -> Iterator[ApiServer]:
-    """Each sample stops after 10 tokens until the test gives more credits."""
+    """Server that stops each sequence after 10 tokens until the test gives more credits."""
     with server.paced(10):
         yield server
 
@@ -163,7 +163,7 @@ def test_async_streams_at_once(server: ApiServer) -> None:
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_an_error_before_the_first_token_is_an_answer(server: ApiServer) -> None:
+def test_error_before_the_first_token_is_an_answer(server: ApiServer) -> None:
     response = server.post("/v1/completions", {"prompt": "!reject 429", "stream": True})
     assert response.status_code == 429
     assert response.headers["retry-after"] == "7"
@@ -172,7 +172,7 @@ def test_an_error_before_the_first_token_is_an_answer(server: ApiServer) -> None
     }
 
 
-def test_an_error_after_the_first_token_is_an_event(paced: ApiServer) -> None:
+def test_error_after_the_first_token_is_an_event(paced: ApiServer) -> None:
     reader = Reader(paced, "late-error")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
     (submit,) = paced.peer.submits("late-error~")
@@ -181,7 +181,7 @@ def test_an_error_after_the_first_token_is_an_event(paced: ApiServer) -> None:
     assert reader.chunks[-1] == {"error": {"message": "out of luck", "type": "server_error", "param": None, "code": None}}
 
 
-def test_one_rejected_sample_ends_the_request(paced: ApiServer) -> None:
+def test_one_rejected_sequence_ends_the_request(paced: ApiServer) -> None:
     response = paced.post("/v1/completions", {"prompt": ["hello", "!reject 400"]}, headers={"x-request-id": "half"})
     assert response.status_code == 400
     wait_until(lambda: len(paced.peer.aborts("half~")) == 1, what="the other sample aborted")
@@ -192,8 +192,8 @@ def test_one_rejected_sample_ends_the_request(paced: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}])
-def test_a_client_that_leaves(paced: ApiServer, fields: dict[str, bool]) -> None:
-    """Its samples are aborted at once."""
+def test_leaving_client_aborts_its_sequences(paced: ApiServer, fields: dict[str, bool]) -> None:
+    """The sequences are aborted as soon as their client has left."""
     name = f"leaver-{fields['stream']}"
     before = paced.count("http_disconnects_total"), paced.count("request_success_total", finished_reason="abort")
     body = orjson.dumps({"prompt": "hello", "n": 2, **fields})
@@ -211,7 +211,7 @@ def test_a_client_that_leaves(paced: ApiServer, fields: dict[str, bool]) -> None
 
 
 def test_calls_are_bounded_and_end_with_their_clients(server: ApiServer) -> None:
-    """/tokenize while the tokenizer does not answer: new requests are refused, and what nobody waits for is called off."""
+    """While the tokenizer does not answer /tokenize, new calls are refused, and calls of clients that left are cancelled."""
     body = orjson.dumps({"prompt": "hello"})
     request = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     before = server.count("cancelled_calls_total")
@@ -240,8 +240,8 @@ def test_a_client_that_leaves_within_its_body(server: ApiServer) -> None:
     wait_until(lambda: server.count("http_disconnects_total") == before + 1, what="disconnect counted")
 
 
-def test_a_slow_reader_misses_nothing(server: ApiServer) -> None:
-    """While nobody reads, what comes is gathered; afterwards it is all there."""
+def test_slow_reader_gets_everything(server: ApiServer) -> None:
+    """Output is gathered while the client does not read, and is complete afterwards."""
     body = orjson.dumps({"prompt": "x" * 200, "stream": True, "max_tokens": 256, "logprobs": 20, "n": 8})
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
     with socket.socket() as connection:
@@ -261,8 +261,8 @@ def test_a_slow_reader_misses_nothing(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_stream_without_reader_is_paused_and_goes_on(server: ApiServer, chat: bool) -> None:
-    """Output that waits for a reader is bounded; once it reads, everything comes, once and in order."""
+def test_unread_stream_is_paused_and_continues(server: ApiServer, chat: bool) -> None:
+    """Output that waits for a reader is bounded; once it reads, everything arrives once and in order."""
     num_samples, pauses = 64, server.count("stream_pauses_total")
     if chat:
         fields: dict[str, Any] = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}
@@ -294,7 +294,7 @@ def test_stream_without_reader_is_paused_and_goes_on(server: ApiServer, chat: bo
 
 
 @pytest.mark.parametrize("victim", ["tokenizer", "scheduler"])
-def test_a_crash_behind_the_api(paced: ApiServer, victim: str) -> None:
+def test_stream_survives_a_crash_behind_the_api(paced: ApiServer, victim: str) -> None:
     name = f"survivor-{victim}"
     reader = Reader(paced, name, logprobs=1, n=1)
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
@@ -321,8 +321,9 @@ def test_a_crash_behind_the_api(paced: ApiServer, victim: str) -> None:
     assert paced.count("resubmissions_total") == before + 1
 
 
-def test_who_moved_to_a_replica_that_dies_before_it_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is submitted again by its present attempt, which nobody has answered, not by where it was before."""
+def test_request_moves_again_when_its_new_replica_dies(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The request is submitted again with its present attempt, which got no answer yet, not with the replica that it had
+    before."""
     with ApiServer(tmp_path_factory.mktemp("run"), data_parallel_size=2) as server:
         server.peer.credits, server.peer.replica = 10, 1
         reader = Reader(server, "moved", logprobs=1, n=1)
@@ -339,8 +340,8 @@ def test_who_moved_to_a_replica_that_dies_before_it_answers(tmp_path_factory: py
         assert reader.response.headers["x-tokamak-replica"] == "1"
 
 
-def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: ApiServer) -> None:
-    """All open samples come back at once; one that the scheduler has no room for asks again."""
+def test_full_queue_after_a_crash_loses_no_answer(paced: ApiServer) -> None:
+    """All open sequences come back at once; one that is rejected by a full scheduler is submitted again."""
     reader = Reader(paced, "back-in-line")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
     paced.begin("scheduler", paced.counters.actor("scheduler").epoch + 1)
@@ -355,8 +356,8 @@ def test_a_full_queue_after_a_crash_costs_nobody_his_answer(paced: ApiServer) ->
 
 
 @pytest.mark.slow
-def test_only_the_samples_of_the_tokenizer_that_died(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All samples of a prompt go to one tokenizer; the other one's are left alone."""
+def test_only_sequences_of_the_dead_tokenizer_move(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All sequences of a prompt go to one tokenizer; those of the other one are left alone."""
     with ApiServer(tmp_path_factory.mktemp("run"), tokenizer_processes=2) as server, contextlib.ExitStack() as stack:
         dies, lives = server.peers
         dies.credits = lives.credits = 5
@@ -428,7 +429,7 @@ def test_calls_and_aborts_survive_a_tokenizer(paced: ApiServer) -> None:
 
 @pytest.mark.slow
 def test_a_full_ring_delays_its_sender_alone(paced: ApiServer) -> None:
-    """A tokenizer that does not read: who brings more than the ring holds waits, and those who come later pass it by."""
+    """A tokenizer does not read: a request larger than the ring waits, and later requests pass it."""
     reader = Reader(paced, "before-the-jam")
     wait_until(lambda: len(reader.token_ids) == 10, what="ten tokens")
     resubmitted = paced.count("resubmissions_total")
@@ -464,7 +465,7 @@ def test_a_full_ring_delays_its_sender_alone(paced: ApiServer) -> None:
     assert max(order.index(f"small-{index}") for index in range(20)) < len(order) - 1 - order[::-1].index("large")
 
 
-def test_a_request_longer_than_the_ring_needs_no_second_try(server: ApiServer) -> None:
+def test_request_longer_than_the_ring_succeeds(server: ApiServer) -> None:
     response = server.post("/v1/completions", {"prompt": ["x" * 100_000] * 40, "max_tokens": 1})
     assert response.status_code == 200, response.text
     assert len(response.json()["choices"]) == 40

@@ -1,4 +1,4 @@
-"""A web server on this machine that misbehaves as asked, for links to lead to."""
+"""A local web server that misbehaves as asked, as the target of links."""
 
 from __future__ import annotations
 

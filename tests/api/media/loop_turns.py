@@ -1,4 +1,4 @@
-"""How often the event loop comes round while something runs."""
+"""Counter of event-loop turns while something runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run_and_count(work: Coroutine[Any, Any, T]) -> tuple[T, int]:
-    """Return the result of `work`, and the loop turns that others had meanwhile."""
+    """Return the result of `work` and the number of loop turns that other tasks got meanwhile."""
     turns = 0
 
     async def count() -> None:

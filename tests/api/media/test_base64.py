@@ -1,4 +1,4 @@
-"""Base64 of any length is decoded without holding the event loop."""
+"""Base64 of any length is decoded without blocking the event loop."""
 
 from __future__ import annotations
 

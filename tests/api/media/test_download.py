@@ -1,4 +1,4 @@
-"""Links of strangers, in parallel, in order, and only where a stranger may lead a server."""
+"""Untrusted links: fetched in parallel, returned in order, and only from where a server may be led."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fetched(link: str, max_bytes: int = 1 << 20, **options: Any) -> bytes:
 
 
 def refused(link: str, max_bytes: int = 1 << 20, **options: Any) -> tuple[str, str]:
-    """Code and message of the error."""
+    """Return code and message of the error."""
     with pytest.raises(RequestError) as caught:
         fetched(link, max_bytes, **options)
     assert caught.value.status == 400
@@ -80,7 +80,7 @@ def refused(link: str, max_bytes: int = 1 << 20, **options: Any) -> tuple[str, s
 
 
 class Jobs:
-    """Jobs of `download`: link i ends when the test says so, in any order."""
+    """Jobs of `download`; the test ends them in any order."""
 
     def __init__(self, failing: Sequence[str] = ()) -> None:
         self.failing = failing
@@ -116,7 +116,7 @@ class Jobs:
 
 @given(seed=st.integers(0, 1 << 16), num_links=st.integers(0, 20), max_workers=st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
-def test_results_come_in_order_whoever_is_first(seed: int, num_links: int, max_workers: int) -> None:
+def test_results_keep_the_order_of_links(seed: int, num_links: int, max_workers: int) -> None:
     jobs, chance = Jobs(), random.Random(seed)
 
     async def turns(link: str) -> None:
@@ -130,7 +130,7 @@ def test_results_come_in_order_whoever_is_first(seed: int, num_links: int, max_w
     assert jobs.max_under_way <= max_workers
 
 
-def test_eight_at_a_time_one_by_one_and_a_bare_string() -> None:
+def test_parallel_serial_and_single_links() -> None:
     links = [f"l{index}" for index in range(20)]
     asyncio.run((jobs := Jobs()).results(links))
     assert jobs.max_under_way == 8
@@ -141,7 +141,7 @@ def test_eight_at_a_time_one_by_one_and_a_bare_string() -> None:
 
 @given(first=st.integers(0, 9), max_workers=st.integers(1, 9))
 @settings(deadline=None, max_examples=40)
-def test_the_first_failure_is_the_last_that_comes(first: int, max_workers: int) -> None:
+def test_first_failure_ends_the_results(first: int, max_workers: int) -> None:
     links = [f"l{index}" for index in range(20)]
     jobs = Jobs(failing=links[first::3])
 
@@ -158,13 +158,13 @@ def test_the_first_failure_is_the_last_that_comes(first: int, max_workers: int) 
     assert len(jobs.begun) <= first + max_workers
 
 
-def test_so_it_is_where_the_caller_stops_early() -> None:
+def test_early_stop_begins_no_more_links() -> None:
     jobs = Jobs()
     assert asyncio.run(jobs.results([f"l{index}" for index in range(20)], 4, most=1)) == ["L0"]
     assert len(jobs.begun) <= 5
 
 
-def test_a_try_that_succeeds_later_goes_on_with_the_rest(files: FileServer) -> None:
+def test_retry_that_succeeds_continues_with_the_rest(files: FileServer) -> None:
     async def all_of() -> list[Any]:
         fetcher = Fetcher(config())
         links = [f"{files.url}/file/a", f"{files.url}/flaky/1/b", f"{files.url}/file/c"]
@@ -214,8 +214,8 @@ def test_public_addresses_are_reached() -> None:
         assert Addresses(()).may_reach(ip_address(address))
 
 
-def test_a_name_is_resolved_once_and_every_address_counts(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name service would answer otherwise a second time."""
+def test_name_is_resolved_once_and_addresses_are_checked(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second lookup could give another answer."""
     answers = [["127.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1"]]
     asked: list[str] = []
 
@@ -272,7 +272,7 @@ def test_however_an_address_is_written(host: str) -> None:
     assert refused(f"http://{host}:9/x", allowed_media_networks=())[0] == "invalid_image_url"
 
 
-def test_redirects_are_followed_as_far_as_links_may_lead(files: FileServer) -> None:
+def test_redirects_obey_the_rules_of_links(files: FileServer) -> None:
     here = f"{files.url}/redirect?to="
 
     assert fetched(f"{here}/file/end&status=307") == CONTENT
@@ -302,13 +302,13 @@ def test_allowed_domains_hold_for_redirects_too(files: FileServer) -> None:
 
 
 @pytest.mark.parametrize("status", [204, 304, 401, 403, 404, 410, 500])
-def test_what_is_not_there(files: FileServer, status: int) -> None:
+def test_error_status_is_reported(files: FileServer, status: int) -> None:
     code, message = refused(f"{files.url}/status/{status}")
     assert (code, str(status) in message) == ("failed_to_download_image", True)
     assert files.num_heard(f"/status/{status}") == 1
 
 
-def test_what_breaks_off_or_cannot_be_reached(files: FileServer) -> None:
+def test_broken_or_unreachable_links_are_reported(files: FileServer) -> None:
     assert refused(f"{files.url}/broken")[0] == "failed_to_download_image"
     assert refused(f"{files.url}/gzip")[0] == "failed_to_download_image"
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -317,7 +317,7 @@ def test_what_breaks_off_or_cannot_be_reached(files: FileServer) -> None:
     assert (code, "could not be reached" in message, "127.0.0.1" in message) == ("failed_to_download_image", True, False)
 
 
-def test_limits_of_size_hold_while_it_comes_and_of_time_as_well(files: FileServer) -> None:
+def test_size_and_time_limits_hold_while_downloading(files: FileServer) -> None:
     assert fetched(f"{files.url}/file/x", len(CONTENT)) == CONTENT
     code, message = refused(f"{files.url}/file/x", len(CONTENT) - 1)
     assert (code, str(len(CONTENT)) in message) == ("image_file_too_large", True)
@@ -326,8 +326,9 @@ def test_limits_of_size_hold_while_it_comes_and_of_time_as_well(files: FileServe
     assert (code, "0.2 s" in message) == ("failed_to_download_image", True)
 
 
-def test_slow_links_of_some_leave_room_for_anothers(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And who finds none within his time is told so: his link is not to blame."""
+def test_slow_source_leaves_slots_for_others(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow links of one source leave room for those of others; a link that gets no slot in time fails with an error that says
+    so."""
     monkeypatch.setattr("api.media.download.MAX_LINKS", 4)
     files.gate.clear()
 
@@ -348,8 +349,8 @@ def test_slow_links_of_some_leave_room_for_anothers(files: FileServer, monkeypat
     asyncio.run(scenario())
 
 
-def test_the_time_of_a_link_begins_with_its_turn(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that waited for others, and then met a slow server, failed by that server alone: it is no 429."""
+def test_timeout_of_a_link_begins_with_its_slot(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that waited for others and then met a slow server failed because of that server: no 429."""
     monkeypatch.setattr("api.media.download.MAX_LINKS", 1)
     files.gate.clear()
 
@@ -373,8 +374,8 @@ def test_the_time_of_a_link_begins_with_its_turn(files: FileServer, monkeypatch:
 
 
 @pytest.mark.slow
-def test_slow_names_and_files_hold_up_nothing_else(files: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop's own threads are few, and all that blocks anywhere in the process shares them."""
+def test_slow_names_and_files_block_no_others(files: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop's default executor has few threads, which all blocking calls of the process share."""
     gate, resolve, asked = threading.Event(), socket.getaddrinfo, []
 
     def getaddrinfo(host: str, *others: Any, **options: Any) -> list[Any]:
@@ -406,8 +407,8 @@ def test_slow_names_and_files_hold_up_nothing_else(files: FileServer, tmp_path: 
     asyncio.run(scenario())
 
 
-def test_the_name_goes_with_the_connection_to_an_address(tmp_path: Path) -> None:
-    """TLS asks for the name, and the certificate must be that name's: here nobody vouches for it."""
+def test_connection_to_an_address_sends_the_host_name(tmp_path: Path) -> None:
+    """TLS sends the name, and the certificate must match it; this one is not trusted."""
     key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
@@ -464,10 +465,8 @@ def test_files_only_beneath_the_allowed_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swapped", ["deep/a", "deep"])
-def test_what_is_replaced_while_it_is_looked_at_leads_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
-) -> None:
-    """The file, or a directory on the way, becomes a link to the outside between the check of its path and its opening."""
+def test_file_swapped_during_its_check_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str) -> None:
+    """The file, or a directory above it, becomes a link to the outside between the check of its path and its opening."""
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for directory in (inside / "deep", outside / "deep"):
         directory.mkdir(parents=True)
@@ -486,7 +485,7 @@ def test_what_is_replaced_while_it_is_looked_at_leads_nowhere(
     assert (code, "not a regular file inside" in message) == ("invalid_image_url", True)
 
 
-def test_the_kernel_keeps_little_of_what_nobody_has_counted(files: FileServer) -> None:
+def test_kernel_buffers_of_downloads_are_small(files: FileServer) -> None:
     buffers: list[int] = []
 
     def came(_: int) -> None:
@@ -504,8 +503,9 @@ def test_the_kernel_keeps_little_of_what_nobody_has_counted(files: FileServer) -
     assert set(buffers) == {2 * RECEIVE_BYTES}  # the kernel counts its own of it twice
 
 
-def test_only_the_operators_own_store_may_be_within(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no endpoint is given, a link to a bucket goes to a host whose name its client has a part in."""
+def test_only_the_configured_store_may_be_private(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a configured endpoint a bucket link goes to a host whose name the client chooses in part, so it must be
+    public."""
     asked: list[str] = []
 
     def getaddrinfo(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
@@ -519,7 +519,7 @@ def test_only_the_operators_own_store_may_be_within(files: FileServer, monkeypat
     assert len(asked) == 1
 
 
-def test_a_presigned_link_is_what_amazon_documents() -> None:
+def test_presigned_link_matches_amazons_example() -> None:
     """The example of "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)"."""
     store = ObjectStore(
         "", "", access_key="AKIAIOSFODNN7EXAMPLE", secret_key="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", session_token=""
@@ -585,7 +585,7 @@ def test_only_allowed_buckets_are_read(
 
 
 def test_thousands_of_pieces_leave_the_loop_turns() -> None:
-    """A server may send one byte a chunk, and the kernel hands over thousands of them."""
+    """A server may send chunks of one byte, and the kernel hands over thousands of them at once."""
     num_pieces = 20 * PIECES_OF_A_TURN
 
     class Pieces(httpx2.AsyncByteStream):

@@ -1,4 +1,4 @@
-"""Links under way are shared out among requests, and blocking calls have threads of their own."""
+"""Slots for links are shared among requests, and blocking calls have threads of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_source_without_a_slot_gets_one_beside_greedy_ones() -> None:
+def test_source_without_a_slot_goes_first() -> None:
     async def scenario() -> None:
         turns = FetchSlots("test", 8)
         greedy = [asyncio.ensure_future(turns.take("greedy", WATCHDOG_S)) for _ in range(20)]
@@ -56,7 +56,7 @@ def test_source_leaves_others_room_to_wait() -> None:
     asyncio.run(scenario())
 
 
-def test_a_queue_is_bounded_and_forgets_who_leaves() -> None:
+def test_queue_is_bounded_and_drops_cancelled_waiters() -> None:
     async def scenario() -> None:
         turns = FetchSlots("test", 1)
         turn = await turns.take("a", WATCHDOG_S)

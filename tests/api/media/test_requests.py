@@ -1,4 +1,4 @@
-"""Pictures and video in HTTP requests: which items they are, where their bytes lie and for how long, and what is refused."""
+"""Pictures and video in HTTP requests: which items there are, where and how long their bytes are held, and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def files() -> Iterator[FileServer]:
 
 @pytest.fixture(autouse=True)
 def gate_is_closed(files: FileServer) -> None:
-    """At the beginning of each test, whatever the last one did."""
+    """Close the gate before each test."""
     files.gate.clear()
 
 
@@ -107,7 +107,7 @@ def refusal(server: ApiServer, path: str, body: Any, status: int = 400) -> dict[
 # -------------------------------------------------------------------------------------------------------------------- items
 
 
-def test_a_conversation_brings_its_items_in_order(seeing: ApiServer, files: FileServer) -> None:
+def test_items_of_a_conversation_keep_their_order(seeing: ApiServer, files: FileServer) -> None:
     linked, given, clip = f"{files.url}/file/a", data(b"picture " * 5000), data(b"clip", "video/mp4")
     body = asking(
         "What?", image(linked), image(given), "and", {"type": "video_url", "video_url": clip, "uuid": "x"}, image(linked)
@@ -150,7 +150,7 @@ def test_single_feature_link_may_be_a_text(seeing: ApiServer, files: FileServer)
     assert [(item.source.is_features, item.source.grid_thw) for item in media] == [(True, (1, 2, 4))]
 
 
-def test_features_come_by_link_or_as_base64_with_their_grid(seeing: ApiServer, files: FileServer) -> None:
+def test_features_by_link_or_base64_with_grid(seeing: ApiServer, files: FileServer) -> None:
     encoded = base64.b64encode(b"rows").decode()
     nested = {"type": "image_embeds", "image_embeds": {"image_embeds": encoded, "image_grid_thw": [1, 4, 2]}}
     flat = {"type": "video_embeds", "video_embeds": f"{files.url}/file/f", "video_grid_thw": [2, 4, 4]}
@@ -164,7 +164,7 @@ def test_features_come_by_link_or_as_base64_with_their_grid(seeing: ApiServer, f
     assert (error["code"], error["param"]) == ("invalid_features", "messages[0].content[0]")
 
 
-def test_a_video_may_come_as_pictures(seeing: ApiServer) -> None:
+def test_video_may_be_sent_as_frames(seeing: ApiServer) -> None:
     frames = ",".join(base64.b64encode(frame).decode() for frame in (b"one", b"two", b"three"))
     (item,) = media_of(
         seeing, seeing.post(CHAT, asking({"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}}))
@@ -235,8 +235,9 @@ def test_a_mistake_names_its_part(seeing: ApiServer, files: FileServer, link: st
     assert (error["code"], error["param"]) == (code, "multi_modal_data.image[0]")
 
 
-def test_links_are_fetched_in_order_eight_at_a_time(tmp_path: Path, files: FileServer) -> None:
-    """By default. Of several that fail, the first in order is reported, and what has not begun never begins."""
+def test_links_are_fetched_eight_at_a_time(tmp_path: Path, files: FileServer) -> None:
+    """By default eight links are fetched at a time. Of several failures the first in order is reported, and links that have not
+    begun never begin."""
     assert "media_download_parallel" not in SEEING
     with ApiServer(tmp_path, **(SEEING | {"limit_mm_per_prompt": {"image": 99}})) as server:
         files.max_at_once = 0
@@ -269,7 +270,7 @@ def test_too_many_items_are_refused_before_anything_is_fetched(seeing: ApiServer
     assert (len(files.heard), len(seeing.media_peers[0].received)) == (num_heard, num_prepared)
 
 
-def test_grids_and_features_come_in_pairs(seeing: ApiServer) -> None:
+def test_unpaired_grids_and_features_are_refused(seeing: ApiServer) -> None:
     body = {"prompt": "x", "image_feature_urls": ["http://127.0.0.1/x"], "image_grid_thws": []}
     error = refusal(seeing, COMPLETION, body)
     assert (error["code"], error["param"]) == ("invalid_features", "image_grid_thws")
@@ -292,7 +293,7 @@ def test_a_model_of_text_takes_no_pictures(server: ApiServer) -> None:
 
 
 def test_bytes_are_held_until_the_answer_ends(seeing: ApiServer) -> None:
-    """However it ends: to its end, streamed or not, refused, given up by its client, or out of time."""
+    """An answer may end in any way: complete, streamed or not, refused, abandoned by its client, or out of time."""
     picture = image(data(b"x" * 1000))
     with seeing.paced(2):
         with httpx.stream("POST", seeing.url + CHAT, json=asking(picture, stream=True, n=2)) as stream:
@@ -332,7 +333,8 @@ def test_the_facts_outlive_a_tokenizer(seeing: ApiServer) -> None:
 
 @contextlib.contextmanager
 def unanswered(server: ApiServer, body: Any, num_held_bytes: int) -> Iterator[list[httpx.Response]]:
-    """A request whose items, of so many bytes in the slab, nobody looks at; its answer, after the block."""
+    """Send a request with `num_held_bytes` in the slab to a media process that does not answer within the block; yield the list
+    that gets the answer."""
     (peer,) = server.media_peers
     peer.is_answering = False
     num_before = len(peer.received)
@@ -348,7 +350,7 @@ def unanswered(server: ApiServer, body: Any, num_held_bytes: int) -> Iterator[li
         thread.join()
 
 
-def test_a_media_process_that_comes_back_is_asked_again(seeing: ApiServer) -> None:
+def test_restarted_media_process_is_asked_again(seeing: ApiServer) -> None:
     with unanswered(seeing, asking(image(data(b"a")), image(data(b"b"))), 2 * GRANULE_BYTES) as answers:
         assert not answers
         seeing.media_peers[0].is_answering = True
@@ -357,7 +359,7 @@ def test_a_media_process_that_comes_back_is_asked_again(seeing: ApiServer) -> No
 
 
 def test_a_request_asks_for_one_item_at_a_time(seeing: ApiServer) -> None:
-    """A request's further items wait in the api, not before the files of others; all its items go to one media process."""
+    """Further items of a request wait in the api, so they do not delay files of other requests; all go to one media process."""
     (peer,) = seeing.media_peers
     num_before = len(peer.received)
     pictures = [image(data(bytes([65 + index]))) for index in range(3)]
@@ -377,8 +379,8 @@ def test_a_request_asks_for_one_item_at_a_time(seeing: ApiServer) -> None:
     assert asked[0].request in answers[0].json()["id"]
 
 
-def test_pictures_are_waited_for_as_long_as_the_request_may_take(seeing: ApiServer, files: FileServer) -> None:
-    """Its files are let go of then, at which what is still asked of a media process ends."""
+def test_request_deadline_covers_its_pictures(seeing: ApiServer, files: FileServer) -> None:
+    """The request's files are released at its deadline, which also ends its open calls to a media process."""
     (peer,) = seeing.media_peers
     peer.is_answering = False
     for body in (asking(image(data(b"a")), timeout=0.2), asking(image(f"{files.url}/gate/long"), timeout=0.2)):
@@ -390,7 +392,7 @@ def test_pictures_are_waited_for_as_long_as_the_request_may_take(seeing: ApiServ
 
 
 def test_settings_that_no_record_takes_are_refused(seeing: ApiServer) -> None:
-    """The ring to the media process would end this process, each time that it is started."""
+    """Otherwise such a record would end the api process at the ring to the media process, and again after each restart."""
     body = asking(image(data(b"a"))) | {"mm_processor_kwargs": {"nothing": "x" * (1 << 20)}}
     answer = seeing.post(CHAT, body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value"), answer.text
@@ -410,7 +412,7 @@ def test_a_full_slab_is_429(seeing: ApiServer) -> None:
 
 
 def test_slow_links_take_no_memory_before_their_bytes(seeing: ApiServer, files: FileServer) -> None:
-    """Ten of them take what nearly eight files of the largest size do; what would be more is refused at once."""
+    """Ten slow links take the memory of nearly eight files of the largest size; a file beyond that is refused at once."""
     answers: list[httpx.Response] = []
 
     def ask(name: str) -> None:
@@ -430,7 +432,7 @@ def test_slow_links_take_no_memory_before_their_bytes(seeing: ApiServer, files: 
     assert [answer.status_code for answer in answers] == [200, 200]
 
 
-def test_what_a_conversation_cannot_have_is_refused(seeing: ApiServer) -> None:
+def test_unsupported_media_fields_are_refused(seeing: ApiServer) -> None:
     assert_mistake(seeing.post(CHAT, asking("hi") | {"attention_mask_offset": [0]}), "attention_mask_offset")
     given = {"prompt": "x", "multi_modal_data": {"audio": data(b"a")}}
     assert_mistake(seeing.post(COMPLETION, given), "multi_modal_data")
@@ -441,7 +443,7 @@ def assert_mistake(answer: httpx.Response, param: str) -> None:
     assert (answer.status_code, error["param"]) == (400, param), error
 
 
-def test_a_client_that_leaves_meanwhile_leaves_nothing(seeing: ApiServer, files: FileServer) -> None:
+def test_leaving_client_releases_its_media(seeing: ApiServer, files: FileServer) -> None:
     body = json.dumps(asking(image(data(b"held")), image(f"{files.url}/gate/slow"))).encode()
     head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
     with seeing.connection(head + body):

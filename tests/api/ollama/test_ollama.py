@@ -83,7 +83,7 @@ def test_whole(client: ollama.Client) -> None:
 
 @pytest.mark.usefixtures("script")
 def test_stream_equals_whole(thinker: ApiServer, client: ollama.Client) -> None:
-    """By a client whose lines end where any of Python's do."""
+    """The client splits lines at every line end that Python knows."""
     whole = ask(thinker, {"tools": [TOOL]}).json()
     expected = {"role": "assistant", "content": "I " + STRANGE, "thinking": "Two cities.", "tool_calls": MADE}
     assert whole["message"] == expected
@@ -100,7 +100,7 @@ def test_stream_equals_whole(thinker: ApiServer, client: ollama.Client) -> None:
 
 
 def test_lines(thinker: ApiServer) -> None:
-    """A stream where nothing is said of it; silence is filled with lines that say nothing."""
+    """Streaming is the default, and silence is filled with empty pieces."""
     with thinker.paced(0), httpx.stream("POST", f"{thinker.url}/api/chat", json={"messages": MESSAGES}) as answer:
         assert answer.headers["content-type"] == "application/x-ndjson"
         lines = answer.iter_lines()
@@ -151,7 +151,7 @@ def test_options_act(thinker: ApiServer) -> None:
     assert first != second
 
 
-def test_forms_and_thinking(thinker: ApiServer) -> None:
+def test_formats_and_thinking(thinker: ApiServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for path, body in (("/api/chat", {}), ("/api/generate", {}), ("/api/generate", {"raw": True})):
         for given, expected in (("json", {"type": "object"}), (schema, schema), ({}, {})):
@@ -173,7 +173,7 @@ def test_forms_and_thinking(thinker: ApiServer) -> None:
 
 
 def test_a_conversation(thinker: ApiServer) -> None:
-    """Results get the ids of their calls, which clients drop."""
+    """Tool results get the ids of their calls, which clients drop."""
 
     def called(*names: str) -> list[dict[str, Any]]:
         return [{"function": {"name": name, "arguments": {"a": 1}}} for name in names]
@@ -219,8 +219,8 @@ def test_prompts(thinker: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
-def test_nothing_is_asked(thinker: ApiServer, path: str, field: str) -> None:
-    """So clients have a model loaded, and unloaded."""
+def test_empty_request_loads_or_unloads(thinker: ApiServer, path: str, field: str) -> None:
+    """A request without a prompt loads or unloads a model."""
     num_before = len(thinker.peer.submits())
     for body, reason in (({}, "load"), ({"keep_alive": 0}, "unload"), ({"keep_alive": "5m"}, "load")):
         answer = thinker.post(path, {"model": "tiny", **body})
@@ -247,7 +247,7 @@ def test_models(thinker: ApiServer, client: ollama.Client) -> None:
 
 
 def test_pull_of_a_served_model_succeeds(thinker: ApiServer, client: ollama.Client) -> None:
-    """`codex --oss` and others pull the model that they are started with when /api/tags has it with a tag only."""
+    """`codex --oss` and others pull their model if /api/tags lists it only with a tag."""
     for name in ("tiny", "tiny:latest", "alias"):
         assert client.pull(name).status == "success"
         assert [each.status for each in client.pull(name, stream=True)] == ["pulling manifest", "success"]
@@ -267,7 +267,7 @@ def test_latest_tag_is_accepted_in_every_api(thinker: ApiServer, name: str) -> N
         assert (answer.status_code, answer.json().get("model")) == (200, name.removesuffix(":latest")), (path, answer.text)
 
 
-def test_what_changes_models_says_how_one_is_chosen(thinker: ApiServer, client: ollama.Client) -> None:
+def test_model_changes_are_refused_with_advice(thinker: ApiServer, client: ollama.Client) -> None:
     for order in (
         lambda: client.pull("llama3"),
         lambda: next(client.pull("llama3", stream=True)),

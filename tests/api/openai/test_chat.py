@@ -18,7 +18,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def chat_prompt(server: ApiServer, body: dict[str, Any]) -> ChatPrompt:
-    """The prompt that the tokenizer gets for a body."""
+    """Return the prompt that the tokenizer gets for a body."""
     answer = server.post("/v1/chat/completions", {"max_tokens": 1, **body})
     assert answer.status_code == 200, answer.text
     prompt = server.peer.submits()[-1].prompt
@@ -64,7 +64,7 @@ def test_prompt_logprobs_and_token_ids(server: ApiServer) -> None:
     assert answer["prompt_logprobs"][1] == {"34": {"logprob": -0.5, "rank": 2, "decoded_token": '"'}}
 
 
-def test_the_conversation_goes_as_it_came(server: ApiServer) -> None:
+def test_conversation_reaches_the_tokenizer_unchanged(server: ApiServer) -> None:
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "be"}, "brief"]},
         {"role": "user", "content": "hi", "name": "me", "mood": "good"},
@@ -88,8 +88,8 @@ def test_the_conversation_goes_as_it_came(server: ApiServer) -> None:
     assert chat_prompt(server, {**body, "tool_choice": "none"}).tools == b""
 
 
-def test_variables_of_the_template_that_requests_leave_out(tmp_path: Path) -> None:
-    """--default-chat-template-kwargs count in every API of conversations; a request's own values win."""
+def test_default_template_variables_apply(tmp_path: Path) -> None:
+    """--default-chat-template-kwargs apply in every chat API; a request's own values win."""
     default = {"enable_thinking": False, "style": {"short": True}, "reasoning_effort": "high"}
     with ApiServer(tmp_path, default_chat_template_kwargs=default) as server:
         for path, body, expected in (
@@ -163,11 +163,11 @@ def test_tokenize(server: ApiServer) -> None:
         ),
     ],
 )
-def test_how_much_to_think_is_told_to_the_template(server: ApiServer, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_reasoning_effort_reaches_the_template(server: ApiServer, fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert orjson.loads(chat_prompt(server, {"messages": MESSAGES, **fields}).chat_template_kwargs or b"{}") == expected
 
 
-def test_without_parsers_calls_stay_text_and_cannot_be_demanded(server: ApiServer) -> None:
+def test_required_calls_need_a_parser(server: ApiServer) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     chat_prompt(server, {"messages": MESSAGES, "tools": tools})
     assert server.peer.submits()[-1].text.parsing is None
@@ -190,7 +190,7 @@ def test_without_parsers_calls_stay_text_and_cannot_be_demanded(server: ApiServe
     ],
 )
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_what_a_choice_allows(thinker: ApiServer, choice: Any, mode: str, says: str) -> None:
+def test_tool_choice_is_validated(thinker: ApiServer, choice: Any, mode: str, says: str) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     if isinstance(choice, tuple):
         named = [{"type": "function", "function": {"name": name}} for name in choice]
@@ -214,8 +214,10 @@ def test_what_a_choice_allows(thinker: ApiServer, choice: Any, mode: str, says: 
         ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
     ],
 )
-def test_what_is_left_in_the_content(thinker: ApiServer, fields: dict[str, Any], expected: tuple[bool, bool] | str) -> None:
-    """The fields of SGLang and llama.cpp."""
+def test_fields_that_leave_markers_in_the_content(
+    thinker: ApiServer, fields: dict[str, Any], expected: tuple[bool, bool] | str
+) -> None:
+    """The fields of SGLang and of llama.cpp."""
     answer = thinker.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **fields})
     if isinstance(expected, str):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, expected)
@@ -235,7 +237,7 @@ def test_what_is_left_in_the_content(thinker: ApiServer, fields: dict[str, Any],
         ({"response_format": {"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<a"]}}, False),
     ],
 )
-def test_an_answer_with_tools_and_a_format_is_either(thinker: ApiServer, form: dict[str, Any], has_form: bool) -> None:
+def test_answer_follows_tools_or_format(thinker: ApiServer, form: dict[str, Any], has_form: bool) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     body = {"messages": MESSAGES, "max_tokens": 1, "tools": [tool], **form}
     assert thinker.post("/v1/chat/completions", body).status_code == 200

@@ -38,7 +38,7 @@ def test_sixteen_tokens_unless_asked_for(client: openai.OpenAI) -> None:
     ("prompt", "num_tokens"),
     [([104, 105], [2]), (["a", "bcd"], [1, 3]), ([[104], [105, 106, 107]], [1, 3])],
 )
-def test_forms_of_prompts(server: ApiServer, client: openai.OpenAI, prompt: list[str], num_tokens: list[int]) -> None:
+def test_prompt_types(server: ApiServer, client: openai.OpenAI, prompt: list[str], num_tokens: list[int]) -> None:
     num_before = len(server.peer.submits())
     answer = client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=4)
     assert [choice.index for choice in answer.choices] == list(range(2 * len(num_tokens)))
@@ -53,7 +53,7 @@ def test_forms_of_prompts(server: ApiServer, client: openai.OpenAI, prompt: list
     assert len({submit.sampling.seed for submit in submits}) == 1
 
 
-def test_what_the_engine_gets(server: ApiServer) -> None:
+def test_parameters_reach_the_engine(server: ApiServer) -> None:
     body = {
         "prompt": "x",
         "add_special_tokens": False,
@@ -174,7 +174,7 @@ def test_prompts_of_one_token_have_a_null_alone(server: ApiServer) -> None:
 
 
 def test_best_of_returns_the_likeliest(client: openai.OpenAI) -> None:
-    """Sample i has the log-probability -1 / (i + 1): the last is the best."""
+    """Sequence i has the log-probability -1 / (i + 1): the last is the best."""
     answer = client.completions.create(model="tiny", prompt=["ab", "cd"], n=2, best_of=4, max_tokens=5)
     assert [choice.text for choice in answer.choices] == [said_text(5, 3), said_text(5, 2)] * 2
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]

@@ -67,7 +67,7 @@ def test_call_of_a_custom_tool_has_its_input(responder: openai.OpenAI) -> None:
 
 
 @pytest.mark.usefixtures("calling")
-def test_stream_of_a_custom_call_adds_up_to_the_whole(thinker: ApiServer) -> None:
+def test_streamed_custom_call_equals_the_whole(thinker: ApiServer) -> None:
     body = {"messages": MESSAGES, "tools": [CUSTOM, FUNCTION], "stream": True}
     lines = thinker.post("/v1/chat/completions", body).text.splitlines()
     chunks = [orjson.loads(line[6:]) for line in lines if line.startswith("data: {")]

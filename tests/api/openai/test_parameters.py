@@ -1,4 +1,4 @@
-"""Parameters of vLLM and llama.cpp beside OpenAI's: what of them acts at the edge, and what goes on to the engine."""
+"""Parameters of vLLM and llama.cpp beside OpenAI's: those that the api handles, and those that it passes to the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_tokens_called_by_their_ids(server: ApiServer) -> None:
 
 
 def test_log_probabilities_by_id(server: ApiServer) -> None:
-    """In the form of those of prompts, in place of the others."""
+    """`logprobs_by_id` has the format of prompt log-probabilities and replaces the usual field."""
     for path, fields in ((COMPLETIONS, {"prompt": "ab", "logprobs": 2}), (CHAT, {"messages": MESSAGES, "logprobs": True})):
         body = fields | {"max_tokens": 2, "return_token_ids": True}
         usual = server.post(path, body | {"logprobs_by_id": False}).json()["choices"][0]
@@ -43,7 +43,7 @@ def test_log_probabilities_by_id(server: ApiServer) -> None:
         assert {(*entry,) for entry in own} == {("logprob", "rank", "decoded_token")}
 
 
-def test_the_message_that_goes_on_is_echoed(server: ApiServer) -> None:
+def test_continued_message_is_echoed(server: ApiServer) -> None:
     body = GOING_ON | {"echo": True, "n": 2}
     whole = server.post(CHAT, body).json()["choices"]
     assert [choice["message"]["content"] for choice in whole] == [f"Well, {said_text(3, index)}" for index in (0, 1)]
@@ -53,7 +53,7 @@ def test_the_message_that_goes_on_is_echoed(server: ApiServer) -> None:
         assert streamed == f"Well, {said_text(3, index)}"
 
 
-def test_what_goes_on_to_the_engine(server: ApiServer) -> None:
+def test_parameters_reach_the_engine(server: ApiServer) -> None:
     body = {
         "prompt": "before",
         "suffix": "behind",
@@ -141,7 +141,7 @@ def test_a_rendered_conversation(server: ApiServer) -> None:
         (CHAT, {"documents": "x"}, "documents"),
     ],
 )
-def test_what_is_refused(server: ApiServer, path: str, fields: dict[str, Any], param: str | None) -> None:
+def test_invalid_combinations_are_refused(server: ApiServer, path: str, fields: dict[str, Any], param: str | None) -> None:
     prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": "hello"}
     answer = server.post(path, {**prompt, "max_tokens": 2, **fields})
     assert answer.status_code == 400, answer.text
@@ -160,7 +160,7 @@ def test_what_is_refused(server: ApiServer, path: str, fields: dict[str, Any], p
     ],
 )
 def test_max_tokens_is_cut_to_the_room(server: ApiServer, path: str, body: dict[str, Any]) -> None:
-    """Unless a client of OpenAI's API asks for a refusal."""
+    """`max_tokens` is cut to what fits unless a client of OpenAI's API asks for a refusal."""
     answer = server.post(path, body)
     assert answer.status_code == 200, answer.text
     (submit,) = server.peer.submits(answer.headers["x-request-id"])
@@ -188,7 +188,7 @@ def test_top_p_zero_draws_the_likeliest(server: ApiServer, path: str, body: dict
     assert (submit.sampling.top_k, submit.sampling.top_p) == (1, 1.0)
 
 
-def test_nothing_is_sent_while_a_call_is_held_back(thinker: ApiServer) -> None:
+def test_no_chunk_while_a_call_is_held_back(thinker: ApiServer) -> None:
     held = Part("", "")
     thinker.peer.script = [Part("content", "I look."), held, held, held, Part("call", "weather", 0, "call_a"), held, held]
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]

@@ -1,4 +1,4 @@
-"""Whole answers with many log-probabilities: what the loop does not get back between two turns is a part of a sample."""
+"""Whole answers with many log-probabilities: the event loop runs between parts of a sequence."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def chat(made: Generation) -> Coroutine[Any, Any, Any]:
 
 @pytest.mark.parametrize(("answering", "num_scored"), [(complete, 3 * NUM_SAMPLES), (chat, NUM_SAMPLES + 1)])
 def test_the_loop_gets_turns(answering: Answering, num_scored: int) -> None:
-    """`num_scored`: how often a prompt's or an answer's log-probabilities are written."""
+    """`num_scored`: how often log-probabilities of a prompt or an answer are written."""
     num_turns = 0
     sent: list[dict[str, Any]] = []
 
@@ -97,8 +97,8 @@ def test_the_loop_gets_turns(answering: Answering, num_scored: int) -> None:
             assert len(choice["prompt_logprobs"]) == NUM_TOKENS
 
 
-def test_open_requests_are_no_work_for_the_garbage_collector() -> None:
-    """A collection of millions of tracked lists stops every stream."""
+def test_open_requests_are_not_tracked_by_the_gc() -> None:
+    """A collection of millions of tracked lists would stop every stream."""
     deltas = decode(encode(Deltas([Delta("r", 0, [97], "a", prompt_logprobs=[entry(97, -0.5, 5)])])))
     gc.collect()
     assert isinstance(deltas, Deltas)

@@ -44,7 +44,7 @@ def silent(thinker: ApiServer) -> Iterator[None]:
 
 
 def prompt_of(server: ApiServer, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """The messages and functions of the prompt, and what the answer says was left out."""
+    """Return the messages and functions of the prompt, and what the answer reports as dropped."""
     answer = server.post("/v1/responses", {"max_output_tokens": 2, **body})
     assert answer.status_code == 200, answer.text
     prompt = server.peer.submits()[-1].prompt
@@ -54,7 +54,7 @@ def prompt_of(server: ApiServer, body: dict[str, Any]) -> tuple[list[dict[str, A
 
 
 def output_of(server: ApiServer, body: dict[str, Any], script: list[Part]) -> list[dict[str, Any]]:
-    """The items of a stream, which are those of its last event."""
+    """Return the items of a stream, which equal those of its last event."""
     server.peer.script = script
     text = server.post("/v1/responses", {"input": "hi", **body, "stream": True}).text
     events = [orjson.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]

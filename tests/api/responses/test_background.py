@@ -1,4 +1,4 @@
-"""Responses that are made in the background, what they are answers to, and what is cut of a long conversation."""
+"""Background responses, their conversations, and truncation of long ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start(client: openai.OpenAI, num_tokens: int, **options: Any) -> Any:
 
 
 def ended(client: openai.OpenAI, response_id: str) -> Any:
-    """The response, once it has ended."""
+    """Return the response once it has ended."""
     found: list[Any] = []
 
     def has_ended() -> bool:
@@ -61,8 +61,8 @@ def test_background_response_outlives_the_tokenizer(thinker: ApiServer, responde
     assert ended(responder, begun.id).output_text == said_text(20)
 
 
-def test_background_stream_goes_on_behind_any_event(thinker: ApiServer, responder: openai.OpenAI) -> None:
-    """Its client leaves in the middle, and comes back; another reads all of it again."""
+def test_background_stream_resumes_after_any_event(thinker: ApiServer, responder: openai.OpenAI) -> None:
+    """A client leaves in the middle and resumes; another one reads the whole stream again."""
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
         seen = [next(stream) for _ in range(7)]
@@ -79,7 +79,7 @@ def test_background_stream_goes_on_behind_any_event(thinker: ApiServer, responde
     assert list(responder.responses.retrieve(response_id, stream=True, starting_after=10_000)) == []
 
 
-def test_cancelled_response_keeps_what_was_made(thinker: ApiServer, responder: openai.OpenAI) -> None:
+def test_cancelled_response_keeps_its_partial_output(thinker: ApiServer, responder: openai.OpenAI) -> None:
     with thinker.paced(5):
         begun = start(responder, 20)
         wait_until(lambda: responder.responses.retrieve(begun.id).status == "in_progress", what="it is made")
@@ -127,7 +127,7 @@ def test_background_responses_are_limited(thinker: ApiServer, responder: openai.
 
 
 def kill_http(server: ApiServer, *, is_gentle: bool = False) -> None:
-    """The HTTP process ends, and its next life begins."""
+    """Kill the HTTP process and start its next life."""
     if is_gentle:
         server.child.terminate()
     else:
@@ -139,7 +139,8 @@ def kill_http(server: ApiServer, *, is_gentle: bool = False) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_gentle", [False, True])
 def test_background_stream_outlives_its_http_process(thinker: ApiServer, responder: openai.OpenAI, is_gentle: bool) -> None:
-    """The next life makes it with the same seed, though in other pieces, and its events follow those that were read."""
+    """The next life generates the same answer with the same seed, though in other pieces, and its events continue those that
+    were read."""
     over = ended(responder, start(responder, 3).id)
     fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "metadata": {"a": "b"}}
     with thinker.paced(5):
@@ -182,7 +183,7 @@ def test_response_can_be_cancelled_after_its_process_died(thinker: ApiServer, re
 
 
 def test_response_without_its_request_has_failed(thinker: ApiServer, responder: openai.OpenAI) -> None:
-    """The response made room, and its process died then."""
+    """The process died after it had reserved room for the response."""
     with thinker.paced(5):
         stream = start(responder, 20, stream=True)
         seen = [next(stream) for _ in range(5)]
@@ -215,7 +216,7 @@ def test_response_without_a_stream_has_no_events(thinker: ApiServer, responder: 
 
 @pytest.mark.parametrize("field", ["instructions", "user", "metadata"])
 def test_long_background_response_is_refused(thinker: ApiServer, responder: openai.OpenAI, field: str) -> None:
-    """Fields that come back with a response count, though they are no items: later there would be no room for the answer."""
+    """Fields that a response returns count too, although they are no items: later there would be no room for the answer."""
     long = "x" * (MAX_RESPONSE_BYTES // 2)
     body = {"input": "hi", "background": True, field: {"a": long} if field == "metadata" else long}
     answer = thinker.post("/v1/responses", body)
@@ -265,8 +266,8 @@ def contents(server: ApiServer) -> list[str]:
     return [str(message["content"])[:2].strip() for message in orjson.loads(prompt.messages)]
 
 
-def test_oldest_turns_go_where_the_prompt_is_too_long(thinker: ApiServer) -> None:
-    """The model takes 256 tokens; a token is a byte here."""
+def test_oldest_turns_are_dropped_from_long_prompts(thinker: ApiServer) -> None:
+    """The model takes 256 tokens; each byte is a token here."""
     body = {"instructions": "S", "input": [*turns(6, 20), {"role": "user", "content": "now"}], "max_output_tokens": 40}
     answer = thinker.post("/v1/responses", body | {"truncation": "auto"})
     assert answer.status_code == 200, answer.text
@@ -282,7 +283,7 @@ def test_oldest_turns_go_where_the_prompt_is_too_long(thinker: ApiServer) -> Non
     assert "x-tokamak-dropped" not in thinker.post("/v1/responses", short).headers
 
 
-def test_calls_of_a_long_turn_go_with_their_results() -> None:
+def test_dropped_calls_take_their_results_along() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "x"}
     given = [{"type": "message", "role": "user", "content": "do"}, call, output, call, call, output, output]

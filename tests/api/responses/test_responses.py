@@ -121,8 +121,8 @@ def test_a_stream_has_the_items_of_the_whole(thinker: ApiServer, responder: open
     assert whole.usage.output_tokens_details.reasoning_tokens == 2
 
 
-def test_log_probabilities_are_those_of_the_content(thinker: ApiServer, responder: openai.OpenAI) -> None:
-    """Neither thinking nor markers nor calls have log-probabilities there."""
+def test_logprobs_cover_only_the_content(thinker: ApiServer, responder: openai.OpenAI) -> None:
+    """Thinking, markers and calls have no log-probabilities there."""
     nothing = Part("", "")
     thinker.peer.script = [
         Part("reasoning", "hm", begin=0, end=1),
@@ -203,7 +203,7 @@ def test_items_become_turns(thinker: ApiServer) -> None:
     ],
 )
 def test_formats_of_custom_tools(thinker: ApiServer, given: dict[str, str], grammar: str) -> None:
-    """They bind: the tokenizer's grammars are tested beside its parsers."""
+    """Formats are enforced; the grammars themselves are tested beside the parsers."""
     tool = CUSTOM | {"format": {"type": "grammar", **given}}
     (custom,) = orjson.loads(submit_of(thinker, {"tools": [tool]})[1].tools)
     assert custom["function"]["strict"] is True
@@ -232,8 +232,8 @@ def test_tool_choice(thinker: ApiServer, choice: Any, expected: tuple[str, list[
 
 
 @pytest.mark.usefixtures("calling")
-def test_a_stored_response_is_gone_on_from(thinker: ApiServer, responder: openai.OpenAI) -> None:
-    """Its instructions are not."""
+def test_stored_response_is_continued(thinker: ApiServer, responder: openai.OpenAI) -> None:
+    """A stored response can be continued, but its instructions are not inherited."""
     tools: Any = [FUNCTION, CUSTOM]
     first = responder.responses.create(model="tiny", input="hi", tools=tools, instructions="be brief")
     assert responder.responses.retrieve(first.id).to_dict() == first.to_dict()
@@ -260,8 +260,8 @@ def test_a_stored_response_is_gone_on_from(thinker: ApiServer, responder: openai
     assert (raised.value.code, raised.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_no_log_tells_where_a_response_is(thinker: ApiServer) -> None:
-    """The id of a request is in logs and spans, which others may read; that of its response is the key to it."""
+def test_response_id_is_not_derivable_from_logs(thinker: ApiServer) -> None:
+    """Request ids are in logs and spans that others may read; a response id gives access to the response."""
     answers = [thinker.post("/v1/responses", {"input": "hi"}) for _ in range(2)]
     for answer in answers:
         request_id = answer.headers["x-request-id"]
@@ -305,7 +305,7 @@ def test_mistakes(thinker: ApiServer, body: dict[str, Any], param: str) -> None:
 
 
 def test_a_stream_that_fails(thinker: ApiServer) -> None:
-    """The engine goes away while it answers: the response is complete, as a failed one, which can be got."""
+    """The engine goes away while it answers: the response is complete, has status failed, and can be retrieved."""
     with thinker.paced(3):
         body = {"input": "hi", "stream": True, "max_output_tokens": 9}
         with httpx.stream("POST", f"{thinker.url}/v1/responses", json=body, headers={"x-request-id": "cut"}) as answer:

@@ -1,4 +1,4 @@
-"""Where responses are kept: whole or not at all, for all processes, within bounds."""
+"""The store of responses: atomic, shared by all processes, and bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def names(directory: Path) -> list[str]:
 
 
 def save(store: ResponseStore, directory: Path, number: int, data: bytes) -> bool:
-    """In order, whatever the clock of the file system."""
+    """Save a response with a modification time by its number, independent of the clock of the file system."""
     is_kept = store.save(IDS[number], data)
     if is_kept:
         os.utime(directory / IDS[number], ns=(number, number))
@@ -71,7 +71,7 @@ def test_id_begins_with_digest_of_source_and_run(tmp_path: Path) -> None:
     assert one.new_id("a") != one.new_id("a")
 
 
-def test_no_name_leads_elsewhere(tmp_path: Path) -> None:
+def test_ids_cannot_escape_the_directory(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     store = ResponseStore(tmp_path / "kept")
     assert store.save(IDS[0], b"text")
@@ -86,8 +86,8 @@ def test_no_room_is_no_failure(tmp_path: Path) -> None:
     assert not ResponseStore(tmp_path / "kept").save(IDS[0], b"text")
 
 
-def test_one_that_is_too_long_is_not_kept(tmp_path: Path) -> None:
-    """Whoever goes on from it has it read at once; those that are there stay."""
+def test_too_long_response_is_not_kept(tmp_path: Path) -> None:
+    """A too long response would be read whole by every continuation; the stored ones stay."""
     store = ResponseStore(tmp_path)
     assert store.save(IDS[0], b"x")
     assert not store.save(IDS[1], b"x" * (MAX_RESPONSE_BYTES + 1))
