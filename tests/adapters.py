@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them, with random numbers, and the weights that they merge into."""
+"""Adapters in the format of PEFT with random numbers, and the weights that they merge into."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def write_adapter(
     changes: Mapping[str, np.ndarray | None] | None = None,
     **config: Any,
 ) -> Path:
-    """An adapter of the checkpoint `model`. `size`: of the numbers of its products, about; `changes`: tensors over those that
-    it would have, None: without it; the rest is of adapter_config.json."""
+    """Write an adapter of the checkpoint `model`. `size`: approximate magnitude of its products; `changes`: tensors that
+    replace the generated ones, None: left out; other fields are of adapter_config.json."""
     generator = np.random.default_rng(seed)
     ranks, targets = config.get("rank_pattern", {}), tuple(targets)
     tensors: dict[str, np.ndarray] = {}
@@ -53,7 +53,7 @@ def write_adapter(
 
 
 def merge(directory: Path, model: Path, adapter: Path, scale: float = 2.0) -> Path:
-    """The checkpoint `model` with an adapter merged into its weights, in float32, written to `directory`."""
+    """Write the checkpoint `model` with an adapter merged into its weights, in float32, to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in model.iterdir():
         if path.suffix != ".safetensors":

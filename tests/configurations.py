@@ -35,7 +35,7 @@ _RESOLVED = {
 
 
 def engine_config(**fields: Any) -> EngineConfig:
-    """Return a configuration; missing options have their defaults, and texts may stand for numbers."""
+    """Return a configuration: missing options have their defaults, and strings are converted to numbers."""
     options = {
         name: OPTIONS.get(name) or OPTIONS.get(name.removesuffix("_s").removesuffix("_ms"))
         for name in EngineConfig.__struct_fields__

@@ -1,7 +1,10 @@
-"""For all tests: what engines keep, for later or while they run, goes to directories of this session, not to the user's. What
-dead engines left in shared memory before is cleared away first, and the session's own signals are not ignored. `--fast` leaves
-out what takes long, and most of a test's many cases. The summary names what this machine could not test: variants of the
-kernels, the page, dashboards, and what was skipped, a line for each cause."""
+"""Hooks and fixtures for all tests.
+
+What engines keep, for later or while they run, goes to directories of this session, not to the user's. Shared memory of dead
+engines is removed first, and the session's own signals are not ignored. `--fast` skips slow tests, and most cases of tests with
+many. The summary names what this machine could not test: kernel variants, the page, dashboards, and skipped tests, one line for
+each cause.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _case_indices(items: list[pytest.Item]) -> Iterator[int]:
-    """Which of its test's cases each item is; 0 where there are few."""
+    """Yield for each item the index of its case within its test; 0 where the test has few cases."""
     names = [item.nodeid.partition("[")[0] for item in items]
     counts, met = Counter(names), Counter[str]()
     for name in names:
@@ -123,7 +126,8 @@ def has_browser() -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def signals() -> None:
-    """Engines inherit what is ignored, as behind `nohup` or in the background of a script; tests end them by these signals."""
+    """Reset ignored signals, which engines would inherit, as behind `nohup` or in the background of a script: tests end engines
+    by these signals."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
@@ -138,8 +142,8 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """None are trusted: nobody here asks for what is outside, and to read those of the world takes each client of HTTP, so each
-    `httpx.get`, 40 ms of a processor."""
+    """Trust no certificate authorities: tests call no outside servers, and loading the system ones takes 40 ms of CPU time in
+    each HTTP client, such as each `httpx.get`."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("no-authorities")))
         environment.delenv("SSL_CERT_FILE", raising=False)  # comes before it

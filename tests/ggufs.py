@@ -69,7 +69,7 @@ def gguf_name(name: str) -> str:
 
 
 def as_type(type_name: str) -> Encode:
-    """Matrices in the type, by the package's own quantizer; vectors as float32."""
+    """Return matrices in the type, by the package's own quantizer; vectors as float32."""
 
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
         is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name
@@ -80,13 +80,13 @@ def as_type(type_name: str) -> Encode:
 
 
 def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows as llama.cpp's converter orders them for Llama."""
+    """Return rows as llama.cpp's converter orders them for Llama."""
     halves = values.reshape(num_heads, 2, len(values) // num_heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dict[str, np.ndarray]:
-    """The checkpoint `source` as a GGUF file; what each tensor, by its Hugging Face name, is worth there."""
+    """Write the checkpoint `source` as a GGUF file; return the values of each tensor there, by its Hugging Face name."""
     config = json.loads((source / "config.json").read_text())
     writer = shape_writer(path, config)
     for key, value in metadata.items():
@@ -222,7 +222,7 @@ def llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray:
 
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """`key` has __ for dots."""
+    """Add a value; __ in `key` becomes a dot."""
     key = key.replace("__", ".")
     if isinstance(value, bool):
         writer.add_bool(key, value)
@@ -257,7 +257,7 @@ def byte_level_metadata(tokenizer: Tokenizer, rule: str) -> dict[str, Any]:
 
 
 def original_metadata(source: Path) -> dict[str, Any]:
-    """The tokenizer.json of `source` as it is, and what the converter stores beside it."""
+    """Return the tokenizer.json of `source` unchanged, and the metadata that the converter stores beside it."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     merges = byte_level_metadata(tokenizer, "unknown")
     del merges["tokenizer__ggml__merges"]

@@ -1,4 +1,4 @@
-"""Where the tests find this repository and the checkpoints with outputs computed by a third party."""
+"""Paths of the repository and of checkpoints with outputs computed by a third party."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ QUERY = "what is the sun"
 
 
 def write_checkpoint(name: str, directory: Path, labels: Sequence[str] = ()) -> Path:
-    """The files of the model `name` in `directory`, which is made. `labels`: of a classifier with more of them."""
+    """Write the files of the model `name` to the new `directory`. `labels`: those of a classifier with more of them."""
     model = MODELS[name]
     if labels:
         head = {name: [len(labels), *shape[1:]] for name, shape in model["shapes"].items() if name.startswith("classifier.")}

@@ -21,7 +21,7 @@ _MEMBERS = "/vendor/llama.cpp/models/templates/"
 
 
 def published_templates() -> dict[str, str]:
-    """The templates' texts by name; none where the package could not be fetched."""
+    """Return the templates' texts by name; none where the package could not be fetched."""
     return {path.stem: path.read_text() for path in sorted(DIRECTORY.glob("*.jinja"))}
 
 

@@ -1,4 +1,4 @@
-"""Requests for tests, made of keywords whichever part they belong to, and read sequence by sequence."""
+"""Requests for tests, built from keywords of any part and read sequence by sequence."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def parts_of(request_id: str, fields: dict[str, Any]) -> tuple[SharedPart, Seque
 
 
 def submit_of(prompt: Prompt | str, request_id: str = "r", **fields: Any) -> Submit:
-    """One sequence, as an api process submits it."""
+    """Return one sequence, as an api process submits it."""
     shared, own = parts_of(request_id, fields)
     assert not fields, fields
     return Submit(shared, [TextPrompt(prompt) if isinstance(prompt, str) else prompt], [own])
 
 
 def together(submits: Sequence[Submit]) -> Submit:
-    """Sequences of one request in one message."""
+    """Return one message with the sequences of one request."""
     prompts: list[Prompt] = []
     sequences = []
     for submit in submits:
@@ -54,7 +54,7 @@ def together(submits: Sequence[Submit]) -> Submit:
 
 
 def sequence_request(token_ids: bytes, request_id: str = "r", **fields: Any) -> SequenceRequest:
-    """One sequence, as the scheduler holds it."""
+    """Return one sequence, as the scheduler holds it."""
     tokenizer = fields.pop("tokenizer", "tokenizer0")
     given = _taken(
         TokenizedPrompt, {name: value for name, value in fields.items() if name not in ("max_tokens", "is_thinking")}
@@ -68,7 +68,7 @@ def sequence_request(token_ids: bytes, request_id: str = "r", **fields: Any) -> 
 
 
 def request_message(request: SequenceRequest) -> Request:
-    """The message that carries it."""
+    """Return the message that carries it."""
     return Request(request.tokenizer, request.shared, [request.prompt], [msgspec.structs.replace(request.own, prompt_index=0)])
 
 
@@ -90,10 +90,10 @@ def submitted(message: Submit) -> list[Submitted]:
 
 
 def with_shared(request: SequenceRequest, **fields: Any) -> SequenceRequest:
-    """The request with other fields of its shared part."""
+    """Return the request with other fields in its shared part."""
     return msgspec.structs.replace(request, shared=msgspec.structs.replace(request.shared, **fields))
 
 
 def with_own(request: SequenceRequest, **fields: Any) -> SequenceRequest:
-    """The request with other fields of the sequence's part."""
+    """Return the request with other fields in the sequence's part."""
     return msgspec.structs.replace(request, own=msgspec.structs.replace(request.own, **fields))

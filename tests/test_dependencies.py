@@ -14,7 +14,7 @@ import pytest
 from tests.paths import REPOSITORY
 
 PACKAGES = ("api", "engine", "ops", "shm", "tools", "workers")
-BY_HAND = {  # run by a person who installs what their docstrings name
+BY_HAND = {  # run by hand; their docstrings name what to install
     "tools/bench/llama_encoder.py": {"llama-cpp"},
     "tools/bench/llama_server.py": {"llama-cpp"},
     "tools/bench/openvino_pictures.py": {"openvino", "openvino-genai"},
@@ -45,7 +45,7 @@ def normal(name: str) -> str:
 
 
 def declared(extra: str = "") -> set[str]:
-    """Distributions that `pip install tokamak` brings, or with an extra what that adds."""
+    """Return the distributions that `pip install tokamak` brings, or that an extra adds."""
     condition = f'extra == "{extra}"' if extra else ""
     requirements = [text.replace("'", '"').partition(";") for text in importlib.metadata.requires("tokamak-serve") or []]
     names = [text for text, _, marker in requirements if marker.strip() == condition]
@@ -53,7 +53,7 @@ def declared(extra: str = "") -> set[str]:
 
 
 def imported(path: str) -> Iterator[str]:
-    """Roots of what a module imports anywhere but for annotations alone."""
+    """Yield the root packages that a module imports, except for annotations only."""
     waiting: list[ast.AST] = [ast.parse((REPOSITORY / path).read_text(), path)]
     while waiting:
         node = waiting.pop()
@@ -86,12 +86,12 @@ def test_every_import_is_declared(package: str) -> None:
 
 
 def test_a_private_class_of_uvicorn_is_bounded() -> None:
-    """api/connection.py builds on one, which any release may change."""
+    """api/connection.py builds on a private class, which any release may change."""
     assert any(text.startswith("uvicorn") and "<" in text for text in importlib.metadata.requires("tokamak-serve") or [])
 
 
 def test_native_serving_imports_no_paddle() -> None:
-    """All actors' modules, the command line, and a device with native ops."""
+    """All modules of actors, the command line, and a device with native ops."""
     code = """
 import sys
 from engine.process.topology import TARGETS
@@ -136,7 +136,7 @@ LOADED = {  # of these, for itself or by what others wrote
 @pytest.mark.parametrize("module", LOADED)
 def test_a_start_loads_no_more_than_it_needs(module: str) -> None:
     """Six processes import at once what they need for READY: a second start is mostly that, and each keeps it. A dataclass,
-    which compiles its methods, costs twenty times as much as a struct; `hashlib` maps OpenSSL."""
+    which compiles its methods and imports `inspect`, costs twenty times as much as a struct; `hashlib` maps OpenSSL."""
     code = f"import sys, engine.process.main, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300, cwd=REPOSITORY)
     assert COSTLY.intersection(done.stdout.split()) == LOADED[module]

@@ -17,7 +17,7 @@ LINE = re.compile(r"^ {0,4}(\w+)/ +\S", re.MULTILINE)
 
 
 def folders_of(package: Path) -> set[str]:
-    """Names of the folders that have files of the repository, not only what Python compiled of earlier ones."""
+    """Return the names of folders that have files of the repository, not only leftovers that Python compiled."""
     files = (path.relative_to(package) for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path.parts[0] for path in files if len(path.parts) > 1}
 
@@ -27,7 +27,8 @@ def docstring_of(package: Path) -> str:
 
 
 def nested_packages() -> Iterator[str]:
-    """Yield the packages below the top that have folders, but for those of tests, which are named as what they test."""
+    """Yield the packages below the top that have folders, except those of tests, whose names follow the folders that they
+    test."""
     for name in PACKAGES:
         for path in sorted((REPOSITORY / name).rglob("*/__init__.py")):
             if folders_of(path.parent) and name != "tests":

@@ -72,7 +72,7 @@ PADDLE_USERS = ("ops", "workers")
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of ours, by its dotted name."""
+    """Return every module of the repository by its dotted name."""
     found = {}
     for package in PACKAGES:
         for path in sorted((REPOSITORY / package).rglob("*.py")):
@@ -97,7 +97,7 @@ def is_below(name: str, beginning: str) -> bool:
 
 @pytest.fixture(scope="module")
 def arrows() -> list[tuple[str, str]]:
-    """(importing module, imported name) of every import."""
+    """Return (importing module, imported name) for every import."""
     return [(name, target) for name, tree in modules().items() for target in imported(tree)]
 
 
@@ -131,7 +131,7 @@ def assert_no_circle(below: Mapping[str, set[str]]) -> None:
 
 @pytest.fixture(scope="module")
 def between_modules(arrows: list[tuple[str, str]]) -> dict[str, set[str]]:
-    """The modules that each module imports."""
+    """Return the modules that each module imports."""
     names = set(modules())
     below: dict[str, set[str]] = {name: set() for name in names}
     for name, target in arrows:
@@ -148,7 +148,7 @@ def test_no_module_is_in_a_circle_of_imports(between_modules: dict[str, set[str]
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_folder_is_in_a_circle_of_imports(between_modules: dict[str, set[str]], package: str) -> None:
-    """The folders and files that lie side by side import each other one way only, at every level of a package."""
+    """Sibling folders and files import each other in one direction only, at every level of a package."""
     folders = {name.rpartition(".")[0] for name in between_modules if is_below(name, package) and name != package}
     for folder in sorted(folders):
         length = folder.count(".") + 2
@@ -162,7 +162,7 @@ def test_no_folder_is_in_a_circle_of_imports(between_modules: dict[str, set[str]
 
 
 def test_actors_are_named_once_and_exist() -> None:
-    """Children are known as `module:Class` alone; the supervisor imports none of them."""
+    """Children are known as `module:Class` only; the supervisor imports none of them."""
     from engine.process.topology import TARGETS
 
     for target in TARGETS.values():

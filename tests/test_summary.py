@@ -1,4 +1,4 @@
-"""The summary of the tests names what a machine could not test: here as where no program is on the path."""
+"""The summary of the tests names what a machine could not test; here no program is on the path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACE = "tests/tools/deploy/test_files.py"
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_named_a_line_each() -> None:
+def test_each_missing_tool_has_a_line() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLACE, "-k", "systemd_reads or kubectl"]
     bare = {**os.environ, "PATH": "/nowhere"}
     done = subprocess.run(command, cwd=REPOSITORY, env=bare, capture_output=True, text=True, timeout=120, check=False)

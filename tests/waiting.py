@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-WATCHDOG_S = 120.0  # for what takes a second: a busy machine may be that slow, and only a failure waits so long
+WATCHDOG_S = 120.0  # for operations of about a second: a busy machine may be that slow, and only a failure waits that long
 
 
 def wait_until(predicate: Callable[[], T], timeout_s: float = WATCHDOG_S, what: str = "") -> T:
-    """Call `predicate` until it returns something true and return that; TimeoutError names `what` after `timeout_s`. The longer
-    it takes, the rarer it is asked: those who are waited for need the processors."""
+    """Call `predicate` until it returns something true and return that; TimeoutError names `what` after `timeout_s`. The
+    interval between calls grows, because the awaited processes need the processors."""
     begun = time.monotonic()
     while True:
         value = predicate()

@@ -1,6 +1,6 @@
-"""How Claude Code, Codex, OpenCode and Open WebUI read an answer, and what they send next: each its own protocol.
+"""Claude Code, Codex, OpenCode and Open WebUI as clients: how each reads an answer and builds its next request.
 
-Their first bodies are in `clients/`, with the turns of a conversation: which tool is to be called, with what, and its result.
+Their first bodies are in `clients/`, with the turns of a conversation: the tool to call, its arguments, and its result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ RECORDED: dict[str, Json] = {
 
 class Agent(Protocol):
     def call(self, events: list[Json]) -> Call:
-        """The one of an answer."""
+        """Return the tool call of an answer."""
 
     def prompt(self, events: list[Json]) -> tuple[int, int | None]:
-        """Tokens of its prompt, and those that were cached, where that is told."""
+        """Return the number of prompt tokens, and of cached ones where the answer has it."""
 
     def next_body(self, body: Json, events: list[Json], result: str) -> Json:
-        """After an answer to `body`."""
+        """Return the request that follows an answer to `body`."""
 
 
 class ClaudeCode:
@@ -41,7 +41,7 @@ class ClaudeCode:
         return usage["input_tokens"] + usage["cache_read_input_tokens"], usage["cache_read_input_tokens"]
 
     def next_body(self, body: Json, events: list[Json], result: str) -> Json:
-        """The cache marks and the note to its own server differ each time."""
+        """Return the next request; cache marks and the note to its own server differ each time."""
         (_, *system), messages = body["system"], json.loads(json.dumps(body["messages"]))
         del messages[-1]["content"][-1]["cache_control"]
         call_id, name, arguments = self.call(events)

@@ -1,4 +1,4 @@
-"""Checkpoints made for a test out of a golden one: other weights, or broken ones."""
+"""Checkpoints that a test derives from a golden one: other weights, or broken ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 
 def other_weights(source: Path, target: Path, seed: int = 1) -> Path:
-    """A checkpoint of the same shape as `source` whose weights differ (scaled by noise), written to `target`."""
+    """Write a checkpoint of the same shape as `source` with other weights (scaled by noise) to `target`."""
     shutil.copytree(source, target)
     rng = np.random.default_rng(seed)
     tensors = load_file(source / "model.safetensors")
@@ -21,7 +21,7 @@ def other_weights(source: Path, target: Path, seed: int = 1) -> Path:
 
 
 def broken_missing(source: Path, target: Path) -> Path:
-    """A checkpoint that lacks one tensor and has another of a wrong shape."""
+    """Write a checkpoint that lacks one tensor and has another of a wrong shape."""
     shutil.copytree(source, target)
     tensors = load_file(source / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -31,7 +31,7 @@ def broken_missing(source: Path, target: Path) -> Path:
 
 
 def broken_truncated(source: Path, target: Path) -> Path:
-    """A checkpoint whose file ends in the middle."""
+    """Write a checkpoint with a truncated file."""
     shutil.copytree(source, target)
     path = target / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-50_000])
@@ -39,7 +39,7 @@ def broken_truncated(source: Path, target: Path) -> Path:
 
 
 def broken_shape(source: Path, target: Path) -> Path:
-    """A checkpoint of another model: its config has another hidden size."""
+    """Write a checkpoint of another model: its config has another hidden size."""
     shutil.copytree(source, target)
     config = json.loads((source / "config.json").read_text())
     config["hidden_size"] *= 2
@@ -48,7 +48,7 @@ def broken_shape(source: Path, target: Path) -> Path:
 
 
 def longer(source: Path, target: Path, max_positions: int) -> Path:
-    """A checkpoint that takes longer prompts than its model was made for."""
+    """Write a checkpoint that takes longer prompts than its model was made for."""
     shutil.copytree(source, target)
     config = json.loads((source / "config.json").read_text())
     config["max_position_embeddings"] = max_positions

@@ -94,7 +94,7 @@ class EngineProcess:
 
     @property
     def run(self) -> Run:
-        """The run directory, while the engine runs or after it was killed."""
+        """Run directory, while the engine runs or after it was killed."""
         for entry in run_entries(runs_root()):
             owner = Run(entry.name, entry).owner()
             if owner is not None and owner.pid == self.pid:
@@ -102,7 +102,7 @@ class EngineProcess:
         raise AssertionError(f"no run directory belongs to {self.pid}")
 
     def wait_for_exit(self, timeout_s: float = WATCHDOG_S) -> int:
-        """The launcher's exit code; its whole output is read by then."""
+        """Return the launcher's exit code, after reading all of its output."""
         assert self.process is not None
         code = self.process.wait(timeout_s)
         assert self._reader is not None
@@ -110,7 +110,7 @@ class EngineProcess:
         return code
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
-        """Ask it to end and return the exit code."""
+        """Ask the engine to end and return the exit code."""
         os.kill(self.pid, signal_number)
         return self.wait_for_exit()
 
@@ -124,7 +124,7 @@ class EngineProcess:
         assert code == 0 or error is not None, f"exit code {code}:\n{self.text}"
 
     def close(self) -> None:
-        """End it whatever its state."""
+        """End the engine in whatever state it is."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
         if self.process is not None:
@@ -133,7 +133,7 @@ class EngineProcess:
     # ---------------------------------------------------------------------------------------------- a look inside
 
     def actors(self) -> dict[str, dict[str, int | str | float]]:
-        """The actor table as /admin/actors gives it, by name; empty while no api process answers."""
+        """Return the actor table of /admin/actors by name; empty while no api process answers."""
         with contextlib.suppress(httpx.TransportError):
             answer = httpx.get(f"{self.url}/admin/actors", timeout=WATCHDOG_S, headers=OPERATOR)
             if answer.status_code == 200:
@@ -141,7 +141,7 @@ class EngineProcess:
         return {}
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the rows of `tokamak:<name>` with these labels on /metrics."""
+        """Return the sum of the rows of `tokamak:<name>` with these labels on /metrics."""
         total, found = 0.0, False
         for line in httpx.get(f"{self.url}/metrics", timeout=WATCHDOG_S).text.splitlines():
             key, _, value = line.rpartition(" ")
@@ -164,7 +164,7 @@ class EngineProcess:
         return int(row["epoch"])
 
     def wait_for_restart(self, actor: str, old_epoch: int) -> None:
-        """Until the actor has a newer epoch and the whole engine is healthy."""
+        """Wait until the actor has a newer epoch and the whole engine is healthy."""
 
         def is_back() -> bool:
             row = self.actors().get(actor)
@@ -173,7 +173,7 @@ class EngineProcess:
         wait_until(is_back, what=f"{actor} restarted")
 
     def wait_until_idle(self) -> None:
-        """Until nothing runs or waits and every block that running samples used is free."""
+        """Wait until no sequence runs or waits and all KV blocks are free."""
 
         def is_idle() -> bool:
             return (

@@ -1,4 +1,4 @@
-"""Thousands of damaged files, and of requests that end too early: nothing answers with a 5xx, and nothing stays held.
+"""Thousands of damaged files and of aborted requests: no answer is a 5xx, and no memory stays held.
 
 The suite sends a few of them (`test_pictures.py`); by hand, all:
 
@@ -30,7 +30,7 @@ def _data(content: bytes, kind: str) -> str:
 
 
 def _damaged(number: int) -> dict[str, object]:
-    """The part of a message that holds a damaged file: as many of each form."""
+    """Return the part of a message with a damaged file: each form as often."""
     chance = random.Random(number)
     match number % 5:
         case 0 | 1:
@@ -67,7 +67,7 @@ def statuses_of_damaged(engine: EngineProcess, numbers: range) -> Counter[int]:
 
 
 def abort_a_third(engine: EngineProcess, count: int) -> None:
-    """Requests with pictures, some of them known; of each three one's client goes, at once or in the answer."""
+    """Send requests with pictures, some of them cached; of each three one client leaves, at once or in the answer."""
 
     async def run() -> None:
         numbers = iter(range(count))
@@ -93,7 +93,7 @@ def abort_a_third(engine: EngineProcess, count: int) -> None:
 
 
 async def _gone_at_once(client: httpx.AsyncClient, body: dict[str, object]) -> None:
-    """The connection closes when the request was sent."""
+    """Close the connection right after the request was sent."""
     request = client.build_request("POST", "/v1/chat/completions", json=body)
     assert request.url.port is not None
     _, writer = await asyncio.open_connection(request.url.host, request.url.port)
@@ -104,7 +104,7 @@ async def _gone_at_once(client: httpx.AsyncClient, body: dict[str, object]) -> N
 
 
 def check_nothing_is_held(engine: EngineProcess) -> None:
-    """Neither files, nor pixels, nor rows of the arena, nor blocks, nor places in a queue."""
+    """Check that files, pixels, rows of the arena, blocks and queue places are free."""
     engine.wait_until_idle()
 
     def is_empty() -> bool:

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OF_THIS_REQUEST = ("id", "created", "weight_version")  # an answer's fields that say when it was asked, not what
 NEVER = ["never said"]
-GROWING = ("text", "content", "reasoning_content", "reasoning")  # strings of which a stream brings pieces
+GROWING = ("text", "content", "reasoning_content", "reasoning")  # strings that a stream sends in pieces
 
 
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 20}
@@ -33,7 +33,8 @@ class Call:
 
 
 def every_kind(max_tokens: int) -> list[Call]:
-    """No two prompts share a block, so that no answer has cached tokens where the prefix cache was empty before."""
+    """Return requests of every kind. No two prompts share a block, so with an empty prefix cache no answer has cached
+    tokens."""
     completions: list[Body] = [
         {"logprobs": 3, "return_token_ids": True, "priority": -3},
         {"temperature": 0, "priority": 7, "stream": False},
@@ -78,7 +79,7 @@ def every_kind(max_tokens: int) -> list[Call]:
 
 
 def words(number: int, count: int) -> str:
-    """A text that begins with its number."""
+    """Return a text that begins with its number."""
     return " ".join(f"{number}{'abcdefghij'[(number * 7 + index * index) % 10]}{index}" for index in range(count))
 
 
@@ -96,7 +97,7 @@ def _completed(call: Call, seed: int, max_tokens: int) -> Call:
 
 
 def with_late_stops(calls: Iterable[Call], answers: Iterable[Json]) -> list[Call]:
-    """Those with a stop string get one that their text, as it was answered, brings late and not before."""
+    """Give requests with a stop string one that occurs only in the second half of the text that was answered."""
     found = []
     for call, answer in zip(calls, answers, strict=True):
         stop = ""
@@ -116,7 +117,7 @@ async def ask_all(url: str, calls: list[Call], on_delta: Callable[[], None] = la
 
 
 async def ask(client: httpx.AsyncClient, call: Call, on_delta: Callable[[], None]) -> Json:
-    """The whole answer but for `OF_THIS_REQUEST`: choices by their index, a stream's chunks put together."""
+    """Return the whole answer except the fields `OF_THIS_REQUEST`: choices by index, a stream's chunks put together."""
     async with client.stream("POST", call.path, json=call.body) as response:
         chunks: list[Json] = []
         if not call.body["stream"] or response.status_code != 200:

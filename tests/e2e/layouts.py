@@ -60,7 +60,7 @@ LONG_BODIES = mixed_bodies(32, seed=21, max_tokens=150)
 
 
 def check(model: str, precision: str, layouts: Sequence[str], condition: str = "chunked") -> None:
-    """Alone and in whole chunks on one rank; together, in some condition, on several."""
+    """Compare each answer alone and in whole chunks on one rank with all together, in some condition, on several ranks."""
     bodies, options, compare = CONDITIONS[condition]
     expected = _alone(model, precision, bodies is BODIES)
     for layout in layouts:
@@ -77,7 +77,7 @@ def _alone(model: str, precision: str, is_short: bool) -> list[Answer]:
 
 
 def _warm(engine: EngineProcess, expected: list[Answer], layout: str) -> None:
-    """In small chunks, then with a warm prefix cache."""
+    """Compare in small chunks, then with a warm prefix cache."""
     assert answers_together(engine, BODIES) == expected, layout
     assert answers(engine, BODIES[::-1], concurrency=7)[::-1] == expected, layout
 
@@ -88,7 +88,7 @@ def _preempted(engine: EngineProcess, expected: list[Answer], layout: str) -> No
 
 
 def _killed(engine: EngineProcess, expected: list[Answer], layout: str) -> None:
-    """32 streams, while each process behind the edge dies in turn, and then all ranks at once."""
+    """Run 32 streams while each process behind the api dies in turn, and then all ranks at once."""
     names = [name for name in engine.actors() if role_of(name) not in ("supervisor", "api")]
     victims = [(name,) for name in names] + [tuple(name for name in names if role_of(name) == "worker")]
 
@@ -122,12 +122,12 @@ def check_golden(model: str, layout: str) -> None:
 
 
 def _chosen(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of the names that were given; all, where none was."""
+    """Return the names that were given; all where none was."""
     return [name for name in names if name in arguments] or list(names)
 
 
 def pairs(chosen: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Title and comparison."""
+    """Yield title and comparison."""
     models, layouts = _chosen(chosen, (*DENSE, *MIXTURES)), _chosen(chosen, (*LAYOUTS, *REFERENCE))
     conditions = _chosen(chosen, (*CONDITIONS, "golden"))
     for model in models:

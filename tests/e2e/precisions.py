@@ -1,4 +1,4 @@
-"""The precisions that an engine can serve in, as options: the promises hold in each of them."""
+"""Precisions that an engine can serve in, as options; the guarantees hold in each of them."""
 
 from __future__ import annotations
 

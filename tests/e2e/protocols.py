@@ -36,7 +36,7 @@ _MAX_CALLS = 8
 
 
 def conversations(max_tokens: int) -> list[tuple[str, Body]]:
-    """Path and body; no two prompts share a block."""
+    """Return path and body of each; no two prompts share a block."""
 
     def turn(number: int) -> list[Json]:
         return [{"role": "user", "content": " ".join(f"{number}q{word}" for word in range(20))}]
@@ -72,8 +72,8 @@ def conversations(max_tokens: int) -> list[tuple[str, Body]]:
 
 
 def put_together(events: Iterable[Json], request_id: str) -> Json:
-    """The events of a stream, or the one that is a whole answer, as they must be in every run; `request_id`: as the answer's
-    header has it, of a request that named none."""
+    """Return the events of a stream, or the one that is a whole answer, in the form that every run must reproduce.
+    `request_id`: from the header of the answer to a request that set none."""
     merged: list[Json] = []
     for number, event in enumerate(each for each in events if each.get("type") != "ping"):
         assert event.pop("sequence_number", number) == number
@@ -97,7 +97,7 @@ def _response_id(merged: list[Json]) -> str:
 
 
 def _says_something(event: Json, texts: Json) -> bool:
-    """Lines that fill a silence do not."""
+    """Return false for lines that only fill a silence."""
     return event.get("done", True) or any(texts.values()) or "tool_calls" in event.get("message", ())
 
 
@@ -121,7 +121,7 @@ def _take_texts(event: Json) -> Json:
 
 
 def named_ids(request_id: str, response_id: str) -> dict[str, str]:
-    """Ids that this request's answer may have, and names for them."""
+    """Return the ids that this request's answer may have, and names for them."""
 
     def blake(text: str) -> str:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -135,7 +135,7 @@ def named_ids(request_id: str, response_id: str) -> dict[str, str]:
 
 
 def named(whole: Json, names: dict[str, str]) -> Json:
-    """With the names of the ids."""
+    """Return the answer with names in place of ids."""
 
     def renamed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -148,7 +148,7 @@ def named(whole: Json, names: dict[str, str]) -> Json:
 
 
 def without_usage(value: Any) -> Any:
-    """An answer, or a part of one, for runs that find different parts of prompts in their caches."""
+    """Return an answer, or a part of one, without usage, for runs that find different parts of prompts in their caches."""
     if isinstance(value, dict):
         return {key: without_usage(each) for key, each in value.items() if key != "usage"}
     return [without_usage(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""JSON schemas by program: every construction that a request may use, nested at random; and a question that goes with any."""
+"""Generated JSON schemas: every supported construction, nested at random; and a question that fits all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATTERNS = ("^[A-Z]{2,4}-[0-9]{1,3}$", "^(red|green)+$", "^a.c$")
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> Schema:
-    """An object or an array above, so that it is small enough to be answered."""
+    """Return an object or array schema that is small enough to be answered."""
     kinds = [_integer, _number, _string, _enum, _const, _flag]
     if depth:
         kinds = [_object] * 3 + [_array] * 2 + ([*kinds, _any_of, _reference, _prefixed] if depth < 3 else [])
@@ -71,7 +71,7 @@ def _any_of(rng: random.Random, depth: int) -> Schema:
 
 
 def _reference(rng: random.Random, depth: int) -> Schema:
-    """`$defs` are the outermost schema's, where `with_definitions` puts them."""
+    """Return a reference. `$defs` are those of the outermost schema, where `with_definitions` puts them."""
     return {"$ref": f"#/$defs/{rng.choice(['point', 'tree'])}"}
 
 

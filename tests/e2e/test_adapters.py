@@ -1,5 +1,6 @@
-"""LoRA adapters in a whole engine: chosen by the name of a model, each answer the same alone, together, and while adapters come
-and go and processes are killed."""
+"""LoRA adapters in a whole engine, chosen by model name: each answer is the same alone, together, and while adapters come and
+go and processes are killed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ LONG: Body = {**mixed_bodies(1, seed=62, max_tokens=1000, max_prompt=5)[0], "pro
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four adapters, a fifth, and one that is wrong."""
+    """Four adapters, a fifth, and an invalid one."""
     directory = tmp_path_factory.mktemp("adapters")
     for number in range(5):
         write_adapter(directory / f"a{number}", MODEL, seed=number, rank=4 + 3 * number)
@@ -54,7 +55,7 @@ def of_model(body: Body, name: str) -> Body:
 
 @pytest.fixture(scope="module")
 def truth(engine: EngineProcess) -> dict[str, list[Answer]]:
-    """Each model's answers, one body after another."""
+    """Answers of each model, one body after another."""
     return {name: answers(engine, [of_model(body, name) for body in BODIES], concurrency=1) for name in NAMES}
 
 
@@ -104,7 +105,7 @@ def test_a_model_is_an_adapter_in_every_api(engine: EngineProcess, files: Path) 
 
 
 def test_each_is_as_alone(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
-    """All at once, 16 at a time; the base as in an engine that takes no adapters."""
+    """All run at once, 16 at a time; the base model answers as in an engine without adapters."""
     keys = [(number, name) for number in range(len(BODIES)) for name in NAMES]
     found = answers(engine, [of_model(BODIES[number], name) for number, name in keys], concurrency=16)
     for (number, name), answer in zip(keys, found, strict=True):
@@ -117,7 +118,7 @@ def test_each_is_as_alone(engine: EngineProcess, truth: dict[str, list[Answer]])
 
 
 def test_top_shows_them(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
-    """Name, rank, samples and since when; on the screen, in the JSON, and for the page."""
+    """Name, rank, sequences and load time are on the screen, in the JSON, and for the page."""
     command = [sys.executable, "-m", "tools.cli", "top", "--run-dir", str(engine.run.directory), "--interval", "0.1"]
     shown = {
         how: subprocess.run([*command, how], cwd=REPOSITORY, capture_output=True, text=True) for how in ("--json", "--once")
@@ -131,7 +132,7 @@ def test_top_shows_them(engine: EngineProcess, truth: dict[str, list[Answer]]) -
     assert httpx.get(f"{engine.url}/dashboard", timeout=WATCHDOG_S, headers=OPERATOR).json()["adapters"] == found
 
 
-def test_cached_prefixes_are_an_adapters_own(engine: EngineProcess, files: Path) -> None:
+def test_adapters_share_no_cached_prefixes(engine: EngineProcess, files: Path) -> None:
     prompt = [(7 * index) % 900 + 3 for index in range(80)]
 
     def num_cached(name: str) -> int:
@@ -147,7 +148,7 @@ def test_cached_prefixes_are_an_adapters_own(engine: EngineProcess, files: Path)
 
 
 def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) -> None:
-    """Nobody begins another meanwhile, but an adapter of the same name may come."""
+    """Meanwhile no request can begin with the adapter, but a new adapter may take its name."""
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=engine.url, timeout=httpx.Timeout(WATCHDOG_S)) as client:
@@ -191,7 +192,7 @@ def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) ->
         ("unload_lora_adapter", {"lora_name": "b", "lora_int_id": "x"}, 400, "lora_int_id"),
     ],
 )
-def test_orders_that_are_refused(
+def test_invalid_commands_are_refused(
     route: str, body: dict[str, str], status: int, cause: str, engine: EngineProcess, files: Path
 ) -> None:
     given = {name: value.replace("{files}", str(files)) for name, value in body.items()}
@@ -202,7 +203,7 @@ def test_orders_that_are_refused(
     assert tuple(models(engine)) == NAMES
 
 
-def test_there_are_so_many_slots(engine: EngineProcess, files: Path) -> None:
+def test_adapter_slots_are_limited(engine: EngineProcess, files: Path) -> None:
     for name in ("b4", "b5", "b6"):
         assert load(engine, name, files / "a4").status_code == 200
     full = load(engine, "b7", files / "a4")
@@ -213,8 +214,8 @@ def test_there_are_so_many_slots(engine: EngineProcess, files: Path) -> None:
     assert unload(engine, "b7").status_code == 200
 
 
-def test_what_was_refused_keeps_no_adapter(engine: EngineProcess, files: Path) -> None:
-    """A prompt that the tokenizer refuses is nobody's open request, alone and beside others of its request."""
+def test_refused_prompts_release_their_adapter(engine: EngineProcess, files: Path) -> None:
+    """A prompt that the tokenizer refuses leaves no open request, alone or among others of its request."""
     assert load(engine, "left", files / "a4").status_code == 200
     for prompt in ("hello " * 4000, ["hello", "hello " * 4000], [5] * 1300):
         answer = httpx.post(f"{engine.url}/v1/completions", json={"model": "left", "prompt": prompt}, timeout=WATCHDOG_S)
@@ -223,11 +224,11 @@ def test_what_was_refused_keeps_no_adapter(engine: EngineProcess, files: Path) -
     assert unload(engine, "left").status_code == 200
 
 
-def test_adapters_come_and_go_and_processes_die(
+def test_adapters_change_while_processes_die(
     engine: EngineProcess, files: Path, truth: dict[str, list[Answer]], tmp_path: Path
 ) -> None:
-    """Every stream has the bytes of its adapter. What was loaded is served by whoever is started again, also where its files
-    are gone; orders are carried out or not, never by half."""
+    """Every stream has the bytes of its adapter. Restarted processes serve loaded adapters even if their files are gone;
+    commands are carried out completely or not at all."""
     moving = tmp_path / "moving"
     shutil.copytree(files / "a4", moving)
     assert load(engine, "moving", moving).status_code == 200
@@ -267,7 +268,7 @@ def test_adapters_come_and_go_and_processes_die(
 
 
 def test_the_http_process_dies(engine: EngineProcess, files: Path, truth: dict[str, list[Answer]]) -> None:
-    """Its streams die with it, and an adapter that they had can leave."""
+    """Its streams die with it, and their adapter can be unloaded."""
     assert load(engine, "left", files / "a4").status_code == 200
 
     async def cut_streams() -> list[object]:
@@ -291,7 +292,7 @@ def test_the_http_process_dies(engine: EngineProcess, files: Path, truth: dict[s
     assert answers(engine, [of_model(BODIES[0], "a2")]) == truth["a2"][:1]
 
 
-def test_an_engine_whose_adapter_is_wrong_does_not_start(files: Path) -> None:
+def test_invalid_adapter_ends_the_start(files: Path) -> None:
     engine = EngineProcess(MODEL, *OPTIONS, "--enable-lora", "--lora-modules", f"b={files / 'large'}")
     try:
         engine.launch()

@@ -1,4 +1,4 @@
-"""Batches and background responses on a whole engine: the same answers whoever dies meanwhile, once each."""
+"""Batches and background responses on a whole engine: the same answers, once each, whichever process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_batch_outlives_any_process(
 
 @pytest.mark.parametrize("victim", ["worker0", "scheduler", "tokenizer0", "api0"])
 def test_background_stream_outlives_the_engine(engine: EngineProcess, client: openai.OpenAI, victim: str) -> None:
-    """Its client leaves, and reads the rest later."""
+    """The client leaves and reads the rest later."""
     model = client.models.list().data[0].id
     fields: Any = {
         "model": model,

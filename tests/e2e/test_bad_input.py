@@ -20,7 +20,7 @@ BODIES = mixed_bodies(6, seed=41, max_tokens=8, max_prompt=30)
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    """Whatever a test of this module sends, the engine answers the same before and after, and never with a 5xx."""
+    """Engine that must answer the same before and after all tests of this module, without a 5xx."""
     options = ("--max-model-len", "256", "--num-kv-blocks", "40", "--max-waiting", "64", "--trust-request-chat-template")
     options += ("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3")
     with EngineProcess(GOLDEN / "qwen3", *options) as running:
@@ -187,7 +187,7 @@ def with_template(template: str) -> Body:
 
 
 def test_streams_beside_hostile_templates(engine: EngineProcess) -> None:
-    """Four requests of their sender wait at once; requests of others do not: all are answered before the last of the four."""
+    """Requests of other senders are all answered before the last of four with hostile templates."""
 
     async def run() -> tuple[list[Answer], bool, list[int]]:
         async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S) as client:
@@ -222,7 +222,7 @@ def test_unknown_places(engine: EngineProcess) -> None:
 
 
 def test_a_full_queue_is_429_with_retry_after(engine: EngineProcess) -> None:
-    """64 may wait, of 300 that come while nothing runs; those taken are answered."""
+    """64 of 300 requests may wait while nothing runs; the accepted ones are answered."""
 
     async def run() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
@@ -243,7 +243,7 @@ def test_a_full_queue_is_429_with_retry_after(engine: EngineProcess) -> None:
     assert all(int(result.headers["retry-after"]) >= 1 for result in refused)
 
 
-def test_a_deadline_of_what_waits(engine: EngineProcess) -> None:
+def test_deadline_of_a_waiting_request(engine: EngineProcess) -> None:
     """Deadlines of running requests are in `test_reload.py`, where answers are long."""
 
     async def overdue() -> httpx.Response:
@@ -276,7 +276,7 @@ def test_half_sent_bodies_and_stalled_connections(engine: EngineProcess) -> None
         b"A" * 100_000,
     ],
 )
-def test_what_is_not_http(engine: EngineProcess, nonsense: bytes) -> None:
+def test_bytes_that_are_not_http(engine: EngineProcess, nonsense: bytes) -> None:
     with socket.create_connection(("127.0.0.1", engine.port), timeout=WATCHDOG_S) as client:
         client.sendall(nonsense)
         reply = b"".join(iter(lambda: client.recv(4096), b""))

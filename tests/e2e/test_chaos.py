@@ -1,4 +1,4 @@
-"""Kill -9 any process behind the edge, and every stream goes on byte for byte."""
+"""Kill -9 any process behind the api, and every stream continues byte for byte."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MODEL = GOLDEN / "qwen3"
 OPTIONS = ("--max-model-len", "1200", "--restart-limit", "100")
 VICTIMS = ("tokenizer0", "scheduler", "cache", "worker0")
 PAIRS = (("scheduler", "worker0"), ("tokenizer0", "worker0"), ("tokenizer0", "scheduler"), ("cache", "worker0"))
-# What keeps keys, values and weights is what a precision changes: the others die in float32 alone.
+# A precision changes only what holds keys, values and weights: other actors die only in float32.
 VICTIMS_IN = {name: VICTIMS * 2 if name == "float32" else ("scheduler", "worker0") for name in PRECISIONS}
 
 
 class Deltas:
-    """Counts what streams deliver, so that a kill comes at a random moment in the middle of them."""
+    """Counter of the deltas of streams, so that a kill comes at a random moment in the middle of them."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -40,14 +40,14 @@ class Deltas:
             self._enough.set()
 
     async def flow(self) -> None:
-        """Until some more have come."""
+        """Wait until some more deltas have come."""
         self._missing = self._rng.randrange(1, 200)
         self._enough.clear()
         await asyncio.wait_for(self._enough.wait(), timeout=WATCHDOG_S)
 
 
 def kill_together(engine: EngineProcess, victims: tuple[str, ...]) -> None:
-    """And wait until all are back."""
+    """Kill actors at once and wait until all are back."""
     epochs = {victim: engine.kill(victim) for victim in victims}
     for victim, epoch in epochs.items():
         engine.wait_for_restart(victim, epoch)
@@ -60,8 +60,8 @@ async def kill_in_turn(engine: EngineProcess, deltas: Deltas, victims: Iterable[
 
 
 async def kill_while_it_reloads(engine: EngineProcess, deltas: Deltas) -> None:
-    """The weights in use are read anew: whether the order is carried out or fails, the streams' bytes are the same. A number
-    whose order failed is never used again."""
+    """Kill actors while the weights in use are reloaded: whether the command succeeds or fails, the streams' bytes are the
+    same, and the version of a failed one is never used again."""
     latest = engine.metric("engine_weight_version")  # that an order may have got so far
     for victim, mode in (("worker0", "requeue"), ("scheduler", "keep"), ("scheduler", "requeue"), ("worker0", "keep")):
         await deltas.flow()
@@ -107,9 +107,9 @@ def test_streams_survive_every_kill(precision: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_every_kind_of_request_survives_two_kills_and_a_reload() -> None:
-    """In every API: text, events, ids, log-probabilities, ends and usage are those of an undisturbed run. A deadline cuts an
-    answer, no more."""
+def test_all_requests_survive_kills_and_a_reload() -> None:
+    """In every API, text, events, ids, log-probabilities, ends and usage equal those of an undisturbed run. A deadline only
+    cuts an answer."""
     drafts = ("--speculative-config", '{"method": "ngram,suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}')
     with EngineProcess(MODEL, *OPTIONS, *drafts, *protocols.OPTIONS) as engine:
         calls = every_kind(max_tokens=150)
@@ -141,7 +141,7 @@ def test_every_kind_of_request_survives_two_kills_and_a_reload() -> None:
 
 
 async def ask_afresh(engine: EngineProcess, calls: list[Call], on_delta: Callable[[], None] = lambda: None) -> list[Json]:
-    """All at once, with an empty prefix cache, so that usage has no cached tokens of an earlier run."""
+    """Send all at once with an empty prefix cache, so that usage has no cached tokens of an earlier run."""
 
     def is_empty() -> bool:
         url = f"{engine.url}/admin/reset_prefix_cache"
@@ -151,7 +151,7 @@ async def ask_afresh(engine: EngineProcess, calls: list[Call], on_delta: Callabl
     return await ask_all(engine.url, calls, on_delta)
 
 
-def test_a_killed_api_process_takes_only_its_own_requests() -> None:
+def test_killed_api_process_loses_only_its_requests() -> None:
     bodies = mixed_bodies(24, seed=6, max_tokens=600, max_prompt=60)
     with EngineProcess(MODEL, *OPTIONS, "--api-processes", "2") as engine:
         undisturbed = answers(engine, bodies)
@@ -187,7 +187,7 @@ def test_a_killed_api_process_takes_only_its_own_requests() -> None:
 
 
 def test_a_hung_actor_is_replaced() -> None:
-    """SIGSTOP is a hang: health names the actor, the supervisor replaces it, the streams end as if nothing had happened."""
+    """SIGSTOP is a hang: health names the actor, the supervisor replaces it, and the streams end as if undisturbed."""
     bodies = mixed_bodies(8, seed=7, max_tokens=600, max_prompt=40)
     with EngineProcess(MODEL, *OPTIONS, "--hang-timeout", "6") as engine:
         undisturbed = answers(engine, bodies)

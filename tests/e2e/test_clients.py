@@ -70,7 +70,7 @@ def test_chat_and_generate(client: ollama.Client) -> None:
     assert first == again != other
 
 
-def test_forms_bind(client: ollama.Client) -> None:
+def test_formats_are_enforced(client: ollama.Client) -> None:
     found = client.chat("demo", QUESTION, format=SUM, options=GREEDY)
     jsonschema.validate(json.loads(found.message.content or ""), SUM)
     streamed = client.generate("demo", "What is 12 + 30?", format=SUM, options=GREEDY, stream=True)
@@ -81,7 +81,7 @@ def test_forms_bind(client: ollama.Client) -> None:
 
 
 def test_thinking(client: ollama.Client) -> None:
-    """The answer is continued: the model would not begin to think."""
+    """The answer is continued, because the model would not begin to think by itself."""
     turns = [*QUESTION, {"role": "assistant", "content": "<think>"}]
     whole = client.chat("demo", turns, options={**GREEDY, "num_predict": 20})
     assert whole.message.thinking
@@ -138,7 +138,7 @@ def test_mistakes(engine: EngineProcess, client: ollama.Client) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_two_turns_with_a_tool_each(engine: EngineProcess, name: str) -> None:
-    """The calls that each turn is to make; and the second finds the first's prompt and answer in the cache."""
+    """Each turn must make the given calls; the second one finds the first's prompt and answer in the cache."""
     recorded, agent = RECORDED[name], AGENTS[name]
     body = recorded["body"]
     num_before = 0  # tokens of the prompt before
@@ -156,7 +156,7 @@ def test_two_turns_with_a_tool_each(engine: EngineProcess, name: str) -> None:
 
 
 def test_a_patch_follows_its_grammar(engine: EngineProcess) -> None:
-    """The model does not know how to end a patch, so the beginning is checked."""
+    """The model does not know how to end a patch, so only the beginning is checked."""
     recorded = RECORDED["codex"]
     body = recorded["body"] | {
         "tool_choice": {"type": "custom", "name": "apply_patch"},
@@ -181,7 +181,7 @@ def test_open_webui_looks_around_and_names_a_chat(engine: EngineProcess) -> None
 
 
 def ask(engine: EngineProcess, recorded: Json, body: Json) -> list[Json]:
-    """The events of the answer."""
+    """Return the events of the answer."""
     headers = recorded["headers"] | KEY
     answer = httpx.post(engine.url + recorded["path"], json=body, headers=headers, timeout=WATCHDOG_S)
     assert answer.status_code == 200, answer.text

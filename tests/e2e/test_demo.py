@@ -84,7 +84,7 @@ def test_first_questions_of_new_requests(engine: EngineProcess, asked: tuple[str
 
 @pytest.mark.parametrize("options", [(), ROUNDED], ids=["full", "wint8"])
 def test_held_out_pictures(options: tuple[str, ...]) -> None:
-    """Eight at a time; seldom right with the pictures of others. The engine suggests to show it one."""
+    """Eight at a time; answers are seldom right with the pictures of others. The engine suggests sending it a picture."""
     with EngineProcess(VISION_MODEL, *options) as engine:
         wait_until(lambda: "--image" in engine.text, what="what to try")
         for group in GROUPS:

@@ -47,18 +47,18 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def test_the_same_bytes(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]]) -> None:
-    """Together, and a second time with a warm prefix cache; each replica had rows."""
+    """All together, and again with a warm prefix cache; each replica had rows."""
     assert answers_together(engine, BODIES) == alone[0]
     assert answers(engine, BODIES[::-1], concurrency=7)[::-1] == alone[0]
     for rank in RANKS:
         assert engine.metric("worker_tokens_total", actor=rank) > 0
 
 
-def test_an_idle_rank_serves_the_other(engine: EngineProcess) -> None:
+def test_idle_rank_serves_the_other(engine: EngineProcess) -> None:
     """Each runs every step of the rank group; the replica without requests has no rows in any."""
 
     def have_counted() -> bool:
-        """All steps, also who is met by its peer's answer before it gets to that."""
+        """Return whether all steps are counted, also by a rank that got its peer's answer before it began."""
         engine.wait_until_idle()
         return engine.metric("rank_group_steps_total", actor="worker0") == engine.metric(
             "rank_group_steps_total", actor="worker1"
@@ -70,19 +70,19 @@ def test_an_idle_rank_serves_the_other(engine: EngineProcess) -> None:
     wait_until(have_counted, what="both ranks have counted their steps")
     assert engine.metric("empty_rank_group_steps_total", actor="worker0") >= before["worker0"] + 20
     assert engine.metric("empty_rank_group_steps_total", actor="worker1") == before["worker1"]
-    for rank in RANKS:  # who has no rows meets the others all the same
+    for rank in RANKS:  # a rank without rows takes part too
         assert engine.metric("collectives_total", actor=rank) > 0
 
 
 @pytest.mark.parametrize("victims", [["worker1"], ["worker0", "scheduler1"], ["scheduler0", "worker0"]], ids=str)
-def test_who_dies_costs_no_byte(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], victims: list[str]) -> None:
+def test_dead_actor_costs_no_byte(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], victims: list[str]) -> None:
     end_in_turn(engine, alone[1], victims, signal.SIGKILL)
 
 
-def test_experts_are_looked_at_and_moved_by_order(
+def test_experts_are_shown_and_moved_by_command(
     engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While nobody has rows. First the rank that leads dies in the middle of it."""
+    """Experts are moved while no rank has rows; at the first command the leading rank dies in the middle."""
     assert answers_together(engine, BODIES) == alone[0]
     engine.wait_until_idle()
     before = experts_of(engine, capsys)
@@ -117,7 +117,8 @@ def test_experts_are_looked_at_and_moved_by_order(
 
 
 def experts_of(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The same from the shell and over HTTP, once no rank that came back begins its look back anew in between."""
+    """Return the experts, which the shell and HTTP must report alike, once no restarted rank resets its recent window in
+    between."""
     views: list[dict[str, Any]] = []
 
     def are_alike() -> bool:
@@ -136,7 +137,7 @@ def experts_of(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> dic
 
 
 def order_with_death(engine: EngineProcess, *, leader_dies: bool) -> httpx.Response:
-    """Return the answer to a command while one of two ranks dies that have proposed a placement and not switched to it."""
+    """Return the answer to a command while one of two ranks dies after both proposed a placement and before they switched."""
     table, epochs = ExpertTable.attach(engine.run.run_id, is_readonly=True), {rank: engine.actors()[rank] for rank in RANKS}
     proposed = load_u64(table.words, PROPOSED)
     engine.kill("worker1", signal.SIGSTOP)  # it does not get ready
@@ -153,7 +154,7 @@ def order_with_death(engine: EngineProcess, *, leader_dies: bool) -> httpx.Respo
 
 
 def test_ranks_of_one_replica(alone: tuple[list[Answer], list[Answer]]) -> None:
-    """Experts move by order also where a rank dies meanwhile that does not lead."""
+    """Experts move by command even if a rank that does not lead dies meanwhile."""
     options = ("--tensor-parallel-size", "2", "--expert-placement-strategy", "round_robin", "--enable-eplb")
     with EngineProcess(MODEL, *SHARED, *options, "--eplb-config", BY_ORDER) as engine:
         assert answers_together(engine, BODIES) == alone[0]
@@ -163,7 +164,7 @@ def test_ranks_of_one_replica(alone: tuple[list[Answer], list[Answer]]) -> None:
 
 
 def test_weights_change_while_all_replicas_are_at_rest(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]]) -> None:
-    """One that runs would have rows computed by ranks that hold other weights already."""
+    """A running replica would have rows computed by ranks that already hold other weights."""
     refused = order(engine, "reload")
     assert (refused.status_code, "pause the engine first" in refused.text) == (409, True)
     assert order(engine, "reload", ranks=[0]).status_code == 400
@@ -180,8 +181,8 @@ def test_weights_change_while_all_replicas_are_at_rest(engine: EngineProcess, al
 
 
 def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]], capsys: pytest.CaptureFixture[str]) -> None:
-    """All the time, by what was asked for last, some twice there; who leads that dies in the middle of it, then all at
-    once. Where they lay is to be seen also when the engine is dead."""
+    """Experts move all the time, by recent load, some with two copies; the leading rank dies meanwhile, then all at once. Their
+    placement can be read after the death of the engine."""
     config = {"num_redundant_experts": 3, "window_size": 60, "step_interval": 5, "check_interval_s": 0.02, "min_gain": 0}
     options = ("--data-parallel-size", "2", "--enable-eplb", "--eplb-config", json.dumps(config))
     with EngineProcess(MODEL, *SHARED, *options) as engine:
@@ -190,7 +191,7 @@ def test_experts_move_under_streams(alone: tuple[list[Answer], list[Answer]], ca
             end_in_turn(engine, alone[1], victims, signal.SIGKILL)
 
         def have_moved_often() -> bool:
-            """They are looked for now and then, while there are steps."""
+            """Return whether experts have moved often; they are balanced now and then, while there are steps."""
             assert answers_together(engine, BODIES) == alone[0]
             return engine.metric("eplb_rebalances_total") > 10
 

@@ -1,4 +1,4 @@
-"""An answer depends on the request alone. Greedy and seeded answers are compared byte by byte over conditions."""
+"""An answer depends only on the request. Greedy and seeded answers are compared byte by byte across conditions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 @functools.cache
 def alone_in(precision: str) -> tuple[list[Answer], list[Json]]:
-    """The reference: every request alone in the engine, without a prefix cache; and those of other APIs."""
+    """Return the reference: every request alone in the engine, without a prefix cache; and those of other APIs."""
     options = ("--max-model-len", "400", "--no-enable-prefix-caching", *protocols.OPTIONS, *PRECISIONS[precision])
     with EngineProcess(MODEL, *options) as engine:
         return answers(engine, BODIES, concurrency=1), [conversations(engine, [call])[0] for call in CALLS]
 
 
 def conversations(engine: EngineProcess, calls: list[Call]) -> list[Json]:
-    """How much of a prompt was cached is no part of an answer."""
+    """Return answers without the number of cached prompt tokens, which may differ."""
     return [protocols.without_usage(answer) for answer in asyncio.run(ask_all(engine.url, calls))]
 
 
@@ -49,7 +49,7 @@ def alone(precision: str) -> tuple[list[Answer], list[Json]]:
 
 
 def assert_same_bytes(alone: tuple[list[Answer], list[Json]], *options: str) -> None:
-    """Together, and a second time with a warm prefix cache."""
+    """Compare all together, and again with a warm prefix cache."""
     with EngineProcess(MODEL, "--max-model-len", "400", *protocols.OPTIONS, *options) as engine:
         assert (answers_together(engine, BODIES), conversations(engine, CALLS)) == alone
         assert (answers(engine, BODIES[::-1], concurrency=7)[::-1], conversations(engine, CALLS)) == alone
@@ -89,12 +89,12 @@ def test_same_bytes(alone: tuple[list[Answer], list[Json]], precision: str, opti
 
 
 def test_precisions_differ() -> None:
-    """Otherwise an option would do nothing."""
+    """Otherwise an option would have no effect."""
     assert len({tuple(alone_in(precision)[0][0].token_logprobs) for precision in PRECISIONS}) == len(PRECISIONS)
 
 
 def test_sampling_is_spread(alone: tuple[list[Answer], list[Json]]) -> None:
-    """The comparison would mean little if all requests answered the same."""
+    """The comparison would mean little if all requests got the same answer."""
     completions, _ = alone
     assert len({tuple(answer.token_ids) for answer in completions}) > 20
     assert all(answer.num_completion_tokens == 32 for answer in completions)

@@ -1,5 +1,6 @@
-"""The kernels of an engine are chosen once: a worker that is started again takes those of its run, a later start those that are
-kept. Pinned to any of them, an engine keeps its promises."""
+"""The kernels of an engine are chosen once: a restarted worker uses those of its run, a later start the stored choice. With any
+pinned kernels an engine keeps its guarantees.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def kernels_in(path: Path) -> dict[str, str]:
 
 
 def put_another(path: Path) -> None:
-    """The answer of a machine on which the kernels that were chosen here are the slowest."""
+    """Write the choice of a machine on which the kernels that were chosen here are the slowest."""
     found = msgspec.json.decode(path.read_bytes(), type=Timing)
     variants = list(next(iter(found.seconds.values()), {found.chosen["int8"]: []}))
     others = {part: next((name for name in variants if name != found.chosen[part]), found.chosen[part]) for part in TIMED}
@@ -53,7 +54,7 @@ def put_another(path: Path) -> None:
 
 
 async def disturbed(engine: EngineProcess) -> list[Answer]:
-    """Answers, in the middle of which the worker dies."""
+    """Return answers during which the worker dies."""
     has_begun = asyncio.Event()  # a number of deltas may never come: a process that is held up sends many tokens in one
     streams = asyncio.create_task(stream_all(engine.url, BODIES, len(BODIES), has_begun.set))
     await asyncio.wait_for(has_begun.wait(), timeout=WATCHDOG_S)
@@ -62,8 +63,8 @@ async def disturbed(engine: EngineProcess) -> list[Answer]:
 
 
 def test_chosen_once(tmp_path: Path) -> None:
-    """By the first start. Its worker keeps to that whatever becomes of the file, from which a later start takes what is there,
-    though it would find other kernels faster."""
+    """The first start chooses. Its worker keeps that choice even if the file changes; a later start takes the file's choice
+    even if it would find other kernels faster."""
     options = (*OPTIONS, "--weight-cache-dir", str(tmp_path))
     with EngineProcess(GOLDEN / "qwen3", *options) as engine:
         (path,) = tmp_path.glob("kernels-*.json")
@@ -87,8 +88,8 @@ def test_chosen_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", _cpu.variants())
 def test_pinned(variant: str) -> None:
-    """transformers' outputs; then an answer's bytes alone, together, and while the worker dies, which takes the same kernels
-    again. Includes variants that exist for tests alone."""
+    """Outputs match transformers'; an answer's bytes are the same alone, together, and across a death of the worker, which
+    takes the same kernels again. Includes variants that exist only for tests."""
     pinned = ("--max-model-len", "400", "--cpu-kernels", variant)
     cases = golden_cases("qwen3")
     with EngineProcess(GOLDEN / "qwen3", *pinned, *PRECISIONS["float32"]) as engine:
@@ -105,6 +106,6 @@ def test_pinned(variant: str) -> None:
 
 
 def kernels_said(engine: EngineProcess) -> list[str]:
-    """By each life of the worker."""
+    """Return the kernels that each life of the worker logged."""
     lines = engine.run.log_path("worker0").read_text().splitlines()
     return [line.partition(" kernels: ")[2] for line in lines if " kernels: " in line]

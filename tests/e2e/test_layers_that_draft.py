@@ -1,4 +1,4 @@
-"""An engine whose model's layers draft: nobody notices, whatever becomes of its worker, its cache and its weights."""
+"""An engine with layers that draft (MTP): answers do not change with its worker's deaths, its cache or its weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DRAFTS = ("--speculative-config", '{"method": "ngram,mtp", "num_speculative_toke
 KILLS = (*((victim,) for victim in VICTIMS), *PAIRS)
 
 
-def test_what_layers_draft_is_not_noticed(tmp_path: Path) -> None:
-    """By streams in which every actor behind the edge is killed, alone, two at once and while weights are read anew, or the
-    edge itself before they begin; after sleep and a reload, and when weights without such layers are refused; in a small cache,
-    whose prefixes are found, and whose blocks are all there afterwards."""
+def test_answers_do_not_depend_on_drafts(tmp_path: Path) -> None:
+    """Streams survive kills of every actor behind the api, alone, two at once and during a reload, and of the api before they
+    begin; also after sleep, a reload, and refused weights without such layers; and in a small cache, with prefix hits and all
+    blocks free afterwards."""
     bodies = mixed_bodies(8, seed=5, max_tokens=200, max_prompt=90)
     with EngineProcess(MODEL, "--max-model-len", "400") as engine:
         undisturbed = answers(engine, bodies)
@@ -59,7 +59,7 @@ def test_what_layers_draft_is_not_noticed(tmp_path: Path) -> None:
 
 
 def of_any_version(found: list[Answer]) -> list[Answer]:
-    """But for the number that the weights have."""
+    """Return answers without the weight version."""
     return [replace(answer, weight_version="") for answer in found]
 
 
@@ -68,7 +68,7 @@ def order(engine: EngineProcess, path: str, body: dict[str, str] | None = None) 
 
 
 def without_layers(directory: Path) -> Path:
-    """The same model, but for those."""
+    """Write the same model without the layers that draft."""
     path = directory / "without"
     shutil.copytree(MODEL, path)
     tensors = {name: tensor.read() for name, tensor in SafetensorsFile(path / "model.safetensors").tensors.items()}

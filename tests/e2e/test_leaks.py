@@ -1,4 +1,4 @@
-"""Nothing is left after any end, two engines live side by side, a failed start says why."""
+"""No processes, memory or files are left after any end, two engines run side by side, and a failed start reports its cause."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def pids_of(engine: EngineProcess) -> list[int]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    """For those that leave it as it was, and do not mind who else runs."""
+    """Engine for tests that leave it unchanged and share it with others."""
     with EngineProcess(MODEL, "--max-model-len", "2000") as running:
         yield running
 
 
 def test_asked_to_stop() -> None:
-    """By SIGINT; all engines of these tests end by SIGTERM."""
+    """By SIGINT; all other engines of these tests end by SIGTERM."""
     engine = EngineProcess(MODEL).start()
     try:
         pids = pids_of(engine)
@@ -53,7 +53,7 @@ def test_asked_to_stop() -> None:
 
 
 def test_killed_supervisor_is_swept_by_the_next_start() -> None:
-    """Its ranks share a packed file in the directory of the run, and the comm arena."""
+    """Its ranks share a packed file in the run directory, and the comm arena."""
     first = EngineProcess(MODEL, "-tp", "2", "--threads", "1", "--no-weight-cache").start()
     try:
         pids = pids_of(first)
@@ -71,7 +71,7 @@ def test_killed_supervisor_is_swept_by_the_next_start() -> None:
 @pytest.mark.timeout(1800)
 def test_thirty_rounds() -> None:
     """Started and stopped thirty times, at every stage of the start: by SIGTERM, SIGINT and SIGKILL in turn. A stage is a line
-    of the start's progress, or a moment."""
+    of the progress, or a moment."""
     with ThreadPoolExecutor(5) as rounds:  # they mostly wait
         assert len(list(rounds.map(start_and_end, range(30)))) == 30
     with EngineProcess(MODEL) as last:
@@ -96,7 +96,7 @@ def start_and_end(index: int) -> None:
 
 
 def is_before_our_code(text: str) -> bool:
-    """How Python itself ends where SIGINT meets it while it sets itself up: with exit code 1."""
+    """Return whether Python itself ended with exit code 1, because SIGINT came while it initialized."""
     return text.startswith(("Fatal Python error: init_", "Could not import runpy module"))
 
 
@@ -115,8 +115,8 @@ OTHER_USER = 54321  # an account need not exist to run processes
 
 
 def other_user_commands() -> list[tuple[str, ...]]:
-    """How to run something as another user; none where the suite is not root's. The interpreter may lie where only root looks:
-    then the other user keeps root's right to read, and no other."""
+    """Return commands that run something as another user; none where the suite does not run as root. The interpreter may be
+    readable only by root: then the other user keeps root's right to read, and no other."""
     plain = ("setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups")
     reading = (*plain, "--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search")
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -131,7 +131,7 @@ def other_user_commands() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("command", other_user_commands(), ids=" ".join)
 def test_engines_of_two_users_side_by_side(command: tuple[str, ...]) -> None:
-    """Names do not collide, neither stops, sweeps or disturbs the other, and each sweeps its own dead."""
+    """Names do not collide, neither engine stops, sweeps or disturbs the other, and each sweeps its own dead."""
     with tempfile.TemporaryDirectory(prefix="tokamak-") as home, EngineProcess(MODEL) as mine:
         os.chown(home, OTHER_USER, OTHER_USER)
         before = answers(mine, BODIES)
@@ -167,7 +167,7 @@ def segments_of(user: int) -> list[str]:
     return [path.name for path in Path("/dev/shm").glob(f"{segment_prefix()[1:]}*") if path.lstat().st_uid == user]
 
 
-def test_a_busy_port_is_said_at_once() -> None:
+def test_busy_port_is_reported_at_once() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -179,7 +179,7 @@ def test_a_busy_port_is_said_at_once() -> None:
         assert leftovers([]) == []
 
 
-def test_a_second_engine_on_the_same_port_is_refused(engine: EngineProcess) -> None:
+def test_second_engine_on_the_same_port_is_refused(engine: EngineProcess) -> None:
     second = EngineProcess(MODEL)
     second.command[second.command.index("--port") + 1] = str(engine.port)
     second.launch()
@@ -188,8 +188,8 @@ def test_a_second_engine_on_the_same_port_is_refused(engine: EngineProcess) -> N
     answers(engine, BODIES)
 
 
-def test_a_worker_that_fails_while_loading_ends_the_start(tmp_path: Path) -> None:
-    """Whichever of two ranks says it first."""
+def test_worker_that_fails_to_load_ends_the_start(tmp_path: Path) -> None:
+    """Either of two ranks may report it first."""
     engine = EngineProcess(broken_truncated(MODEL, tmp_path / "broken"), "-tp", "2", "--threads", "1")
     engine.launch()
     assert engine.wait_for_exit() == 1
@@ -220,8 +220,8 @@ def test_bad_options_exit_with_2(options: tuple[str, ...], said: str) -> None:
 
 
 def test_an_idle_engine_sleeps(engine: EngineProcess) -> None:
-    """Nothing spins: all processes together cost less than a tenth of their idle time in processor time. Who spins does so in
-    every look; a machine that is busy with others is so in some."""
+    """No process spins: idle processes take less than a tenth of the time in CPU time. A spinning one does so in every sample;
+    a busy machine only in some."""
     answers(engine, BODIES)
     engine.wait_until_idle()
     pids = [engine.pid, *pids_of(engine)]
@@ -229,7 +229,7 @@ def test_an_idle_engine_sleeps(engine: EngineProcess) -> None:
 
 
 def busy_share(pids: list[int]) -> float:
-    """Processor time by time of a few seconds."""
+    """Return the CPU time per time over a few seconds."""
     spent_s, start_s = processor_seconds(pids), time.monotonic()
     wait_until(lambda: time.monotonic() > start_s + 5)
     return (processor_seconds(pids) - spent_s) / (time.monotonic() - start_s)
@@ -244,7 +244,7 @@ def processor_seconds(pids: list[int]) -> float:
 
 
 def test_a_client_that_leaves_frees_its_blocks(engine: EngineProcess) -> None:
-    """Five who leave. Again where one was so slow that its whole answer had been sent before."""
+    """Five clients leave. Retried where one was so slow that its whole answer had been sent before."""
     before = engine.metric("http_disconnects_total")
     body = BODIES[0] | {"max_tokens": 1900, "stream": True}
 

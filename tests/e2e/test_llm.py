@@ -1,4 +1,4 @@
-"""`LLM`: what an engine answers over HTTP, in a process that has nothing of the engine, and whose death leaves nothing."""
+"""`LLM`: the answers of an engine over HTTP, in a process without the engine; its death leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def actors(llm: LLM) -> dict[str, int]:
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
-def test_texts_are_those_over_http(llm: LLM) -> None:
+def test_texts_equal_those_over_http(llm: LLM) -> None:
     prompts: list[Any] = ["The sun", [10, 20, 30], TokensPrompt(prompt_token_ids=[40, 50]), {"prompt": "a fox"}]
     for params in (GREEDY, SamplingParams(seed=5, top_p=0.9, top_k=40, n=3, max_tokens=None, min_tokens=4, stop=["e"])):
         found = llm.generate(prompts, params, use_tqdm=False)
@@ -75,7 +75,7 @@ def test_texts_are_those_over_http(llm: LLM) -> None:
             assert [each.index for each in output.outputs] == list(range(params.n))
 
 
-def test_conversations_are_those_over_http(llm: LLM) -> None:
+def test_conversations_equal_those_over_http(llm: LLM) -> None:
     found = llm.chat(QUESTIONS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].text for output in found] == [f"{number} + 30 = {number + 30}" for number in range(40)]
     answer = over_http(llm, "/v1/chat/completions", messages=QUESTIONS[5], temperature=0, max_tokens=24, return_token_ids=True)
@@ -89,8 +89,8 @@ def test_conversations_are_those_over_http(llm: LLM) -> None:
     assert metrics.num_generation_tokens == len(found[5].outputs[0].token_ids)
 
 
-def test_a_fork_gets_its_own_answers(llm: LLM) -> None:
-    """It has its parent's connections, on which each would read what the other asked for."""
+def test_fork_gets_its_own_answers(llm: LLM) -> None:
+    """A fork inherits its parent's connections, on which each would read the other's answers."""
     prompts = [f"{number} + 1" for number in range(20)]
     expected = [output.outputs[0].text for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
     assert llm.generate(prompts[0], GREEDY, use_tqdm=False)[0].outputs[0].text == expected[0]  # one connection is idle
@@ -111,7 +111,7 @@ def test_a_fork_gets_its_own_answers(llm: LLM) -> None:
     assert llm._engine.is_alive()
 
 
-def test_how_a_conversation_becomes_a_prompt(llm: LLM) -> None:
+def test_conversation_becomes_a_prompt(llm: LLM) -> None:
     (plain,) = llm.chat(QUESTIONS[0], GREEDY, use_tqdm=False)
     tokenizer = llm.get_tokenizer()
     assert plain.prompt == tokenizer.apply_chat_template(QUESTIONS[0], tokenize=False, add_generation_prompt=True)
@@ -148,7 +148,7 @@ def test_log_probabilities_as_vllm_has_them(llm: LLM) -> None:
 
 
 def test_beam_search_finds_the_likeliest(llm: LLM) -> None:
-    """A beam alone is the greedy answer; each beam's log-probability is that of its tokens as a prompt."""
+    """A single beam is the greedy answer; the log-probability of each beam is that of its tokens as a prompt."""
     prompt = llm.chat(QUESTIONS[3], GREEDY, use_tqdm=False)[0]
     assert prompt.prompt_token_ids is not None
     greedy = prompt.outputs[0].token_ids
@@ -181,7 +181,7 @@ def test_beam_search_finds_the_likeliest(llm: LLM) -> None:
         llm.beam_search(["a"], BeamSearchParams(beam_width=60, max_tokens=1))
 
 
-def test_metrics_are_those_over_http(llm: LLM) -> None:
+def test_metrics_equal_those_over_http(llm: LLM) -> None:
     llm.generate("a", GREEDY, use_tqdm=False)
     found = {metric.name: metric for metric in llm.get_metrics()}
     assert found["tokamak:generation_tokens"].value > 0
@@ -203,8 +203,8 @@ def test_every_parameter_acts_or_is_refused(llm: LLM) -> None:
     assert (output.outputs[0].text, bool(output.outputs[0].token_ids)) == ("", True)
 
 
-def test_what_is_drawn_with_the_seed_of_the_engine(llm: LLM) -> None:
-    """Differs from prompt to prompt."""
+def test_unseeded_samples_differ_between_prompts(llm: LLM) -> None:
+    """Samples without a seed differ from prompt to prompt."""
     drawn = llm.generate(["a"] * 8, SamplingParams(max_tokens=12, ignore_eos=True, temperature=2), use_tqdm=False)
     assert len({output.outputs[0].text for output in drawn}) > 4
 
@@ -260,7 +260,7 @@ def test_mistakes(llm: LLM, prompts: Any, params: Any, kind: type[Exception], wh
 
 
 def test_one_mistake_among_many_ends_all_at_once(llm: LLM) -> None:
-    """Open requests are aborted: none runs on."""
+    """Open requests are aborted; none keeps running."""
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     with pytest.raises(ValueError, match=r"prompts\[3\]"):
         llm.generate(["a", "b", "c", [10**7], *["d"] * 50], long, use_tqdm=False)
@@ -270,7 +270,7 @@ def test_one_mistake_among_many_ends_all_at_once(llm: LLM) -> None:
 
 
 def test_interrupted(llm: LLM) -> None:
-    """Ctrl+C, or the button of a notebook."""
+    """By Ctrl+C, or the button of a notebook."""
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     interrupter = threading.Thread(
         target=lambda: (wait_until(lambda: llm._call("/load")["running"]), os.kill(os.getpid(), signal.SIGINT))
@@ -286,7 +286,7 @@ def test_interrupted(llm: LLM) -> None:
     wait_until(lambda: llm._call("/load")["running"] == 0, what="all are aborted")
 
 
-def test_where_an_event_loop_runs(llm: LLM) -> None:
+def test_calls_inside_an_event_loop(llm: LLM) -> None:
     async def cell() -> str:
         return llm.chat(QUESTIONS[1], GREEDY, use_tqdm=False)[0].outputs[0].text
 
@@ -308,8 +308,8 @@ def test_several_threads_at_once(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("victim", ["api0", "worker0"])
-def test_an_actor_that_dies_meanwhile(llm: LLM, victim: str) -> None:
-    """Its HTTP process, too: those that it had are asked again."""
+def test_requests_survive_a_dying_actor(llm: LLM, victim: str) -> None:
+    """If the HTTP process dies, its requests are sent again."""
     expected = [each.outputs[0].token_ids for each in llm.chat(QUESTIONS, GREEDY, use_tqdm=False)]
     pid = actors(llm)[victim]
     found: list[list[list[int]]] = []
@@ -322,7 +322,7 @@ def test_an_actor_that_dies_meanwhile(llm: LLM, victim: str) -> None:
     assert found == [expected]
 
 
-def test_orders(llm: LLM) -> None:
+def test_commands(llm: LLM) -> None:
     before = llm.chat(QUESTIONS[2], GREEDY, use_tqdm=False)[0].outputs[0].text
     assert llm.reset_prefix_cache()
     llm.sleep()
@@ -332,7 +332,7 @@ def test_orders(llm: LLM) -> None:
     assert llm.chat(QUESTIONS[2], GREEDY, use_tqdm=False)[0].outputs[0].text == before
 
 
-def test_an_adapter_where_none_are_taken(llm: LLM) -> None:
+def test_adapter_without_lora_is_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="lora"):
         llm.generate("a", GREEDY, lora_request=SimpleNamespace(lora_name="x", lora_int_id=1, lora_path="/no/such"))
 
@@ -341,7 +341,7 @@ def test_an_adapter_where_none_are_taken(llm: LLM) -> None:
 
 
 def test_vectors_and_scores(tmp_path: Path) -> None:
-    """A third party's, by two engines at once."""
+    """They equal a third party's; two engines run at once."""
     embedder, scorer = MODELS["qwen3 mean"], MODELS["bert classifier"]
     vectors = write_checkpoint("qwen3 mean", tmp_path / "embedder")
     scores = write_checkpoint("bert classifier", tmp_path / "scorer")
@@ -389,7 +389,7 @@ async def main():
     texts = [text[0].outputs[0].text for text in texts]
     print(json.dumps({"pids": pids, "texts": texts, "modules": [*sys.modules]}), flush=True)
     sys.stdin.readline()
-    engines.pop()  # which nobody has any more
+    engines.pop()  # drops the last reference to it
     sys.stdin.readline()
 
 asyncio.run(main())
@@ -410,8 +410,8 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for path in found for child in path.read_text().split()]
 
 
-def test_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    """Two engines, one of them started by a thread that has ended, in a directory with packages of our names."""
+def test_killed_process_leaves_nothing(tmp_path: Path) -> None:
+    """Two engines, one of them started by a thread that has ended, in a directory with packages of the same names as ours."""
     with started(tmp_path) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
@@ -430,7 +430,7 @@ def test_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert leftovers(pids) == []
 
 
-def test_a_process_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+def test_process_killed_during_the_start_leaves_nothing(tmp_path: Path) -> None:
     with started(tmp_path) as process:
         pids = wait_until(lambda: children_of(process.pid), what="an engine starts")
         process.kill()

@@ -1,4 +1,6 @@
-"""Weights that one replica cannot have again: those that share experts with it go on without, and an order heals it."""
+"""Weights that one replica cannot load again: replicas that share experts with it continue without it, and a command repairs
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def unversioned(found: list[Answer]) -> list[Answer]:
 
 
 def lose_weights(engine: EngineProcess, model: Path, packed: Path, victim: str, others: Path | None = None) -> None:
-    """They are gone from the disk when `victim` wants them again, or there are `others` in their place."""
+    """Remove the weights from the disk before `victim` loads them again, or put `others` in their place."""
     epoch = int(engine.actors()[victim]["epoch"])
     shutil.rmtree(packed)
     (model / "model.safetensors").unlink()
@@ -61,10 +63,10 @@ def lose_weights(engine: EngineProcess, model: Path, packed: Path, victim: str, 
 
 
 @pytest.mark.parametrize("victim", ["worker1", "worker0"])
-def test_who_has_none_is_left_out_and_comes_back_by_order(
+def test_replica_without_weights_comes_back_by_command(
     engine: EngineProcess, truth: list[Answer], model: Path, packed: Path, victim: str, tmp_path: Path
 ) -> None:
-    """The other replica gets everything, and computes all experts; nobody is started again for it."""
+    """The other replica gets all requests and computes all experts; no process is restarted for that."""
     others = other_weights(GOLDEN / "qwen3_moe", tmp_path / "others") if victim == "worker0" else None
     lose_weights(engine, model, packed, victim, others)
     epochs = {name: actor["epoch"] for name, actor in engine.actors().items()}
@@ -83,7 +85,7 @@ def test_who_has_none_is_left_out_and_comes_back_by_order(
 
 @pytest.mark.parametrize("victim", ["worker1", "worker0"])
 def test_other_weights_heal_it_too(engine: EngineProcess, truth: list[Answer], model: Path, packed: Path, victim: str) -> None:
-    """The one that has weights is paused for it."""
+    """The replica that has weights is paused for it."""
     lose_weights(engine, model, packed, victim)
     version = max(gauges(engine, "engine_weight_version"))
     for path, body in (("pause", {}), ("reload", {"path": str(GOLDEN / "qwen3_moe")}), ("resume", {})):

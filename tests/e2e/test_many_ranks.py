@@ -1,4 +1,4 @@
-"""Several ranks in all precisions and layouts, two engines of four ranks each side by side, and what befalls them."""
+"""Several ranks in all precisions and layouts, two engines of four ranks each side by side, and failures of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def alone() -> tuple[list[Answer], list[Answer]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint of the second engine, which shares nothing with the first."""
+    """Checkpoint of the second engine, separate from that of the first."""
     return shutil.copytree(GOLDEN / "qwen3_moe", tmp_path_factory.mktemp("weights") / "qwen3_moe")
 
 
@@ -74,19 +74,20 @@ def test_two_engines_answer_at_once(
         assert list(pool.map(lambda engine: answers(engine, BODIES), engines)) == [alone[0]] * 2
 
 
-def test_a_rank_that_hangs_is_replaced_alone(
+def test_only_the_hanging_rank_is_replaced(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]]
 ) -> None:
-    """Its rank group waits for it, all four ranks, and goes on when it is ended."""
+    """Its rank group of four waits for it, and continues when it is replaced."""
     hangs = [engine.metric("actor_hangs_total") for engine in engines]
     end_in_turn(engines[0], alone[1], ["worker3"], signal.SIGSTOP)
     assert [engine.metric("actor_hangs_total") for engine in engines] == [hangs[0] + 1, hangs[1]]
 
 
-def test_a_replica_that_lacks_a_rank_holds_up_nobody(
+def test_replica_without_a_rank_blocks_no_other(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]], model: Path, packed: Path
 ) -> None:
-    """Its first rank has no weights, and its scheduler does not get to say so. The other one serves its experts meanwhile."""
+    """Its first rank has no weights, and its scheduler is stopped before it can report that. Meanwhile the other replica
+    computes its experts."""
     engine = engines[1]
     epoch = int(engine.actors()["worker2"]["epoch"])
     shutil.rmtree(packed)
@@ -105,10 +106,11 @@ def test_a_replica_that_lacks_a_rank_holds_up_nobody(
     assert answers(engine, BODIES) == alone[0]
 
 
-def test_one_is_killed_and_the_other_sees_nothing_of_it(
+def test_killed_engine_leaves_the_other_alone(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]]
 ) -> None:
-    """Nothing is left of it, the memory of its rank group and its caches included; which goes with the last who has it."""
+    """It leaves nothing, including the memory of its rank group and caches, which ends with the last process that has it
+    open."""
     first, second = engines
     before = {name: row["epoch"] for name, row in second.actors().items()}
     pids, run = [int(row["pid"]) for row in first.actors().values()], first.run
@@ -126,7 +128,7 @@ def test_one_is_killed_and_the_other_sees_nothing_of_it(
 
 
 def memory_files(pid: int) -> set[int]:
-    """The arenas that a process has open, by inode; a descriptor that it closes meanwhile is none of them."""
+    """Return the arenas that a process has open, by inode; a descriptor closed meanwhile is skipped."""
     found = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Anyone may look: health, metrics, `tokamak top` and `ctl` on running and dead engines, KV events."""
+"""Observation from outside: health, metrics, `tokamak top` and `ctl` on running and dead engines, KV events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_metrics_count(engine: EngineProcess) -> None:
 
 
 def test_nothing_is_logged_per_request(engine: EngineProcess) -> None:
-    """A thousand steps add no line. Again where one came meanwhile: of the start, read late."""
+    """A thousand steps add no line. Retried where a late line of the start came meanwhile."""
 
     def num_lines_of_many() -> int:
         answers(engine, BODIES)
@@ -79,8 +79,8 @@ def test_without_a_terminal_logs_are_on_stderr(engine: EngineProcess) -> None:
 
 
 def test_health_names_the_actor(engine: EngineProcess) -> None:
-    """Asked without a break over a connection that is open before: it says so only until the worker's successor is ready. Who
-    asks may be held up for as long, so the successor dies too."""
+    """Asked over a connection that is already open, since the state lasts only until the worker's successor is ready. The
+    client may stall for as long, so the successor dies too."""
     with httpx.Client(base_url=engine.url, timeout=WATCHDOG_S) as client:
         assert client.get("/health").status_code == 200
 

@@ -202,8 +202,8 @@ def test_async_streams_at_once(engine: EngineProcess) -> None:
     assert sum(right) >= 31
 
 
-def test_log_probabilities_of_tokens_that_are_named(client: openai.OpenAI) -> None:
-    """They are what the best ones show, also where drafts are verified."""
+def test_logprobs_of_named_tokens(client: openai.OpenAI) -> None:
+    """They equal those of the top tokens, also where drafts are verified."""
     messages = [{"role": "user", "content": "Repeat: one two one two one two"}]
 
     def ask(**fields: Any) -> list[Any]:
@@ -241,7 +241,7 @@ def test_salted_prefixes_are_shared_with_equal_salts_alone(client: openai.OpenAI
     assert [num_cached(salt) for salt in ("a", "a", "b", None, "b", None)] == [0, 48, 0, 0, 48, 48]
 
 
-def test_what_the_model_cannot_do_is_refused(client: openai.OpenAI) -> None:
+def test_unsupported_features_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="does not support fill-in-the-middle"):
         client.completions.create(model="demo", prompt="a", suffix="b")
     with pytest.raises(openai.BadRequestError, match="chat template does not support them"):
@@ -252,7 +252,7 @@ def test_what_the_model_cannot_do_is_refused(client: openai.OpenAI) -> None:
         )
 
 
-def test_an_answer_that_goes_round_in_circles_ends(client: openai.OpenAI) -> None:
+def test_repetitive_answer_ends(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="demo",
         prompt="one two " * 8,
@@ -273,7 +273,7 @@ def test_an_answer_that_goes_round_in_circles_ends(client: openai.OpenAI) -> Non
 
 def test_progress_of_a_prompt_and_its_timings(client: openai.OpenAI) -> None:
     def told(token_id: int) -> list[int]:
-        """How much of a prompt each chunk says is computed; what comes together is told together."""
+        """Return the computed prompt tokens that each chunk reports; reports that coincide are merged."""
         stream = client.completions.create(
             model="demo",
             prompt=[token_id] * 1500,
@@ -312,7 +312,7 @@ TOOLS: list[Any] = [
 
 
 def streamed(client: openai.OpenAI, **body: Any) -> tuple[dict[str, Any], str | None]:
-    """The message that a stream's pieces add up to, and why it ended."""
+    """Return the message that a stream's pieces add up to, and its finish reason."""
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     finish = None
     for chunk in client.chat.completions.create(model="demo", stream=True, temperature=0, **body):
@@ -362,8 +362,8 @@ def test_a_call_that_is_demanded(client: openai.OpenAI, choice: Any, expected: s
     assert (message["content"], finish) == ("", "tool_calls")
 
 
-def test_the_result_of_a_call_goes_back(client: openai.OpenAI) -> None:
-    """Whatever a first turn says is taken as history, thinking and calls too."""
+def test_call_result_is_accepted_as_history(client: openai.OpenAI) -> None:
+    """The output of a first turn is accepted as history, with thinking and calls."""
     first = client.chat.completions.create(
         model="demo",
         messages=QUESTION,
@@ -456,7 +456,7 @@ def test_tools_that_cannot_be(client: openai.OpenAI, fields: dict[str, Any], par
 
 
 def test_messages(claude: anthropic.Anthropic) -> None:
-    """Whole, streamed, and the second turn, whose prefix is cached although the client's billing header is another."""
+    """Whole, streamed, and a second turn with a cached prefix although the client's billing header differs."""
 
     def system(nonce: str) -> list[anthropic.types.TextBlockParam]:
         header = f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};"
@@ -486,7 +486,7 @@ def test_messages(claude: anthropic.Anthropic) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    """Whole, streamed, gone on from; the same as chat."""
+    """Whole, streamed and continued; the same as chat."""
     chat = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
     whole = client.responses.create(model="demo", input="What is 12 + 30?", temperature=0)
     assert (whole.status, whole.output_text) == ("completed", chat.choices[0].message.content)
@@ -505,8 +505,8 @@ def test_responses(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("effort", ["none", "low"])
-def test_log_probabilities_of_responses_are_those_of_the_text(client: openai.OpenAI, effort: Any) -> None:
-    """However tokens came together: that which ended the answer is none of them, in a stream neither."""
+def test_logprobs_of_responses_cover_their_text(client: openai.OpenAI, effort: Any) -> None:
+    """The token that ended the answer is not among them, also in a stream, however tokens were grouped."""
     asked: dict[str, Any] = {"model": "demo", "input": "What is 12 + 30?", "temperature": 0, "reasoning": {"effort": effort}}
     asked |= {"include": ["message.output_text.logprobs"]}
     with client.responses.stream(**asked) as stream:
@@ -518,7 +518,7 @@ def test_log_probabilities_of_responses_are_those_of_the_text(client: openai.Ope
         assert b"".join(bytes(token.bytes) for token in text.logprobs).decode() == text.text
 
 
-def test_forms_bind_in_every_protocol(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
+def test_formats_are_enforced_in_every_protocol(claude: anthropic.Anthropic, client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
     message = claude.messages.create(
         model="demo",
@@ -606,9 +606,7 @@ def ask_in_ollama(question: str, engine: EngineProcess) -> tuple[list[Any], str]
     return [call["function"]["arguments"] for call in message.get("tool_calls", [])], message["content"]
 
 
-def test_an_answer_with_tools_and_a_format_is_either(
-    engine: EngineProcess, client: openai.OpenAI, claude: anthropic.Anthropic
-) -> None:
+def test_answer_follows_tools_or_format(engine: EngineProcess, client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     ask = (
         lambda question: ask_in_chat(question, client, strict=False),
         lambda question: ask_in_chat(question, client, strict=True),
@@ -620,8 +618,9 @@ def test_an_answer_with_tools_and_a_format_is_either(
     assert [each(ASKED["answer"]) for each in ask] == [([], '{"name": "bob", "age": 7}')] * 5
 
 
-def test_answers_follow_schemas_and_others_keep_their_bytes(engine: EngineProcess) -> None:
-    """Greedy and sampled. Plain requests beside them say what they say alone, and schemas that cannot be used stall nobody."""
+def test_schemas_hold_and_other_answers_are_unchanged(engine: EngineProcess) -> None:
+    """Greedy and sampled. Plain requests beside them have the bytes that they have alone, and invalid schemas stall no other
+    request."""
     made = schemas(24, seed=7)
 
     async def ask(client: openai.AsyncOpenAI, gate: asyncio.Semaphore, temperature: float, **format_: Any) -> tuple[str, str]:
@@ -660,7 +659,7 @@ def test_answers_follow_schemas_and_others_keep_their_bytes(engine: EngineProces
 
 
 def test_schema_beyond_the_limits_is_an_error(engine: EngineProcess) -> None:
-    """The longer this answer, the longer takes each of its tokens. It alone ends; streams beside it say what they say alone."""
+    """Each token of this answer takes longer than the last. Only this answer ends; streams beside it keep their bytes."""
     form = {"structured_outputs": {"grammar": 'start: s\ns: s s | "Z"'}, "ignore_eos": True}
 
     async def ask(client: openai.AsyncOpenAI, **fields: Any) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""schemathesis against the running engine's own OpenAPI document: what it describes is what happens, and nothing is a 5xx."""
+"""schemathesis against the running engine's own OpenAPI document: it describes the actual behaviour, and nothing is a 5xx."""
 
 from __future__ import annotations
 

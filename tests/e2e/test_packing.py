@@ -1,4 +1,6 @@
-"""A rank dies while it packs weights for all ranks: another one packs in its place, and what serves is the old or the new."""
+"""A rank dies while it packs weights for all ranks: another one packs instead, and the engine serves either the old or the new
+weights.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ RANKS = ("worker0", "worker1")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of one shape, of which packing takes long enough to be interrupted."""
+    """Two checkpoints of one shape, large enough that packing can be interrupted."""
     first = shutil.copytree(GOLDEN / "qwen3", tmp_path_factory.mktemp("weights") / "a")
     config = json.loads((first / "config.json").read_text())
     del config["layer_types"]
@@ -46,7 +48,7 @@ def engine(models: list[Path], packed: Path) -> Iterator[EngineProcess]:
         yield running
 
 
-def test_who_packs_dies(engine: EngineProcess, models: list[Path], packed: Path) -> None:
+def test_packing_rank_dies(engine: EngineProcess, models: list[Path], packed: Path) -> None:
     truths = [logprobs(engine)]
     before = set(packed.glob("*.weights"))
     epochs = {rank: int(engine.actors()[rank]["epoch"]) for rank in RANKS}
@@ -61,7 +63,7 @@ def test_who_packs_dies(engine: EngineProcess, models: list[Path], packed: Path)
     assert int(engine.actors()[RANKS[victim == RANKS[0]]]["epoch"]) == epochs[RANKS[victim == RANKS[0]]]
     num_packed = engine.metric("weight_cache_loads_total", found="miss")
     assert order(engine, "reload", path=str(models[1])).status_code == 200
-    assert engine.metric("weight_cache_loads_total", found="miss") == num_packed  # by whom took over
+    assert engine.metric("weight_cache_loads_total", found="miss") == num_packed  # by the rank that took over
     assert not list(packed.glob("*.partial"))
     assert len(list(packed.glob("*.weights"))) == 2
     with EngineProcess(models[1], *OPTIONS, "--no-weight-cache") as fresh:
@@ -79,7 +81,7 @@ def logprobs(engine: EngineProcess) -> list[list[float]]:
 def killed_while_packing(
     engine: EngineProcess, models: list[Path], packed: Path, before: set[Path], pool: ThreadPoolExecutor
 ) -> tuple[str, Future[httpx.Response]]:
-    """Other weights are ordered, and whoever packs them is killed in the middle of it. As often as it takes to come in time."""
+    """Reload other weights and kill the rank that packs them in the middle of it; repeat until the kill comes in time."""
     pids = {int(engine.actors()[rank]["pid"]): rank for rank in RANKS}
     while True:
         answer = pool.submit(order, engine, "reload", path=str(models[1]))
@@ -103,7 +105,7 @@ def wait_for_packing(packed: Path, answer: Future[httpx.Response]) -> None:
 
 
 def holder_of(path: Path) -> int:
-    """The process that has locked a file for itself; 0: none, or the file is gone."""
+    """Return the process that has an exclusive lock on a file; 0: none, or the file is gone."""
     try:
         inode = path.stat().st_ino
     except FileNotFoundError:

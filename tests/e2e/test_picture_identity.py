@@ -1,4 +1,4 @@
-"""An answer about pictures depends on the request alone: bytes are compared over conditions, in every precision."""
+"""An answer about pictures depends only on the request: bytes are compared across conditions, in every precision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def link(pixels: np.ndarray) -> str:
 
 
 def bodies() -> list[Body]:
-    """One text about pictures that differ in a pixel; two pictures, of other sides; video; and text alone."""
+    """Return one text about pictures that differ in a pixel; two pictures of other sizes; video; and text alone."""
     rng = np.random.default_rng(3)
     first = rng.integers(0, 256, (96, 128, 3), np.uint8)
     made = mixed_bodies(NUM_ALIKE + 8, seed=4, max_tokens=24, max_prompt=60)

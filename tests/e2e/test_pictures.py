@@ -1,5 +1,6 @@
-"""Models that see, over HTTP: golden outputs of a third party for pictures, video and features, the `openai` client, pictures
-that outlive whoever dies at any point of their way, damaged files, and what a picture costs."""
+"""Vision models over HTTP: golden outputs of a third party for pictures, video and features, the `openai` client, deaths of any
+process at any stage of a picture, damaged files, and the cost of a picture.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def with_pictures(architecture: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_golden_outputs(seeing: tuple[str, EngineProcess]) -> None:
-    """Pictures behind runs of placeholders, and behind single ones; alone, and all at once."""
+    """Pictures after runs of placeholders and after single ones; alone, and all at once."""
     architecture, engine = seeing
     cases = golden_cases(architecture)
     for case in cases:
@@ -88,7 +89,7 @@ def test_golden_outputs(seeing: tuple[str, EngineProcess]) -> None:
 
 
 def ask(engine: EngineProcess, body: dict[str, Any]) -> dict[str, Any]:
-    """The choice that the engine completes it with."""
+    """Return the choice that the engine completes it with."""
     answer = httpx.post(f"{engine.url}/v1/completions", json=body, timeout=WATCHDOG_S)
     assert answer.status_code == 200, answer.text
     return dict(answer.json()["choices"][0])
@@ -101,7 +102,7 @@ def check_golden(choice: dict[str, Any], case: dict[str, Any]) -> None:
 
 
 def test_golden_video(seeing: tuple[str, EngineProcess]) -> None:
-    """A picture, another one, and a video, one behind the other in a prompt."""
+    """A picture, another one, and a video in one prompt."""
     architecture, engine = seeing
     check_golden(ask(engine, with_video(architecture)), ANSWERS[architecture])
 
@@ -127,7 +128,7 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 def test_golden_features(seeing: tuple[str, EngineProcess]) -> None:
-    """Each picture given as what the encoder would make of it."""
+    """Each picture is given as the output of the encoder."""
     architecture, engine = seeing
     before = engine.metric("encoder_units_total")
     with np.load(GOLDEN / architecture / "features.npz") as features:
@@ -143,7 +144,7 @@ def test_golden_features(seeing: tuple[str, EngineProcess]) -> None:
 
 
 def test_one_picture_is_encoded_once(seeing: tuple[str, EngineProcess]) -> None:
-    """By all who wait for it at once, and by those who come later; and its stations are counted."""
+    """All concurrent requests and later ones share one encoding; its stages are counted."""
     architecture, engine = seeing
     side = 56 if architecture != "qwen3_vl" else 64
     names = ("encoder_units_total", "media_units_total", "media_decode_seconds_count", "media_prepare_seconds_count")
@@ -163,7 +164,7 @@ def test_one_picture_is_encoded_once(seeing: tuple[str, EngineProcess]) -> None:
 
 
 def test_tokens_of_a_picture_that_see_each_other(seeing: tuple[str, EngineProcess]) -> None:
-    """Bounds that say what is so without them change nothing; a span that sees to its end changes what follows."""
+    """Bounds that equal the causal ones change nothing; a span that sees up to its end changes what follows."""
     architecture, engine = seeing
     case = golden_cases(architecture)[0]
     body = with_pictures(architecture, case)
@@ -176,9 +177,9 @@ def test_tokens_of_a_picture_that_see_each_other(seeing: tuple[str, EngineProces
     assert wide[0] != pytest.approx([entry[0][1] for entry in case["top_logprobs"]], abs=TOLERANCE)
 
 
-def test_damaged_files_and_clients_that_go_leave_nothing(seeing: tuple[str, EngineProcess]) -> None:
+def test_damaged_files_and_leaving_clients_hold_nothing(seeing: tuple[str, EngineProcess]) -> None:
     architecture, engine = seeing
-    if architecture == "qwen2_5_vl":  # as every other: they are the media process's and the edge's
+    if architecture == "qwen2_5_vl":  # same for every model: it depends on the media process and the api
         assert set(statuses_of_damaged(engine, range(60))) == {200, 400}
     abort_a_third(engine, 18)
     check_nothing_is_held(engine)
@@ -226,7 +227,7 @@ def _logprobs(answer: Any) -> list[float]:
 
 
 class Held:
-    """A request whose link leads to another picture each time, and to none until the gate opens."""
+    """A request with a link that leads to another picture each time, and to none until the gate opens."""
 
     def __init__(self, engine: EngineProcess, files: FileServer, actor: str) -> None:
         self.engine, self.files, self.actor = engine, files, actor
@@ -249,7 +250,7 @@ class Held:
 
     @contextlib.contextmanager
     def media_stopped(self) -> Iterator[None]:
-        """The media process takes nothing in."""
+        """Stop the media process from reading its mailbox."""
         pid = int(self.engine.actors()["media0"]["pid"])
         os.kill(pid, signal.SIGSTOP)
         yield
@@ -262,14 +263,14 @@ class Held:
 
 
 def fetching(held: Held) -> None:
-    """The link's server has not answered yet."""
+    """Stage: the link's server has not answered yet."""
     wait_until(lambda: held.files.num_heard("/held"), what="the link is asked for")
     held.kill()
     held.open()
 
 
 def looking(held: Held) -> None:
-    """The file lies before a media process that does not come to look at it."""
+    """Stage: the file waits for a media process that does not read it."""
     with held.media_stopped():
         held.open()
         wait_until(lambda: held.engine.metric("media_held_bytes") > 0, what="the file is there")
@@ -277,7 +278,7 @@ def looking(held: Held) -> None:
 
 
 def decoding(held: Held) -> None:
-    """The item is known; its pixels are asked for and do not come."""
+    """Stage: the item is known; its pixels are requested and do not come."""
     pause = held.engine.url + "/admin/pause"
     httpx.post(pause, json={"mode": "abort"}, timeout=WATCHDOG_S, headers=OPERATOR).raise_for_status()
     held.open()
@@ -288,7 +289,7 @@ def decoding(held: Held) -> None:
 
 
 def encoding(held: Held) -> None:
-    """The encoder's first layers are dispatched: between them, or between two chunks of the picture."""
+    """Stage: the encoder's first layers are dispatched: between them, or between two chunks of the picture."""
     before = held.engine.metric("encoder_calls_total")
     held.open()
     wait_until(lambda: held.engine.metric("encoder_calls_total") > before, what="a call of the encoder")
@@ -296,7 +297,7 @@ def encoding(held: Held) -> None:
 
 
 def answering(held: Held) -> None:
-    """Some text is there."""
+    """Stage: some text is there."""
     held.open()
     assert held.begun.wait(WATCHDOG_S)
     held.kill()
@@ -307,8 +308,8 @@ STATIONS: dict[str, Callable[[Held], None]] = {
 }
 
 
-def test_a_picture_outlives_whoever_dies(seeing: tuple[str, EngineProcess]) -> None:
-    """The link leads to another picture each time; the answer is that of the one that was fetched, before and after."""
+def test_picture_survives_any_death(seeing: tuple[str, EngineProcess]) -> None:
+    """The link leads to another picture each time; the answer is that of the first fetch, before and after the death."""
     architecture, engine = seeing
     for station, actor in itertools.product(KILLED[architecture], EVERYONE):
         outlives(engine, actor, STATIONS[station])

@@ -1,4 +1,4 @@
-"""Vectors and scores over HTTP: a third party's numbers, one request's bits whatever else happens, and mistakes."""
+"""Vectors and scores over HTTP: a third party's numbers, identical bits under all conditions, and invalid requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MANY = [f"{text} {number}" for number in range(20) for text in TEXTS]
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """In chunks of 16 tokens, of which a mean is made."""
+    """Engine that averages vectors over chunks of 16 tokens."""
     model = write_checkpoint(EMBEDDER, tmp_path_factory.mktemp("embedder") / "model")
     options = ("--dtype", "float32", "--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--restart-limit", "100")
     options = (*options, "--trust-request-chat-template")
@@ -45,7 +45,7 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def sorter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """Three labels, by names of the checkpoint's own."""
+    """Engine with three labels, named by the checkpoint."""
     model = write_checkpoint(SCORER, tmp_path_factory.mktemp("sorter") / "model", labels=("bad", "good", "so-so"))
     with EngineProcess(model, "--dtype", "float32", "--api-key", "k", "--trust-request-chat-template") as running:
         yield running
@@ -83,7 +83,7 @@ def test_the_openai_client(embedder: EngineProcess) -> None:
 
 
 def test_the_ollama_client(embedder: EngineProcess) -> None:
-    """Vectors of length 1, of too long a text those of its beginning; the older route's are as the model has them."""
+    """Vectors have length 1, too long texts are truncated; the older route's vectors are not normalized."""
     with ollama.Client(embedder.url) as client:
         name, *_ = (model.model for model in client.list().models)
         assert name is not None
@@ -126,7 +126,7 @@ def test_conversation_is_embedded_as_its_prompt(embedder: EngineProcess) -> None
 
 
 def test_last_tokens_of_a_text_are_embedded(embedder: EngineProcess) -> None:
-    """By vLLM's name: the last k, -1: as many as the model takes."""
+    """vLLM's `truncate_prompt_tokens`: the last k; -1: as many as the model takes."""
     token_ids = httpx.post(f"{embedder.url}/tokenize", json={"prompt": LONG}, timeout=WATCHDOG_S).json()["tokens"]
     for num_kept, expected in ((5, 5), (200, 200), (-1, 200)):
         for path, key in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
@@ -139,7 +139,7 @@ def test_last_tokens_of_a_text_are_embedded(embedder: EngineProcess) -> None:
     assert len(ranks) == 2
 
 
-def test_pair_is_cut_behind_its_first_token(scorer: EngineProcess) -> None:
+def test_pair_is_cut_after_its_first_token(scorer: EngineProcess) -> None:
     body = {"text_1": QUERY, "text_2": LONG, "return_token_ids": True}
     whole = post(scorer, "/score", **body | {"text_2": TEXTS[0]})["data"][0]["prompt_token_ids"]
     for num_kept in (4, 20, -1):
@@ -183,7 +183,7 @@ def test_alone_as_together(embedder: EngineProcess) -> None:
 
 @pytest.mark.parametrize("victim", ["worker0", "scheduler", "tokenizer0", "cache"])
 def test_kills(embedder: EngineProcess, victim: str, undisturbed: list[bytes]) -> None:
-    """In the middle of it. Again where all had been answered before the kill."""
+    """The kill comes in the middle. Retried where all had been answered before it."""
     assert any(is_killed_meanwhile(embedder, victim, undisturbed) for _ in range(10))
 
 
@@ -201,14 +201,14 @@ def is_killed_meanwhile(embedder: EngineProcess, victim: str, undisturbed: list[
     return is_meanwhile
 
 
-def test_a_small_request_is_not_behind_all_of_a_large_one(embedder: EngineProcess) -> None:
-    """Both wait before the first step, in the order in which they came. Again where both answers had come before anybody here
-    could look at one."""
+def test_small_request_overtakes_a_large_one(embedder: EngineProcess) -> None:
+    """Both wait before the first step, in order of arrival. Retried where both answers came before this client could look at
+    one."""
     assert any(answered_in_turn(embedder)[0] == "small" for _ in range(10))
 
 
 def answered_in_turn(embedder: EngineProcess) -> list[str]:
-    """Which of a large request and a small one behind it was answered first."""
+    """Return the order in which a large request and a small one behind it were answered."""
     answered: list[str] = []
 
     def ask(name: str, texts: list[str]) -> None:
@@ -227,7 +227,7 @@ def answered_in_turn(embedder: EngineProcess) -> list[str]:
     return answered
 
 
-def test_a_dead_api_takes_its_own_requests_along_alone(embedder: EngineProcess) -> None:
+def test_dead_api_loses_only_its_own_requests(embedder: EngineProcess) -> None:
     expected = vectors(embedder, TEXTS)
     embedder.wait_for_restart("api0", embedder.kill("api0"))
     assert vectors(embedder, TEXTS) == expected
@@ -351,7 +351,7 @@ def test_mistakes(embedder: EngineProcess, path: str, body: dict[str, Any], para
 
 
 def test_no_time_for_an_answer(embedder: EngineProcess) -> None:
-    """There is no part of one that could be sent."""
+    """There is no partial answer that could be sent."""
     answer = httpx.post(f"{embedder.url}/v1/embeddings", json={"input": MANY, "timeout": 1e-6}, timeout=WATCHDOG_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")
 
@@ -363,6 +363,6 @@ def test_a_model_of_the_other_kind(scorer: EngineProcess) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_the_document_holds(embedder: EngineProcess) -> None:
-    """Routes that a model which makes vectors answers: all of these."""
+def test_openapi_document_is_correct(embedder: EngineProcess) -> None:
+    """schemathesis finds no mismatch on any route of an embedding model."""
     fuzz(embedder, "--include-path-regex", POOLING_ROUTES, "--phases", "examples,coverage,fuzzing", "--max-examples", "6")

@@ -1,4 +1,4 @@
-"""The README's commands give the answers that it shows: its own blocks, at the address of an engine of the test."""
+"""The README's own commands give the answers that it shows, at the address of an engine of the test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def block(part: str) -> str:
-    """The only block of the README that has `part`."""
+    """Return the only block of the README that has `part`."""
     (found,) = (text for text in BLOCKS if part in text)
     return found
 
@@ -54,7 +54,7 @@ def test_openai_client(engine: EngineProcess) -> None:
 
 
 def test_chat_and_looking_at_it(engine: EngineProcess) -> None:
-    """Each finds the engine by itself."""
+    """Each command finds the engine by itself."""
     assert ".venv/bin/tokamak chat" in BLOCKS
     assert "12 + 345 = 357" in typed(".venv/bin/tokamak chat", typed_then="What is 12 + 345?\n")
     top, processes = block("tokamak top").splitlines()

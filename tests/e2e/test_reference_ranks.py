@@ -44,8 +44,8 @@ def test_golden(served: tuple[str, list[str], EngineProcess]) -> None:
         assert engine.metric("collectives_total", actor=rank) > 0
 
 
-def test_a_rank_group_is_started_again_as_a_whole(served: tuple[str, list[str], EngineProcess]) -> None:
-    """In the middle of steps, and by the death of any of its ranks, or of all at once: that is one death, and costs no byte."""
+def test_rank_group_is_restarted_as_a_whole(served: tuple[str, list[str], EngineProcess]) -> None:
+    """In the middle of steps any of its ranks dies, or all at once: each time that is one death and costs no byte."""
     _, victims, engine = served
     expected = answers(engine, BODIES)
     before, restarts = engine.actors(), engine.metric("actor_restarts_total")

@@ -1,4 +1,4 @@
-"""Weights change in place under load; orders answer when done; wrong ones harm nobody."""
+"""Weights change in place under load; commands answer when done; invalid ones affect no request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import WATCHDOG_S, wait_until
 
 MODEL_A = GOLDEN / "qwen2"
 SHORT: list[Body] = mixed_bodies(12, seed=31, max_tokens=16, max_prompt=60)
-# They run when the order comes, and still when it is answered; so long costs, so few are enough.
+# They run from the command until its answer; as each is long, few are enough.
 LONG: list[Body] = mixed_bodies(3, seed=32, max_tokens=3800, max_prompt=60)
 
 
@@ -49,7 +49,7 @@ def truth(engine: EngineProcess, model_b: Path) -> dict[str, list[Answer]]:
 
 
 def stripped(results: list[Answer]) -> list[Answer]:
-    """Answers without their weight version, which counts reloads."""
+    """Return answers without their weight version, which counts reloads."""
     for result in results:
         result.weight_version = ""
     return results
@@ -72,13 +72,13 @@ def reload(engine: EngineProcess, path: Path, **body: Any) -> int:
 def test_reload_under_load(
     engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, mode: str, ranks: list[int]
 ) -> None:
-    """A to B while long streams run: none fails, what comes after is B's, versions say which is which. Again where all of them
-    had ended before the order was carried out."""
+    """A to B while long streams run: none fails, later answers are B's, and versions tell them apart. Retried where all had
+    ended before the command was carried out."""
     wait_until(lambda: outlast_a_reload(engine, truth, model_b, mode, ranks) or mode == "wait", what="streams with both")
 
 
 def outlast_a_reload(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, mode: str, ranks: list[int]) -> bool:
-    """Whether a stream has tokens of A and of B."""
+    """Return whether a stream has tokens of A and of B."""
     before = reload(engine, MODEL_A)
     assert stripped(answers(engine, SHORT)) == truth["a"]
     bodies = [body | {"max_tokens": 120} for body in LONG] if mode == "wait" else LONG
@@ -109,7 +109,7 @@ def test_version_in_headers(engine: EngineProcess, model_b: Path) -> None:
     assert answer.headers["x-request-id"]
 
 
-def test_abort_mode_ends_what_runs(engine: EngineProcess) -> None:
+def test_abort_mode_ends_running_requests(engine: EngineProcess) -> None:
     async def run() -> list[Answer]:
         flowing = asyncio.Event()
         streams = asyncio.create_task(stream_all(engine.url, LONG, len(LONG), flowing.set))
@@ -118,7 +118,7 @@ def test_abort_mode_ends_what_runs(engine: EngineProcess) -> None:
         return await streams
 
     def are_cut() -> bool:
-        """All that had not ended before."""
+        """Return whether all that had not ended before are cut."""
         reasons = {result.finish_reason for result in asyncio.run(run())}
         assert reasons <= {"abort", "length"}
         return "abort" in reasons
@@ -135,7 +135,7 @@ def test_abort_mode_ends_what_runs(engine: EngineProcess) -> None:
         (broken_shape, "hidden_size"),
     ],
 )
-def test_a_broken_checkpoint_changes_nothing(
+def test_broken_checkpoint_changes_nothing(
     engine: EngineProcess,
     truth: dict[str, list[Answer]],
     tmp_path: Path,
@@ -159,7 +159,7 @@ def test_a_broken_checkpoint_changes_nothing(
 
 @contextlib.contextmanager
 def written_meanwhile(path: Path) -> Iterator[None]:
-    """Within, another process writes the file again and again: it has half of its bytes, then all."""
+    """Let another process rewrite the file within the block: it has half of its bytes, then all, again and again."""
     num_bytes, is_over = path.stat().st_size, threading.Event()
     data = path.read_bytes()[num_bytes // 2 :] if num_bytes < 1 << 24 else b""
 
@@ -180,10 +180,8 @@ def written_meanwhile(path: Path) -> Iterator[None]:
         writer.join()
 
 
-def test_reload_of_a_file_that_is_written_kills_nothing(
-    engine: EngineProcess, truth: dict[str, list[Answer]], tmp_path: Path
-) -> None:
-    """A tensor of 256 MiB that is not used, so that reading takes long enough; of it the second half comes and goes."""
+def test_reload_survives_a_file_being_written(engine: EngineProcess, truth: dict[str, list[Answer]], tmp_path: Path) -> None:
+    """An unused tensor of 256 MiB makes reading take long enough; its second half comes and goes."""
     version = reload(engine, MODEL_A)
     epochs = {name: actor["epoch"] for name, actor in engine.actors().items()}
     path = shutil.copytree(MODEL_A, tmp_path / "growing") / "model.safetensors"
@@ -204,9 +202,7 @@ def test_reload_of_a_file_that_is_written_kills_nothing(
     assert {name: actor["epoch"] for name, actor in engine.actors().items()} == epochs
 
 
-def test_reload_of_a_gguf_that_is_written_kills_nothing(
-    engine: EngineProcess, truth: dict[str, list[Answer]], tmp_path: Path
-) -> None:
+def test_reload_survives_a_gguf_being_written(engine: EngineProcess, truth: dict[str, list[Answer]], tmp_path: Path) -> None:
     reload(engine, MODEL_A)
     epochs = {name: actor["epoch"] for name, actor in engine.actors().items()}
     path = tmp_path / "growing.gguf"
@@ -224,7 +220,7 @@ def test_reload_of_a_gguf_that_is_written_kills_nothing(
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
 def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
-    """After the answer nothing runs or waits; new requests are held, then served; an illegal order is a 409."""
+    """After the command nothing runs or waits; new requests are held, then served; an illegal command is a 409."""
     reload(engine, MODEL_A)
 
     async def run() -> list[Answer]:
@@ -246,13 +242,13 @@ def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str
 
 
 def is_back(engine: EngineProcess, actor: str, old_epoch: int) -> bool:
-    """Whether the actor was started again and takes work, whatever the engine's state."""
+    """Return whether the actor was restarted and takes work, whatever the engine's state."""
     row = engine.actors().get(actor)
     return row is not None and int(row["epoch"]) > old_epoch and row["state"] in ("READY", "RUNNING")
 
 
 async def released(engine: EngineProcess, up: str, *deaths: str) -> list[Answer]:
-    """New requests wait while nothing runs, whoever dies, until the order `up`."""
+    """Let new requests wait while nothing runs, across deaths, until the command `up`."""
     streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
     await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
     for actor in deaths:
@@ -275,8 +271,8 @@ def test_a_pause_and_a_reload_outlast_every_death(engine: EngineProcess, truth: 
 
 
 @pytest.mark.parametrize("actor", ["scheduler", "worker0"])
-def test_a_death_in_a_reload(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, actor: str) -> None:
-    """Before or after, as the version says; the number is not used again."""
+def test_death_during_a_reload(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path, actor: str) -> None:
+    """Answers are of before or after, as the version says; the failed version is not used again."""
     before = reload(engine, model_b)
 
     async def run() -> httpx.Response:
@@ -295,7 +291,7 @@ def test_a_death_in_a_reload(engine: EngineProcess, truth: dict[str, list[Answer
 
 
 def test_a_deadline_passes_in_a_pause(engine: EngineProcess) -> None:
-    """The text until then is the answer. The pause comes in the middle of it, so that the answer ends in time on no machine."""
+    """The answer is the text until then. The pause comes in its middle, so no machine is fast enough to end it before."""
     whole = answers(engine, LONG[:1])[0].token_ids
 
     async def cut_after(timeout_s: float) -> Answer:
@@ -316,7 +312,7 @@ def test_a_deadline_passes_in_a_pause(engine: EngineProcess) -> None:
     assert any(is_cut(0.5 * 2**tries) for tries in range(7))
 
 
-def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path) -> None:
+def test_restarted_worker_loads_weights_in_use(engine: EngineProcess, truth: dict[str, list[Answer]], model_b: Path) -> None:
     version = reload(engine, model_b)
     epoch = engine.kill("worker0")
     engine.wait_for_restart("worker0", epoch)
@@ -325,9 +321,9 @@ def test_a_restarted_worker_loads_what_is_in_use(engine: EngineProcess, truth: d
 
 
 @pytest.mark.parametrize("cache", ["kept", "not-kept"])
-def test_a_checkpoint_that_was_written_over(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path, cache: str) -> None:
-    """A worker that dies comes back with what was in use, from its packed weights. Where these are not kept, what the files
-    hold now is a version of its own, and none of it comes out of the prefix cache."""
+def test_checkpoint_is_overwritten(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path, cache: str) -> None:
+    """A worker that dies comes back with the weights in use, from its packed weights. Without these, the files' new contents
+    get a version of their own, and no prefix-cache hit mixes the two."""
     model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
     with EngineProcess(model, "--max-model-len", "4000", *(["--no-weight-cache"] if cache == "not-kept" else [])) as engine:
         assert stripped(answers(engine, SHORT)) == truth["a"]
@@ -344,7 +340,7 @@ TEXTS: list[Body] = [{"prompt": text, "max_tokens": 8, "temperature": 0} for tex
 
 
 def write_over(directory: Path, source: Path) -> None:
-    """In place, file by file: what has one open sees the new bytes."""
+    """Overwrite each file in place: processes that have it open see the new bytes."""
     for path in source.iterdir():
         (directory / path.name).write_bytes(path.read_bytes())
 
@@ -354,9 +350,9 @@ def restart_all(engine: EngineProcess) -> None:
         engine.wait_for_restart(actor, engine.kill(actor))
 
 
-def test_the_model_of_the_start_belongs_to_the_run(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
-    """Its directory is written over with a model of another shape and vocabulary, and removed: every actor that dies is what
-    it was, and so is one that dies after a reload from elsewhere."""
+def test_engine_keeps_the_model_of_its_start(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
+    """Its directory is overwritten with a model of another shape and vocabulary, then removed: restarted actors serve the
+    original model, also after a reload from elsewhere."""
     model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
     with EngineProcess(model, "--max-model-len", "4000", "--restart-limit", "100") as engine:
         texts = answers(engine, TEXTS)
@@ -372,8 +368,8 @@ def test_the_model_of_the_start_belongs_to_the_run(truth: dict[str, list[Answer]
 
 
 def test_no_weights_are_left(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
-    """Nothing has those in use any more, though those of the start are there: a worker that dies comes back without, which
-    /health says, and takes others."""
+    """The weights in use are gone everywhere, though those of the start exist: a worker that dies comes back without any,
+    /health says so, and it can load others."""
     other = Path(shutil.copytree(model_b, tmp_path / "other"))
     with EngineProcess(MODEL_A, "--max-model-len", "4000", "--no-weight-cache", "--restart-limit", "2") as engine:
         reload(engine, other)
@@ -386,7 +382,7 @@ def test_no_weights_are_left(truth: dict[str, list[Answer]], model_b: Path, tmp_
         assert stripped(answers(engine, SHORT)) == truth["b"]
 
 
-def test_a_restart_by_order_is_no_crash(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
+def test_restart_by_command_is_no_crash(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
     reload(engine, MODEL_A)
     for actor in ("worker0", "scheduler", "tokenizer0", "cache"):
         epoch = int(engine.actors()[actor]["epoch"])

@@ -1,6 +1,5 @@
-"""Two replicas in one engine: prompts go where they are cached, orders hold for both, and one dies without the other noticing.
-
-The tests share an engine; what one leaves in the prefix caches does the next no harm.
+"""Two replicas in one engine: prompts are routed to cached prefixes, commands apply to both, and one dies without affecting the
+other. The tests share an engine; their leftovers in the prefix caches do not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def engine() -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def undisturbed(engine: EngineProcess) -> list[Answer]:
-    """Whatever replica they go to (`test_identity.py` compares with one)."""
+    """Answers of whichever replica (`test_identity.py` compares with one)."""
     return answers(engine, BODIES)
 
 
@@ -61,7 +60,7 @@ def gauges(engine: EngineProcess, name: str) -> list[float]:
 
 
 def content(answer: Answer) -> tuple[list[int], list[float], str, str | None]:
-    """All but the version of the weights, which the tests change."""
+    """Return the answers without the weight version, which the tests change."""
     return answer.token_ids, answer.token_logprobs, answer.text, answer.finish_reason
 
 
@@ -82,8 +81,8 @@ def order(engine: EngineProcess, path: str, /, **body: Any) -> httpx.Response:
     return httpx.post(f"{engine.url}/admin/{path}", json=body, headers=OPERATOR, timeout=WATCHDOG_S)
 
 
-def test_a_prompt_goes_where_it_is_cached(engine: EngineProcess) -> None:
-    """Prompts with 16 beginnings go to both replicas, and each with the same beginning to the same one."""
+def test_prompt_is_routed_to_its_cached_prefix(engine: EngineProcess) -> None:
+    """Prompts with 16 beginnings go to both replicas, and those with the same beginning to the same one."""
     beginnings = [[10 + number] * 64 for number in range(16)]
     before, num_events = engine.metric("requests_routed_total", reason="prefix"), engine.metric("kv_events_total")
     homes = [replica_of(ask(engine, {"prompt": [*beginning, 3], "max_tokens": 1})) for beginning in beginnings]
@@ -106,22 +105,22 @@ def test_a_client_chooses_its_replica(engine: EngineProcess) -> None:
         assert "the replicas are 0 to 1" in answer.json()["error"]["message"]
 
 
-def test_samples_of_a_prompt_stay_together(engine: EngineProcess) -> None:
+def test_sequences_of_a_prompt_stay_together(engine: EngineProcess) -> None:
     before = engine.metric("requests_routed_total", reason="group")
     assert replica_of(ask(engine, {"prompt": [77] * 40, "max_tokens": 4, "n": 8})) in ("0", "1")
     assert engine.metric("requests_routed_total", reason="group") - before == 7
 
 
-def test_load_is_shown_for_each(engine: EngineProcess) -> None:
+def test_load_is_shown_for_each_replica(engine: EngineProcess) -> None:
     assert {row["state"] for row in engine.actors().values()} <= {"READY", "RUNNING"}  # all were waited for
-    engine.wait_until_idle()  # blocks of who has its answer come back with the step that was under way
+    engine.wait_until_idle()  # blocks of an answered request are freed with the step in flight
     load = httpx.get(f"{engine.url}/load", timeout=WATCHDOG_S).json()
     assert [each["replica"] for each in load["replicas"]] == [0, 1]
     assert all(each["free_slots"] == each["max_num_seqs"] and each["tokens_to_compute"] == 0 for each in load["replicas"])
     assert all(each["free_kv_blocks"] == each["kv_blocks"] > 0 for each in load["replicas"])
 
 
-def test_orders_hold_for_both(engine: EngineProcess, undisturbed: list[Answer]) -> None:
+def test_commands_apply_to_both(engine: EngineProcess, undisturbed: list[Answer]) -> None:
     assert order(engine, "pause").json()["state"] == "PAUSED"
     assert gauges(engine, "engine_state") == [WeightsState.PAUSED] * 2
     refused = order(engine, "pause")
@@ -143,8 +142,8 @@ def test_orders_hold_for_both(engine: EngineProcess, undisturbed: list[Answer]) 
     assert list(map(content, found)) == list(map(content, undisturbed))
 
 
-def test_reload_failed_in_one_replica_is_undone_in_the_other(engine: EngineProcess) -> None:
-    """Replica 0 has loaded when the scheduler of replica 1 dies, whose rank does not answer."""
+def test_reload_that_fails_in_one_replica_is_undone(engine: EngineProcess) -> None:
+    """Replica 0 has loaded when the scheduler of replica 1 dies, while its rank does not answer."""
     version = gauges(engine, "engine_weight_version")[0]
     worker = engine.actors()["worker1"]
     engine.kill("worker1", signal.SIGSTOP)
@@ -180,9 +179,9 @@ def test_reload_failed_in_one_replica_is_undone_in_the_other(engine: EngineProce
     assert gauges(engine, "engine_weight_version") == [version + 2] * 2  # the number that failed is never used again
 
 
-def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturbed: list[Answer]) -> None:
-    """Its rank stands still, its cache actor dies, and nothing is submitted again. Its scheduler stands still too, and the
-    other replica answers, also who names none; /health says who is missing. When it is replaced, its samples alone are
+def test_death_of_one_replica_spares_the_other(engine: EngineProcess, undisturbed: list[Answer]) -> None:
+    """Its rank hangs, its cache actor dies, and nothing is submitted again. Its scheduler hangs too, and the other replica
+    answers, also requests that name none; /health says what is missing. When it is replaced, only its own sequences are
     submitted again."""
     resubmissions = engine.metric("resubmissions_total")
     engine.kill("worker1", signal.SIGSTOP)
@@ -202,7 +201,7 @@ def test_one_replica_dies_and_the_other_goes_on(engine: EngineProcess, undisturb
             await asyncio.to_thread(wait_for_503, engine, "scheduler1")
             await asyncio.to_thread(engine.kill, "worker0", signal.SIGSTOP)
             other = asyncio.create_task(stream_one(first, BODIES[0]))
-            await asyncio.to_thread(wait_until, lambda: num_open(engine)[0] == 1, what="it is scheduled, which its edge hears")
+            await asyncio.to_thread(wait_until, lambda: num_open(engine)[0] == 1, what="it is scheduled, which its api hears")
             (await first.post("/tokenize", json={"prompt": "behind it"})).raise_for_status()  # so that it has heard by now
             await asyncio.to_thread(engine.kill, "scheduler1", signal.SIGKILL)
             for worker in ("worker0", "worker1"):
@@ -232,7 +231,7 @@ def test_streams_survive_every_kill(engine: EngineProcess, undisturbed: list[Ans
     engine.wait_until_idle()
 
 
-def test_both_replicas_drop_what_a_dead_api_process_asked_for(engine: EngineProcess) -> None:
+def test_requests_of_a_dead_api_process_are_dropped(engine: EngineProcess) -> None:
     async def run_and_kill() -> None:
         async with client_of(engine, 0) as first, client_of(engine, 1) as second:
             streams = [
@@ -250,8 +249,8 @@ def test_both_replicas_drop_what_a_dead_api_process_asked_for(engine: EngineProc
     assert order(engine, "resume").status_code == 200
 
 
-def test_nothing_is_left_of_a_killed_supervisor(engine: EngineProcess) -> None:
-    """The last test: the next start clears away what is left of the engine that the others shared."""
+def test_killed_supervisor_leaves_nothing(engine: EngineProcess) -> None:
+    """The last test: the next start removes the remains of the shared engine."""
     pids = [int(actor["pid"]) for actor in engine.actors().values()]
     assert len(pids) == 9
     run = engine.run

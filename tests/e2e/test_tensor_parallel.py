@@ -1,4 +1,4 @@
-"""Two ranks that share a model answer as one does, and a rank that dies or hangs costs no stream a byte."""
+"""Two ranks that share a model answer like one, and a rank that dies or hangs costs no stream a byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def test_the_same_bytes(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]]) -> None:
-    """Together, and a second time with a warm prefix cache; both ranks took part."""
+    """All together, and again with a warm prefix cache; both ranks took part."""
     assert answers_together(engine, BODIES) == alone[0]
     assert answers(engine, BODIES[::-1], concurrency=7)[::-1] == alone[0]
     assert engine.metric("prefix_cache_hits_total") > 0
@@ -51,10 +51,8 @@ def test_the_same_bytes(engine: EngineProcess, alone: tuple[list[Answer], list[A
 
 
 @pytest.mark.parametrize("victims", [["worker1"], ["worker0"], ["worker0", "worker1"], ["worker1", "scheduler"]], ids=str)
-def test_a_killed_rank_costs_no_byte(
-    engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], victims: list[str]
-) -> None:
-    """In the middle of steps. Only those that were killed are started again."""
+def test_killed_rank_costs_no_byte(engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], victims: list[str]) -> None:
+    """Ranks die in the middle of steps. Only those that were killed are restarted."""
     end_in_turn(engine, alone[1], victims, signal.SIGKILL)
 
 
@@ -76,8 +74,8 @@ def test_rank_groups_are_shown(engine: EngineProcess, capsys: pytest.CaptureFixt
     assert all(rank["collectives_total"] > 0 for rank in ranks)
 
 
-def test_experts_are_shared_by_no_rank(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """So there is nothing to look at, and nothing to move: the answer names what is missing."""
+def test_commands_about_experts_are_refused(engine: EngineProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands to show or move experts are refused; the answer names the missing option."""
     assert ctl(["--run", engine.run.run_id, "experts"]) == 1
     assert "--enable-expert-parallel" in capsys.readouterr().err
     assert not [name for name in segment_names(engine.run.run_id) if ".experts." in name]
@@ -116,7 +114,7 @@ def test_the_same_bytes_in_every_precision(precision: str) -> None:
     assert not directory.exists()
 
 
-def test_a_reload_is_of_all_ranks_or_of_none(
+def test_reload_changes_all_ranks_or_none(
     engine: EngineProcess, alone: tuple[list[Answer], list[Answer]], tmp_path: Path
 ) -> None:
     def reload(**body: object) -> int:

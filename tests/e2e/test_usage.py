@@ -18,7 +18,7 @@ NUM_CACHED, NUM_PROMPT, NUM_ANSWER = 160, 1500, 3
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    """Its steps are small, so that a prompt takes many."""
+    """Engine with steps so small that a prompt takes many."""
     with EngineProcess(
         GOLDEN / "qwen3",
         "--max-model-len",
@@ -58,7 +58,7 @@ def test_usage_after_a_crash(engine: EngineProcess, victim: str) -> None:
 
 
 def test_usage_when_the_tokenizer_dies_with_the_answer(engine: EngineProcess) -> None:
-    """It sleeps until the answer has ended at the scheduler: what said so is lost with it."""
+    """The tokenizer is stopped until the answer has ended at the scheduler; the messages about it are lost with it."""
     prompt = [1 + (index * 11 + index // 90) % 1000 for index in range(NUM_PROMPT)]
     complete(engine, prompt[:NUM_CACHED])
     engine.wait_until_idle()

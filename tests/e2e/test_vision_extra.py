@@ -1,4 +1,4 @@
-"""Packages that read images and video are an extra: text models run without them, models that see name them."""
+"""Packages that read images and video are an extra: text models run without them, vision models name them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ echo "added: $TOKAMAK_ADDED_EXTRA; script: $TOKAMAK_SERVE_SCRIPT; arguments: $*"
 
 @pytest.fixture
 def without_images(tmp_path: Path) -> dict[str, str]:
-    """An environment in which no process can import what reads images."""
+    """Environment in which no process can import the packages that read images."""
     tmp_path.joinpath("sitecustomize.py").write_text(HIDE)
     return {"PYTHONPATH": str(tmp_path)}
 
@@ -50,7 +50,7 @@ def test_vision_model_names_missing_image_packages(without_images: dict[str, str
 
 
 def test_serve_script_is_asked_for_a_missing_extra(without_images: dict[str, str], tmp_path: Path) -> None:
-    """`tools/serve`, of which another script takes the place here, installs what its model needs."""
+    """`tools/serve`, replaced by another script here, installs what its model needs."""
     script = tmp_path / "serve"
     script.write_text(SCRIPT)
     script.chmod(0o755)

@@ -19,7 +19,7 @@ BODIES = mixed_bodies(4, seed=5, max_tokens=24, max_prompt=40)
 
 
 def engine_with(directory: Path, *options: str) -> EngineProcess:
-    """With the same kernels whatever is in the directory: not all give the same bits."""
+    """Return an engine with the same kernels whatever the directory contains: not all give the same bits."""
     options = ("--cpu-kernels", _cpu.candidates()[-1], *options)
     return EngineProcess(MODEL, "--max-model-len", "400", "--weight-cache-dir", str(directory), *options)
 
@@ -68,7 +68,7 @@ def test_filled_mapped_and_repaired(tmp_path: Path, expected: list[Answer]) -> N
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_cache_file_is_damaged_under_a_running_engine(tmp_path: Path, expected: list[Answer], num_ranks: int) -> None:
-    """Answers stay what they were, and the deaths are not counted for a limit of one."""
+    """Answers stay the same, and the deaths do not count toward a limit of one."""
     with engine_with(tmp_path, "--restart-limit", "1", "--tensor-parallel-size", str(num_ranks)) as engine:
         for harm in (truncate, empty, overwrite, Path.unlink, truncate):
             assert answers(engine, BODIES) == expected
@@ -87,14 +87,14 @@ def empty(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """In place, as `cp` does."""
+    """Overwrite in place, as `cp` does."""
     num_bytes = path.stat().st_size
     with path.open("r+b") as file:
         file.write(b"\xff" * num_bytes)
 
 
 def test_killed_while_it_starts(tmp_path: Path, expected: list[Answer]) -> None:
-    """Whatever a start leaves that is killed at once, the next serves."""
+    """The next start serves with whatever files a killed one left."""
     engine = engine_with(tmp_path)
     engine.launch()
     wait_until(lambda: bool(files(tmp_path)) or engine.is_ready, what="a file in the cache")

@@ -1,4 +1,4 @@
-"""Requests with every kind of sampling, and what an engine answers to them, for comparisons byte by byte."""
+"""Requests with every kind of sampling, and their answers, for comparisons byte by byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Body = dict[str, Any]
 
 @dataclass(slots=True)
 class Answer:
-    """One stream put together: all that must not depend on anything but the request."""
+    """One stream put together: all that must depend only on the request."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Answer:
 
 
 def mixed_bodies(count: int, seed: int, max_tokens: int = 32, vocab_size: int = 1000, max_prompt: int = 200) -> list[Body]:
-    """Completion bodies on random token ids: a third greedy, the rest seeded with all sampling options mixed."""
+    """Return completion bodies on random token ids: a third greedy, the rest seeded with all sampling options mixed."""
     rng = random.Random(seed)
     bodies = []
     for index in range(count):
@@ -78,7 +78,8 @@ async def stream_one(client: httpx.AsyncClient, body: Body, on_delta: Callable[[
 
 
 async def event_lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """A stream's lines as server-sent events have them: httpx would also end one at U+0085 or U+2028, which JSON may hold."""
+    """Yield a stream's lines as server-sent events define them: httpx would also split at U+0085 or U+2028, which JSON may
+    contain."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -102,7 +103,7 @@ def _take_chunk(answer: Answer, chunk: dict[str, Any]) -> None:
 async def stream_all(
     url: str, bodies: list[Body], concurrency: int, on_delta: Callable[[], None] | None = None
 ) -> list[Answer]:
-    """All bodies, `concurrency` at a time, answers in the order of the bodies."""
+    """Send all bodies, `concurrency` at a time; return answers in the order of the bodies."""
     gate = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(240), limits=limits) as client:
@@ -115,12 +116,12 @@ async def stream_all(
 
 
 def answers(engine: EngineProcess, bodies: list[Body], concurrency: int = 32) -> list[Answer]:
-    """`stream_all` from synchronous code; every answer must have ended without an error."""
+    """Call `stream_all` from synchronous code; every answer must have ended without an error."""
     return _checked(bodies, asyncio.run(stream_all(engine.url, bodies, concurrency)))
 
 
 def answers_together(engine: EngineProcess, bodies: list[Body]) -> list[Answer]:
-    """`answers` to bodies that all wait at an engine that is paused until then: however slow this client is, they compete."""
+    """Return `answers` to bodies that all wait at a paused engine first: however slow this client is, they compete."""
 
     async def run() -> list[Answer]:
         async with held(engine):
@@ -137,7 +138,7 @@ def wait_for_waiting(engine: EngineProcess, num_requests: int) -> None:
 
 @contextlib.asynccontextmanager
 async def held(engine: EngineProcess, mode: str = "abort") -> AsyncIterator[None]:
-    """Within, the engine is paused: what comes waits."""
+    """Pause the engine within the block, so that requests wait."""
     async with httpx.AsyncClient(base_url=engine.url, timeout=WATCHDOG_S, headers=OPERATOR) as client:
         (await client.post("/admin/pause", json={"mode": mode})).raise_for_status()
         yield

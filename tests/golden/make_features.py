@@ -1,5 +1,5 @@
 """Features of the golden pictures by transformers' encoders: `features.npz` in the directory of each vision model, float32
-[rows, width] by the picture's file; deepstack layers side by side behind the features.
+[rows, width] by the picture's file; deepstack layers are columns after the features.
 
     python tests/golden/make_features.py   # with torch, Pillow and transformers 5.23
 """

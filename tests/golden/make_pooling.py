@@ -67,7 +67,7 @@ TEMPLATE = (
 
 
 def modules(*steps: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """The files of sentence-transformers: kinds of steps behind the model, and their options."""
+    """Return the files of sentence-transformers: the kinds and options of the steps after the model."""
     listed: list[dict[str, Any]] = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     files: dict[str, Any] = {}
     for index, (kind, options) in enumerate(steps, 1):
@@ -130,7 +130,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def word_pieces() -> dict[str, Any]:
-    """BERT's kind of tokenizer.json."""
+    """Return a tokenizer.json of BERT's kind."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     pieces = [
         "[PAD]",
@@ -158,7 +158,7 @@ def word_pieces() -> dict[str, Any]:
 
 
 def unigrams() -> dict[str, Any]:
-    """XLM-RoBERTa's kind."""
+    """Return a tokenizer.json of XLM-RoBERTa's kind."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *("\u2581" + word for word in WORDS.split()), "\u2581", *letters, ",", ".", "?"]
     scores = [(piece, 0.0 if index < 4 else -float(index) / 8) for index, piece in enumerate(dict.fromkeys(pieces))]
@@ -173,7 +173,8 @@ def unigrams() -> dict[str, Any]:
 
 
 def tokenizer_of(model_type: str) -> dict[str, Any] | None:
-    """None: that of the golden decoders, with an end token behind a text, as the published embedders have it."""
+    """Return the tokenizer; None: that of the golden decoders, with an end token after a text, as in the published
+    embedders."""
     return {"bert": word_pieces, "xlm-roberta": unigrams}.get(model_type, lambda: None)()
 
 

@@ -1,12 +1,12 @@
-"""Makes what encoders are held against: `units.npz` of each golden checkpoint that sees, and the checkpoint `paddleocr_vl`
-with its `golden.json`.
+"""Makes the expected outputs of encoders: `units.npz` of each golden vision checkpoint, and the checkpoint `paddleocr_vl` with
+its `golden.json`.
 
 Run by hand, in an environment of its own (`pip install torch==2.13.0 transformers==5.23.0 pillow numpy safetensors`):
 
     python tests/golden/make_units.py
 
 `units.npz` has for each of UNITS the features that transformers computes of it, [tokens, width], in float32; the pixels are
-drawn anew from a seed by whoever needs them (`pixels_of`).
+generated again from a seed where they are needed (`pixels_of`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNITS = ((1, 2, 2), (1, 10, 14), (1, 4, 22), (1, 26, 2), (2, 6, 4), (2, 10, 6))
 
 
 def pixels_of(frames: int, height: int, width: int, patch_size: int) -> np.ndarray[Any, Any]:
-    """uint8 [frames, height * patch_size, width * patch_size, 3]."""
+    """Return uint8 [frames, height * patch_size, width * patch_size, 3]."""
     generator = np.random.default_rng([frames, height, width])
     return generator.integers(0, 256, (frames, height * patch_size, width * patch_size, 3), np.uint8)
 
@@ -48,7 +48,7 @@ def patches_of(frames: np.ndarray[Any, Any], patch: int, merge: int, per_patch: 
 
 
 def in_rows(patches: Any, height: int, width: int, merge: int, patch: int) -> Any:
-    """Squares of patches -> patches row after row, each [3, patch, patch]."""
+    """Return squares of patches as rows of patches, each [3, patch, patch]."""
     squares = patches.reshape(-1, height // merge, width // merge, merge, merge, 3, patch, patch)
     return squares.permute(0, 1, 3, 2, 4, 5, 6, 7).reshape(-1, 3, patch, patch)
 
@@ -65,7 +65,7 @@ def features_of(model: Any, name: str, unit: tuple[int, int, int], settings: dic
     if name == "paddleocr_vl":
         patches = in_rows(patches, height, width, merge, patch)
     with torch.no_grad():
-        if name == "ernie4_5_vl_moe":  # whose method for pictures counts on one frame
+        if name == "ernie4_5_vl_moe":  # its method for pictures expects one frame
             states = model.model.vision_tower(patches, grid).last_hidden_state
             return np.asarray(model.model.resampler_model(states, grid))
         found = model.model.get_image_features(patches, grid)
@@ -74,7 +74,7 @@ def features_of(model: Any, name: str, unit: tuple[int, int, int], settings: dic
 
 
 def make_paddleocr() -> None:
-    """A tiny checkpoint under the published names, flat as it is published, with the outputs of transformers."""
+    """Write a tiny checkpoint under the published names, flat as it is published, with the outputs of transformers."""
     import torch
     from PIL import Image
     from safetensors.torch import save_file
@@ -137,7 +137,7 @@ def make_paddleocr() -> None:
 
 
 def generated(model: Any, prompt: list[int], patches: Any, grids: Any, count: int = 24) -> dict[str, Any]:
-    """Greedy tokens with the five best log-probabilities of each, and those of the prompt."""
+    """Return greedy tokens with the five best log-probabilities of each, and those of the prompt."""
     import torch
 
     tokens, top = list(prompt), []

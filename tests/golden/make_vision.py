@@ -47,7 +47,7 @@ PROCESSORS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def scene(width: int, height: int, channels: int = 3, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Slopes, an edge and a little noise: what a wrong filter or a wrong turn shows at."""
+    """Return slopes, an edge and a little noise, which reveal a wrong filter or rotation."""
     noise = np.random.default_rng(seed).integers(0, 24, (height, width, channels))
     rows, columns = np.mgrid[0:height, 0:width]
     slopes = [rows * 200 // max(1, height - 1), columns * 200 // max(1, width - 1), (rows + columns) * 90 // (width + height)]
@@ -120,7 +120,7 @@ def files() -> dict[str, bytes]:
 
 
 def pixels(processor: Any, data: bytes) -> np.ndarray[Any, Any]:
-    """uint8 [height, width, 3] out of what the processor gives as patches."""
+    """Return uint8 [height, width, 3] from the patches of the processor."""
     picture = ImageOps.exif_transpose(Image.open(BytesIO(data)))
     done = processor.preprocess([picture], do_rescale=False, do_normalize=False)
     _, height, width = (int(side) for side in done["image_grid_thw"][0])
@@ -210,7 +210,7 @@ def read_frames(data: bytes, chosen: list[int]) -> np.ndarray[Any, Any]:
 
 
 def rules() -> dict[str, Any]:
-    """Choices of frames and sides, of chance."""
+    """Return random choices of frames and sides."""
     chance = random.Random(5)
     choices, sizes = [], []
     for _ in range(120):

@@ -61,7 +61,7 @@ def test_the_rules_are_right() -> None:
 
 
 def test_the_rules_test_can_fail(tmp_path: Path) -> None:
-    """promtool compares what it is told to: without the cause, its test fails."""
+    """promtool really compares: without the cause of the alert, its test fails."""
     for name in ("rules.yml", "rules_test.yml"):
         shutil.copy(GRAFANA / name, tmp_path)
     rules = tmp_path / "rules.yml"
@@ -80,7 +80,7 @@ def engine() -> Iterator[EngineProcess]:
 
 @pytest.fixture(scope="module")
 def prometheus(engine: EngineProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one that asks the engine every second."""
+    """Address of a Prometheus that scrapes the engine every second."""
     directory = tmp_path_factory.mktemp("prometheus")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -116,7 +116,7 @@ def _is_ready(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def load(engine: EngineProcess) -> Iterator[None]:
-    """Requests of many kinds until the tests are over, and a crash."""
+    """Send requests of many kinds until the tests are over, and crash an actor."""
     is_over = threading.Event()
 
     def ask() -> None:
@@ -166,7 +166,7 @@ def test_every_expression_has_data(dashboard: Path, prometheus: str, load: None)
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_are_laid_out(dashboard: Path) -> None:
-    """Each has a place of its own, a title, and a data source that the reader chooses."""
+    """Each panel has a place of its own, a title, and a selectable data source."""
     panels = json.loads(dashboard.read_text())["panels"]
     taken = {
         (x, y)
@@ -191,8 +191,8 @@ def test_the_rules_are_evaluated(prometheus: str, load: None) -> None:
     wait_until(lambda: query(prometheus, 'up{job="tokamak"}') == [1.0], what="a look that took less than its second")
 
 
-def test_what_promtool_says_of_the_metrics(engine: EngineProcess) -> None:
-    """Its syntax is right; of the names it minds the colon of the prefix, and some that are vLLM's."""
+def test_promtool_accepts_the_metrics(engine: EngineProcess) -> None:
+    """The syntax is valid; promtool only complains about the colon of the prefix and about some names that are vLLM's."""
     text = httpx.get(f"{engine.url}/metrics", timeout=WATCHDOG_S).text
     said = promtool("check", "metrics", code=3, text=text).splitlines()
     others = [line for line in said if "should not contain ':'" not in line]

@@ -23,7 +23,7 @@ EXPECTED = ("Password field is not contained in a form", "401 (Unauthorized)")
 
 class Browser:
     def __init__(self, driver: str, chromium: str, screenshots: Path | None = None) -> None:
-        """`screenshots`: the directory in which those are kept."""
+        """Start the browser; `screenshots` is the directory for screenshots."""
         self._screenshots = screenshots
         options = webdriver.ChromeOptions()
         options.binary_location = chromium
@@ -37,7 +37,7 @@ class Browser:
         self.driver.quit()
 
     def open_anew(self, url: str) -> None:
-        """Without anything that was kept."""
+        """Open a page with empty storage."""
         self.driver.get("about:blank")
         self.devtools("Storage.clearDataForOrigin", origin=url, storageTypes="all")
         self.driver.get_log("browser")
@@ -89,7 +89,7 @@ class Browser:
         self.find(id_).click()
 
     def press(self, selector: str, name: str) -> None:
-        """The button with that name for screen readers or that text, the last of them. By a script: tables are drawn anew."""
+        """Press the last button with that accessible name or text, by a script, because tables are redrawn."""
         found = self.until(
             lambda: self.script(
                 "const all = [...document.querySelectorAll(arguments[0] + ' button')].filter((one) =>"
@@ -103,7 +103,7 @@ class Browser:
         assert found
 
     def set(self, label: str, value: str) -> None:
-        """A field of the settings."""
+        """Set a field of the settings."""
         path = f"//aside[@id='settings']//label[span[text()='{label}']]/*[self::input or self::textarea or self::select]"
         field = self.driver.find_element(By.XPATH, path)
         if field.get_attribute("type") == "checkbox":
@@ -118,7 +118,7 @@ class Browser:
         self.find("input").send_keys(text, Keys.ENTER)
 
     def answered(self) -> list[str]:
-        """The texts of all answers that are shown, after the last of them is whole."""
+        """Return the texts of all shown answers once the last one is complete."""
         self.until(lambda: self.text("send") == "Send" and self.all("article.assistant .actions small"), "an answer")
         return self.texts("article.assistant .body")
 
@@ -126,7 +126,7 @@ class Browser:
         return wait_until(predicate, what=what)
 
     def shoot(self, name: str) -> None:
-        """Keep how the page looks now, where that is asked for; in so few colours that it is small."""
+        """Save a screenshot if asked for, with few colours to keep it small."""
         if self._screenshots is not None:
             self._screenshots.mkdir(parents=True, exist_ok=True)
             whole = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
@@ -138,7 +138,7 @@ class Browser:
         return [text for text in logged if not any(expected in text for expected in EXPECTED)]
 
     def foreign_requests(self, url: str) -> list[str]:
-        """Addresses that the page asked for and that are not its server's."""
+        """Return requested addresses that are not the server's."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         asked = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
         return [address for address in asked if not address.startswith((url, "data:", "blob:", "about:"))]

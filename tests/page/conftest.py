@@ -31,7 +31,7 @@ def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(chromium: Browser, engine: EngineProcess) -> Iterator[Browser]:
-    """The page as somebody sees it who was never there, with the API key given; nothing it did was refused or failed."""
+    """The page as a new user sees it, with the API key given; afterwards no message on the console and no foreign request."""
     chromium.open_anew(engine.url)
     chromium.give_key(API_KEY)
     yield chromium

@@ -1,4 +1,4 @@
-"""300 things that a model might say to make a page run code, load something or lie about itself."""
+"""300 model outputs that try to make a page run code, load something or misrepresent itself."""
 
 from __future__ import annotations
 

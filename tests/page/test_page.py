@@ -1,4 +1,4 @@
-"""People at the page, in a headless Chromium: chat, stop, edit, branch, keep, compare; keys; a server that dies."""
+"""The page in a headless Chromium: chat, stop, edit, branch, keep, compare; keys; a server that dies."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_a_chat_with_branches_is_kept_and_found(page: Browser) -> None:
     assert page.texts("#conversations .title") == []
 
 
-def test_an_answer_is_stopped_and_gone_on_with(page: Browser, engine: EngineProcess) -> None:
+def test_answer_is_stopped_and_continued(page: Browser, engine: EngineProcess) -> None:
     page.script("document.querySelector('#settings details').open = true")
     page.set("min tokens", "1900")
 
     def is_stopped() -> bool:
-        """False where all of it had come before the worker stood still."""
+        """Return False where the whole answer came before the worker was stopped."""
         page.click("new")
         page.say("What are you?")
         page.until(lambda: len("".join(page.texts("article.assistant .body"))) > 20, "the beginning of an answer")
@@ -92,7 +92,7 @@ def test_two_settings_and_probabilities(page: Browser) -> None:
     assert all(len(title.split("\n")) == 6 for title in titles)
 
 
-def test_a_form_and_a_tool_with_its_result(page: Browser) -> None:
+def test_structured_output_and_a_tool_result(page: Browser) -> None:
     kinds = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
     page.set("JSON Schema of the answer", json.dumps(kinds))
     page.say("Which color?")
@@ -125,8 +125,8 @@ def test_errors_are_shown_in_the_servers_words(page: Browser) -> None:
     page.complaints()  # the browser notes the status
 
 
-def test_a_model_of_text_takes_no_picture(page: Browser, tmp_path: Path) -> None:
-    """However it comes: before anything is sent, the page says why."""
+def test_text_model_takes_no_picture(page: Browser, tmp_path: Path) -> None:
+    """The page refuses pictures before anything is sent and says why, however they are added."""
     file = tmp_path / "red.png"
     Image.new("RGB", (8, 8), (200, 30, 30)).save(file)
     page.until(lambda: page.find("attach").get_attribute("aria-disabled") == "true", "the button takes nothing")
@@ -139,7 +139,7 @@ def test_a_model_of_text_takes_no_picture(page: Browser, tmp_path: Path) -> None
 
 
 def test_a_picture_is_attached_and_seen(chromium: Browser) -> None:
-    """Chosen, pasted, and dropped."""
+    """Pictures are chosen, pasted and dropped."""
     with EngineProcess(VISION_MODEL) as engine:
         chromium.open_anew(engine.url)
         chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "pictures are taken")
@@ -197,7 +197,7 @@ def test_a_wrong_key_and_no_key(chromium: Browser, engine: EngineProcess) -> Non
     assert not chromium.texts("#engine button[data-name^=Restart]")
 
 
-def test_a_dead_server_is_told_from_a_slow_one_and_comes_back(chromium: Browser) -> None:
+def test_dead_server_is_distinguished_and_comes_back(chromium: Browser) -> None:
     engine = EngineProcess(DEMO)
     engine.start()
     try:
@@ -224,8 +224,8 @@ def test_a_dead_server_is_told_from_a_slow_one_and_comes_back(chromium: Browser)
         engine.close()
 
 
-def test_hostile_outputs_run_nothing_and_ask_nobody(page: Browser, tmp_path: Path) -> None:
-    """300 of them, as answers, thoughts, calls and errors of a conversation that is read from a file."""
+def test_hostile_outputs_run_and_load_nothing(page: Browser, tmp_path: Path) -> None:
+    """300 outputs as answers, thoughts, calls and errors of an imported conversation."""
     nodes: dict[str, dict[str, object]] = {}
     for index, text in enumerate(OUTPUTS):
         calls = [{"id": text, "name": text, "arguments": text}]
@@ -276,7 +276,7 @@ HOSTILE_FORMULAS = (
 
 
 def conversation(file: Path, title: str, *texts: str) -> Path:
-    """A file that the page imports: a question, and an answer for each text."""
+    """Write a file for the import: a question, and an answer for each text."""
     nodes: dict[str, dict[str, object]] = {"1": {"id": "1", "parent": "", "role": "user", "content": title}}
     for number, text in enumerate(texts, 2):
         nodes[str(number)] = {"id": str(number), "parent": str(number - 1), "role": "assistant", "content": text}
@@ -315,7 +315,7 @@ def test_hostile_formulas_code_and_titles_run_nothing(page: Browser, tmp_path: P
 
 
 def test_hostile_model_name_runs_nothing(chromium: Browser) -> None:
-    """In the header, in an answer, and among the figures of the engine."""
+    """The name is shown in the header, in an answer, and among the metrics of the engine."""
     name = "<img src=x onerror=window.pwned=1>"
     with EngineProcess(DEMO, "--served-model-name", name) as engine:
         chromium.open_anew(engine.url)
@@ -399,7 +399,7 @@ def test_names_for_screen_readers_narrow_screens_and_contrast(page: Browser, sch
 
 
 def test_everything_is_reached_by_keyboard(page: Browser) -> None:
-    """From the beginning of the page, with Tab alone, each control that can be seen; Enter sends."""
+    """Tab alone reaches each visible control from the top of the page; Enter sends."""
     page.click("open-settings")
     page.script("document.activeElement.blur()")
     reached: set[str] = set()
