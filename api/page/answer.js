@@ -1,11 +1,11 @@
-// An answer as it comes: the events of the stream, put together into a node of the conversation.
+// Streaming of one answer: adds the events of the stream to a node of the conversation.
 
 import { stream } from "./server.js";
 
 const MAX_KEPT_TOKENS = 4000;
-const LEAST_TIMED_S = 0.02;  // what came at once has no rate
+const LEAST_TIMED_S = 0.02;  // an answer that arrives at once has no rate
 
-// Fills `node`, calling `changed` after each event. `continued`: it goes on from what the node holds.
+// Appends the answer to `node` and calls `changed` after each event.
 export async function receive(node, body, signal, changed) {
   const begun = performance.now();
   let first = 0;
@@ -22,11 +22,11 @@ export async function receive(node, body, signal, changed) {
   delete node.progress;
   const seconds = (performance.now() - first) / 1000;
   const parts = [];
-  if (first) parts.push(`first token after ${Math.round(first - begun)} ms`);
+  if (first) parts.push(`TTFT ${Math.round(first - begun)} ms`);
   if (usage) parts.push(`${usage.completion_tokens} tokens`);
-  if (usage?.completion_tokens > 1 && seconds > LEAST_TIMED_S) parts.push(`${Math.round((usage.completion_tokens - 1) / seconds)} per second`);
+  if (usage?.completion_tokens > 1 && seconds > LEAST_TIMED_S) parts.push(`${Math.round((usage.completion_tokens - 1) / seconds)} tokens/s`);
   if (usage?.prompt_tokens_details?.cached_tokens) parts.push(`${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} prompt tokens cached`);
-  if (node.finish && node.finish !== "stop" && node.finish !== "tool_calls") parts.push(`ended by ${node.finish}`);
+  if (node.finish && node.finish !== "stop" && node.finish !== "tool_calls") parts.push(`finish reason: ${node.finish}`);
   node.note = parts.join(", ");
   changed();
 }

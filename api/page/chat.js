@@ -1,4 +1,4 @@
-// The conversation that is shown, and what is done with it.
+// The open conversation and its actions, and the list of conversations.
 
 import * as attachments from "./attachments.js";
 import { receive } from "./answer.js";
@@ -9,16 +9,16 @@ import * as store from "./store.js";
 import * as trees from "./tree.js";
 
 const MIN_REDRAW_MS = 50;
-const KEEP_MS = 1000;  // how often an answer under way is kept
-const OPENED = "tokamak.opened";  // the conversation that this tab shows
+const KEEP_MS = 1000;  // how often an unfinished answer is saved
+const OPENED = "tokamak.opened";  // the conversation open in this tab
 const STARTERS = ["What are you?", "What is 12 + 345?", "Explain in two sentences what a KV cache is.", "Write a Python function that reverses a list."];
-const OF_EMBEDDED = {  // what these small models can answer
+const OF_EMBEDDED = {  // questions that these small models can answer
   "tokamak-demo": ["What are you?", "What is 12 + 345?", "Reverse the word planet", "What is Tokamak?"],
 };
 
 let tree = trees.begin();
 let kept = [];
-let running = null;  // what stops the answers that are on their way
+let running = null;  // aborts the running requests
 
 const isBusy = () => running !== null;
 
@@ -31,7 +31,7 @@ async function ask(text) {
   await answer(node.id);
 }
 
-// One answer to what ends at node `id`, or two side by side.
+// Requests one answer, or two side by side, to the conversation up to node `id`.
 async function answer(id) {
   const sets = settings.isCompared() ? [0, 1] : [0];
   const jobs = [];
@@ -99,17 +99,17 @@ async function stream({ node, body }) {
   delete node.progress;
 }
 
-// ---- what a message's buttons do
+// ---- buttons of a message
 
 const actions = {
   edit(node, box) {
-    const field = make("textarea", { value: node.content, rows: Math.min(12, node.content.split("\n").length + 1), "aria-label": "Edit the message" });
+    const field = make("textarea", { value: node.content, rows: Math.min(12, node.content.split("\n").length + 1), "aria-label": "Edit message" });
     const done = () => {
       const other = trees.add(tree, node.parent, { role: "user", content: field.value, parts: node.parts });
       return answer(other.id);
     };
     const send = make("button", { type: "button", onclick: done }, "Send");
-    box.replaceChildren(field, make("div.row", {}, send, button("Cancel", "Leave it as it was", () => draw())));
+    box.replaceChildren(field, make("div.row", {}, send, button("Cancel", "Cancel editing", () => draw())));
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") draw();
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send.click();
@@ -144,7 +144,7 @@ function draw(compared = []) {
   $("talk").scrollTop = $("talk").scrollHeight;
 }
 
-// Offers the questions of the model that is chosen now.
+// Shows the suggested questions of the selected model.
 export function redrawStart() {
   if ($("talk").querySelector(".start")) draw();
 }
@@ -152,7 +152,7 @@ export function redrawStart() {
 function shownStart() {
   const questions = OF_EMBEDDED[settings.modelAsked()] || STARTERS;
   const starters = questions.map((text) => make("button.starter", { type: "button", onclick: () => { if (!isBusy()) ask(text); } }, text));
-  return make("div.start", {}, make("p.hint", {}, "Ask something. Conversations are kept in this browser only."), make("div.starters", {}, ...starters));
+  return make("div.start", {}, make("p.hint", {}, "How can I help you today? Chats are stored only in this browser."), make("div.starters", {}, ...starters));
 }
 
 function placed(node, isOpen) {
@@ -174,7 +174,7 @@ async function keep(one) {
     await store.keep(one);
     kept = await store.all();
   } catch (error) {
-    fail(`this browser keeps nothing: ${error.message}`);
+    fail(`cannot save the chat in this browser: ${error.message}`);
   }
   list();
 }
@@ -182,7 +182,7 @@ async function keep(one) {
 function list() {
   const words = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
   $("conversations").replaceChildren(...kept.filter((one) => store.holds(one, words)).map((one) => make("li", {},
-    make("button.title", { type: "button", title: one.title, "aria-current": String(one.id === tree.id), onclick: () => open(one) }, one.title || "Untitled"),
+    make("button.title", { type: "button", title: one.title, "aria-current": String(one.id === tree.id), onclick: () => open(one) }, one.title || "New chat"),
     make("span.icons", {},
       iconButton("export", `Export ${one.title}`, "Export", () => download(`${one.title || "chat"}.json`, JSON.stringify(one))),
       iconButton("written", `Export ${one.title} as Markdown`, "Export as Markdown", () => download(`${one.title || "chat"}.md`, trees.asMarkdown(one))),
@@ -200,17 +200,17 @@ function open(one) {
   $("input").focus();
 }
 
-// Of an answer that was under way when its page was left or loaded anew, what had come is kept.
+// Marks an answer as incomplete whose page was left or reloaded while it was streaming; its text is kept.
 function cutOff(node) {
   delete node.isOpen;
   delete node.progress;
-  node.note = "cut off when the page was left; Continue goes on";
+  node.note = "interrupted: the page was closed or reloaded; select Continue to resume";
 }
 
 function remember() {
   try {
     sessionStorage.setItem(OPENED, tree.id);
-  } catch { /* without storage: a reload begins a new chat */ }
+  } catch { /* without storage: a reload starts a new chat */ }
 }
 
 async function remove(one) {
@@ -228,7 +228,7 @@ async function read(file) {
   } catch {
     found = null;
   }
-  if (!trees.isTree(found)) return fail(`${file.name}: this is no exported conversation`);
+  if (!trees.isTree(found)) return fail(`${file.name}: not an exported chat; use a JSON file made with Export`);
   await keep({ ...found, id: crypto.randomUUID() });
   return open(kept[0]);
 }
@@ -279,6 +279,6 @@ export async function begin() {
     kept = await store.all();
     const shown = kept.find(({ id }) => id === sessionStorage.getItem(OPENED));
     if (shown) open(shown);
-  } catch { /* without storage: nothing is kept */ }
+  } catch { /* without storage: no saved chats */ }
   list();
 }

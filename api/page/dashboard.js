@@ -1,8 +1,8 @@
-// What the engine is doing, from its counters: one look a second, the last minutes kept here.
+// Dashboard of the engine's metrics: polled each second, with a history of a few minutes.
 
 import { $, make } from "./dom.js";
 import { line } from "./lines.js";
-import { get, health, order } from "./server.js";
+import { command, get, health } from "./server.js";
 import { adminKeyOf } from "./settings.js";
 
 const KEPT_LOOKS = 300;
@@ -20,7 +20,7 @@ function seconds(value) {
   return value < 1e-3 ? `${(1e6 * value).toFixed(0)} µs` : value < 1 ? `${(1e3 * value).toFixed(value < 0.01 ? 2 : 0)} ms` : `${value.toFixed(1)} s`;
 }
 
-// A look at the server: what is wrong with it is told apart.
+// Polls the server and returns [kind, text] for the status line.
 export async function look() {
   const begun = performance.now();
   try {
@@ -30,13 +30,13 @@ export async function look() {
     if (!$("engine").hidden) draw(document);
     const slow = performance.now() - begun > 2000;
     if (status !== "ok") return ["bad", `${actor} ${reason}`];
-    return slow ? ["slow", `answers after ${seconds((performance.now() - begun) / 1000)}`] : ["ok", "all actors well"];
+    return slow ? ["slow", `slow: responds in ${seconds((performance.now() - begun) / 1000)}`] : ["ok", "all actors healthy"];
   } catch (error) {
     looks.push({ figures: null, at: Date.now() });
     if (looks.length > KEPT_LOOKS) looks.shift();
-    if (error.status === 0) return ["bad", "the server does not answer: it is stopped, or its address changed"];
-    if (error.status === -1) return ["slow", "the server is there and slow: no answer for 8 s"];
-    if (error.status === 401) return ["bad", "the server asks for an API key: see Settings"];
+    if (error.status === 0) return ["bad", "cannot reach the server: it is stopped or its address changed"];
+    if (error.status === -1) return ["slow", "server is slow: no response within 8 s"];
+    if (error.status === 401) return ["bad", "API key required: enter it in Settings"];
     return ["bad", error.message];
   }
 }
@@ -47,7 +47,7 @@ function table(caption, head, rows) {
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))))));
 }
 
-// `written`: a value with its unit.
+// `of` reads the value from the figures of one poll; `written` formats it with its unit.
 function chart(label, value, of, written) {
   const values = looks.map(({ figures }) => (figures ? of(figures) ?? null : null));
   return make("div.chart", {}, make("span", {}, label), make("strong", {}, value), line(values, label, written, looks.at(-1).at - looks[0].at));
@@ -58,34 +58,34 @@ const perSecond = (value) => `${rate(value)} /s`;
 function draw(found) {
   const { figures } = found;
   const used = figures.num_kv_blocks ? figures.num_used_kv_blocks / figures.num_kv_blocks : 0;
-  const charts = make("section.charts", { "aria-label": "The last minutes" },
-    chart("tokens generated", perSecond(figures.generation_tokens_per_s), (f) => f.generation_tokens_per_s, perSecond),
+  const charts = make("section.charts", { "aria-label": "Metrics of the last minutes" },
+    chart("generated tokens", perSecond(figures.generation_tokens_per_s), (f) => f.generation_tokens_per_s, perSecond),
     chart("prompt tokens", perSecond(figures.prompt_tokens_per_s), (f) => f.prompt_tokens_per_s, perSecond),
-    chart("requests running", count(figures.num_running), (f) => f.num_running, count),
-    chart("requests waiting", count(figures.num_waiting), (f) => f.num_waiting, count),
-    chart("KV blocks in use", share(used), (f) => (f.num_kv_blocks ? f.num_used_kv_blocks / f.num_kv_blocks : 0), share),
-    chart("first token, median", seconds(figures.latency.ttft.p50), (f) => f.latency.ttft.p50, seconds),
-    chart("between tokens, median", seconds(figures.latency.itl.p50), (f) => f.latency.itl.p50, seconds),
-    chart("prefix cache hits", share(figures.prefix_hit_share), (f) => f.prefix_hit_share, share));
-  const about = make("p", {}, `${found.model} on ${found.device}${found.kernels ? `, ${found.kernels}` : ""}; weights ${figures.weight_version}, ${figures.engine_state}; ` +
+    chart("running requests", count(figures.num_running), (f) => f.num_running, count),
+    chart("waiting requests", count(figures.num_waiting), (f) => f.num_waiting, count),
+    chart("KV cache usage", share(used), (f) => (f.num_kv_blocks ? f.num_used_kv_blocks / f.num_kv_blocks : 0), share),
+    chart("TTFT, p50", seconds(figures.latency.ttft.p50), (f) => f.latency.ttft.p50, seconds),
+    chart("inter-token latency, p50", seconds(figures.latency.itl.p50), (f) => f.latency.itl.p50, seconds),
+    chart("prefix cache hit rate", share(figures.prefix_hit_share), (f) => f.prefix_hit_share, share));
+  const about = make("p", {}, `${found.model} on ${found.device}${found.kernels ? `, ${found.kernels}` : ""}; weight version ${figures.weight_version}, ${figures.engine_state}; ` +
     `${count(figures.num_cached_kv_blocks)} of ${count(figures.num_kv_blocks)} KV blocks cached, ${count(figures.num_preemptions)} preemptions, ${count(figures.num_resubmissions)} resubmissions`);
-  const latency = table("Latency", ["", "count", "mean", "50 %", "90 %", "99 %"], Object.entries({
-    ttft: "first token", tpot: "per output token", itl: "between tokens", e2e: "whole request",
+  const latency = table("Latency", ["", "count", "mean", "p50", "p90", "p99"], Object.entries({
+    ttft: "time to first token", tpot: "time per output token", itl: "inter-token latency", e2e: "end to end",
   }).map(([name, text]) => { const one = figures.latency[name]; return [text, count(one.count), seconds(one.mean), seconds(one.p50), seconds(one.p90), seconds(one.p99)]; }));
-  const step = table("Parts of a step", ["part", "mean", "share", "99 %"],
+  const step = table("Step time", ["phase", "mean", "share", "p99"],
     Object.entries(figures.step).map(([name, { time, share: part }]) => [name, seconds(time.mean), share(part), seconds(time.p99)]));
-  const parts = [charts, about, actors(found), latency, step, table("Rings", ["from", "to", "filled", "records per second", "waits for room"],
+  const parts = [charts, about, actors(found), latency, step, table("Ring buffers", ["sender", "receiver", "fill", "records/s", "waits when full"],
     found.rings.map((ring) => [ring.sender, ring.receiver, share(ring.fill_bytes / ring.capacity_bytes), rate(figures.ring_records_per_s[`${ring.sender}>${ring.receiver}`]), count(ring.num_full_waits)]))];
-  if (found.experts.length) parts.push(table("Expert load", ["layer", "rows", "busiest rank to mean", "hottest"],
+  if (found.experts.length) parts.push(table("Expert load", ["layer", "rows", "max/mean rank load", "hottest experts"],
     found.experts.map((load) => [load.layer, count(load.rows), load.imbalance.toFixed(2), load.hottest.map((hot) => hot.expert).join(", ")])));
-  if (found.adapters.length) parts.push(table("Adapters", ["name", "rank", "running", "waiting", "loaded"],
+  if (found.adapters.length) parts.push(table("LoRA adapters", ["name", "rank", "running", "waiting", "loaded"],
     found.adapters.map((one) => [one.name, one.rank, count(one.num_running), count(one.num_waiting),
-      one.is_leaving ? "leaving" : new Date(one.loaded_at * 1000).toLocaleString()])));
-  if (figures.drafts) parts.push(table("Drafts", ["tokens per row", "by method", "by position"], [[figures.drafts.tokens_per_row.toFixed(2),
+      one.is_leaving ? "unloading" : new Date(one.loaded_at * 1000).toLocaleString()])));
+  if (figures.drafts) parts.push(table("Speculative decoding", ["tokens per step", "acceptance by method", "acceptance by position"], [[figures.drafts.tokens_per_row.toFixed(2),
     Object.entries(figures.drafts.methods).map(([name, value]) => `${name} ${share(value)}`).join(", "), figures.drafts.accepted.map(share).join(", ")]]));
-  parts.push(found.errors.length ? table("Errors", ["actor", "error", "times", "last"],
+  parts.push(found.errors.length ? table("Errors", ["actor", "error", "count", "last seen"],
     found.errors.map((error) => [error.actor, error.text, count(error.count), `${seconds(error.last_age_s)} ago`])) : make("section", {}, make("h2", {}, "Errors"), make("p", {}, "none")));
-  parts.push(orders(found));
+  parts.push(commands(found));
   const { scrollTop } = $("engine");
   const focused = isDrawn ? document.activeElement?.dataset?.name : "";
   $("engine").replaceChildren(...parts, log);
@@ -103,7 +103,7 @@ function actors(found) {
   return table("Actors", ["name", "state", "epoch", "restarts", "heartbeat", "CPU", "memory", ""], rows);
 }
 
-// A button that keeps the focus when the table is drawn anew.
+// A button that keeps the focus when the table is redrawn.
 function named(kind, name, properties, text) {
   const made = make(kind, { ...properties, "aria-label": name }, text);
   made.dataset.name = name;
@@ -117,26 +117,26 @@ async function showLog(name) {
   log.hidden = !openLog;
   if (!openLog) return;
   const { text } = await get(`dashboard/logs/${encodeURIComponent(name)}`).catch((error) => ({ text: error.message }));
-  log.replaceChildren(make("h2", {}, `Log of ${name}`), make("pre.log", { tabIndex: 0 }, text || "nothing"));
+  log.replaceChildren(make("h2", {}, `Log of ${name}`), make("pre.log", { tabIndex: 0 }, text || "(empty)"));
   log.scrollIntoView({ block: "nearest" });
 }
 
-function orders(found) {
-  const box = make("section", {}, make("h2", {}, "Orders"));
+function commands(found) {
+  const box = make("section", {}, make("h2", {}, "Commands"));
   if (!found.has_admin_key) {
-    box.append(make("p", {}, "This server takes none from pages: start it with --admin-key, or use tokamak ctl on its machine."));
+    box.append(make("p", {}, "Commands are disabled: start the server with --admin-key, or run tokamak ctl on its machine."));
     return box;
   }
   if (!adminKeyOf()) {
-    box.append(make("p", {}, "With the admin key (Settings) this page can pause, resume and restart."));
+    box.append(make("p", {}, "Enter the admin key in Settings to pause, resume or restart."));
     return box;
   }
   const give = (path, body = {}) => async () => {
-    told = await order(`admin/${path}`, body, adminKeyOf()).then((answer) => answer.message, (error) => error.message);
+    told = await command(`admin/${path}`, body, adminKeyOf()).then((answer) => answer.message, (error) => error.message);
   };
   box.append(make("div.row", {},
     named("button.plain", "Pause", { type: "button", onclick: give("pause") }, "Pause"), named("button.plain", "Resume", { type: "button", onclick: give("resume") }, "Resume"),
-    named("button.plain", "Forget cached prefixes", { type: "button", onclick: give("reset_prefix_cache") }, "Forget cached prefixes"),
+    named("button.plain", "Clear prefix cache", { type: "button", onclick: give("reset_prefix_cache") }, "Clear prefix cache"),
     ...found.actors.filter((actor) => actor.name !== "supervisor").map((actor) => named("button.plain", `Restart ${actor.name}`, { type: "button", onclick: give(`actors/${actor.name}/restart`) }, `Restart ${actor.name}`))),
   make("p", { role: "status" }, told));
   return box;

@@ -1,4 +1,4 @@
-// Elements without markup: text stays text, whatever it holds.
+// Elements made without parsing HTML: text is never read as markup.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ export function make(kind, properties = {}, ...children) {
 export const button = (text, title, onclick) =>
   make("button.plain", { type: "button", title, "aria-label": title, onclick }, text);
 
-// A button that is a picture: `name` for screen readers and `icon` of style.css; `title` tells more on hover.
+// Icon button: `name` is read by screen readers, `icon` is a class of style.css, `title` is shown on hover.
 export function iconButton(icon, name, title, onclick) {
   const made = make(`button.icon.${icon}`, { type: "button", title: title || name, "aria-label": name, onclick });
   return made;

@@ -12,14 +12,14 @@ function element(name, attributes) {
   return made;
 }
 
-// `values` by time, null where nothing is known. Axes: the greatest value as `written` says it, and the minutes that are shown.
+// `values` in order of time, null where unknown. The axes show the greatest value, formatted by `written`, and the time span.
 export function line(values, label, written, spanMs) {
   const known = values.filter((value) => value !== null);
-  const top = Math.max(...known) || 1;  // an axis also where all is 0
+  const top = Math.max(...known) || 1;  // the axis needs a height if all values are 0
   const points = values.map((value, index) => (value === null ? null
     : `${((index / Math.max(values.length - 1, 1)) * WIDTH).toFixed(1)},${(HEIGHT - 2 - (value / top) * (HEIGHT - 4)).toFixed(1)}`));
   const greatest = known.length ? written(top) : "–";
-  const chart = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "line", role: "img", "aria-label": `${label}, the last ${ago(spanMs)}, up to ${greatest}`, preserveAspectRatio: "none" });
+  const chart = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "line", role: "img", "aria-label": `${label}, last ${ago(spanMs)}, maximum ${greatest}`, preserveAspectRatio: "none" });
   for (const y of [2, HEIGHT - 2]) chart.append(element("line", { x1: 0, x2: WIDTH, y1: y, y2: y }));
   let piece = [];
   for (const point of [...points, null]) {

@@ -1,4 +1,4 @@
-// The page: begins both views and says how the server is. Read chat.js for the conversation, dashboard.js for the engine.
+// Entry point: starts both views and the status line. The chat is in chat.js, the dashboard in dashboard.js.
 
 import * as attachments from "./attachments.js";
 import { begin, fail, redrawStart } from "./chat.js";

@@ -1,5 +1,5 @@
-// What a model wrote, as elements. Its text may hold anything: it becomes markup only as far as a short list of tags allows, without
-// attributes that load, run or style something.
+// Rendering of model output. The text is untrusted: only a short list of tags is allowed, without attributes that load, run or style
+// anything.
 
 import { marked } from "./vendor/marked.js";
 import hljs from "./vendor/highlight.js";
@@ -23,7 +23,7 @@ const COLORS = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], ALLOW_DATA_ATT
 
 marked.use({ extensions });
 
-// Of classes only the language of code and the colours of its parts are kept: others would let text look like a part of the page.
+// Keeps only the classes of highlighted code: others would let text look like a part of the page.
 const CLASSES = { CODE: /^language-[\w+#.-]{1,30}$/, SPAN: /^(hljs-\w+|language-\w+|\w+_| )+$/ };
 DOMPurify.addHook("uponSanitizeAttribute", (element, data) => {
   if (data.attrName === "class") data.keepAttr = CLASSES[element.tagName]?.test(data.attrValue) ?? false;
@@ -47,7 +47,7 @@ export function rendered(text) {
     if (!shownMath(code, language)) color(code, language);
   }
   for (const code of shown.querySelectorAll("pre")) {
-    const copy = button("Copy", "Copy this code", async () => {
+    const copy = button("Copy", "Copy code", async () => {
       await copied(code.querySelector("code")?.textContent ?? code.textContent);
       copy.textContent = "Copied";
       setTimeout(() => { copy.textContent = "Copy"; }, 1500);
@@ -59,7 +59,7 @@ export function rendered(text) {
   return shown;
 }
 
-// Colours code of a known language. Its text is escaped by the library, and only its spans are taken.
+// Highlights code of a known language. The library escapes the text, and only its spans are kept.
 function color(code, language) {
   const text = code.textContent;
   if (!hljs.getLanguage(language) || text.length > MAX_COLORED_CHARACTERS) return;
@@ -68,7 +68,7 @@ function color(code, language) {
 
 export async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const field = make("textarea.offscreen", { value: text });  // a page that is not on this machine and without TLS
+  const field = make("textarea.offscreen", { value: text });  // navigator.clipboard needs TLS or localhost
   document.body.append(field);
   field.select();
   document.execCommand("copy");

@@ -1,4 +1,4 @@
-// Mathematics: what marked takes for a formula, and the formula by KaTeX, which makes elements and parses no markup.
+// Formulas: the tokens that marked recognizes, rendered by KaTeX, which makes elements and parses no markup.
 
 import "./vendor/katex/katex.js"; // sets globalThis.katex
 import { make } from "./dom.js";
@@ -40,7 +40,7 @@ export const extensions = [
   },
 ];
 
-// Puts a formula in the place of its source; false where this is no formula. One that KaTeX cannot read stays as it is.
+// Replaces the source of a formula by the formula. Returns false if it is not one. Text that KaTeX cannot parse stays as it is.
 export function shownMath(source, language) {
   const kind = /^math(?:-(block|inline))?$/.exec(language);
   if (!kind) return false;
@@ -52,7 +52,7 @@ export function shownMath(source, language) {
     globalThis.katex.render(text, formula, { ...OPTIONS, displayMode: isBlock });
     (source.closest("pre") ?? source).replaceWith(formula);
   } catch {
-    source.title = "This formula cannot be shown";
+    source.title = "KaTeX cannot render this formula";
   }
   return true;
 }

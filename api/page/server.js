@@ -1,4 +1,4 @@
-// The server, as the page uses it: JSON, streams, and what it says of itself.
+// HTTP client of the page: JSON requests, streams, health and commands.
 
 let key = "";
 
@@ -8,7 +8,7 @@ const headers = (more = {}) => ({ "content-type": "application/json", ...(key &&
 
 const LONGEST_MS = 8000;
 
-// Errors have the server's own words. `status` 0: there was no answer; -1: none in time.
+// Error with the server's message. `status` is 0 if the server cannot be reached and -1 after a timeout.
 export class ServerError extends Error {
   constructor(message, status) {
     super(message);
@@ -20,7 +20,7 @@ async function checked(response) {
   if (response.ok) return response;
   const text = await response.text();
   let message = text.slice(0, 1000) || response.statusText;
-  try { message = JSON.parse(text).error.message; } catch { /* no error body of ours */ }
+  try { message = JSON.parse(text).error.message; } catch { /* not an error body of this server */ }
   throw new ServerError(message, response.status);
 }
 
@@ -29,30 +29,30 @@ async function reached(path, options) {
     return await fetch(path, options);
   } catch (error) {
     if (error.name !== "TypeError") throw error;
-    throw new ServerError("the server does not answer", 0);
+    throw new ServerError("cannot reach the server: it is stopped or its address changed", 0);
   }
 }
 
-// `admit`: of an answer that came, whether it is taken.
+// `admit` checks the response and throws `ServerError` for one to reject.
 export async function get(path, admit = checked) {
   try {
     return await (await admit(await reached(path, { headers: headers(), signal: AbortSignal.timeout(LONGEST_MS) }))).json();
   } catch (error) {
-    if (error.name === "TimeoutError") throw new ServerError(`the server has not answered for ${LONGEST_MS / 1000} s`, -1);
-    if (error.name === "TypeError") throw new ServerError("the server is gone in the middle of its answer", 0);
+    if (error.name === "TimeoutError") throw new ServerError(`no response from the server within ${LONGEST_MS / 1000} s`, -1);
+    if (error.name === "TypeError") throw new ServerError("connection to the server was lost during the response", 0);
     throw error;
   }
 }
 
-// What it says of its health, which of one that is not well is an error.
+// Health of the server. An unhealthy one replies with an error status, which is not an error here.
 export const health = () => get("health", (response) => response);
 
-export async function order(path, body, adminKey) {
+export async function command(path, body, adminKey) {
   const options = { method: "POST", headers: headers({ authorization: `Bearer ${adminKey}` }), body: JSON.stringify(body) };
   return (await checked(await reached(path, options))).json();
 }
 
-// The events of a streamed answer, as they come.
+// Yields the events of a streamed response.
 export async function* stream(path, body, signal) {
   const response = await checked(await reached(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal }));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -63,7 +63,7 @@ export async function* stream(path, body, signal) {
       part = await reader.read();
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ServerError("the server is gone in the middle of its answer", 0);
+      throw new ServerError("connection to the server was lost during the response", 0);
     }
     if (part.done) break;
     const lines = (rest + part.value).split("\n");
@@ -76,5 +76,5 @@ export async function* stream(path, body, signal) {
       yield event;
     }
   }
-  throw new ServerError("the answer ended before its end mark", 0);
+  throw new ServerError("the response ended before [DONE]", 0);
 }

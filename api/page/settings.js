@@ -1,4 +1,4 @@
-// What goes with a request beside the messages: the fields that the server says it takes, with its ranges. Two sets, to compare.
+// Request settings: the fields and ranges of the server's OpenAPI document, in two sets that can be compared.
 
 import { $, make } from "./dom.js";
 import { get, setKey } from "./server.js";
@@ -22,7 +22,7 @@ export const modelAsked = () => (state.compare ? state.sets : state.sets.slice(0
 export const modalitiesTaken = () => modalities;
 export const isLoaded = () => models.length > 0;
 
-// {name, minimum, maximum, isInteger} of every number that a chat request may have.
+// Returns {name, minimum, maximum, isInteger} for each numeric field of a chat request.
 function numbersOf(document) {
   const found = [];
   const shapes = document.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema;
@@ -38,14 +38,14 @@ function numbersOf(document) {
   return found.sort((a, b) => place(a) - place(b));
 }
 
-// The body of a request of a set, without its messages. Throws where a field holds what is no JSON.
+// Returns the request body of a set, without messages. Throws if a JSON field cannot be parsed.
 export function bodyOf(index) {
   const set = state.sets[index];
   const body = { model: set.model || models[0], stream: true, stream_options: { include_usage: true } };
   for (const { name } of fields) if (set.fields[name] !== undefined && set.fields[name] !== "") body[name] = Number(set.fields[name]);
   if (set.stop) body.stop = set.stop.split("\n").filter(Boolean);
   if (set.tools.trim()) {
-    body.tools = parsed(set.tools, "Tools");
+    body.tools = parsed(set.tools, "tools");
     if (set.choice) body.tool_choice = set.choice;
   }
   if (set.schema.trim()) {
@@ -62,7 +62,7 @@ function parsed(text, what) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what}: this is no JSON: ${error.message}`);
+    throw new Error(`${what}: invalid JSON: ${error.message}`);
   }
 }
 
@@ -93,7 +93,7 @@ function number({ name, minimum, maximum, isInteger }) {
   return labelled(name.replaceAll("_", " "), input, range);
 }
 
-// Draws the fields anew.
+// Redraws the fields.
 export function draw() {
   const set = state.sets[state.shown];
   const tab = (index, text) => make("button", {
@@ -103,29 +103,29 @@ export function draw() {
   const thinking = make("select", { onchange: () => { set.thinking = thinking.value; } },
     ...[["", "default"], ["on", "on"], ["off", "off"]].map(([value, text]) => new Option(text, value, false, value === set.thinking)));
   const choice = make("select", { onchange: () => { set.choice = choice.value; } },
-    ...[["", "default"], ["required", "always"], ["none", "never"]].map(([value, text]) => new Option(text, value, false, value === set.choice)));
+    ...[["", "auto"], ["required", "required"], ["none", "none"]].map(([value, text]) => new Option(text, value, false, value === set.choice)));
   const compare = make("input", { type: "checkbox", checked: state.compare, onchange: () => { state.compare = compare.checked; if (!state.compare) state.shown = 0; draw(); } });
   const logprobs = make("input", { type: "checkbox", checked: state.logprobs, onchange: () => { state.logprobs = logprobs.checked; } });
   const secret = (id, text, title, set) => make("label", { title }, make("span", {}, text),
-    make("input", { id, type: "password", autocomplete: "off", placeholder: "if asked for", value: sessionStorage.getItem(id) || "", onchange: (event) => { sessionStorage.setItem(id, event.target.value); set(event.target.value); } }));
+    make("input", { id, type: "password", autocomplete: "off", placeholder: "if required", value: sessionStorage.getItem(id) || "", onchange: (event) => { sessionStorage.setItem(id, event.target.value); set(event.target.value); } }));
   $("settings").replaceChildren(make("div", {},
     make("h2", {}, "Server"),
-    secret("api-key", "API key", "Kept until this tab is closed", (value) => { setKey(value); models = []; }),
-    secret("admin-key", "admin key", "For orders; kept until this tab is closed", (value) => { adminKey = value; }),
+    secret("api-key", "API key", "Stored until this tab is closed", (value) => { setKey(value); models = []; }),
+    secret("admin-key", "admin key", "Required for commands; stored until this tab is closed", (value) => { adminKey = value; }),
     make("h2", {}, "Request"),
-    labelled("compare two settings", compare), labelled("show probabilities", logprobs),
-    state.compare ? make("div.row.tabs", { role: "group", "aria-label": "Which settings" }, tab(0, "Left"), tab(1, "Right")) : null,
+    labelled("compare two settings", compare), labelled("show token probabilities", logprobs),
+    state.compare ? make("div.row.tabs", { role: "group", "aria-label": "Settings to edit" }, tab(0, "Left"), tab(1, "Right")) : null,
     labelled("model", model), area("system prompt", "system", "none"), labelled("thinking", thinking),
     ...fields.slice(0, FIRST.length).map(number),
-    area("stop strings, one a line", "stop", "none", 2),
-    area("tools (JSON list)", "tools", '[{"type": "function", "function": {"name": "…", "parameters": {…}}}]', 4),
-    labelled("calls tools", choice),
-    area("JSON Schema of the answer", "schema", '{"type": "object", …}', 4),
-    fields.length > FIRST.length ? make("details", { open: $("settings").querySelector("details")?.open ?? false }, make("summary", {}, "More"), ...fields.slice(FIRST.length).map(number)) : null,
+    area("stop sequences, one per line", "stop", "none", 2),
+    area("tools (JSON array)", "tools", '[{"type": "function", "function": {"name": "…", "parameters": {…}}}]', 4),
+    labelled("tool choice", choice),
+    area("response format (JSON Schema)", "schema", '{"type": "object", …}', 4),
+    fields.length > FIRST.length ? make("details", { open: $("settings").querySelector("details")?.open ?? false }, make("summary", {}, "Advanced"), ...fields.slice(FIRST.length).map(number)) : null,
   ));
 }
 
-// Reads what the server serves and takes. Throws `ServerError`.
+// Loads the models and request fields of the server. Throws `ServerError`.
 export async function load() {
   const [list, document] = await Promise.all([get("v1/models"), get("openapi.json")]);
   models = list.data.map(({ id }) => id);
@@ -140,7 +140,7 @@ export function restore() {
     if (Array.isArray(kept.sets)) kept.sets.slice(0, 2).forEach((set, index) => Object.assign(state.sets[index], set));
     state.compare = Boolean(kept.compare);
     state.logprobs = Boolean(kept.logprobs);
-  } catch { /* of another version: begin anew */ }
+  } catch { /* saved by another version: use the defaults */ }
   setKey(sessionStorage.getItem("api-key") || "");
   adminKey = sessionStorage.getItem("admin-key") || "";
 }

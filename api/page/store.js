@@ -1,4 +1,4 @@
-// Conversations kept in this browser (IndexedDB), and nowhere else.
+// Storage of conversations in this browser (IndexedDB).
 
 const STORE = "conversations";
 let opened = null;
@@ -26,7 +26,7 @@ export const all = async () => (await perform("readonly", (store) => store.getAl
 export const keep = (tree) => perform("readwrite", (store) => store.put(tree));
 export const forget = (id) => perform("readwrite", (store) => store.delete(id));
 
-// Whether any message of a conversation holds all words.
+// Returns whether the title and messages of a conversation contain all words.
 export function holds(tree, words) {
   const text = [tree.title, ...Object.values(tree.nodes).map((node) => node.content)].join("\n").toLowerCase();
   return words.every((word) => text.includes(word));

@@ -1,6 +1,6 @@
-// A conversation: a tree of messages, of which one path is shown. Editing and asking again grow branches; nothing is lost.
-// Pure data, so that it can be kept as it is: {id, title, changed, next, nodes: {id: node}, root: [ids], chosen: {parent: id}}.
-// A node: {id, parent, role, content, parts, reasoning, calls, call, tokens, note, error}; parent "" is the beginning.
+// Conversation: a tree of messages with one path shown. Editing and regenerating add branches; messages are never overwritten.
+// Plain data, stored as it is: {id, title, changed, next, nodes: {id: node}, root: [ids], chosen: {parent: id}}.
+// A node: {id, parent, role, content, parts, reasoning, calls, call, tokens, note, error}; parent "" is the root.
 
 export const begin = () => ({ id: crypto.randomUUID(), title: "", changed: Date.now(), next: 1, nodes: {}, chosen: {} });
 
@@ -9,20 +9,20 @@ export function add(tree, parent, node) {
   tree.nodes[id] = { ...node, id, parent };
   tree.chosen[parent] = id;
   tree.changed = Date.now();
-  if (!tree.title && node.role === "user") tree.title = node.content.replace(/\s+/g, " ").slice(0, 120) || "Pictures";
+  if (!tree.title && node.role === "user") tree.title = node.content.replace(/\s+/g, " ").slice(0, 120) || "Images";
   return tree.nodes[id];
 }
 
 export const children = (tree, parent) => Object.values(tree.nodes).filter((node) => node.parent === parent);
 
-// The nodes that are shown, first to last.
+// Returns the nodes of the shown path, first to last.
 export function path(tree) {
   const shown = [];
   for (let id = tree.chosen[""]; id && tree.nodes[id]; id = tree.chosen[id]) shown.push(tree.nodes[id]);
   return shown;
 }
 
-// The nodes up to `id`, it included.
+// Returns the nodes up to and including `id`.
 export function upTo(tree, id) {
   const found = [];
   for (let node = tree.nodes[id]; node; node = tree.nodes[node.parent]) found.unshift(node);
@@ -47,7 +47,7 @@ export function drop(tree, id) {
   }
 }
 
-// Messages as the API takes them, of the nodes up to `id`.
+// Returns the nodes up to `id` as API messages.
 export function messages(tree, id, system) {
   const list = system ? [{ role: "system", content: system }] : [];
   for (const node of upTo(tree, id)) {
@@ -67,7 +67,7 @@ export function messages(tree, id, system) {
 }
 
 export function asMarkdown(tree) {
-  const names = { user: "You", assistant: "Model", tool: "Tool" };
+  const names = { user: "You", assistant: "Assistant", tool: "Tool" };
   const told = path(tree).map((node) => {
     const calls = (node.calls || []).map((call) => `\n\n    ${call.name}(${call.arguments})`).join("");
     return `## ${names[node.role]}\n\n${node.content}${calls}\n`;
@@ -78,7 +78,7 @@ export function asMarkdown(tree) {
 const ROLES = new Set(["user", "assistant", "tool"]);
 const isText = (value) => value === undefined || value === null || typeof value === "string";
 
-// Whether what a file holds can be taken for a conversation.
+// Returns whether the parsed content of a file is a conversation.
 export function isTree(value) {
   return Boolean(value) && typeof value.id === "string" && typeof value.title === "string" && Number.isInteger(value.next) &&
     typeof value.nodes === "object" && typeof value.chosen === "object" && value.nodes !== null && value.chosen !== null &&

@@ -1,1 +1,1 @@
-"""The page in a real browser. Where Chromium or its driver is missing, these tests are left out, and the summary says so."""
+"""Tests of the built-in page in Chromium; the summary reports them as skipped if Chromium or its driver is missing."""

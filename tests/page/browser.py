@@ -1,4 +1,4 @@
-"""A headless Chromium, as a person at the page would use it."""
+"""Headless Chromium with the actions of a user of the page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Browser:
     def quit(self) -> None:
         self.driver.quit()
 
-    def open_anew(self, url: str) -> None:
+    def open_fresh(self, url: str) -> None:
         """Open a page with empty storage."""
         self.driver.get("about:blank")
         self.devtools("Storage.clearDataForOrigin", origin=url, storageTypes="all")
@@ -45,13 +45,13 @@ class Browser:
         self.driver.get(url)
         self.script("sessionStorage.clear()")
         self.driver.get(url)
-        self.until(lambda: self.text("status") != "connecting", "the first look at the server")
+        self.until(lambda: self.text("status") != "connecting", "first poll of the server")
 
     def give_key(self, key: str, field: str = "api-key") -> None:
         if not self.find("settings").is_displayed():
             self.click("open-settings")
         self.find(field).send_keys(key, Keys.TAB)
-        self.until(lambda: self.all("#settings details input[type=number]"), "the fields that the server takes")
+        self.until(lambda: self.all("#settings details input[type=number]"), "request fields of the server")
 
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self.driver.execute_cdp_cmd(command, parameters)

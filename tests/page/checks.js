@@ -1,8 +1,8 @@
-// What the tests look for in the page, each a function.
+// Functions of the tests, run in the page.
 
 const seen = (selector) => [...document.querySelectorAll(selector)].filter((one) => one.checkVisibility());
 
-// Elements and attributes that no text of a model may become, below `selector`.
+// Returns elements below `selector` that model output must never create.
 function dangerous(selector) {
   const all = [...document.querySelectorAll(`${selector} *`)];
   const tags = /^(script|iframe|img|object|embed|form|style|link|base|meta|svg|math|video|audio)$/i;
@@ -13,7 +13,7 @@ function dangerous(selector) {
   ].map((one) => one.outerHTML.slice(0, 120));
 }
 
-// Controls that a screen reader has no name for.
+// Returns controls without an accessible name.
 function nameless() {
   return seen("button, input, select, textarea, [role=region], [role=log], [role=group]")
     .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.closest("label")?.textContent.trim()))
@@ -36,7 +36,7 @@ function ground(element) {
   return "rgb(255, 255, 255)";
 }
 
-// Texts whose contrast is below what WCAG AA asks for, 4.5.
+// Returns texts with a contrast below 4.5, the minimum of WCAG AA.
 function pale() {
   return seen("button, p, td, th, h2, span, small, label, .body *")
     .filter((one) => one.children.length === 0 && one.textContent.trim())
@@ -47,7 +47,7 @@ function pale() {
     .map((one) => `${one.outerHTML.slice(0, 120)} ${getComputedStyle(one).color} on ${ground(one)}`);
 }
 
-// A file comes by the clipboard or the mouse. Whether the browser goes on to do with it what it does by itself.
+// Pastes or drops a file. Returns false if the page prevented the browser's default action.
 function bring(way, base64) {
   const files = new DataTransfer();
   files.items.add(new File([Uint8Array.from(atob(base64), (letter) => letter.charCodeAt())], "it.png", { type: "image/png" }));
@@ -57,7 +57,7 @@ function bring(way, base64) {
   return document.getElementById("input").dispatchEvent(event);
 }
 
-// The text of the last answer in what this browser keeps.
+// Returns the text of the last answer in the browser's storage.
 function keptText() {
   return new Promise((resolve) => {
     const request = indexedDB.open("tokamak", 1);

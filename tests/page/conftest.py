@@ -1,4 +1,4 @@
-"""One browser and one engine for all tests of the page."""
+"""Browser and engine shared by the tests of the page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chromium(request: pytest.FixtureRequest) -> Iterator[Browser]:
 @pytest.fixture
 def page(chromium: Browser, engine: EngineProcess) -> Iterator[Browser]:
     """The page as a new user sees it, with the API key given; afterwards no message on the console and no foreign request."""
-    chromium.open_anew(engine.url)
+    chromium.open_fresh(engine.url)
     chromium.give_key(API_KEY)
     yield chromium
     assert chromium.complaints() == []

@@ -22,19 +22,19 @@ NARROW, HIGH = 360, 800
 SHAPES = REPOSITORY / "tools" / "demo" / "vision" / "shapes.png"
 
 
-def test_a_chat_with_branches_is_kept_and_found(page: Browser) -> None:
+def test_branched_chat_is_saved_and_found(page: Browser) -> None:
     page.say("What is 12 + 345?")
     assert page.answered() == ["12 + 345 = 357"]
     page.press("article.user", "Edit")
     page.find("talk").find_element("css selector", "textarea").send_keys(
         Keys.END, Keys.BACKSPACE, Keys.BACKSPACE, "6?", Keys.CONTROL, Keys.ENTER
     )
-    page.until(lambda: "12 + 346 = 358" in page.texts("article.assistant .body"), "the answer to the edited question")
+    page.until(lambda: "12 + 346 = 358" in page.texts("article.assistant .body"), "answer to the edited question")
     assert page.answered() == ["12 + 346 = 358"]
-    page.press("article.user", "The branch before")
+    page.press("article.user", "Previous branch")
     assert page.texts("article.assistant .body") == ["12 + 345 = 357"]
     page.press("article.assistant", "Regenerate")
-    page.until(lambda: "2 of 2" in page.texts("article.assistant .actions span"), "a branch of the answer")
+    page.until(lambda: "2 of 2" in page.texts("article.assistant .actions span"), "second branch of the answer")
     assert page.answered() == ["12 + 345 = 357"]
     page.shoot("chat")
     page.driver.refresh()
@@ -73,7 +73,7 @@ def test_answer_is_stopped_and_continued(page: Browser, engine: EngineProcess) -
     assert gone_on.startswith(stopped.rstrip())
 
 
-def test_two_settings_and_probabilities(page: Browser) -> None:
+def test_compared_settings_and_token_probabilities(page: Browser) -> None:
     page.set("compare two settings", "")
     page.press("#settings .tabs", "Right")
     page.set("max completion tokens", "3")
@@ -83,7 +83,7 @@ def test_two_settings_and_probabilities(page: Browser) -> None:
     assert (left, right) == ("2 + 2 = 4", left[: len(right)])
     page.shoot("compared")
     page.set("compare two settings", "")
-    page.set("show probabilities", "")
+    page.set("show token probabilities", "")
     page.say("What is 2 + 3?")
     page.until(lambda: page.all("article.assistant .tokens span"), "tokens")
     page.until(lambda: page.text("send") == "Send", "the whole answer")
@@ -94,22 +94,22 @@ def test_two_settings_and_probabilities(page: Browser) -> None:
 
 def test_structured_output_and_a_tool_result(page: Browser) -> None:
     kinds = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
-    page.set("JSON Schema of the answer", json.dumps(kinds))
+    page.set("response format (JSON Schema)", json.dumps(kinds))
     page.say("Which color?")
     assert json.loads(page.answered()[0])["color"] in ("red", "blue")
-    page.set("JSON Schema of the answer", "{")
+    page.set("response format (JSON Schema)", "{")
     page.say("Which color?")
-    page.until(lambda: any("this is no JSON" in text for text in page.texts(".error")), "the mistake")
-    page.set("JSON Schema of the answer", "")
+    page.until(lambda: any("invalid JSON" in text for text in page.texts(".error")), "error for invalid JSON")
+    page.set("response format (JSON Schema)", "")
     function = {"name": "paint", "parameters": kinds | {"additionalProperties": False}}
-    page.set("tools (JSON list)", json.dumps([{"type": "function", "function": function}]))
-    page.set("calls tools", "always")
+    page.set("tools (JSON array)", json.dumps([{"type": "function", "function": function}]))
+    page.set("tool choice", "required")
     page.say("Paint it.")
     page.until(lambda: page.texts(".call strong") == ["paint"] and page.text("send") == "Send", "a call")
     assert json.loads(page.texts(".call pre")[0])["color"] in ("red", "blue")
-    page.set("calls tools", "never")
+    page.set("tool choice", "none")
     page.all(".call textarea")[0].send_keys("it is painted")
-    page.press(".call", "Give result")
+    page.press(".call", "Submit result")
     page.until(lambda: page.texts("article.tool .body") == ["it is painted"], "the result")
     page.until(
         lambda: page.text("send") == "Send" and page.texts("article:last-child.assistant .actions small"), "an answer to it"
@@ -117,32 +117,32 @@ def test_structured_output_and_a_tool_result(page: Browser) -> None:
     page.shoot("tool")
 
 
-def test_errors_are_shown_in_the_servers_words(page: Browser) -> None:
-    page.set("JSON Schema of the answer", json.dumps({"not": {}}))
+def test_error_message_of_server_is_shown(page: Browser) -> None:
+    page.set("response format (JSON Schema)", json.dumps({"not": {}}))
     page.say("Which color?")
     page.until(lambda: page.all(".error"), "an error")
     assert "not" in page.texts(".error")[0]
-    page.complaints()  # the browser notes the status
+    page.complaints()  # the browser logs the status
 
 
 def test_text_model_takes_no_picture(page: Browser, tmp_path: Path) -> None:
     """The page refuses pictures before anything is sent and says why, however they are added."""
     file = tmp_path / "red.png"
     Image.new("RGB", (8, 8), (200, 30, 30)).save(file)
-    page.until(lambda: page.find("attach").get_attribute("aria-disabled") == "true", "the button takes nothing")
-    assert page.find("attach").get_attribute("title") == "Nothing can be attached: tokamak-demo takes text alone"
+    page.until(lambda: page.find("attach").get_attribute("aria-disabled") == "true", "disabled attach button")
+    assert page.find("attach").get_attribute("title") == "Attachments are not supported: tokamak-demo accepts text only"
     page.click("attach")
     page.find("file").send_keys(str(file))
-    page.until(lambda: len(page.texts(".error")) == 2, "why")
-    assert page.texts(".error") == ["tokamak-demo takes text alone", "red.png: tokamak-demo takes text alone"]
+    page.until(lambda: len(page.texts(".error")) == 2, "two errors")
+    assert page.texts(".error") == ["tokamak-demo accepts text only", "red.png: tokamak-demo accepts text only"]
     assert not page.all("#files img")
 
 
-def test_a_picture_is_attached_and_seen(chromium: Browser) -> None:
+def test_image_is_attached_and_answered(chromium: Browser) -> None:
     """Pictures are chosen, pasted and dropped."""
     with EngineProcess(VISION_MODEL) as engine:
-        chromium.open_anew(engine.url)
-        chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "pictures are taken")
+        chromium.open_fresh(engine.url)
+        chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "enabled attach button")
         chromium.find("file").send_keys(str(SHAPES))
         chromium.until(lambda: chromium.all("#files img"), "the attached picture")
         chromium.say("How many red shapes are there?")
@@ -150,50 +150,50 @@ def test_a_picture_is_attached_and_seen(chromium: Browser) -> None:
         chromium.shoot("picture")
         file = base64.b64encode(SHAPES.read_bytes()).decode()
         for way in ("paste", "drop"):
-            chromium.open_anew(engine.url)
-            assert chromium.check("bring", way, file) is False, "the browser is told that it is taken"
-            chromium.until(lambda: chromium.all("#files img"), f"the picture, by {way}")
+            chromium.open_fresh(engine.url)
+            assert chromium.check("bring", way, file) is False, "default action is prevented"
+            chromium.until(lambda: chromium.all("#files img"), f"attached image by {way}")
             chromium.say("How many red shapes are there?")
             assert chromium.answered()[0].endswith(": 3"), way
         assert chromium.complaints() == []
         assert chromium.foreign_requests(engine.url) == []
 
 
-def test_the_engine_is_shown_and_ordered_about(page: Browser, engine: EngineProcess) -> None:
+def test_dashboard_shows_actors_and_restarts_one(page: Browser, engine: EngineProcess) -> None:
     page.give_key(ADMIN_KEY, "admin-key")
     page.say("What are you?")
     page.answered()
     page.click("show-engine")
     actors = set(engine.actors())
     page.until(lambda: actors <= set(page.texts("#engine td:first-child")), "a row for each actor")
-    page.until(lambda: any(text.endswith(" ago") for text in page.texts(".times small")), "an axis of time")
+    page.until(lambda: any(text.endswith(" ago") for text in page.texts(".times small")), "time axis")
     tops = page.texts(".chart .scale small:first-child")
     assert all(tops), "axes have units"
-    assert not [top for top in tops if top.startswith("0")], "an axis ends above 0, also where all values are 0"
-    page.until(lambda: page.texts(".chart .scale small:first-child")[0] != "1.0 /s", "what was generated is on the chart")
+    assert not [top for top in tops if top.startswith("0")], "axis maximum is above 0 even if all values are 0"
+    page.until(lambda: page.texts(".chart .scale small:first-child")[0] != "1.0 /s", "generated tokens on the chart")
     page.shoot("engine")
     page.press("#engine", "log tokenizer0")
     page.until(lambda: page.texts("#engine .log"), "a log")
     epoch = engine.actors()["tokenizer0"]["epoch"]
     page.press("#engine", "Restart tokenizer0")
     page.until(lambda: engine.actors().get("tokenizer0", {}).get("epoch", 0) != epoch, "a restart")
-    page.until(engine.is_healthy, "the tokenizer is back")
-    page.until(lambda: page.text("status") == "all actors well", "the engine is well again")
-    page.complaints()  # looks while it was not
+    page.until(engine.is_healthy, "restarted tokenizer")
+    page.until(lambda: page.text("status") == "all actors healthy", "healthy engine")
+    page.complaints()  # polls while it was unhealthy
 
 
-def test_a_wrong_key_and_no_key(chromium: Browser, engine: EngineProcess) -> None:
-    chromium.open_anew(engine.url)
+def test_missing_or_wrong_api_key_is_reported(chromium: Browser, engine: EngineProcess) -> None:
+    chromium.open_fresh(engine.url)
     assert "API key" in chromium.text("status")
     chromium.click("open-settings")
     chromium.find("api-key").send_keys("wrong", Keys.TAB)
     chromium.say("Hello")
-    chromium.until(lambda: any("missing or invalid API key" in text for text in chromium.texts(".error")), "the refusal")
+    chromium.until(lambda: any("missing or invalid API key" in text for text in chromium.texts(".error")), "401 error")
     chromium.find("api-key").clear()
     chromium.give_key("user")
-    chromium.until(lambda: chromium.text("status") == "all actors well", "a look with the key")
+    chromium.until(lambda: chromium.text("status") == "all actors healthy", "status with the right key")
     chromium.click("show-engine")
-    chromium.until(lambda: "admin key" in chromium.text("engine"), "how to give orders")
+    chromium.until(lambda: "admin key" in chromium.text("engine"), "hint about the admin key")
     assert not chromium.texts("#engine button[data-name^=Restart]")
 
 
@@ -201,25 +201,25 @@ def test_dead_server_is_distinguished_and_comes_back(chromium: Browser) -> None:
     engine = EngineProcess(DEMO)
     engine.start()
     try:
-        chromium.open_anew(engine.url)
+        chromium.open_fresh(engine.url)
         chromium.say("What is 1 + 1?")
         assert chromium.answered() == ["1 + 1 = 2"]
         assert engine.stop() == 0
-        chromium.until(lambda: "does not answer" in chromium.text("status"), "it is seen to be gone")
+        chromium.until(lambda: "cannot reach the server" in chromium.text("status"), "status of a stopped server")
         chromium.say("What is 1 + 2?")
-        chromium.until(lambda: any("does not answer" in text for text in chromium.texts(".error")), "the failure")
+        chromium.until(lambda: any("cannot reach the server" in text for text in chromium.texts(".error")), "error in the chat")
         chromium.shoot("server-gone")
-        engine = EngineProcess(DEMO, "--port", str(engine.port), "--hang-timeout", "600")  # for what it is stopped below
+        engine = EngineProcess(DEMO, "--port", str(engine.port), "--hang-timeout", "600")  # above the SIGSTOP below
         engine.start()
-        chromium.until(lambda: chromium.text("status") == "all actors well", "it is seen to be back")
+        chromium.until(lambda: chromium.text("status") == "all actors healthy", "status of the restarted server")
         chromium.press("article:last-of-type", "Regenerate")
         chromium.until(lambda: "1 + 2 = 3" in chromium.texts("article.assistant .body"), "the answer")
         api = int(chromium.until(engine.actors, "the actor table")["api0"]["pid"])
         os.kill(api, signal.SIGSTOP)
-        assert chromium.status_of("v1/models") == -1, "what is not answered in time is not taken for a server that is gone"
-        chromium.until(lambda: "no answer" in chromium.text("status"), "it is seen to be slow")
+        assert chromium.status_of("v1/models") == -1, "a timeout is not reported as a stopped server"
+        chromium.until(lambda: "no response" in chromium.text("status"), "status of a slow server")
         os.kill(api, signal.SIGCONT)
-        chromium.until(lambda: chromium.text("status") == "all actors well", "it is well again")
+        chromium.until(lambda: chromium.text("status") == "all actors healthy", "status after SIGCONT")
     finally:
         engine.close()
 
@@ -244,10 +244,10 @@ def test_hostile_outputs_run_and_load_nothing(page: Browser, tmp_path: Path) -> 
     file = tmp_path / "hostile.json"
     file.write_text(json.dumps(tree))
     page.find("import-file").send_keys(str(file))
-    page.until(lambda: len(page.all("article")) == len(OUTPUTS), "all of them")
+    page.until(lambda: len(page.all("article")) == len(OUTPUTS), "all messages")
     assert page.script("return [typeof window.pwned, document.title]") == ["undefined", "Tokamak"]
     assert page.check("dangerous", "#talk") == []
-    assert all("violates the following Content Security Policy" in text for text in page.complaints())  # refused, and said
+    assert all("violates the following Content Security Policy" in text for text in page.complaints())  # blocked and logged
     assert page.text("send") == "Send"
 
 
@@ -305,26 +305,26 @@ def test_code_and_formulas_are_shown(page: Browser, tmp_path: Path) -> None:
 def test_hostile_formulas_code_and_titles_run_nothing(page: Browser, tmp_path: Path) -> None:
     title = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>"
     page.find("import-file").send_keys(str(conversation(tmp_path / "a.json", title, *HOSTILE_FORMULAS)))
-    page.until(lambda: len(page.all("article.assistant")) == len(HOSTILE_FORMULAS), "all of them")
+    page.until(lambda: len(page.all("article.assistant")) == len(HOSTILE_FORMULAS), "all messages")
     assert page.script("return typeof window.pwned") == "undefined"
     assert page.texts("#conversations .title") == [title]
     assert not page.all(
         "#talk script, #talk img, #talk a[href], #talk .offscreen, .body .error, .body [id], #conversations img"
     )
-    assert all("Content Security Policy" in text for text in page.complaints())  # refused, and said
+    assert all("Content Security Policy" in text for text in page.complaints())  # blocked and logged
 
 
 def test_hostile_model_name_runs_nothing(chromium: Browser) -> None:
     """The name is shown in the header, in an answer, and among the metrics of the engine."""
     name = "<img src=x onerror=window.pwned=1>"
     with EngineProcess(DEMO, "--served-model-name", name) as engine:
-        chromium.open_anew(engine.url)
-        chromium.until(lambda: chromium.text("model") == name, "the name as it is")
+        chromium.open_fresh(engine.url)
+        chromium.until(lambda: chromium.text("model") == name, "model name as plain text")
         chromium.say("What are you?")
         chromium.answered()
         chromium.give_key(ADMIN_KEY, "admin-key")
         chromium.click("show-engine")
-        chromium.until(lambda: chromium.texts("#engine td:first-child"), "the engine's figures")
+        chromium.until(lambda: chromium.texts("#engine td:first-child"), "dashboard metrics")
         assert chromium.script("return typeof window.pwned") == "undefined"
         assert not chromium.all("img[src=x]")
         assert chromium.complaints() == []
@@ -333,16 +333,14 @@ def test_hostile_model_name_runs_nothing(chromium: Browser) -> None:
 def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess) -> None:
     page.script("document.querySelector('#settings details').open = true")
     page.set("min tokens", "1900")
-    page.set("max completion tokens", "1900")  # leaves room to go on, should all have come before the worker is stopped
+    page.set("max completion tokens", "1900")  # leaves room to continue if the answer ends before the worker is stopped
     page.say("What are you?")
     page.until(lambda: len("".join(page.texts("article.assistant .body"))) > 20, "the beginning of an answer")
     engine.kill("worker0", signal.SIGSTOP)
     try:
-        page.until(
-            lambda: page.check("keptText").startswith(page.texts("article.assistant .body")[0][:20]), "what came is kept"
-        )
+        page.until(lambda: page.check("keptText").startswith(page.texts("article.assistant .body")[0][:20]), "saved text")
         page.driver.refresh()
-        page.until(lambda: page.texts("article.assistant .body"), "the conversation is shown again")
+        page.until(lambda: page.texts("article.assistant .body"), "conversation after the reload")
     finally:
         engine.kill("worker0", signal.SIGCONT)
     (text,) = page.answered()
@@ -353,7 +351,7 @@ def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess
     page.set("min tokens", "")
     page.set("max completion tokens", "8")
     page.press("article.assistant", "Continue")
-    page.until(lambda: len(page.answered()[0]) > len(text), "it goes on")
+    page.until(lambda: len(page.answered()[0]) > len(text), "continued answer")
     page.complaints()
 
 
@@ -368,15 +366,15 @@ def test_start_shows_model_and_questions(page: Browser) -> None:
     space = (
         "const one = document.querySelector('article.user'); return one.offsetHeight - one.querySelector('.body').offsetHeight"
     )
-    assert page.script(space) < 30, "no empty row below a question"
+    assert page.script(space) < 30, "there is no empty row below a question"
     row, title = page.script(
         "return ['#conversations li', '#conversations .title'].map((one) => document.querySelector(one).clientWidth)"
     )
-    assert title >= row - 2, "icons take no room until they are shown"
+    assert title >= row - 2, "hidden icons take no room"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_names_for_screen_readers_narrow_screens_and_contrast(page: Browser, scheme: str) -> None:
+def test_accessible_names_narrow_screen_and_contrast(page: Browser, scheme: str) -> None:
     page.say("What is 12 + 345?")
     page.answered()
     page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -398,7 +396,7 @@ def test_names_for_screen_readers_narrow_screens_and_contrast(page: Browser, sch
         page.devtools("Emulation.setEmulatedMedia", features=[])
 
 
-def test_everything_is_reached_by_keyboard(page: Browser) -> None:
+def test_all_controls_are_reached_by_keyboard(page: Browser) -> None:
     """Tab alone reaches each visible control from the top of the page; Enter sends."""
     page.click("open-settings")
     page.script("document.activeElement.blur()")
