@@ -1,6 +1,5 @@
 """The worker: one process per rank that holds weights, runs steps and samples. With `ops/`, the only code that imports Paddle.
 
-    runners/     a page for each kind of device: what it puts together
     engine/      one step from message to result: the runner, what a step reads, and how the model is run
     extensions/  parts of a step that not every model has: drafts, grammars, media, adapters, pooling
     sampling/    from logits to tokens

@@ -1,11 +1,12 @@
 """Puts a rank's step together: the runner, with the parts that its model and its options ask for.
 
-Called by the runners (`workers/runners/`) and by tests. The one place that knows all parts; none of them knows another.
+Called by the runners (`runners.py`) and by tests. The one place that knows all parts; none of them knows another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,24 @@ if TYPE_CHECKING:
     from workers.extensions.adapters.arena import AdapterArena
 
 
-class Parts(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """Everything that a rank's runner is built from.
+
+    `arena`: its KV arena; `on_op` is called within a step (`make_plan`). With `features` it takes media, with `adapters` rows
+    may have one of these. `device_arena`: descriptor of memory on the card that outlives this process; -1: there is none."""
+
+    config: EngineConfig
+    model: ModelConfig
+    arena: memoryview
+    peers: Peers
+    on_op: Callable[[], None] = lambda: None
+    features: Features | None = None
+    adapters: AdapterArena | None = None
+    device_arena: int = -1
+
+
+class DeviceParts(msgspec.Struct, frozen=True):
     """Parts of a runner that its device decides. `rows`: to be tried before the device's ops."""
 
     device: Device
@@ -56,45 +74,28 @@ class Parts(msgspec.Struct, frozen=True):
     rows: CardRows | None = None
 
 
-def build_runner(
-    config: EngineConfig,
-    model_config: ModelConfig,
-    parts: Parts,
-    arena: memoryview,
-    peers: Peers,
-    on_op: Callable[[], None] = lambda: None,
-    features: Features | None = None,
-    adapters: AdapterArena | None = None,
-) -> ModelRunner:
-    """Return the core of a runner over its KV `arena`. `on_op` is called within a step (`make_plan`). With `features` it takes
-    media, with `adapters` rows may have one of these."""
-    return _Assembly(config, model_config, parts, arena, peers, on_op, features, adapters).runner()
+def build_runner(parts: RunnerParts, device_parts: DeviceParts) -> ModelRunner:
+    """Return the core of a runner."""
+    return _Assembly(parts, device_parts).runner()
 
 
 class _Assembly:
     """The parts of one runner, in the order in which they need each other."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model: ModelConfig,
-        parts: Parts,
-        arena: memoryview,
-        peers: Peers,
-        on_op: Callable[[], None],
-        features: Features | None,
-        adapters: AdapterArena | None,
-    ) -> None:
-        self._config, self._model, self._parts, self._arena = config, model, parts, arena
-        self._peers, self._on_op, self._features = peers, on_op, features
-        self._device = device = parts.device
+    def __init__(self, parts: RunnerParts, device_parts: DeviceParts) -> None:
+        config, model, peers, features = parts.config, parts.model, parts.peers, parts.features
+        self._config, self._model, self._arena, self._device_parts = config, model, parts.arena, device_parts
+        self._peers, self._on_op, self._features = peers, parts.on_op, features
+        self._device = device = device_parts.device
         self._has_drafts = config.speculative_config.has_mtp
-        settle_ops(config, model, device, parts.rows, peers, has_encoder=features is not None, has_drafts=self._has_drafts)
+        settle_ops(
+            config, model, device, device_parts.rows, peers, has_encoder=features is not None, has_drafts=self._has_drafts
+        )
         self._spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, self._has_drafts)
-        self._cache = map_kv_cache(arena, self._spec, config.num_kv_blocks, device)
+        self._cache = map_kv_cache(parts.arena, self._spec, config.num_kv_blocks, device)
         self._media = MediaColumns(model, features.arena.rows if features else None) if model.vision else None
         self._positions = TypedPositionColumns(model.max_position_embeddings) if model.bidirectional else None
-        self._adapters = AdapterColumns(adapters) if adapters is not None else None
+        self._adapters = AdapterColumns(parts.adapters) if parts.adapters is not None else None
         self._inputs = self._make_inputs()
         self._slots = self._make_slots()
         self._slot_sampling = SlotSampling(self._slots)
@@ -112,7 +113,7 @@ class _Assembly:
             pads_prompts=config.graph_only_prefill,
         )
         found: tuple[RowColumns | None, ...] = self._media, self._positions, self._adapters
-        return self._parts.make_inputs(self._device, sizes, [columns for columns in found if columns is not None])
+        return self._device_parts.make_inputs(self._device, sizes, [columns for columns in found if columns is not None])
 
     def _make_slots(self) -> Slots:
         # of draft layers; those of devices stay there
@@ -157,7 +158,7 @@ class _Assembly:
         # ranks that share experts ask each other how many rows they have, where no graph has that fixed
         is_sync_free = inputs.is_made_on_device and not self._peers.share_experts
         num_rows = config.max_num_seqs * (1 + config.speculative_config.max_drafts)
-        return self._parts.make_plan(
+        return self._device_parts.make_plan(
             config.plan,
             model,
             self._device,

@@ -15,7 +15,7 @@ from shm.counters import State
 from workers.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
-    from workers.runners.runner import Runner
+    from workers.runners import Runner
 
 _PROGRESS_PARTS = 20
 _MIB = 1 << 20
@@ -71,7 +71,7 @@ class WeightLoader:
 
     def clear(self, command_id: str) -> WeightsChanged:
         """Drop the weights."""
-        self._runner.clear()
+        self._runner.core.clear()
         self._metrics.show_weights(self._runner.core)
         return self._changed(command_id)
 
@@ -97,5 +97,5 @@ class WeightLoader:
                 bar = "#" * part + "." * (_PROGRESS_PARTS - part)
                 tell_progress(self._context, f"weights [{bar}] {num_done / _MIB:.0f} of {num_bytes / _MIB:.0f} MiB")
 
-        self._runner.load(path, version, on_progress, contents)
+        self._runner.core.load(path, version, on_progress, contents)
         self._metrics.loaded(self._runner.core, time.monotonic_ns() - begin_ns)

@@ -16,11 +16,12 @@ from engine.checkpoint.record import ModelRecord
 from engine.process.context import ActorContext
 from ops.cpu.progress import report_progress_to
 from shm.segment import MemoryFile
+from workers.assembly import RunnerParts
 from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.media.features import Features
 from workers.rank_group.membership import RankGroupMember, SingleRank, make_membership
 from workers.rank_group.peers import Peers
-from workers.runners.runner import Runner, make_runner
+from workers.runners import Runner, make_runner
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -51,6 +52,5 @@ def make_rank(context: ActorContext, beat: Callable[[], None]) -> Rank:
     if adapter_memory is not None:
         memory += (adapter_memory,)
         adapters = AdapterArena(adapter_memory.buffer, AdapterLayout.of(model, config.max_loras, config.max_lora_rank))
-    device_arena = context.device_arena_fd
-    runner = make_runner(config, model, memory[0].buffer, peers, beat, features, adapters, device_arena=device_arena)
-    return Rank(runner, group, model, adapters, memory)
+    parts = RunnerParts(config, model, memory[0].buffer, peers, beat, features, adapters, context.device_arena_fd)
+    return Rank(make_runner(parts), group, model, adapters, memory)

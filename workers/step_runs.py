@@ -15,7 +15,7 @@ from workers.rank_group.membership import RankGroupMember, SingleRank
 from workers.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
-    from workers.runners.runner import Runner
+    from workers.runners import Runner
 
 
 class StepRuns:

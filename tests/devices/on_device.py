@@ -29,8 +29,7 @@ from tests.workers.serving import Sample, Serving, ServingAhead, golden_samples,
 from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
 from workers.devices.card_ops import current_stream
 from workers.engine.runner import ModelRunner
-from workers.runners.cpu import CpuRunner
-from workers.runners.xpu import xpu_runner
+from workers.runners import cpu_runner, xpu_runner
 
 Answers = list[tuple[object, ...]]
 
@@ -45,7 +44,7 @@ def runner_of(model: str, plan: str, method: str = "", **options: Any) -> ModelR
     given: dict[str, Any] = {**SIZES, "speculative_config": drafting(method), **options}
     if plan == "cpu":
         paddle.device.set_device("cpu")
-        return make_runner(GOLDEN / model, kind=CpuRunner, **given)
+        return make_runner(GOLDEN / model, kind=cpu_runner, **given)
     if plan == "captured":
         given = {**captured(1 + given["speculative_config"].max_drafts), **given}
     return make_runner(GOLDEN / model, kind=xpu_runner, device=NAME, **given)

@@ -3,17 +3,18 @@ host's; or of a real one. Run by `test_device_arena.py` and by `tools/test --dev
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from engine.messages import SamplingParams
 from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.serving import Sample, Serving, make_runner
-from workers.runners.gpu import gpu_runner
+from workers.assembly import RunnerParts
+from workers.runners import Ahead, gpu_runner
 
 NUM_BYTES = 9 << 20  # of an arena that has room for it
 # Computes a prompt, prints its answer and then waits for its death; or goes on from the blocks that are there.
@@ -45,7 +46,10 @@ def run_worker(library: str, descriptor: int, device: str = "cpu", *, has_blocks
 
 def serve(library: str, descriptor: int, has_blocks: bool, device: str) -> dict[str, Any]:
     """The answer to a prompt of 40 tokens; `has_blocks`: without computing the first two blocks."""
-    kind = functools.partial(gpu_runner, device_arena=descriptor)
+
+    def kind(parts: RunnerParts) -> Ahead:
+        return gpu_runner(replace(parts, device_arena=descriptor))
+
     arena = memoryview(bytearray(NUM_BYTES))
     options = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "fused", "device": device}
     runner = make_runner(GOLDEN / "qwen3", kind=kind, arena=arena, device_arena_library=library, **options)

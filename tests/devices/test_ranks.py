@@ -48,7 +48,7 @@ def share(
 ) -> list[Any]:
     """One rank: what came of its samples, while experts move before every step."""
     os.environ.update(variables)
-    from workers.runners.xpu import xpu_runner
+    from workers.runners import xpu_runner
 
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
     return share_experts(communicator, path, arena, placements, {**options, "kind": xpu_runner})

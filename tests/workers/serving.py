@@ -18,6 +18,7 @@ from engine.config import SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResult
 from tests.configurations import engine_config
 from tests.paths import GOLDEN, TEXT_MODELS
+from workers.assembly import RunnerParts
 from workers.engine.runner import ModelRunner
 from workers.engine.slots import Slots
 from workers.extensions.adapters.arena import AdapterArena
@@ -30,9 +31,7 @@ from workers.extensions.media.media import Media
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
 from workers.rank_group.peers import Peers
-from workers.runners.ahead import Ahead
-from workers.runners.cpu import CpuRunner
-from workers.runners.runner import Runner
+from workers.runners import Ahead, Runner, cpu_runner
 
 ARCHITECTURES = TEXT_MODELS
 
@@ -49,7 +48,7 @@ def make_runner(
     arena: memoryview | None = None,
     experts: ExpertRank | None = None,
     features: Features | None = None,
-    kind: Callable[..., Runner] = CpuRunner,
+    kind: Callable[..., Runner] = cpu_runner,
     model: ModelConfig | None = None,
     adapters: Sequence[Path] | None = None,
     rank: int = 0,
@@ -66,8 +65,8 @@ def make_runner(
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
     config = engine_config(model=str(path), kv_cache_bytes=num_bytes, **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
-    peers, own = Peers(config, rank, communicator, experts), {} if adapters is None else {"adapters": arena_of(model, adapters)}
-    runner = kind(config, model, memory, peers, features=features, **own).core
+    peers, own = Peers(config, rank, communicator, experts), None if adapters is None else arena_of(model, adapters)
+    runner = kind(RunnerParts(config, model, memory, peers, features=features, adapters=own)).core
     if load:
         runner.load(str(path), 1, lambda num_done, num_bytes: None)
     return runner

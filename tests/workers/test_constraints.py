@@ -30,9 +30,7 @@ from workers.engine.runner import ModelRunner
 from workers.extensions.grammars import limits
 from workers.extensions.grammars.constraint import Constraint
 from workers.rank_group.communicator import Communicator
-from workers.runners.cpu import CpuRunner
-from workers.runners.runner import Runner
-from workers.runners.xpu import xpu_runner
+from workers.runners import Runner, cpu_runner, xpu_runner
 
 VOCAB = 1024
 END, CLOSE, LETTERS = 1000, 1001, 1002
@@ -238,7 +236,7 @@ def with_layers(directory: Path, kind: Callable[..., Runner], ops: str) -> tuple
 
 @pytest.fixture(scope="module")
 def layered(directory: Path) -> tuple[ModelRunner, ModelRunner]:
-    return with_layers(directory, CpuRunner, "native")
+    return with_layers(directory, cpu_runner, "native")
 
 
 @pytest.fixture(scope="module")

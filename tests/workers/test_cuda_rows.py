@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig, SpeculativeConfig
+from engine.config import SpeculativeConfig
 from engine.errors import OptionError
 from engine.messages import SamplingParams
 from ops.cpu.int_packing import rounded
@@ -26,16 +25,12 @@ from tests.paths import GOLDEN
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
-from workers.assembly import Parts, build_runner
+from workers.assembly import DeviceParts, RunnerParts, build_runner
 from workers.devices.card_ops import CardRows
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.plan import make_plan
 from workers.engine.runner import ModelRunner
-from workers.extensions.media.features import Features
-from workers.rank_group.peers import Peers
-from workers.runners.cpu import CpuRunner
-from workers.runners.gpu import gpu_runner
-from workers.runners.runner import Runner
+from workers.runners import Runner, cpu_runner, gpu_runner
 
 INT8 = WeightFormat("int8")
 
@@ -43,17 +38,15 @@ INT8 = WeightFormat("int8")
 class OnEmulatedCard:
     """Runner of a GPU with `--ops cuda`: each rank has a card of its own, and they exchange tensors through gloo."""
 
-    def __init__(
-        self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
-    ) -> None:
+    def __init__(self, parts: RunnerParts) -> None:
+        config, peers = parts.config, parts.peers
         if peers.meetings is not None:
             peers.meetings.open_stores()
         device = GraphDevice("cpu", peers.rank, peers.meetings)
         rows = CardRows(lambda rank_group: cuda.make_table(emulated_card(), rank_group=rank_group))
         if config.ops != "cuda":  # they are not tried, which takes its time
             device.ops, rows = rows.make(device.rank_group), None
-        parts = Parts(device, DeviceInputs, make_plan, rows)
-        self.core = build_runner(config, model, parts, arena, peers, features=features)
+        self.core = build_runner(parts, DeviceParts(device, DeviceInputs, make_plan, rows))
 
 
 def samples() -> list[Sample]:
@@ -78,7 +71,7 @@ def test_golden_models(name: str) -> None:
     runner = core_of(OnEmulatedCard, name, max_model_len=32)
     assert runner.device.ops.name == "cuda"
     found = answers(runner)
-    assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(CpuRunner, name))]
+    assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(cpu_runner, name))]
     emulated_card().seed(7)
     assert answers(runner, is_alone=True, chunk=8) == found
 
@@ -97,7 +90,7 @@ def test_drawn_tokens_stay_on_the_card() -> None:
         serving.place(sample, slot)
     serving.run([*beside, penalized])
     assert [sample.answer() for sample in beside] == [sample.answer() for sample in alone]
-    run_alone(core_of(CpuRunner, "llama"), expected := plain_samples(0.9, 3))
+    run_alone(core_of(cpu_runner, "llama"), expected := plain_samples(0.9, 3))
     assert [sample.outputs for sample in alone] == [sample.outputs for sample in expected]
 
 
@@ -129,7 +122,7 @@ def test_drafts_and_masks(plan: str) -> None:
     answer_to = {5: plain[0][0], 7: plain[1][0]}
     assert run(OnEmulatedCard, NGRAM, **(captured(3) if plan == "captured" else {})) == plain
     assert num_tokens == [1, 2], "drafts stood, and were rejected"
-    assert [answer[0] for answer in plain] == [answer[0] for answer in run(CpuRunner, NONE)]
+    assert [answer[0] for answer in plain] == [answer[0] for answer in run(cpu_runner, NONE)]
 
 
 @pytest.mark.slow
@@ -144,7 +137,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
         serving.run([sample])
         return sample.outputs, serving.num_tokens_of_rows
 
-    expected, _ = run(CpuRunner)
+    expected, _ = run(cpu_runner)
     found, num_tokens = run(OnEmulatedCard, speculative_config=drafting(2))
     assert (found, max(num_tokens)) == (expected, 3)
     assert run(OnEmulatedCard, speculative_config=drafting(2), **captured(3)) == (found, num_tokens)
@@ -187,8 +180,8 @@ def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     sizes = {"max_model_len": 32, "kv_cache_dtype": "float32"}
     found = answers(core_of(OnEmulatedCard, name, quantization=quantization, **sizes))
-    rounded_before = answers(make_runner(tmp_path, kind=CpuRunner, **{**SIZES, **sizes}))
-    plain = answers(core_of(CpuRunner, name, **sizes))
+    rounded_before = answers(make_runner(tmp_path, kind=cpu_runner, **{**SIZES, **sizes}))
+    plain = answers(core_of(cpu_runner, name, **sizes))
     for answer, expected in zip(found, rounded_before, strict=True):
         assert answer[0] == expected[0]
         np.testing.assert_allclose(answer[1], expected[1], atol=1e-4)

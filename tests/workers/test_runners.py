@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig, SpeculativeConfig
+from engine.config import SpeculativeConfig
 from engine.grammars.formats import HEAD
 from engine.grammars.tokens import GrammarTokens
 from engine.messages import Grammar, SamplingParams, StepResult
@@ -23,7 +22,7 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
 from tests.workers.serving import Sample, Serving, ServingAhead, layers_of, make_runner, swap_slots
 from tests.workers.test_mixtures import COMMON
-from workers.assembly import Parts, build_runner
+from workers.assembly import DeviceParts, RunnerParts, build_runner
 from workers.devices.capabilities import DeviceError
 from workers.devices.enqueued import Graph
 from workers.devices.paddle import PaddleDevice
@@ -34,13 +33,7 @@ from workers.engine.plan import make_plan
 from workers.engine.runner import ModelRunner
 from workers.extensions.drafts.device_draft_plan import DeviceDraftPlan
 from workers.extensions.grammars import limits
-from workers.extensions.media.features import Features
-from workers.rank_group.peers import Peers
-from workers.runners.ahead import Ahead
-from workers.runners.cpu import CpuRunner
-from workers.runners.gpu import gpu_runner
-from workers.runners.runner import Runner
-from workers.runners.xpu import xpu_runner
+from workers.runners import Ahead, Runner, cpu_runner, gpu_runner, xpu_runner
 
 SIZES = {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 4, "ops": "reference"}
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2, adaptive=False)
@@ -69,11 +62,8 @@ class GraphDevice(PaddleDevice):
 class WithGraphs:
     """Runner of a device, on one with graphs."""
 
-    def __init__(
-        self, config: EngineConfig, model: ModelConfig, arena: memoryview, peers: Peers, features: Features | None = None
-    ) -> None:
-        parts = Parts(GraphDevice("cpu"), DeviceInputs, make_plan)
-        self.core = build_runner(config, model, parts, arena, peers, features=features)
+    def __init__(self, parts: RunnerParts) -> None:
+        self.core = build_runner(parts, DeviceParts(GraphDevice("cpu"), DeviceInputs, make_plan))
 
 
 def captured(unit: int) -> dict[str, Any]:
@@ -109,7 +99,7 @@ def core_of(kind: Callable[..., Runner], name: str = "qwen3", **options: Any) ->
 @pytest.mark.parametrize(("name", "config"), [("qwen3", NONE), ("qwen3", NGRAM), ("deepseek_v3", NONE)])
 def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeConfig) -> None:
     options = {"speculative_config": config}
-    expected = answers(core_of(CpuRunner, name, **options))
+    expected = answers(core_of(cpu_runner, name, **options))
     assert answers(core_of(xpu_runner, name, **options)) == expected
     runner = core_of(WithGraphs, name, **options, **captured(1 + config.max_drafts))
     plan = runner.weights.plan
@@ -140,7 +130,7 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
     """Each guess of a row (0, 1), and entries (-1)."""
     write(tmp_path)
     options = {**SIZES, "speculative_config": drafting(2)}
-    expected = answers(make_runner(tmp_path, kind=CpuRunner, **options))
+    expected = answers(make_runner(tmp_path, kind=cpu_runner, **options))
     runner = make_runner(tmp_path, kind=WithGraphs, **{**options, **captured(3)})
     layers = layers_of(runner)
     plan = layers._device_plan  # type: ignore[attr-defined]
@@ -228,7 +218,7 @@ def test_draft_tokens_of_a_device_are_those_of_the_host(
     write(tmp_path)
     pieces = [bytes([33 + index]) for index in range(79)] + [b"<end>"]
     GrammarTokens.of(pieces, [79], [], [79], 80).write(tmp_path / "vocabulary")
-    expected = draft_tokens_of_all_kinds(tmp_path, CpuRunner, method)
+    expected = draft_tokens_of_all_kinds(tmp_path, cpu_runner, method)
     assert expected[2] >= most
     assert draft_tokens_of_all_kinds(tmp_path, xpu_runner, method) == expected
     assert draft_tokens_of_all_kinds(tmp_path, WithGraphs, method, **captured(3)) == expected
@@ -255,7 +245,7 @@ def test_steps_of_prompts_are_replayed(name: str) -> None:
     assert isinstance(plan, GraphPlan)
     before = {size: found.graph.num_replays for size, found in plan.captured.items()}  # type: ignore[attr-defined]
     assert list(before) == [40, 16, 5]
-    assert of(runner) == of(core_of(CpuRunner, name))
+    assert of(runner) == of(core_of(cpu_runner, name))
     after = {size: found.graph.num_replays for size, found in plan.captured.items()}  # type: ignore[attr-defined]
     assert sum(after[size] > before[size] for size in before) > 1
 
@@ -323,7 +313,7 @@ def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture)
     assert said[0].startswith(
         "steps of 4 rows are run op by op, since they cannot be captured: Place(cpu): the installed Paddle"
     )
-    assert answers(runner) == answers(core_of(CpuRunner))
+    assert answers(runner) == answers(core_of(cpu_runner))
     assert len([record for record in caplog.records if "op by op" in record.getMessage()]) == 3
 
 
@@ -336,7 +326,7 @@ def test_a_replay_that_would_read_elsewhere_is_an_error() -> None:
     with pytest.raises(DeviceError, match=r"captured for \d rows reads weights\.norm\.weight at 0x\w+, now at 0x\w+: load"):
         answers(runner)
     runner.load(runner.weights.path, 2, lambda num_done, num_bytes: None)
-    assert answers(runner) == answers(core_of(CpuRunner))
+    assert answers(runner) == answers(core_of(cpu_runner))
 
 
 def test_two_steps_are_under_way_at_most() -> None:
@@ -348,7 +338,7 @@ def test_two_steps_are_under_way_at_most() -> None:
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
     pending: list[list[tuple[Sample, int]]] = []
-    first = Serving(core_of(CpuRunner))
+    first = Serving(core_of(cpu_runner))
     plain = samples()[:2]
     for slot, sample in enumerate(plain):
         first.place(sample, slot)
@@ -388,12 +378,12 @@ def run_ahead(runner: ModelRunner, batch: list[Sample]) -> int:
 def test_a_step_begins_before_the_tokens_that_it_reads_are_known(is_captured: bool) -> None:
     """The device has drawn them where it reads them; a sample that the host must draw for is waited for."""
     expected, batch = plain_samples(), plain_samples()
-    run_alone(core_of(CpuRunner), expected)
+    run_alone(core_of(cpu_runner), expected)
     core = core_of(WithGraphs, **captured(1)) if is_captured else core_of(xpu_runner)
     num_unknown = run_ahead(core, batch)
     assert [sample.answer() for sample in batch] == [sample.answer() for sample in expected]
     assert num_unknown > sum(sample.num_outputs for sample in batch) / 2
-    run_alone(core_of(CpuRunner), mixed := [*samples()[:2], *plain_samples()[:1]])
+    run_alone(core_of(cpu_runner), mixed := [*samples()[:2], *plain_samples()[:1]])
     run_ahead(core, others := [*samples()[:2], *plain_samples()[:1]])
     assert [sample.answer() for sample in others] == [sample.answer() for sample in mixed]
 
@@ -421,7 +411,7 @@ def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
     np.testing.assert_array_equal(core.slots.token_ids[0], before)
     serving.run([stays, comes])
     assert len(left.outputs) == 2
-    run_alone(core_of(CpuRunner), expected := plain_samples())
+    run_alone(core_of(cpu_runner), expected := plain_samples())
     assert [stays.answer(), comes.answer()] == [sample.answer() for sample in expected[1:]]
 
 
@@ -439,7 +429,7 @@ def test_what_a_device_can_is_asked_of_it() -> None:
     assert not Forgetting("cpu").capabilities.is_arena_lasting
 
 
-KNOW_NAMES = ("workers/devices/", "workers/runners/runner.py", "engine/options/resolve_device.py")
+KNOW_NAMES = ("workers/devices/", "workers/runners.py", "engine/options/resolve_device.py")
 NAMES = {"gpu", "xpu", "npu"}  # "cuda" is an op table
 
 

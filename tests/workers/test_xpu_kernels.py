@@ -40,7 +40,7 @@ from tests.workers.serving import Sample, Serving, make_runner
 from tests.workers.test_pooling import ASKED, pooled
 from tests.workers.test_runners import NGRAM, WithGraphs, captured
 from workers.extensions.media.encoder import Encoder
-from workers.runners.xpu import xpu_runner
+from workers.runners import xpu_runner
 
 SIZES = {"max_model_len": 64, "num_kv_blocks": 16, "max_num_seqs": 2, "max_num_batched_tokens": 32}
 TEXT = {

@@ -23,12 +23,13 @@ from shm.encoder_arena import EncoderArena
 from shm.extent_slab import ExtentSlab
 from shm.segment import MemoryFile
 from shm.slab import SlabHandle
+from workers.assembly import RunnerParts
 from workers.engine.tape_plan import TapePlan
 from workers.extensions.media.encoder import Encoder
 from workers.extensions.media.features import Features
 from workers.extensions.media.media import Media
 from workers.rank_group.peers import Peers
-from workers.runners.cpu import CpuRunner
+from workers.runners import cpu_runner
 
 _UNIT = bytes(32)  # the hash of the picture
 
@@ -110,7 +111,7 @@ class Replays:
             shape = config.encoder_cache_size, config.encoder_row_width, config.dtype
             memory = MemoryFile.create("bench-encoder", EncoderArena.num_bytes_of(*shape))
             features = Features(EncoderArena(memory, *shape), _no_slab)
-        self._runner = CpuRunner(config, self._model, self._arena.buffer, Peers(config), features=features).core
+        self._runner = cpu_runner(RunnerParts(config, self._model, self._arena.buffer, Peers(config), features=features)).core
         self._runner.load(config.model, 1, lambda num_done, num_bytes: None)
         plan = self._runner.weights.plan
         assert isinstance(plan, TapePlan), f"{type(plan).__name__} has no tape"

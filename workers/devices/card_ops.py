@@ -1,7 +1,7 @@
 """CUDA's rows for the card of a rank: built by nvcc, where there is one, when they are first needed; and taken where they are
 right.
 
-Called by `workers/runners/gpu.py` with `--ops cuda`. The library is kept for later starts, by what it was made of.
+Called by `workers/runners.pygpu.py` with `--ops cuda`. The library is kept for later starts, by what it was made of.
 """
 
 from __future__ import annotations

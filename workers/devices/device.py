@@ -1,6 +1,6 @@
 """The device of this rank: where tensors live, how the host writes what a step reads, and what the device can.
 
-Made by the runners (`workers/runners/`). Native ops need nothing but memory: their tensors are the host's arrays, and Paddle is
+Made by the runners. Native ops need nothing but memory: their tensors are the host's arrays, and Paddle is
 not imported. With reference ops tensors are Paddle's (`paddle.py`).
 
 What a device can is asked of it once, when it is made (`Capabilities`), by trying; nothing is concluded from its name.

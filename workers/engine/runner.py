@@ -1,6 +1,6 @@
 """One rank's step from message to result: slots, inputs, the model, and what follows it. It knows no process, ring or clock.
 
-Put together by `workers/assembly.py`, owned by a `Runner` (`workers/runners/`). Steps are idempotent: a row's tokens, its keys
+Put together by `workers/assembly.py`, owned by a `Runner`. Steps are idempotent: a row's tokens, its keys
 and values and what it samples depend on the step and the slots alone, so a step that was lost with a worker is run again after
 its SlotStarts. (Rows that follow drafts begin where the slot ends: those are run once after a SlotStart.)
 """

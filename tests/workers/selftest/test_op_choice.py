@@ -20,8 +20,7 @@ from tests.workers.serving import make_runner
 from tests.workers.test_cuda_rows import OnEmulatedCard
 from tests.workers.test_pooling import ASKED, pooled
 from tests.workers.test_runners import answers, core_of
-from workers.runners.cpu import CpuRunner
-from workers.runners.xpu import xpu_runner
+from workers.runners import cpu_runner, xpu_runner
 
 
 @pytest.mark.slow
@@ -34,8 +33,8 @@ def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> 
     assert len(said) == 1
     assert said[0].startswith("rotary: fused_rotary_position_embedding is not taken on cpu: heads of ")
     found = answers(core)
-    assert found == answers(core_of(CpuRunner, name, ops="fused"))
-    assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(CpuRunner, name))]
+    assert found == answers(core_of(cpu_runner, name, ops="fused"))
+    assert [answer[0] for answer in found] == [answer[0] for answer in answers(core_of(cpu_runner, name))]
 
 
 @pytest.mark.slow
@@ -61,9 +60,9 @@ def test_where_no_linear_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(fused.CANDIDATES, "linear", (Candidate("tiles_of_128", by_rows),))
     with pytest.raises(OptionError, match=r"^--ops fused: on cpu an answer would depend .*--allow-variant-ops if only"):
-        core_of(CpuRunner, ops="fused")
+        core_of(cpu_runner, ops="fused")
     # it is taken then, and steps are allowed to differ as well
-    core = core_of(CpuRunner, ops="fused", allow_variant_ops=True)
+    core = core_of(cpu_runner, ops="fused", allow_variant_ops=True)
     assert core.device.fallbacks[0] == ("linear", "tiles_of_128")
 
 
@@ -78,6 +77,6 @@ def test_a_step_that_depends_on_others(monkeypatch: pytest.MonkeyPatch, caplog: 
 
     monkeypatch.setitem(fused.CANDIDATES, "activation", (Candidate("swiglu", with_attention),))
     with pytest.raises(OptionError, match=r"--ops fused: on cpu \d+ of 100 rows of a prompt, the first at position \d+, have"):
-        core_of(CpuRunner, ops="fused")
-    core_of(CpuRunner, ops="fused", allow_variant_ops=True)
+        core_of(cpu_runner, ops="fused")
+    core_of(cpu_runner, ops="fused", allow_variant_ops=True)
     assert "have other bits in chunks beside others" in caplog.text

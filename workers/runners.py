@@ -1,0 +1,143 @@
+"""Runners: the steps of one rank, in order, on each kind of device. `make_runner` chooses by the configuration.
+
+    cpu         native ops and tapes, or reference ops on Paddle's CPU place; the host makes the inputs in memory that the ops
+                read, and samples. A step is done when it is started: waiting elsewhere gains nothing.
+    gpu         NVIDIA GPUs by Paddle: reference ops or CUDA's rows, graphs on request. The device makes the inputs from
+                one copy and samples by itself where it can; else the native sampler does, from logits fetched into pinned
+                memory. The cache may be memory of the card that the supervisor holds: a worker that comes back finds it.
+    xpu, other  Kunlun XPUs and custom devices by Paddle, which calls them alike. A device that takes no copies without waiting,
+                or no graphs, says so at its start (`Capabilities`).
+
+GPUs and XPUs were not run on any card yet. Their steps run one ahead (`Ahead`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.messages import Step, StepResult
+from workers.assembly import DeviceParts, RunnerParts, build_runner
+from workers.devices.card_ops import card_rows
+from workers.devices.device import make_device
+from workers.devices.persistent_kv_arena import PersistentKvArena
+from workers.engine.device_inputs import DeviceInputs
+from workers.engine.inputs import StepInputs
+from workers.engine.plan import make_plan
+from workers.engine.runner import ModelRunner
+from workers.engine.step_run import StepRun
+
+
+class Runner(Protocol):
+    """Steps of one rank, in order. Weights are loaded into `core`, while no step is started."""
+
+    core: ModelRunner
+
+    @property
+    def depth(self) -> int:
+        """Number of steps that may be started before the first of them is finished."""
+
+    def start(self, step: Step) -> None:
+        """Enqueue a step."""
+
+    def finish(self) -> StepResult:
+        """Wait for the first step that was started and is not finished."""
+
+
+class InStep:
+    """Runner whose steps are done when they are started."""
+
+    depth = 1
+
+    def __init__(self, core: ModelRunner) -> None:
+        self.core = core
+        self._results: deque[StepResult] = deque()
+
+    def start(self, step: Step) -> None:
+        self._results.append(self.core.run(step))
+
+    def finish(self) -> StepResult:
+        return self._results.popleft()
+
+
+class Ahead:
+    """Runner whose steps are one ahead, on a device that works while the host does something else.
+
+                 tokens that the device samples               tokens that the host samples
+    start n      enqueue n                                    enqueue n
+    start n + 1  enqueue n + 1, which reads the tokens of n   wait for n and sample its tokens; enqueue n + 1
+    finish       wait for n                                   the result of n, at once
+                 The result of n is sent while the device works on n + 1.
+    """
+
+    def __init__(self, core: ModelRunner) -> None:
+        self.core = core
+        self._begun: deque[StepRun] = deque()
+        self._results: deque[StepResult] = deque()
+
+    @property
+    def depth(self) -> int:
+        return 2 if self.core.can_run_ahead else 1
+
+    def start(self, step: Step) -> None:
+        assert len(self._begun) + len(self._results) < self.depth, "the host's memory is that of two steps"
+        if self._begun and not self._begun[-1].is_sampled_on_device:
+            self._end()
+        self._begun.append(self.core.begin(step))
+
+    def finish(self) -> StepResult:
+        if not self._results:
+            self._end()
+        return self._results.popleft()
+
+    def _end(self) -> None:
+        """End the step that was begun first."""
+        self._results.append(self.core.end(self._begun.popleft()))
+
+
+def make_runner(parts: RunnerParts) -> Runner:
+    """Return the runner of the configuration's device. Adapters are the CPU's alone so far."""
+    kind = "cpu" if parts.adapters is not None else parts.config.device
+    if parts.device_arena >= 0 or kind == "gpu":
+        return gpu_runner(parts)
+    return cpu_runner(parts) if kind == "cpu" else xpu_runner(parts)
+
+
+def cpu_runner(parts: RunnerParts) -> InStep:
+    config, peers = parts.config, parts.peers
+    device = make_device(
+        config.device,
+        config.ops,
+        config.threads,
+        peers.rank,
+        peers.seat.place,
+        peers.seat.count,
+        config.cpu_kernels,
+        peers.rank_group,
+        peers.meetings,
+    )
+    return InStep(build_runner(parts, DeviceParts(device, StepInputs, make_plan)))
+
+
+def gpu_runner(parts: RunnerParts) -> Ahead:
+    config, peers = parts.config, parts.peers
+    lasting = None
+    if parts.device_arena >= 0:
+        lasting = PersistentKvArena(config.device_arena_library, peers.rank, parts.device_arena, parts.arena)
+    device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings, lasting=lasting)
+    rows = card_rows(_needed_by(config)) if config.ops == "cuda" else None
+    return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan, rows)))
+
+
+def xpu_runner(parts: RunnerParts) -> Ahead:
+    config, peers = parts.config, parts.peers
+    device = make_device(config.device, config.ops, config.threads, peers.rank, meetings=peers.meetings)
+    return Ahead(build_runner(parts, DeviceParts(device, DeviceInputs, make_plan)))
+
+
+def _needed_by(config: EngineConfig) -> str:
+    """Return the option that only CUDA's rows support on a card; empty: there is none."""
+    if config.quantization != "none":
+        return f"--quantization {config.quantization}"
+    return "" if config.kv_cache_dtype == "float32" else f"--kv-cache-dtype {config.kv_cache_dtype}"
