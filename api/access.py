@@ -1,5 +1,4 @@
-"""Who may use which route: the name that a request calls this server by, the page that it comes from, its key, and
-with which priority.
+"""Access to routes: checks the host name of a request, the page that it comes from and its key, and sets its priority.
 
 Called in the api process, by `app.Gate` for every request and by `client/submission.py` for those that generate. A browser on
 this machine runs the code of any page that it shows, and reaches this server like any program here. Two headers that such code
@@ -126,8 +125,7 @@ def priority_of(request: HTTPConnection, asked: int | None, config: EngineConfig
 
 
 def source_of(request: HTTPConnection, config: EngineConfig) -> str:
-    """Whose a request is: its key's, else that of where it came from. Empty: nobody can tell. It names neither to who reads
-    messages."""
+    """Return the source of a request: a hash of its key, or of its address where there is no key. Empty: unknown."""
     given: Given | None = request.scope.get(GIVEN_KEY)
     if given is not None:
         return given.source
@@ -180,8 +178,8 @@ def _source_at(host: str) -> str:
 
 
 def neighbourhood(host: str) -> str:
-    """What one user has of addresses: one of IPv4, all 2^64 of a network of IPv6. All of IPv4 is one such network behind a
-    translator (RFC 6052), and each of its addresses another user."""
+    """Return the addresses that count as one user: one of IPv4, all 2^64 of a network of IPv6. All of IPv4 is one such network
+    behind a translator (RFC 6052), and each of its addresses another user."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

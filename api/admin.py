@@ -138,14 +138,14 @@ async def reset_encoder_cache(request: Request) -> Response:
 
 
 async def reload_weights(request: Request) -> Response:
-    """Of a path on the engine's machine: a directory, or a GGUF file."""
+    """Load weights from a path on the engine's machine: a directory, or a GGUF file."""
     body = await _parse(request, ReloadRequest)
     path = await asyncio.to_thread(_checkpoint_at, body.path) if body.path else ""
     return await _carry_out(request, ReloadWeights(path, body.mode, body.ranks))
 
 
 async def load_adapter(request: Request) -> Response:
-    """Of a directory on the engine's machine. vLLM's body."""
+    """Load an adapter from a directory on the engine's machine. vLLM's body."""
     body = await _parse(request, LoadAdapterRequest, b"")
     path = Path(body.lora_path)
     if "\0" in body.lora_path or not path.is_absolute():

@@ -62,7 +62,7 @@ class Fingerprints:
         return f"fp_{digest}"
 
     def _records(self) -> list[WeightsRecord]:
-        """What each replica has; a reload comes to one after the other."""
+        """Weights of each replica; a reload changes one after the other."""
         try:
             return [self._run.weights(scheduler) for scheduler in self._schedulers]
         except TokamakError:  # the next answer looks again

@@ -79,7 +79,7 @@ def problems(
 
 
 def _last_error(actor: str, errors: Sequence[ErrorSnapshot]) -> str:
-    """What the error log holds of an actor; of one that died, its supervisor wrote there why."""
+    """Return the last error of an actor; the supervisor writes the cause of a death there."""
     return next((error.text for error in errors if error.actor == actor), "")
 
 

@@ -81,7 +81,7 @@ class BodyDecoder:
 
 
 class _Outline(msgspec.Struct):
-    """What one pass over a body finds: how much it holds, and where it can be cut. Positions are those of commas and closing
+    """Result of one pass over a body: its size, and the places where it can be cut. Positions are those of commas and closing
     brackets."""
 
     limits: DecodingLimits
@@ -144,7 +144,7 @@ class _Outline(msgspec.Struct):
             self.is_in_text = len(token) == 1 or not token.endswith(b'"')
 
     def check(self, body: Text) -> None:
-        """That the body is one pair of brackets with nothing around it."""
+        """Check that the body is one pair of brackets with nothing around it."""
         if self.end < 0:
             raise _not_json("unexpected end of input")
         if not (_is_blank(body, 0, self.start) and body[self.end] == ord("}") and _is_blank(body, self.end + 1, len(body))):

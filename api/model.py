@@ -92,7 +92,7 @@ class ServedModel(msgspec.Struct, frozen=True):
         return None if self.adapters is None or name is None or name in self.names else self.adapters.find(name)
 
     def use_of(self, name: str | None) -> AdapterUse | None:
-        """What a request that names this model uses of the adapters. 404 for a model that is not served."""
+        """Return the adapter that a request for this model uses. 404 for a model that is not served."""
         adapter = self.adapter_of(self.resolve(name))
         return None if adapter is None else AdapterUse(adapter.number, adapter.slot, adapter.contents)
 

@@ -43,5 +43,5 @@ async def page(request: Request) -> Response:
 
 @cache
 def files() -> dict[str, Path]:
-    """What may be asked for, by the name under which it is."""
+    """Files of the page by their public names."""
     return {str(file.relative_to(FOLDER)): file for file in FOLDER.rglob("*") if file.suffix in MEDIA_TYPES}

@@ -1,5 +1,5 @@
-"""What `GET /metrics` answers: every row of the counters file, the actor table and the rings, as Prometheus's text or as
-OpenMetrics, whichever the client asks for.
+"""`GET /metrics`: every row of the counters file, the actor table and the rings, as Prometheus's text or as OpenMetrics,
+whichever the client asks for.
 
 Runs in the api process, off its event loop; what it needs is imported with the first look. Names and meanings are the rows' own
 (`engine/metrics.py`), printed with the prefix `tokamak:` (`--metrics-prefix`); every sample carries `model_name`, and `actor`
@@ -45,7 +45,8 @@ Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 
 
 class Renderings:
-    """Of one api process, off its event loop: one at a time, of which each is begun after all who get it had asked for it.
+    """Renderings of the metrics in one api process, off its event loop, one at a time: each begins after the requests that it
+    answers.
 
     One takes milliseconds of a processor, which streams beside it lack, and nobody needs a key to ask. So all who ask while one
     is made share the next, and in the long run they take `SHARE` of a processor's time: who asks again and again waits.
@@ -60,7 +61,7 @@ class Renderings:
         self._paid_s = 0.0  # on the clock of the loop: when what was taken is `SHARE` of the time that went by
 
     async def text(self, is_open: bool) -> bytes:
-        """As it is now, in Prometheus's text or as OpenMetrics."""
+        """Return the metrics as they are now, in Prometheus's text format or OpenMetrics."""
         task = self._next.get(is_open)
         if task is None:
             task = self._next[is_open] = asyncio.create_task(self._made(is_open))
@@ -103,7 +104,7 @@ def rendered(
 
 
 def information(config: EngineConfig, system_fingerprint: str = "") -> list[Row]:
-    """What does not change while the engine runs: gauges that are 1, with labels."""
+    """Facts that do not change while the engine runs: gauges that are 1, with labels."""
     build = {
         "version": package_version(),
         "python_version": platform.python_version(),
@@ -223,7 +224,7 @@ def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
 
 
 def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: int) -> Iterable[Row]:
-    """As vLLM has it: which adapters have samples that run or wait, in labels, and the time."""
+    """vLLM's rows: the adapters that have running or waiting sequences, as labels, and the time."""
     labels = {"max_lora": str(max_loras)}
     found = [
         (row["name"], int(row["labels"]["adapter_slot"])) for row in rows if row["name"].startswith("adapter_") and row["value"]

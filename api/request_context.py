@@ -42,7 +42,7 @@ F = TypeVar("F")
 
 
 class Services(msgspec.Struct, frozen=True):
-    """What the handlers of one api process share."""
+    """Services that the handlers of one api process share."""
 
     context: ActorContext
     client: EngineClient

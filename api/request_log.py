@@ -55,7 +55,7 @@ class RequestLog:
 
 
 def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
-    """What is not as usual; of lists and mappings how long they are."""
+    """Parameters that differ from their defaults; lists and mappings as their lengths."""
     given = {name: value for name, value in msgspec.structs.asdict(sampling).items() if name not in _HIDDEN}
     return {
         name: len(value) if isinstance(value, (list, dict, bytes, str)) else value
@@ -65,7 +65,7 @@ def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def figures_of(generation: Generation) -> dict[str, Any]:
-    """Of an answer: its tokens, ends and times."""
+    """Numbers of an answer: its tokens, finish reasons and times."""
     samples = generation.samples
     firsts = [sample.first_token_ns - generation.shared.arrival_ns for sample in samples if sample.first_token_ns]
     return {

@@ -1,5 +1,4 @@
-"""What a span of a request is made of, and whose part it is. Used by `spans.py`; W3C's trace context:
-https://www.w3.org/TR/trace-context/."""
+"""Parts of a request's span, and its parent. Used by `spans.py`; W3C's trace context: https://www.w3.org/TR/trace-context/."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-
 
 
 class SpanContext(msgspec.Struct, frozen=True):
-    """Of a request's span, which begins with it: whose part it is, and what an answer says of it."""
+    """Ids of a request's span: its parent's, and those that the answer names."""
 
     operation: str
     trace_id: int

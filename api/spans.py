@@ -33,7 +33,7 @@ _PARAMETERS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_p
 
 
 class Spans:
-    """Of one api process. `close` at its end."""
+    """Spans of one api process. Call `close` at its end."""
 
     def __init__(self, context: ActorContext, adapters: AdapterRegistry | None) -> None:
         config = context.config
@@ -54,7 +54,7 @@ class Spans:
         self._thread.start()
 
     def begin(self, path: str, headers: Headers) -> SpanContext | None:
-        """Of a request that came just now; None: it gets no span."""
+        """Begin the span of a new request; None: it gets no span."""
         return context_of(path, headers)
 
     def finish(self, context: SpanContext, path: str, request_id: str, status: int, generation: Generation | None) -> None:
@@ -133,7 +133,7 @@ class Spans:
 
 
 def _attributes_of(generation: Generation) -> dict[str, Any]:
-    """What was asked for, and what came."""
+    """Attributes of a span: parameters of the request, numbers of the answer."""
     sampling, figures = generation.shared.sampling, figures_of(generation)
     found: dict[str, Any] = {
         "gen_ai.request.choice.count": generation.samples_per_prompt,

@@ -135,7 +135,7 @@ def _breakers(request: GenerationRequest) -> list[str]:
 
 
 def truncation_of(request: GenerationRequest | PoolingRequest) -> int:
-    """As `TextOptions.truncate_prompt_tokens`."""
+    """Return the value of `TextOptions.truncate_prompt_tokens`."""
     if request.truncate_prompt_tokens == 0:
         raise invalid("truncate_prompt_tokens", "0 leaves nothing of the prompt; expected at least 1, or -1")
     return request.truncate_prompt_tokens or 0
@@ -249,7 +249,7 @@ def shared_part(
     media: list[MediaItem] | None = None,
     mask_bounds: bytes = b"",
 ) -> SharedPart:
-    """What the engine is told of all sequences of a request."""
+    """Return the part of a request that its sequences share."""
     context = RequestContext.of(request)
     actor = context.services.context
     return SharedPart(

@@ -22,7 +22,7 @@ MIN_INTERVAL_NS = 500_000_000
 
 
 class Watch:
-    """What it needs is imported with the first look."""
+    """State of the engine for the dashboard; its imports happen at the first look."""
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""What Anthropic's API answers: messages, events, models, errors. Encoded by msgspec; the OpenAPI document is made of them."""
+"""Answers of Anthropic's API: messages, events, models, errors. Encoded by msgspec; the OpenAPI document is made of them."""
 
 from __future__ import annotations
 

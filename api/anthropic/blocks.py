@@ -32,7 +32,7 @@ _NO_INPUT = msgspec.Raw(b"{}")
 
 
 class Blocks:
-    """Of one message. A block is open until another begins, or the message ends."""
+    """Content blocks of one message. A block is open until another begins, or the message ends."""
 
     def __init__(self, shows_thinking: bool) -> None:
         """`shows_thinking`: else its blocks stand empty, with their signatures."""
@@ -92,5 +92,5 @@ class Blocks:
 
 
 def signature_of(thinking: str) -> str:
-    """What a client sends back with it; nobody here needs to be convinced."""
+    """Return the signature that clients send back with a thinking block. It is not checked."""
     return base64.b64encode(hashlib.blake2b(thinking.encode("utf-8", "surrogatepass"), digest_size=24).digest()).decode()

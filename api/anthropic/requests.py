@@ -240,7 +240,7 @@ class ContextManagement(msgspec.Struct, kw_only=True):
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """What makes a prompt."""
+    """Fields that make a prompt."""
 
     messages: Annotated[list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1)]
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None

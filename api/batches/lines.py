@@ -61,7 +61,8 @@ class Request(msgspec.Struct):
 
     @property
     def answer_id(self) -> str:
-        """Of its answer: a hash of all that is asked, so that an answer tells whether it is to this very request."""
+        """Return the id of a line's answer: a hash of the whole request, so that an answer names the request that it belongs
+        to."""
         said = self.error.message if self.error else ""
         parts = (self.custom_id or "", self.url, said)
         asked = b"\0".join([*(part.encode(errors="surrogatepass") for part in parts), self.body])
@@ -158,7 +159,7 @@ def answer_line(request: Request, reply: Reply | None) -> bytes:
 
 
 class Answered(NamedTuple):
-    """What a line answers, and whether well."""
+    """Answer to a line, and whether it succeeded."""
 
     answer_id: str  # `Request.answer_id`
     custom_id: str | None

@@ -37,7 +37,7 @@ MESSAGE_BYTES = 64  # of a record, besides its parts
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
-    """What the sequences of an HTTP request share, encoded."""
+    """Parts of a request that its sequences share, encoded."""
 
     source: str
     shared: SharedPart

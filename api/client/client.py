@@ -67,7 +67,7 @@ class _Call:
         self.answer = answer
 
     def next_attempt(self) -> Tokenize | Detokenize:
-        """As it must be asked after a crash. A new object: an older one may still wait in a backlog."""
+        """Return the message to ask again after a crash. A new object: an older one may still wait in a backlog."""
         self.message = msgspec.structs.replace(self.message, attempt=self.message.attempt + 1)
         return self.message
 
@@ -285,14 +285,14 @@ class EngineClient:
         return self._tokenizers[crc32(key.encode()) % len(self._tokenizers)]
 
     def _send(self, tokenizer: str, key: str, *items: Item) -> None:
-        """What must not be lost: it waits in the backlog while the ring is full."""
+        """Send items that must not be lost: they wait in the backlog while the ring is full."""
         backlog = self._backlogs[tokenizer]
         for item in items:
             backlog.push(key, item)
         backlog.flush()
 
     def _is_stale(self, item: Item) -> bool:
-        """What a later attempt replaced, or nobody waits for any more."""
+        """Return whether a later attempt replaced an item, or its answer is no longer awaited."""
         if isinstance(item, SequenceSubmit):
             sample = self._samples.get(item.own.request_id)
             return sample is None or sample.own is not item.own

@@ -36,8 +36,8 @@ class ClientGone(TokamakError):
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
-    """What `work` comes to, which ends with it; ClientGone where the client leaves before. `receive`: of the HTTP request,
-    whose body was read."""
+    """Return the result of `work`. ClientGone, and `work` is cancelled, if the client leaves first. `receive`: of the HTTP
+    request, after its body was read."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_gone(receive))
     try:
@@ -184,7 +184,7 @@ class OpenSample:
         )
 
     def next_attempt(self) -> SequencePart:
-        """What must be submitted after a crash. A new object: an older one may still wait in a backlog."""
+        """Return the part to submit after a crash. A new object: an older one may still wait in a backlog."""
         self.own = msgspec.structs.replace(
             self.own,
             attempt=self.own.attempt + 1,
@@ -273,7 +273,7 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What an answer says of who made it, in its headers."""
+        """Headers that name the weights and replicas that made the answer."""
         replicas = sorted({sample.made_by for sample in self.samples if sample.made_by >= 0})
         return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
 

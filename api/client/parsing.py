@@ -30,8 +30,8 @@ def parsing_of(
     has_strict: bool = False,
     thinking_token_budget: int | None = None,
 ) -> Parsing | None:
-    """What the engine is to look for. `tool_names`: of all tools, in order; `has_strict`: one of them is strict. RequestError
-    where a choice cannot be met."""
+    """Return what the engine looks for in the answer. `tool_names`: of all tools, in order; `has_strict`: one of them is
+    strict. RequestError where a choice cannot be met."""
     known: set[str] = set()
     for name in tool_names:
         if name in known:

@@ -1,4 +1,4 @@
-"""What the edge counts of its samples: tokens, latencies, and how they ended. Written by `client.EngineClient`."""
+"""Metrics of sequences in an api process: tokens, latencies, and how they ended. Written by `client.EngineClient`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class UploadFields(msgspec.Struct, kw_only=True):
 
 
 class _Parts:
-    """What `MultipartParser` finds."""
+    """Events of `MultipartParser`."""
 
     def __init__(self, store: FileStore, source: str) -> None:
         self.fields: dict[str, str] = {}

@@ -48,8 +48,8 @@ T = TypeVar("T")
 async def download(
     links: Sequence[L] | str, fetch: Callable[[L], Awaitable[T]], max_workers: int = 8
 ) -> AsyncGenerator[T | RequestError, None]:
-    """What `fetch` makes of each link, in their order, `max_workers` at a time. The first failure is the last that comes: what
-    has not begun never does, what is under way is cancelled. So it is where the caller stops early, and closes the iterator."""
+    """Fetch each link with `fetch`, in their order, `max_workers` at a time. The first failure is the last that comes: what has
+    not begun never does, what is under way is cancelled. So it is where the caller stops early, and closes the iterator."""
     waiting = deque[L]([links] if isinstance(links, str) else links)  # type: ignore[list-item]
     under_way = deque[asyncio.Future[T]]()
     try:
@@ -111,9 +111,9 @@ class Fetcher:
         came: Callable[[int], None] = lambda num_bytes: None,
         source: object = None,
     ) -> bytearray:
-        """What a link leads to; links of one `source` share its turns. RequestError, without `param`, where that is nothing or
-        too much, 429 where others' links left it no turn; or `came`'s, which is told of bytes before they are kept, and of less
-        than none when they are not kept any more."""
+        """Return the bytes behind a link; links of one `source` share its slots. RequestError, without `param`, where that is
+        nothing or too much, 429 where others' links left it no turn; or `came`'s, which is told of bytes before they are kept,
+        and of less than none when they are not kept any more."""
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
         scheme = link[:16].partition(":")[0].lower()
         fetched: Callable[[Turn], Awaitable[bytearray]]

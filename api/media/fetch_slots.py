@@ -117,7 +117,7 @@ class FetchSlots:
 
 
 class Turn:
-    """Of one link. Ends with the last of those who hold it."""
+    """Slot of one link; it is free when its last holder leaves."""
 
     def __init__(self, turns: FetchSlots, source: object) -> None:
         self._turns = turns

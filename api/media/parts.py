@@ -20,7 +20,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """What a client sent for one item."""
+    """Item of media as a client sent it."""
 
     path: str  # of its place in the body
     kind: str  # "image" | "video"
@@ -72,7 +72,7 @@ def completion_parts(body: CompletionMedia) -> list[MediaPart]:
 
 
 def check_parts(parts: list[MediaPart], kinds: Collection[str], takes_features: bool, limits: Mapping[str, int]) -> None:
-    """What can be said without looking at them. `kinds`: that the model takes."""
+    """Check the parts without reading them. `kinds`: those that the model takes."""
     for part in parts:
         if part.kind not in kinds:
             taken = " and ".join(["text", *kinds])

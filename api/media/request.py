@@ -33,8 +33,8 @@ _ESCAPED = (("%2B", "+"), ("%2b", "+"), ("%2F", "/"), ("%2f", "/"), ("%3D", "=")
 
 
 class MediaRequests:
-    """What the handlers of one api process share. `desk` is None where the model takes text alone; `kinds`: what else it
-    takes."""
+    """Media of requests, for the handlers of one api process. `store` is None where the model takes text alone; `kinds`: what
+    else it takes."""
 
     def __init__(
         self, context: ActorContext, desk: MediaStore | None, kinds: Collection[str], num_links: int = MAX_LINKS
@@ -97,7 +97,7 @@ Fetch = Callable[[MediaPart, int, object], Awaitable[bytearray]]
 
 
 class _Gathering:
-    """Of one request."""
+    """Media of one request while they arrive."""
 
     def __init__(self, config: EngineConfig, name: str, held: MediaLease, fetch: Fetch, settings: bytes, source: str) -> None:
         self.held = held

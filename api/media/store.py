@@ -58,8 +58,8 @@ class MediaStore:
         return self._slab.writable(handle)
 
     def expect(self, num_bytes: int) -> None:
-        """So much more came of a link, which has no place in the slab before it is whole; less than nothing: it went there, or
-        nowhere. RequestError (429) where it would not fit: slow links take no more memory than files that are there."""
+        """Count bytes of a link that is not complete and so not in the slab yet; a negative number: they moved there, or were
+        dropped. RequestError (429) where it would not fit: slow links take no more memory than files that are there."""
         num_used = self._slab.num_used_bytes + self._num_coming_bytes
         if num_bytes > 0 and num_used + num_bytes > self._slab.capacity_bytes:
             raise self._full(num_used, num_bytes)
@@ -87,7 +87,7 @@ class MediaStore:
         self._num_held_bytes.set(self._slab.num_used_bytes + self._num_coming_bytes)
 
     async def prepare(self, source: MediaSource, request: str, deadline_ns: int) -> MediaItem:
-        """What the bytes of an item are. RequestError where they are nothing that the model can look at."""
+        """Return the facts of an item's bytes. RequestError where the model can't read them."""
         call_id = f"{self._name}.{self._epoch}.{next(self._call_ids)}"
         media = media_of(request, list(self._outboxes))
         message = Prepare(call_id, self._name, self._epoch, source, request, deadline_ns)
@@ -139,7 +139,7 @@ class MediaStore:
 
 
 class MediaLease:
-    """What one request holds of the slab, and the facts of its items."""
+    """Part of the slab that one request holds, and the facts of its items."""
 
     def __init__(self, desk: MediaStore | None = None, request: str = "", deadline_ns: int = 0) -> None:
         self.items: list[MediaItem] = []
@@ -157,7 +157,7 @@ class MediaLease:
         return handle, self._desk.writable(handle)
 
     async def prepare(self, source: MediaSource) -> MediaItem:
-        """As MediaStore.prepare; its files wait for each other here, and not before the files of others."""
+        """Prepare an item (`MediaStore.prepare`). Files of one request are prepared one after another."""
         assert self._desk is not None
         async with self._is_asking:
             return await self._desk.prepare(source, self._request, self.deadline_ns)

@@ -1,4 +1,4 @@
-"""What Ollama's API answers. Encoded by msgspec; the OpenAPI document is made of them. Durations are nanoseconds."""
+"""Answers of Ollama's API. Encoded by msgspec; the OpenAPI document is made of them. Durations are nanoseconds."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def translate_chat(body: OllamaChatRequest, model: ServedModel) -> Translation:
 
 
 def translate_generate(body: OllamaGenerateRequest, model: ServedModel) -> Translation:
-    """As a conversation of one turn."""
+    """Translate the request into a conversation of one turn."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": _content(body.prompt or "", body.images)}]
     fields = _common(body) | _thinking(body, model) | {"messages": messages}
@@ -70,7 +70,7 @@ def is_bare(body: OllamaGenerateRequest) -> bool:
 
 
 def translate_bare(body: OllamaGenerateRequest) -> Translation:
-    """As a completion."""
+    """Translate the request into a completion."""
     why = "raw" if body.raw else "suffix"
     for param in ("system", "images", "think"):
         if getattr(body, param):

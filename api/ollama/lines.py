@@ -124,7 +124,7 @@ class LineWriter(EventWriter):
         return [OllamaMadeCall(id=call.call_id, function=function)]
 
     def _add_logprobs(self, pieces: list[Answer], delta: Delta) -> None:
-        """What tokens have is in the first of their pieces, though it may say nothing yet."""
+        """Add log-probabilities to the first of the pieces that the tokens made, even if that has no text yet."""
         if self._num_logprobs is None or not delta.logprobs:
             return
         if not pieces:
@@ -141,7 +141,7 @@ class LineWriter(EventWriter):
         return answer
 
     def loaded(self, reason: DoneReason) -> Answer:
-        """Of a request that asks nothing: the model is there."""
+        """Answer a request without a prompt: the model is loaded."""
         answer = self.answer()
         answer.done, answer.done_reason = True, reason
         return answer

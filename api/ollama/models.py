@@ -1,6 +1,5 @@
-"""What clients ask about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; and what only Ollama can do with them.
-Runs in the api process.
-"""
+"""Questions about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; and what only Ollama can do with them. Runs in
+the api process."""
 
 from __future__ import annotations
 
@@ -149,7 +148,7 @@ def _cannot_change(request: Request) -> RequestError:
 
 
 def tagged(name: str) -> str:
-    """As Ollama calls a model: with a tag, in any case."""
+    """Return a model's name as Ollama writes it: always with a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -186,7 +185,7 @@ def _digest(model: ServedModel) -> str:
 
 
 class _Files(msgspec.Struct, frozen=True):
-    """Of a checkpoint, as far as they are still there."""
+    """Files of a checkpoint that still exist."""
 
     format: Literal["gguf", "safetensors"] = "safetensors"
     num_bytes: int = 0
@@ -211,7 +210,7 @@ def _files_at(place: Path) -> _Files:
 
 
 def _shortened(number: int) -> str:
-    """As Ollama says how large a model is."""
+    """Return the size of a model as Ollama writes it."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= unit:
             return f"{number / unit:.1f}{name}"

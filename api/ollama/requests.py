@@ -69,7 +69,7 @@ class OllamaTurn(msgspec.Struct, kw_only=True):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """What `/api/chat` and `/api/generate` have in common."""
+    """Fields of both `/api/chat` and `/api/generate`."""
 
     model: ModelName | None = None
     stream: Annotated[bool, Meta(description="Default: true.")] | None = None

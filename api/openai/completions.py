@@ -96,7 +96,7 @@ async def open_completion(
 
 
 def _check_echo(body: CompletionRequest) -> None:
-    """What is echoed is the prompt as it was sent."""
+    """Check that the prompt can be echoed as it was sent."""
     for param in ("suffix", "truncate_prompt_tokens", "logprob_token_ids", "logprobs_by_id"):
         if body.echo and getattr(body, param) not in (None, False):
             raise invalid("echo", f"cannot be combined with {param}; remove one of them")
@@ -187,7 +187,7 @@ class ChoiceBuilder:
         return choice
 
     def _first_token(self, sample: OpenSample) -> tuple[int, bytes]:
-        """Of the prompt; its id is known where tokens are called by that."""
+        """Return the first token of the prompt; its id is known where tokens are named by id."""
         return (sample.prompt_token_ids or [-1])[0], sample.first_prompt_token
 
     def _piece_logprobs(self, sample: OpenSample, delta: Delta) -> CompletionLogprobs | None:

@@ -34,7 +34,7 @@ FirstToken = tuple[int, bytes]  # of a prompt: its id and bytes
 async def encoded_in_turns(
     entries: Sequence[DecodedLogprobs], make: Callable[[Sequence[DecodedLogprobs]], Iterable[T]]
 ) -> list[T]:
-    """What `make` makes of the entries, as JSON that the encoder will only copy; a turn of the loop after each few."""
+    """Return `make` of the entries as JSON that the encoder only copies; other tasks run after every few entries."""
     found: list[T] = []
     for start in range(0, len(entries), TOKENS_PER_TURN):
         made = make(entries[start : start + TOKENS_PER_TURN])
@@ -61,7 +61,7 @@ def text_of(token_id: int, token: bytes) -> str:
 
 
 class LogprobsShown(msgspec.Struct, frozen=True):
-    """What a request wants to see of log-probabilities: how many besides the token's own, and what tokens are called."""
+    """Log-probabilities that a request shows: how many besides the token's own, and how tokens are named."""
 
     num_top: int
     called: Callable[[int, bytes], str] = text_of

@@ -36,7 +36,7 @@ class ChunkWriter(EventWriter):
 
     @abstractmethod
     def choices(self, index: int, sample: OpenSample, delta: Delta) -> Sequence[msgspec.Struct]:
-        """What `delta` adds to the choice `index`, an event each."""
+        """Return what `delta` adds to the choice `index`, one event each."""
 
     def take(self, generation: Generation) -> bytes:
         """The events for everything that came since the last call; after the last, usage where wanted and the end mark."""

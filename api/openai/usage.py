@@ -40,7 +40,7 @@ def progress_of(generation: Generation) -> PromptProgress:
 
 
 def timings_of(generation: Generation) -> Timings:
-    """As far as it has come."""
+    """Return the times of a generation so far."""
     firsts = generation.samples[:: generation.samples_per_prompt]
     num_cached = sum(sample.num_cached_tokens for sample in firsts)
     num_prompt = sum(sample.num_prompt_tokens for sample in firsts) - num_cached

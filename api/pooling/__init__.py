@@ -1,1 +1,1 @@
-"""What is made of whole prompts: vectors, scores, ranks. Read `submission.py` first; a file a route."""
+"""Pooling of whole prompts: vectors, scores, ranks. Read `submission.py` first; each route has a file."""

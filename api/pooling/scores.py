@@ -143,7 +143,7 @@ def _check_model(model: ServedModel) -> None:
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Of the angle between two vectors; 0 where one has no direction."""
+    """Cosine of the angle between two vectors; 0 where one has no direction."""
     product = math.fsum(x * y for x, y in zip(first, second, strict=True))
     lengths = math.hypot(*first) * math.hypot(*second)
     return product / lengths if lengths else 0.0

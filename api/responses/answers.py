@@ -1,4 +1,4 @@
-"""What the Responses API answers: responses, their items, events. Encoded by msgspec; the OpenAPI document is made of them."""
+"""Answers of the Responses API: responses, their items, events. Encoded by msgspec; the OpenAPI document is made of them."""
 
 from __future__ import annotations
 

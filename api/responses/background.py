@@ -33,7 +33,7 @@ _BUSY = (429, 503)
 
 
 class Writer(Protocol):
-    """What `response.ResponseWriter` is here."""
+    """Interface of `response.ResponseWriter` used here."""
 
     response: OpenAIResponse
 
@@ -158,7 +158,7 @@ class BackgroundResponses:
         return may_claim
 
     async def _make_again(self, response_id: str, stored: StoredResponse, asked: StoredRequest) -> None:
-        """As long as the engine has no room for it, try again."""
+        """Make a response again; retried while the engine has no room for it."""
         assert self.reopen is not None
         waits = growing_waits()
         while True:

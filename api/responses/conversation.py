@@ -238,7 +238,7 @@ def _parted(content: str | list[Part]) -> list[Part]:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Of a call: an object, or its JSON text."""
+    """Arguments of a call: an object, or its JSON text."""
     return arguments if isinstance(arguments, (str, dict)) else {}
 
 

@@ -1,4 +1,4 @@
-"""What a stored response is an answer to, as `GET /v1/responses/{id}/input_items` shows it. Pure."""
+"""Input items of a stored response, as `GET /v1/responses/{id}/input_items` shows them. Pure."""
 
 from __future__ import annotations
 

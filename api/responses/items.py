@@ -56,7 +56,7 @@ _PREFIXES = {
 
 
 class Items:
-    """Of one response. An item is open until another begins, or the response ends."""
+    """Output items of one response. An item is open until another begins, or the response ends."""
 
     def __init__(self, response_id: str, tools: ToolSet, seals_reasoning: bool, compacts: bool = False) -> None:
         """`seals_reasoning`: whether its items carry what brings them back; `compacts`: the content is a summary."""
@@ -100,7 +100,7 @@ class Items:
         return events
 
     def _logprobs_of(self, part: Part) -> list[msgspec.Raw]:
-        """Of its tokens. Those before it are markers'."""
+        """Return the log-probabilities of a part's tokens, without those of markers before it."""
         if not self._new_logprobs:
             return []
         num_new = len(self._new_logprobs)
@@ -197,7 +197,7 @@ def _object(text: str) -> msgspec.Raw:
 
 
 def _action(text: str) -> ShellExec:
-    """What a model wants to run; all that it wrote, where that is not the JSON that was asked for."""
+    """Return the command that a model wants to run; all of its text where that is not the expected JSON."""
     try:
         return msgspec.json.decode(text, type=ShellExec)
     except msgspec.MsgspecError:

@@ -202,7 +202,7 @@ Includable = Literal[
 
 
 class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """What makes a prompt."""
+    """Fields that make a prompt."""
 
     input: str | list[InputItem] | None = None
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None

@@ -161,7 +161,7 @@ class ResponseWriter(EventWriter):
 
     @property
     def num_bytes(self) -> int:
-        """Of the conversation and the response, as they are stored."""
+        """Size of the conversation and the response, as they are stored."""
         return len(self._items_sent) + len(encoder.encode(self.response))
 
     def _leave_queue(self) -> list[ResponseEvent]:

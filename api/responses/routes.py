@@ -188,7 +188,7 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
 
 
 def _asked(generation: Generation, fields: dict[str, Any], body: ResponsesRequest, num_past: int) -> StoredRequest:
-    """What a response is made of, so that another process can."""
+    """Return what another process needs to make the response again."""
     shared = generation.shared
     seed = shared.sampling.seed
     return StoredRequest(

@@ -42,7 +42,7 @@ class StoredResponse(msgspec.Struct):
 
 
 class StoredRequest(msgspec.Struct):
-    """What a response that is made in the background is made of, beside the items that are stored with it."""
+    """Request of a background response, without the items that are stored with it."""
 
     fields: msgspec.Raw  # of the body, but for `input`
     num_past: int  # items of an earlier response

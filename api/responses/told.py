@@ -1,4 +1,4 @@
-"""What the stream of a response has told before its process died. Pure.
+"""Events that the stream of a response sent before its process died. Pure.
 
 The response is made again from its beginning, by another process. Its answer is the same, though its text may come in other
 pieces: what was told is left out of the new events, piece by piece, and the stream goes on behind it.
@@ -43,7 +43,7 @@ class ToldEvents:
         self._texts = {place: "".join(pieces) for place, pieces in texts.items()}  # that the new events have not come to yet
 
     def rest(self, events: list[ResponseEvent]) -> list[ResponseEvent]:
-        """What of `events` is new. RequestError (500): the answer is another one now."""
+        """Return the part of `events` that is new. RequestError (500): the answer is another one now."""
         return [event for event in events if self._is_new(event)]
 
     def _is_new(self, event: Any) -> bool:

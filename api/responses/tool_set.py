@@ -42,7 +42,7 @@ Kind = Literal["function", "custom", "tool_search", "local_shell"]
 
 
 class CalledTool(msgspec.Struct, frozen=True):
-    """What the client knows a tool by."""
+    """Name and kind by which the client knows a tool."""
 
     kind: Kind
     name: str
@@ -77,7 +77,7 @@ class ToolSet:
         ]
 
     def called(self, name: str) -> CalledTool:
-        """What a model calls by a name."""
+        """Return the tool that a model calls by a name."""
         return self._called.get(name) or CalledTool("function", name)
 
     def name_of(self, name: str, namespace: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What a field of a request body accepts, in words, for the error about a value that it does not.
+"""Values that a field of a request body accepts, in words, for errors about others.
 
 Read from the msgspec type that checks the body, so that a message cannot differ from the check.
 """
@@ -18,7 +18,8 @@ Step = str | int  # name of a field, or index in a list
 
 
 def accepted(type_: type, steps: Iterable[Step], fields: object) -> str:
-    """Of the value that `steps` lead to, from a body `fields` of `type_`. Empty: unknown, or nothing but null."""
+    """Describe what the value accepts that `steps` lead to, in a body `fields` of `type_`. Empty: unknown, or nothing but
+    null."""
     candidates, value = [inspect.type_info(type_)], fields
     for step in steps:
         candidates = [found for each in _options(candidates) for found in _behind(each, step, value)]

@@ -1,4 +1,4 @@
-"""What an answer is to be, in requests: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
+"""Structured output in requests: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
 
 The fields of every body that generates, and how they become what the tokenizer makes a grammar of. One of them at most.
 """

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class PoolingRequest(msgspec.Struct, kw_only=True):
-    """What they have in common."""
+    """Fields of all pooling requests."""
 
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     priority: Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits.")] | None = None

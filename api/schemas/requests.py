@@ -113,7 +113,7 @@ class DrawingFields(FormatFields, kw_only=True):
 
 
 class GenerationRequest(DrawingFields, kw_only=True):
-    """What `/v1/completions` and `/v1/chat/completions` have in common."""
+    """Fields of both `/v1/completions` and `/v1/chat/completions`."""
 
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     stream: bool | None = None
@@ -152,8 +152,8 @@ class MultiModalData(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionMedia(MediaOptions, kw_only=True):
-    """What stands behind the placeholders of a bare prompt, in their order, and what its tokens see: the other half of the
-    bodies of `/v1/completions` and `/tokenize`."""
+    """Media for the placeholders of a bare prompt, in order, and the attention of its tokens: the other half of the bodies of
+    `/v1/completions` and `/tokenize`."""
 
     multi_modal_data: Annotated[MultiModalData, Meta(description="Links (also data:) per modality.")] | None = None
     image_feature_urls: Annotated[list[str] | str, Meta(description="Encoded images: npy or safetensors.")] | None = None
@@ -339,7 +339,7 @@ class PredictionPart(msgspec.Struct, kw_only=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """What the answer is guessed to be, such as the file that it changes: where that is right, it comes sooner."""
+    """Expected answer, such as the file that it edits: matching tokens arrive sooner."""
 
     type: Literal["content"]
     content: str | list[PredictionPart]
@@ -368,7 +368,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """What both forms of `/tokenize` have in common; a conversation comes beside it, as a `Conversation`."""
+    """Fields of both forms of `/tokenize`; a conversation comes beside it, as a `Conversation`."""
 
     model: str | None = None
     return_token_strs: bool | None = None
@@ -498,7 +498,7 @@ def _named(text: str, fields: dict[str, Any], type_: type[msgspec.Struct]) -> Re
 
 
 def _steps(path: str) -> list[Step]:
-    """Of msgspec's path."""
+    """Split msgspec's path into its steps."""
     return [step["name"] or int(step["index"]) for step in _STEP.finditer(path)]
 
 

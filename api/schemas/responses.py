@@ -32,7 +32,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Of a predicted answer: tokens that the answers have, and those that they have not. Tokens that were thinking."""
+    """Tokens of a prediction that the answers contain, and those that they do not; reasoning tokens."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -323,7 +323,7 @@ class ActorLog(msgspec.Struct):
 
 
 class AdminAnswer(msgspec.Struct):
-    """What was done; the fields beside it depend on the order (`actors` of the actor table)."""
+    """Result of a command; the other fields depend on the command (`actors` of the actor table)."""
 
     message: str
 

@@ -149,7 +149,7 @@ class _Tags:
         self.rule("start", self._triggered(tags, tag.triggers))
 
     def body(self, format_: Any) -> str:
-        """Of a format as xgrammar has them, the body of a rule."""
+        """Return the body of a rule for one of xgrammar's formats."""
         kind = format_.get("type") if isinstance(format_, dict) else None
         writer = self._KINDS.get(kind) if isinstance(kind, str) else None
         if writer is None:
@@ -269,7 +269,7 @@ _ASKS_NOTHING: tuple[Any, ...] = (None, False, [], "json")  # the last is a sche
 
 
 def _check_fields(format_: Any, kind: Any) -> None:
-    """What xgrammar has besides (`excludes`, a schema's `style`) would let through what is not asked for."""
+    """Check that a format has no other fields: xgrammar's `excludes` and `style` would be ignored here."""
     for name, value in format_.items():
         if name != "type" and name not in _FIELDS[kind] and value not in _ASKS_NOTHING:
             raise ValueError(f"{name!r} of a format of the type {kind!r} is not supported; leave it out")
@@ -319,7 +319,7 @@ _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 def cause_of(error: str) -> str:
-    """What a user hears of an error of llguidance: the first lines, without the places in text that is ours."""
+    """Return the part of an llguidance error that a user sees: the first lines, without the places in text that is ours."""
     lines: Iterable[str] = (line for line in error.splitlines() if not re.match(r" *\d* \||<non-verbose", line))
     text = _PLACE.sub("", " ".join(" ".join(lines).split()))
     return _CAUSES.get(text, text)[:500]

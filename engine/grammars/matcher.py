@@ -27,7 +27,7 @@ _DEFAULTS = (2000, 1_000_000, 200_000, 50_000, 250_000, 500_000)  # of `_Limits`
 
 
 class MatcherLimits(msgspec.Struct, frozen=True):
-    """What a grammar may take, by counts of the library's own, so that it is taken everywhere or nowhere."""
+    """Limits of a grammar in the library's own counts, so that every machine accepts the same grammars."""
 
     initial_lexer_fuel: int
     step_lexer_fuel: int
@@ -150,7 +150,7 @@ class MatcherVocabulary:
             self._library.free_tokenizer(self.address)
 
     def matcher(self, grammar: str, limits: MatcherLimits) -> Matcher:
-        """Of Lark in llguidance's dialect, which has no NUL; `is_error` says whether it is any."""
+        """Return the matcher of Lark in llguidance's dialect, which has no NUL; `is_error` says whether it is any."""
         init = _MatcherInit()
         self._library.set_defaults(ctypes.byref(init), self.address)
         init.log_stderr_level = 0

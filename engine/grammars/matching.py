@@ -41,11 +41,11 @@ class Matching:
         return self._known(grammar).copy()
 
     def prepare(self, grammar: str) -> None:
-        """What takes long of the first `matcher`."""
+        """Do the slow part of the first `matcher`."""
         self._known(grammar)
 
     def error_of(self, grammar: str) -> str:
-        """What is wrong with it; empty: nothing, up to its first token."""
+        """Return the error of a grammar; empty: none up to its first token."""
         matcher = self.matcher(grammar)
         if not matcher.is_error():
             matcher.mask()

@@ -47,7 +47,7 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @staticmethod
     def read(path: Path) -> GrammarTokens:
-        """Of the run's document."""
+        """Read the tokens from the run's file."""
         try:
             return msgspec.msgpack.decode(read_file(path), type=GrammarTokens)
         except (OSError, msgspec.DecodeError) as error:

@@ -28,10 +28,10 @@ class WeightsState(IntEnum):
 
 
 class WeightsRecord(msgspec.Struct, frozen=True):
-    """What a replica is to be, whichever actor dies. Its scheduler writes it, as a whole: before a version number is used, and
-    when an order is done, before anybody hears of it. So it always says what was before an order or what is after it. The
-    supervisor writes it only while the scheduler is dead, where an order that others did as well is taken back.
-    """
+    """Weights and state that a replica must have, whichever actor dies. Its scheduler writes it, as a whole: before a version
+    number is used, and when an order is done, before anybody hears of it. So it always says what was before an order or what is
+    after it. The supervisor writes it only while the scheduler is dead, where an order that others did as well is taken
+    back."""
 
     path: str  # of the weights in use; while cleared, of those to come back to
     version: int

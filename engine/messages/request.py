@@ -17,7 +17,7 @@ from engine.messages.sampling import Prompt, PromptOptions, SamplingParams, Text
 
 
 class SharedPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What all sequences of an HTTP request share, from the api process to the scheduler."""
+    """Part of an HTTP request that all its sequences share, from the api process to the scheduler."""
 
     key: str  # of the HTTP request, unique in the run: what waits for a ring waits in one queue for each
     api: str  # actor name to answer to
@@ -35,7 +35,7 @@ class SharedPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SequencePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a sequence does not share with the others of its request. Sent again with `attempt + 1` after a crash."""
+    """Part of an HTTP request that one sequence has of its own. Sent again with `attempt + 1` after a crash."""
 
     request_id: str  # unique in the run
     group_id: str = ""  # shared by the sequences of one prompt

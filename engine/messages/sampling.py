@@ -1,4 +1,4 @@
-"""What requests and their answers are made of: sampling parameters, options of the text, prompts, log-probabilities."""
+"""Parts of requests and answers: sampling parameters, options of the text, prompts, log-probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Grammar(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What an answer must be, compiled once by the tokenizer, within limits: Lark, as llguidance reads it. It binds from the
+    """Grammar of an answer: Lark as llguidance reads it, checked once by the tokenizer against limits. It binds from the
     answer's first token or, where the prompt ends inside thinking (`SamplingParams.is_thinking`), behind the tokens that end
     that. What binds from a trigger on says so itself: a lazy rule of any text up to the trigger comes before the rest. Tokens
     that are named there: `<name>`, or `<[id]>`."""
@@ -20,7 +20,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Pooling(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is asked for in place of tokens, of an engine that pools: one vector, or scores, of the whole prompt."""
+    """Request for one vector, or scores, of the whole prompt in place of tokens."""
 
     num_dimensions: int = 0  # the first so many numbers of a vector; 0: all
     is_finished: bool | None = None  # a vector has length 1, scores went through the model's activation; None: as the model's
@@ -73,7 +73,7 @@ class RepetitionLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AnswerFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What an answer is to be, as it was asked for."""
+    """Structured output as the client asked for it."""
 
     kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
     text: str  # JSON but for a regex and a grammar (Lark or GBNF)
@@ -83,7 +83,7 @@ class AnswerFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Parsing(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is looked for in the answer to a conversation, with the engine's parsers; where the engine has none, nothing is."""
+    """Parts that the engine's parsers look for in the answer to a conversation; an engine without parsers looks for none."""
 
     finds_calls: bool = False  # of the prompt's tools
     finds_reasoning: bool = False
@@ -102,7 +102,7 @@ class Parsing(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TextOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the tokenizer does with a request's text."""
+    """Options of a request for the tokenizer."""
 
     stop: list[str] = []
     include_stop_str_in_output: bool = False
@@ -132,7 +132,7 @@ class AdapterUse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PromptOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the scheduler does with a request's prompt."""
+    """Options of a request's prompt for the scheduler."""
 
     returns_progress: bool = False  # Outputs say how much of it is computed
     cache_salt: str = ""  # cached prefixes are shared with requests of the same alone

@@ -127,8 +127,8 @@ class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """What came of a Step: the tokens that its rows sampled, in the Step's row order, `counts[i]` of row i: one of a row that
-    is sampling, and one more for each draft that stood. A row whose sequence has all its tokens has none."""
+    """Result of a Step: the tokens that its rows sampled, in the Step's row order, `counts[i]` of row i: one of a row that is
+    sampling, and one more for each draft that stood. A row whose sequence has all its tokens has none."""
 
     step_id: int
     rank: int

@@ -156,7 +156,7 @@ class AnswerParser:
         self.parts.append(EDGE)
 
     def _release(self) -> None:
-        """What is held becomes no marker any more."""
+        """Release held text that can no longer become a marker."""
         held, self._held = self._held, ""
         self._release_text(held)
 
@@ -226,7 +226,8 @@ class AnswerParser:
         reader.calls.clear()
 
     def _give_up(self, reader: Reader) -> str:
-        """What was read is no call, but for a marker that it ends with, or what may become one; what is to be read again."""
+        """Give up a call: its text is content, except a marker at its end, or the beginning of one. Return the text to read
+        again."""
         raw, unread, marker = reader.raw, reader.unread, self._last_marker
         if marker and raw == reader.raw_before:
             self._end_reading(raw[: len(raw) - len(marker)])

@@ -39,7 +39,7 @@ def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], 
 
 
 def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
-    """As `choose_call_parser`."""
+    """Choose the parser of thinking (see `choose_call_parser`)."""
     text = templates.get("default", "")
     if "</think>" not in text or not ("<think>" in text or has_token("<think>")):
         return NONE

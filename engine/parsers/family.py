@@ -1,4 +1,4 @@
-"""What a family of models says of how it writes calls, and the tools that a request has for it."""
+"""Tool-call format of a family of models, and the tools of a request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tools:
 
     @staticmethod
     def of(tools: bytes) -> Tools:
-        """Of the JSON list that a request brings; what is no function is nobody's."""
+        """Read the JSON list of a request; entries that are no functions are left out."""
         return _read_tools(tools)
 
 

@@ -91,7 +91,7 @@ class Pythonic(CallFamily):
         return _WORDS.get(word, word)
 
     def _items(self, reader: Reader, end: str, depth: int) -> Reading[list[str]]:
-        """Of a list, a tuple or a dictionary, with its brackets."""
+        """Items of a list, a tuple or a dictionary, with its brackets."""
         items: list[str] = []
         yield from reader.one_of("[", "(", "{")
         yield from reader.space()

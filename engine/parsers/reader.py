@@ -23,7 +23,7 @@ _BEFORE_VALUES = ("", "{", "[", ",", ":")
 
 
 class Malformed(Exception):
-    """What was read is no call, and stays text."""
+    """The text is no call, and stays content."""
 
 
 class FoundCall(msgspec.Struct, frozen=True):
@@ -49,12 +49,12 @@ class Reader:
 
     @property
     def raw(self) -> str:
-        """What was read since the last call was complete."""
+        """Text that was read since the last complete call."""
         return "".join(self._raw) + self._text[self._raw_begin : self._place]
 
     @property
     def raw_before(self) -> str:
-        """What of it was read before the last piece."""
+        """Part of `raw` that was read before the last piece."""
         return "".join(self._raw)
 
     @property
@@ -165,7 +165,8 @@ class Reader:
             before = yield from self._between(parts, character)
 
     def _between(self, parts: list[str], before: str) -> Reading[str]:
-        """What stands between strings and brackets, and the last of it that is no space; `before`, where there is nothing."""
+        """Return the text between strings and brackets, and its last character that is no space; `before` where there is
+        none."""
         between = yield from self.run(_BETWEEN)
         parts.append(between)
         return between.rstrip()[-1:] or before

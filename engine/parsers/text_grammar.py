@@ -130,7 +130,7 @@ def _node(op: Any, value: Any, is_dot_all: bool, is_last: bool) -> str:
 
 
 def _characters(op: Any, value: Any, is_dot_all: bool) -> Ranges | None:
-    """What a node that takes one character takes."""
+    """Return the characters that a one-character node accepts."""
     name = str(op)
     if name == "LITERAL":
         return [(value, value)]

@@ -221,7 +221,7 @@ class TokenizerActor(Actor):
             self._refuse(job, refusal_of(error))
 
     def _take_abort(self, abort: Abort) -> None:
-        """Of a sample, of which the scheduler may know, or of a call."""
+        """Abort a sequence, which the scheduler may know, or a call."""
         attempt = self._attempt_of(abort.request_id)
         job = self._jobs.get(abort.request_id)
         is_call = job is not None and not isinstance(job.work, Submit)
@@ -261,7 +261,7 @@ class TokenizerActor(Actor):
                 self._openings.add(ReadySequence(request, prompt, own))
 
     def _open_samples(self) -> int:
-        """What the helpers have prepared becomes streams and requests, as far as this turn's time allows."""
+        """Open streams for prepared sequences and send their requests, as far as this turn's time allows."""
         end_ns = time.monotonic_ns() + MAX_OPENING_NS
         num_done = 0
         while self._openings and (not num_done or time.monotonic_ns() < end_ns):
@@ -436,7 +436,7 @@ class TokenizerActor(Actor):
 
 
 def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparation, Vocabulary, ChatTemplates]:
-    """What the texts of requests to this model are prepared with."""
+    """Return the preparation, the vocabulary and the chat templates for this model."""
     model = record.config
     vocabulary = vocabulary_for(record, config.load_format)
     sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.of(record).chat_templates

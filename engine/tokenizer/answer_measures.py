@@ -1,4 +1,4 @@
-"""What a tokenizer counts of answers that are more than text: calls of tools, thinking, forms that they were to have."""
+"""Metrics of answers with tool calls, thinking or structured output."""
 
 from __future__ import annotations
 

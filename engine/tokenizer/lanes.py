@@ -60,7 +60,7 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def source(self) -> str:
-        """Who sent the request; empty: unknown."""
+        """The request's source; empty: unknown."""
         return self.work.shared.source if isinstance(self.work, Submit) else self.work.source
 
     @property
@@ -164,7 +164,7 @@ class Lanes:
             self._begin(lane)
 
     def finished(self) -> Iterator[tuple[Job, Answer]]:
-        """What was done since the last call."""
+        """Yield the jobs that ended since the last call, with their answers."""
         if not self._has_jobs:
             return
         for lane in self._lanes.values():

@@ -91,7 +91,7 @@ class PartStream(Detokenizer):
         return released
 
     def take_parts(self) -> list[Part]:
-        """What was released since the last call, where that is not content alone, of all the tokens that came meanwhile."""
+        """Return the parts released since the last call; none where they are content alone."""
         parts, self._parts = self._parts, []
         if not parts:
             return []
@@ -101,7 +101,7 @@ class PartStream(Detokenizer):
         return [] if is_all else parts
 
     def _taken(self) -> str:
-        """What the parser has released; its content, as far as it is no stop string."""
+        """Take the parts that the parser released; content only up to a stop string."""
         released = ""
         for part in self._parser.take():
             if part.kind == CONTENT:
@@ -125,7 +125,7 @@ class PartStream(Detokenizer):
         return released
 
     def _content(self, text: str) -> str:
-        """What of it, and of the space before it, belongs to the content in any case."""
+        """Return the text, with the space before it, that is content in any case."""
         body = text.rstrip("\n") if self._has_begun or not text.isspace() else ""
         released = "".join((*self._space, body)) if body else ""
         if body:

@@ -41,7 +41,7 @@ class Placed(msgspec.Struct, frozen=True):
 
     @property
     def note(self) -> str:
-        """What of the prompt its items take, for messages."""
+        """Tokens that the items take of the prompt, in words for error messages."""
         return _note(self.num_item_tokens)
 
 
@@ -60,7 +60,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class Placement:
-    """Of one model."""
+    """Placement of media in the prompts of one model."""
 
     def __init__(self, vision: VisionConfig, pieces: Sequence[str | None], marks: Mapping[str, str]) -> None:
         """`pieces` and `marks`: of the vocabulary."""
@@ -137,7 +137,7 @@ class Placement:
         return Placed(placed, tuple(units), num_item_tokens)
 
     def spans(self, index: int, item: MediaItem) -> list[Span]:
-        """Of item `index`."""
+        """Spans of item `index`."""
         num_units = len(item.unit_hashes)
         if item.kind != "video" or not self._rules.has_times_in_text:
             return [Span(index, "", 0, num_units, num_units * item.tokens_per_unit)]

@@ -30,7 +30,7 @@ class Prediction:
 
     @cached_property
     def places(self) -> dict[tuple[int, int], list[int]]:
-        """Of each two tokens that follow each other, in ascending order."""
+        """Places of each pair of consecutive tokens, ascending."""
         found: dict[tuple[int, int], list[int]] = {}
         for place, pair in enumerate(pairwise(self.token_ids)):
             found.setdefault(pair, []).append(place)

@@ -78,7 +78,8 @@ def is_light(work: Work) -> bool:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """What the user hears. A library's panic (no Exception) fails the request that caused it, like our own mistakes."""
+    """Return the error that the user sees. A library's panic (no Exception) fails the request that caused it, like our own
+    mistakes."""
     if isinstance(error, RequestError):
         return Refusal(error.message, error.status, error.code, error.param, error.retry_after_s)
     log.error("a request could not be prepared", exc_info=error)
@@ -86,7 +87,7 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 class Preparation:
-    """What a tokenizer and its helpers prepare with."""
+    """Prepares requests, in a tokenizer and its helpers."""
 
     def __init__(
         self,

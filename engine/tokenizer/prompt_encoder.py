@@ -105,7 +105,7 @@ class PromptEncoder:
         return array("i", with_gap(self._vocabulary, prefix, suffix, prompt.add_special_tokens))
 
     def _encode_pair(self, query: str, document: str, arrival_ns: int, must_fit: bool) -> array[int]:
-        """As the model's template has the two, where it knows such roles; else one behind the other."""
+        """Encode two texts with the model's template where it has roles for them, else one after the other."""
         if not self._templates.has_pairs:
             return self._encode_text(query + document, (), True, "prompt", must_fit)
         turns = [{"role": "query", "content": query}, {"role": "document", "content": document}]

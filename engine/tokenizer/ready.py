@@ -23,7 +23,7 @@ OWN_BYTES = 64  # of a sequence in a record, besides its ids and tokens
 
 
 class ReadyRequest(msgspec.Struct, frozen=True, eq=False):
-    """What the sequences of a request share."""
+    """Part of a request that its sequences share."""
 
     asked: SharedPart  # as the api process sent it
     shared: SharedPart  # as the scheduler gets it: the sampling parameters are resolved, and there are no text options
@@ -59,7 +59,7 @@ class ReadySequence(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def num_own_bytes(self) -> int:
-        """What it takes in a record beside what it shares."""
+        """Bytes that it adds to a record that has its shared parts."""
         return len(self.own.resume_token_ids) + len(self.own.request_id) + len(self.own.group_id) + OWN_BYTES
 
     @property

@@ -19,7 +19,7 @@ class Repetition:
     __slots__ = ("_last", "_limits", "_min_tokens", "_num_equal", "is_found", "num_tokens")
 
     def __init__(self, limits: RepetitionLimits, min_tokens: int) -> None:
-        """What is complete before `min_tokens` tokens does not count until then."""
+        """Ignore repetitions that are complete before `min_tokens` tokens, until then."""
         self.is_found = False
         self.num_tokens = 0
         self._limits = limits

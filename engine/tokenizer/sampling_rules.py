@@ -1,4 +1,4 @@
-"""What of a sample's parameters needs the model's limits or its vocabulary: checked and resolved.
+"""Sampling parameters that need the model's limits or its vocabulary: checked and resolved.
 
 Used by the tokenizer processes. Pure. Every user's mistake is a RequestError that names the parameter.
 """
@@ -101,7 +101,7 @@ class SamplingRules:
         return sorted(token_id for token_id in ends if 0 <= token_id < self._vocab_size)
 
     def _encode_prediction(self, text: str) -> bytes:
-        """What is longer than any answer is of no use, nor is what follows a token that the model cannot say."""
+        """Encode a prediction, without tokens beyond the longest answer or after one that the model can't sample."""
         if not text:
             return b""
         token_ids = self._vocabulary.encode(text[: self._max_model_len * self._vocabulary.longest_token_bytes], False)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its tokenizer outside the vocabulary itself: special tokens and chat templates.
+"""Tokenizer settings of a checkpoint outside the vocabulary itself: special tokens and chat templates.
 
 Called by `vocabulary.py` and `actor.py` in the tokenizer processes. Understands the files that Hugging Face repositories carry
 beside the vocabulary, as the start read them; every one of them may be missing.

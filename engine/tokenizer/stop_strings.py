@@ -50,7 +50,7 @@ class StopStrings:
         return whole[:num_released]
 
     def release(self) -> str:
-        """What is held back, when no more text comes that belongs to it."""
+        """Release the held text: no more text follows."""
         held, self._held = self._held, ""
         for search in self._active:
             search.num_matched = 0

@@ -119,12 +119,12 @@ class TextStream:
 
     @property
     def num_tokens(self) -> int:
-        """That were decoded."""
+        """Number of decoded tokens."""
         return self._detokenizer.num_tokens
 
     @property
     def num_malformed_calls(self) -> int:
-        """What began as a call and was none."""
+        """Number of texts that began as a call and were none."""
         return 0 if self._parts is None else self._parts.num_malformed_calls
 
     def take(self, output: Output) -> Delta:
@@ -190,7 +190,7 @@ class TextStream:
             self._prediction.push(token_ids)
 
     def _add_prompt(self, delta: Delta, output: Output) -> None:
-        """What was asked for of the prompt, each part once."""
+        """Add the requested parts of the prompt, each once."""
         if self._returns_prompt:
             self._returns_prompt = False
             delta.prompt_token_ids = self._prompt_token_ids

@@ -103,7 +103,7 @@ class Vocabulary:
         return text
 
     def least_tokens(self, text: str) -> int:
-        """As many as this text has at least, whatever it is; 0: nobody knows. Takes a hundredth of the time of `encode`."""
+        """Return a lower bound of the tokens in this text; 0: unknown. Takes a hundredth of the time of `encode`."""
         if not self.is_lossless or not unicodedata.is_normalized("NFC", text):
             return 0
         for mark in self.marks.values():  # longer than the name that is counted
@@ -140,7 +140,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """What of tokenizer.json is read here; `tokenizers` reads the rest."""
+    """Part of tokenizer.json that is read here; `tokenizers` reads the rest."""
 
     decoder: dict[str, Any] | None = None
     added_tokens: list[_AddedToken] = []

@@ -66,7 +66,7 @@ class Template:
 
 
 def failure_text(error: BaseException) -> str:
-    """What a user hears of a template's error: short, and valid Unicode whatever the template put in."""
+    """Return the part of a template's error that a user sees: short, and valid Unicode whatever the template put in."""
     if isinstance(error, MemoryError):
         return "it needs too much memory"
     text = str(error) or type(error).__name__
@@ -85,7 +85,7 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """As transformers makes it, so that templates written for it render the same."""
+    """Environment with the settings of transformers, so that templates render the same."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -174,6 +174,6 @@ class _Timer:
 
 
 def _data_bytes() -> int:
-    """What the kernel counts against RLIMIT_DATA (with the stack, which it does not)."""
+    """Bytes that the kernel counts against RLIMIT_DATA, plus the stack, which it does not count."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[5]) * _PAGE_BYTES

@@ -1,4 +1,4 @@
-"""What a chat template shows of a conversation, found out by rendering small marked ones, and the rewrites that it needs.
+"""Parts of a conversation that a chat template shows, found by rendering small marked ones, and the rewrites that it needs.
 
 Called by `template.py`. A part of a conversation that never reaches the prompt is worse than a prompt in a slightly unusual
 form: templates drop the `developer` role, a second system message, the second of two calls, text beside a call, without a word.

@@ -114,7 +114,7 @@ class ChatTemplate:
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
     def _trial(self, content: Any) -> str:
-        """What becomes of a content."""
+        """Render a trial conversation with the given content."""
         return self._attempt([{"role": "user", "content": content}])
 
     def _attempt(self, messages: list[Message], **variables: Any) -> str:
