@@ -1,6 +1,6 @@
-"""The HTTP edge: sockets, OpenAI's and Anthropic's protocols, and the truth about every open request.
+"""The HTTP side: sockets, OpenAI's and Anthropic's protocols, and the truth about every open request.
 
-    client/     open requests, and how they survive a crash behind the edge
+    client/     open requests, and how they survive a crash behind the api process
     schemas/    bodies in and out
     openai/     chat, completions and their chunks
     responses/  OpenAI's `/v1/responses`, translated into chat (`translation.py`)

@@ -1,6 +1,6 @@
 """Access to routes: checks the host name of a request, the page that it comes from and its key, and sets its priority.
 
-Called in the api process, by `app.Gate` for every request and by `client/submission.py` for those that generate. A browser on
+Called in the api process, by `app.App` for every request and by `submission.py` for those that generate. A browser on
 this machine runs the code of any page that it shows, and reaches this server like any program here. Two headers that such code
 cannot choose tell it apart:
 

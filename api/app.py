@@ -36,7 +36,7 @@ from engine.process.log import printable
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_REQUEST_ID = 128  # characters
 MAX_UNREAD_BYTES = 64 << 10  # with which a request may end; uvicorn's high-water mark
-_PASSAGE_KEY = "tokamak.passage"
+_TRACKER_KEY = "tokamak.response_tracker"
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
 
@@ -66,16 +66,16 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_ns = time.monotonic_ns()
-        passage = scope[_PASSAGE_KEY] = _ResponseTracker(self, receive, send)
+        tracker = scope[_TRACKER_KEY] = _ResponseTracker(self, receive, send)
         self._requests.add(1)
         if self._root_path and scope["path"].startswith(f"{self._root_path}/"):  # a proxy that leaves it on
             scope["path"] = scope["path"][len(self._root_path) :]
         origin = Headers(scope=scope).get("origin")
         is_shared = origin is not None and self._access.is_shared(scope["path"], origin)
         try:
-            await (self._shared if is_shared else self._enter)(scope, passage.receive, passage.send)
+            await (self._shared if is_shared else self._enter)(scope, tracker.receive, tracker.send)
         finally:
-            self._on_end(scope, passage, time.monotonic_ns() - begin_ns)
+            self._on_end(scope, tracker, time.monotonic_ns() - begin_ns)
 
     async def ask(self, path: str, body: bytes, given: Given) -> Answer:
         """Answer a POST of this process's own. It is aborted where the task that waits is cancelled."""
@@ -115,15 +115,15 @@ class App:
         return Answer(head["status"], b"".join(parts), request_id)
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        passage = scope[_PASSAGE_KEY]
+        tracker = scope[_TRACKER_KEY]
         try:
             scope["app"] = self  # the router then reports unknown places as exceptions
             headers = Headers(scope=scope)
             given_id = headers.get("x-request-id")
             source = source_of(HTTPConnection(scope), self._services.context.config)
-            scope[SCOPE_KEY] = passage.context = self._exchange(given_id, source)
+            scope[SCOPE_KEY] = tracker.context = self._new_context(given_id, source)
             if self._services.spans is not None and scope["method"] == "POST":
-                passage.context.span = self._services.spans.begin(scope["path"], headers)
+                tracker.context.span = self._services.spans.begin(scope["path"], headers)
             if GIVEN_KEY not in scope:
                 self._access.check(scope["path"], headers)
             await self._router(scope, receive, send)
@@ -131,27 +131,27 @@ class App:
         except ClientGone:
             return
         except RequestError as error:
-            refusal = _refusal(passage, scope, error)
+            refusal = _refusal(tracker, scope, error)
         except HTTPException as error:
-            refusal = _refusal(passage, scope, _of_router(error, scope), error.headers)
+            refusal = _refusal(tracker, scope, _router_error(error, scope), error.headers)
         except Exception as error:
             self._services.context.log.exception("%s %s failed", scope["method"], scope["path"])
             text = printable(f"{type(error).__name__}: {error}")
             self._services.context.counters.errors.record(self._services.context.name, text)
-            refusal = _refusal(passage, scope, RequestError("internal error", status=500, code="internal_error"))
-        if not passage.status:  # else the server cuts the connection
+            refusal = _refusal(tracker, scope, RequestError("internal error", status=500, code="internal_error"))
+        if not tracker.status:  # else the server cuts the connection
             await refusal(scope, receive, send)
 
-    def _on_end(self, scope: Scope, passage: _ResponseTracker, duration_ns: int) -> None:
-        self._durations.observe(scope["path"], passage.status, duration_ns)
-        log, context = self._services.request_log, passage.context
+    def _on_end(self, scope: Scope, tracker: _ResponseTracker, duration_ns: int) -> None:
+        self._durations.observe(scope["path"], tracker.status, duration_ns)
+        log, context = self._services.request_log, tracker.context
         if context is not None and context.generation is not None:
             context.generation.answered()
         if context is not None and context.span is not None and self._services.spans is not None:
             generation = context.generation
-            self._services.spans.finish(context.span, scope["path"], context.request_id, passage.status, generation)
+            self._services.spans.finish(context.span, scope["path"], context.request_id, tracker.status, generation)
         if log is not None and context is not None and scope["method"] != "GET":
-            log.on_answered(context.request_id, scope["method"], scope["path"], passage.status, duration_ns, context.generation)
+            log.on_answered(context.request_id, scope["method"], scope["path"], tracker.status, duration_ns, context.generation)
 
     def count_response(self, status: int) -> None:
         if status // 100 in self._responses:
@@ -160,7 +160,7 @@ class App:
     def count_disconnect(self) -> None:
         self._disconnects.add(1)
 
-    def _exchange(self, given: str | None, source: str) -> RequestContext:
+    def _new_context(self, given: str | None, source: str) -> RequestContext:
         """`given`: a client's own id, which is made safe for logs and headers."""
         if given:
             given = _UNSAFE.sub("_", given[:MAX_REQUEST_ID])
@@ -174,10 +174,10 @@ class App:
 class _ResponseTracker:
     """One request's ASGI channels, watched: what is answered, and whether the client left before."""
 
-    __slots__ = ("_gate", "_has_left", "_is_complete", "_receive", "_send", "context", "status")
+    __slots__ = ("_app", "_has_left", "_is_complete", "_receive", "_send", "context", "status")
 
-    def __init__(self, gate: App, receive: Receive, send: Send) -> None:
-        self._gate = gate
+    def __init__(self, app: App, receive: Receive, send: Send) -> None:
+        self._app = app
         self._receive = receive
         self._send = send
         self._is_complete = False
@@ -189,13 +189,13 @@ class _ResponseTracker:
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._is_complete and not self._has_left:
             self._has_left = True
-            self._gate.count_disconnect()
+            self._app.count_disconnect()
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._gate.count_response(self.status)
+            self._app.count_response(self.status)
             if self.context is not None:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = self.context.request_id
@@ -210,12 +210,12 @@ class _ResponseTracker:
 
 
 def _refusal(
-    passage: _ResponseTracker, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None
+    tracker: _ResponseTracker, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None
 ) -> Response:
     """An error in the shape of the API that was spoken."""
     response = error_response(error, headers)
     if anthropic_errors.is_spoken(scope["path"], Headers(scope=scope)):
-        request_id = passage.context.request_id if passage.context is not None else None
+        request_id = tracker.context.request_id if tracker.context is not None else None
         response.body = anthropic_errors.error_body(error, request_id)
     elif ollama_errors.is_spoken(scope["path"]):
         response.body = ollama_errors.error_body(error)
@@ -223,7 +223,7 @@ def _refusal(
     return response
 
 
-def _of_router(error: HTTPException, scope: Scope) -> RequestError:
+def _router_error(error: HTTPException, scope: Scope) -> RequestError:
     """404 and 405, in OpenAI's words."""
     place = f"{scope['method']} {scope['path']}"
     if error.status_code == 405:

@@ -1,4 +1,4 @@
-"""How long requests take, by route and class of status. Written by `app.Gate` in the api process."""
+"""How long requests take, by route and class of status. Written by `app.App` in the api process."""
 
 from __future__ import annotations
 

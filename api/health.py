@@ -105,8 +105,8 @@ async def live(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """The route: samples that are open at the edge, in the batch, and waiting; and of each replica what it has room for, for
-    balancers outside."""
+    """The route: sequences that are open at the api process, in the batch, and waiting; and of each replica what it has room
+    for, for balancers outside."""
     context = RequestContext.of(request).services.context
     counters = context.counters
 

@@ -1,6 +1,6 @@
 """A request body as a JSON object, decoded without holding the event loop.
 
-Called by `exchange.Exchange` in the api process. A parser holds the loop (and the interpreter) from the first byte to the last.
+Called by `RequestContext` in the api process. A parser holds the loop (and the interpreter) from the first byte to the last.
 So a body is counted before anything is built from it, and one that would take long is decoded in parts, with a turn of the loop
 after each, and after each slice that is counted:
 

@@ -1,4 +1,4 @@
-"""The served model as the edge knows it: names, limits, and the sampling defaults that its authors ship.
+"""The served model as the api process knows it: names, limits, and the sampling defaults that its authors ship.
 
 Made once by the api actor at its start; route handlers read it.
 """
@@ -35,7 +35,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     shape: ModelConfig
-    max_samples: int  # of one HTTP request: all of them wait at first, and more are never taken in
+    max_sequences: int  # of one HTTP request: all of them wait at first, and more are never taken in
     request_timeout_s: float  # 0: none
     max_logprobs: int  # at a position
     defaults: SamplingDefaults
@@ -58,7 +58,7 @@ class ServedModel(msgspec.Struct, frozen=True):
             max_model_len=config.max_model_len,
             vocab_size=model.config.vocab_size,
             shape=model.config,
-            max_samples=config.max_waiting,
+            max_sequences=config.max_waiting,
             request_timeout_s=config.request_timeout_s,
             max_logprobs=config.max_logprobs,
             defaults=_defaults_of(model),

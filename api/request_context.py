@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from api.span import SpanContext
     from api.spans import Spans
 
-SCOPE_KEY = "tokamak.exchange"
+SCOPE_KEY = "tokamak.request_context"
 ABORT_KEY = "tokamak.abort_connection"
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -1,7 +1,7 @@
 """`--log-requests`: a line when a request is taken by the engine, and one when it was answered. Ids, lengths and parameters,
 never text: of what a client wrote there are numbers alone.
 
-Made in the api process where it is asked for; `Exchange.opened` and `app.Gate` call it.
+Made in the api process where it is asked for; `RequestContext.opened` and `app.App` call it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class RequestLog:
         self._log = log
 
     def on_opened(self, request_id: str, generation: Generation, prompts: Sequence[Prompt]) -> None:
-        """The samples of a request are open."""
+        """The sequences of a request are open."""
         shared = generation.shared
         fields: dict[str, Any] = {
             "id": request_id,
-            "samples": len(generation.samples),
+            "samples": len(generation.sequences),
             **_lengths(prompts),
             **parameters_of(shared.sampling),
             "stop_strings": len(shared.text.stop),
@@ -66,14 +66,14 @@ def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
 
 def figures_of(generation: Generation) -> dict[str, Any]:
     """Numbers of an answer: its tokens, finish reasons and times."""
-    samples = generation.samples
-    firsts = [sample.first_token_ns - generation.shared.arrival_ns for sample in samples if sample.first_token_ns]
+    sequences = generation.sequences
+    firsts = [sequence.first_token_ns - generation.shared.arrival_ns for sequence in sequences if sequence.first_token_ns]
     return {
-        "prompt_tokens": sum(sample.num_prompt_tokens for sample in samples[:: generation.samples_per_prompt]),
-        "cached_tokens": sum(sample.num_cached_tokens for sample in samples[:: generation.samples_per_prompt]),
-        "generation_tokens": sum(len(sample.delivered) for sample in samples),
-        "finish_reason": ",".join(sorted({sample.finish_reason or "none" for sample in samples})),
-        "attempts": 1 + max(sample.own.attempt for sample in samples),
+        "prompt_tokens": sum(sequence.num_prompt_tokens for sequence in sequences[:: generation.sequences_per_prompt]),
+        "cached_tokens": sum(sequence.num_cached_tokens for sequence in sequences[:: generation.sequences_per_prompt]),
+        "generation_tokens": sum(len(sequence.delivered) for sequence in sequences),
+        "finish_reason": ",".join(sorted({sequence.finish_reason or "none" for sequence in sequences})),
+        "attempts": 1 + max(sequence.own.attempt for sequence in sequences),
         **({"time_to_first_token": round(min(firsts) / 1e9, 6)} if firsts else {}),
     }
 

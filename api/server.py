@@ -66,7 +66,7 @@ class ApiActor(Actor):
         super().__init__(context)
         self.client = EngineClient(context)
         self._media = MediaStore(context) if context.config.media_processes else None
-        self._turns = ActorLoop(self)
+        self._loop = ActorLoop(self)
         self._stop_ns = 0
         self._spans: Spans | None = None
 
@@ -189,7 +189,7 @@ class ApiActor(Actor):
         with _MailboxWaiter(self.context.mailbox, self._on_mail):
             server = asyncio.create_task(self._server.serve(self._sockets))
             while not server.done():
-                self._turns.turn()
+                self._loop.turn()
                 now_ns = time.monotonic_ns()
                 self.client.on_tick(now_ns)
                 self._background.on_tick(now_ns)
@@ -208,13 +208,13 @@ class ApiActor(Actor):
     def _on_mail(self) -> None:
         """One bounded turn; the waiter comes again at once where more is there, and requests get their turn between."""
         try:
-            self._turns.turn()
+            self._loop.turn()
         except Exception as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
 
     def _show_state(self) -> None:
-        """RUNNING while samples are open."""
+        """RUNNING while sequences are open."""
         if self._server.started:
             self.context.row.set_state(State.RUNNING if self.client.num_open else State.READY)
 

@@ -136,10 +136,10 @@ def _attributes_of(generation: Generation) -> dict[str, Any]:
     """Attributes of a span: parameters of the request, numbers of the answer."""
     sampling, figures = generation.shared.sampling, figures_of(generation)
     found: dict[str, Any] = {
-        "gen_ai.request.choice.count": generation.samples_per_prompt,
+        "gen_ai.request.choice.count": generation.sequences_per_prompt,
         "gen_ai.usage.input_tokens": figures["prompt_tokens"],
         "gen_ai.usage.output_tokens": figures["generation_tokens"],
-        "gen_ai.response.finish_reasons": [sample.finish_reason or "none" for sample in generation.samples],
+        "gen_ai.response.finish_reasons": [sequence.finish_reason or "none" for sequence in generation.sequences],
         "tokamak.attempts": figures["attempts"],
         "tokamak.cached_tokens": figures["cached_tokens"],
     }

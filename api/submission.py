@@ -47,7 +47,7 @@ RANK_HEADER = "x-data-parallel-rank"  # as vLLM's
 def sampling_params(
     request: GenerationRequest, model: ServedModel, *, max_tokens: int | None, num_logprobs: int, num_prompt_logprobs: int
 ) -> SamplingParams:
-    """How a sample is drawn, but for its index. `max_tokens` None: up to the model's limit; 0: the prompt alone."""
+    """How a sequence is drawn, but for its index. `max_tokens` None: up to the model's limit; 0: the prompt alone."""
     for param in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
         if token_ids := getattr(request, param):
             check_vocabulary(param, token_ids, model)
@@ -155,7 +155,7 @@ def _repetition(asked: RepetitionDetection | None) -> RepetitionLimits | None:
     return RepetitionLimits(asked.max_pattern_size, max(1, asked.min_pattern_size), asked.min_count)
 
 
-def check_samples(request: GenerationRequest, num_prompts: int, model: ServedModel) -> tuple[int, int]:
+def check_sequences(request: GenerationRequest, num_prompts: int, model: ServedModel) -> tuple[int, int]:
     """(n, best_of), checked against each other, against streaming and against what the engine can hold."""
     n = request.n or 1
     best_of = request.best_of or n
@@ -169,12 +169,12 @@ def check_samples(request: GenerationRequest, num_prompts: int, model: ServedMod
                 "stream to false"
             ),
         )
-    if num_prompts * best_of > model.max_samples:
+    if num_prompts * best_of > model.max_sequences:
         raise invalid(
             "n" if num_prompts == 1 else "prompt",
             (
                 f"{num_prompts} prompts with {best_of} answers each are {num_prompts * best_of} sequences, but the "
-                f"limit per request is {model.max_samples}; send fewer, or start the server with a higher "
+                f"limit per request is {model.max_sequences}; send fewer, or start the server with a higher "
                 "--max-waiting"
             ),
         )
@@ -210,7 +210,7 @@ def open_generation(
     mask_bounds: bytes = b"",
     parsing: Parsing | None = None,
 ) -> Generation:
-    """Submit every sample of every prompt; what `media` holds is let go of when all have ended, and where they cannot even
+    """Submit every sequence of every prompt; what `media` holds is let go of when all have ended, and where they cannot even
     begin. Raises RequestError where the engine takes no more."""
     context = RequestContext.of(request)
     model = context.services.model
@@ -229,7 +229,7 @@ def open_generation(
             shared,
             prompts,
             sequence_parts(context.key, len(prompts), best_of),
-            samples_per_prompt=best_of,
+            sequences_per_prompt=best_of,
             is_streaming=bool(body.stream),
             abort_connection=request.scope[ABORT_KEY],
             release=media.release,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.openai.chat import chat_prompt, open_chat
 from api.request_context import RequestContext
 from api.schemas import requests
@@ -77,17 +77,17 @@ class Translation(msgspec.Struct):
         )
 
 
-def cut_off(sample: OpenSample) -> RequestError | None:
+def cut_off(sequence: OpenSequence) -> RequestError | None:
     """An answer that did not end by itself, for protocols that have no word for that."""
-    if sample.finish_reason == "timeout":
+    if sequence.finish_reason == "timeout":
         return RequestError("the request timed out before its answer was complete", status=408, code="timeout")
-    if sample.finish_reason == "abort":
+    if sequence.finish_reason == "abort":
         return RequestError("an operator aborted the request", status=409, code="aborted")
     return None
 
 
 async def open_translated(request: Request, translation: Translation) -> Generation:
-    """Have the engine answer: one sample."""
+    """Have the engine answer: one sequence."""
     with translation.restored():
         generation, _ = await open_chat(request, translation.fields, requests.convert(translation.fields, ChatRequest))
         return generation

@@ -27,7 +27,7 @@ from api.anthropic.blocks import Blocks
 from api.anthropic.conversation import translate
 from api.anthropic.errors import error_of
 from api.anthropic.requests import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.errors import json_response
 from api.request_context import RequestContext, until_finished
 from api.schemas.responses import encoder
@@ -76,21 +76,21 @@ class MessageWriter(EventWriter):
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def take(self, generation: Generation) -> bytes:
-        (sample,) = generation.samples
-        if not sample.pending:
+        (sequence,) = generation.sequences
+        if not sequence.pending:
             return b""
         events: list[MessageEvent] = []
         if not self._has_begun:
             self._has_begun = True
-            events += [MessageStart(self._message(sample, is_begun=False)), Ping()]
-        events += self._blocks.take(sample.take().all_parts)
-        if not sample.is_finished:
+            events += [MessageStart(self._message(sequence, is_begun=False)), Ping()]
+        events += self._blocks.take(sequence.take().all_parts)
+        if not sequence.is_finished:
             return encoded(events)
         events += self._blocks.close()
-        if (error := cut_off(sample)) is not None:
+        if (error := cut_off(sequence)) is not None:
             return encoded([*events, error_of(error, self._request_id)])
-        stop = StopDelta(self._stop_reason(sample), self._stop_sequence(sample))
-        return encoded([*events, MessageDelta(stop, usage_of(sample)), MessageStop()])
+        stop = StopDelta(self._stop_reason(sequence), self._stop_sequence(sequence))
+        return encoded([*events, MessageDelta(stop, usage_of(sequence)), MessageStop()])
 
     def named(self, error: RequestError) -> RequestError:
         return self._translation.restore(error)
@@ -99,41 +99,41 @@ class MessageWriter(EventWriter):
         return encoded([error_of(self.named(error), self._request_id)])
 
     def whole(self, generation: Generation) -> AnthropicMessage:
-        (sample,) = generation.samples
-        if (error := cut_off(sample)) is not None:
+        (sequence,) = generation.sequences
+        if (error := cut_off(sequence)) is not None:
             raise error
-        self._blocks.take(sample.take().all_parts)
+        self._blocks.take(sequence.take().all_parts)
         self._blocks.close()
-        return self._message(sample, is_begun=True)
+        return self._message(sequence, is_begun=True)
 
-    def _message(self, sample: OpenSample, is_begun: bool) -> AnthropicMessage:
-        message = AnthropicMessage(id=self._id, model=self._model_name, content=[], usage=usage_of(sample))
+    def _message(self, sequence: OpenSequence, is_begun: bool) -> AnthropicMessage:
+        message = AnthropicMessage(id=self._id, model=self._model_name, content=[], usage=usage_of(sequence))
         if is_begun:
             message.content = self._blocks.blocks
-            message.stop_reason, message.stop_sequence = self._stop_reason(sample), self._stop_sequence(sample)
+            message.stop_reason, message.stop_sequence = self._stop_reason(sequence), self._stop_sequence(sequence)
         else:
             message.usage.output_tokens, message.usage.output_tokens_details = 0, UNSET
         return message
 
-    def _stop_reason(self, sample: OpenSample) -> StopReason:
-        if sample.finish_reason == "length":
-            is_asked = len(sample.delivered) >= sample.generation.shared.sampling.max_tokens
+    def _stop_reason(self, sequence: OpenSequence) -> StopReason:
+        if sequence.finish_reason == "length":
+            is_asked = len(sequence.delivered) >= sequence.generation.shared.sampling.max_tokens
             return "max_tokens" if is_asked else "model_context_window_exceeded"
-        if sample.num_calls:
+        if sequence.num_calls:
             return "tool_use"
-        return "stop_sequence" if self._stop_sequence(sample) is not None else "end_turn"
+        return "stop_sequence" if self._stop_sequence(sequence) is not None else "end_turn"
 
-    def _stop_sequence(self, sample: OpenSample) -> str | None:
-        return sample.stop_reason if isinstance(sample.stop_reason, str) else None
+    def _stop_sequence(self, sequence: OpenSequence) -> str | None:
+        return sequence.stop_reason if isinstance(sequence.stop_reason, str) else None
 
 
-def usage_of(sample: OpenSample) -> MessageUsage:
+def usage_of(sequence: OpenSequence) -> MessageUsage:
     return MessageUsage(
-        input_tokens=sample.num_prompt_tokens - sample.num_cached_tokens,
+        input_tokens=sequence.num_prompt_tokens - sequence.num_cached_tokens,
         cache_creation_input_tokens=0,
-        cache_read_input_tokens=sample.num_cached_tokens,
-        output_tokens=len(sample.delivered),
-        output_tokens_details=OutputTokensDetails(sample.num_reasoning_tokens) if sample.num_reasoning_tokens else UNSET,
+        cache_read_input_tokens=sequence.num_cached_tokens,
+        output_tokens=len(sequence.delivered),
+        output_tokens_details=OutputTokensDetails(sequence.num_reasoning_tokens) if sequence.num_reasoning_tokens else UNSET,
     )
 
 

@@ -1,12 +1,12 @@
-"""The edge's truth: every open sample as its `Submit` plus the tokens delivered so far.
+"""The api process's truth: every open sequence as its `Submit` plus the tokens delivered so far.
 
 Runs in the api process, on its event loop only. Route handlers open a `Generation` and wait on it; the actor hands in what the
-rings bring (`on_message`), new epochs of the actors behind (`on_peer`) and the time (`on_tick`). Owns the open samples, the
+rings bring (`on_message`), new epochs of the actors behind (`on_peer`) and the time (`on_tick`). Owns the open sequences, the
 calls under way and the backlog of what a full ring refused.
 
-An open sample survives any crash behind the edge: `on_peer` submits it again with `attempt + 1` and the tokens it has, and
-whatever an older attempt still sends is dropped. All samples of one prompt go to one tokenizer,
-`tokenizer{crc32(group_id) % M}`: the choice is the edge's alone, a tokenizer never needs to know it.
+An open sequence survives any crash behind the api process: `on_peer` submits it again with `attempt + 1` and the tokens it has,
+and whatever an older attempt still sends is dropped. All sequences of one prompt go to one tokenizer,
+`tokenizer{crc32(group_id) % M}`: the choice is the api process's alone, a tokenizer never needs to know it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from starlette.types import Receive
 
 from api.access import source_of
 from api.client.backlog import Backlog, EncodedRequest, Item, SequenceSubmit
-from api.client.generation import Generation, OpenSample, unless_gone
+from api.client.generation import Generation, OpenSequence, unless_gone
 from api.client.held import FREE, HeldLogprobs
-from api.client.stats import SampleMeasures
+from api.client.stats import SequenceMeasures
 from engine.errors import RequestError
 from engine.messages import (
     Abort,
@@ -51,7 +51,7 @@ from engine.process.topology import SCHEDULER, index_of, role_of
 
 CALL_TIMEOUT_S = 30.0
 MAX_CALLS = 256  # of one source, under way in one api process
-DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the edge only where nothing came from behind
+DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the api process only where nothing came from behind
 REMEMBER_ABORTS_NS = 10_000_000_000
 RETRY_NS = 200_000_000
 
@@ -81,7 +81,7 @@ class EngineClient:
         self._epoch = context.epoch
         self._tracer = context.tracer
         self._tokenizers = [f"tokenizer{index}" for index in range(context.config.tokenizer_processes)]
-        self._samples: dict[str, OpenSample] = {}
+        self._sequences: dict[str, OpenSequence] = {}
         self._generations: dict[str, Generation] = {}  # by key
         self._calls: dict[str, _Call] = {}
         self._call_ids = itertools.count()
@@ -89,7 +89,9 @@ class EngineClient:
             tokenizer: Backlog(context.outbox(tokenizer), context.config, self._is_stale) for tokenizer in self._tokenizers
         }
         self._recent_aborts: deque[tuple[int, str, Abort]] = deque()
-        self._retries: deque[tuple[int, OpenSample, int]] = deque()  # due time, sample, the attempt that a full queue refused
+        self._retries: deque[tuple[int, OpenSequence, int]] = (
+            deque()
+        )  # due time, sequence, the attempt that a full queue refused
         self._held = HeldLogprobs()
         self._is_stopping = False
 
@@ -102,7 +104,7 @@ class EngineClient:
         self._num_held_logprobs = context.counter("held_logprobs")
         self._num_open_calls = context.counter("open_calls")
         self._num_cancelled_calls = context.counter("cancelled_calls_total")
-        self._measures = SampleMeasures(context)
+        self._measures = SequenceMeasures(context)
 
     # ------------------------------------------------------------------------------------------- for route handlers
 
@@ -112,14 +114,14 @@ class EngineClient:
         prompts: Sequence[Prompt],
         sequences: Sequence[SequencePart],
         *,
-        samples_per_prompt: int,
+        sequences_per_prompt: int,
         is_streaming: bool,
         abort_connection: Callable[[], None],
         release: Callable[[], None] = lambda: None,
     ) -> Generation:
-        """Submit the samples of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where too
-        many wait for a ring; nothing is open then. `release`: of what the samples need, when they have ended. A request may be
-        longer than a ring: it follows as room comes, in turn with others."""
+        """Submit the sequences of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where
+        too many wait for a ring; nothing is open then. `release`: of what the sequences need, when they have ended. A request
+        may be longer than a ring: it follows as room comes, in turn with others."""
         if self._is_stopping:
             raise stopping()
         begin_ns = time.monotonic_ns()
@@ -134,7 +136,7 @@ class EngineClient:
         generation = Generation(
             shared,
             request,
-            samples_per_prompt=samples_per_prompt,
+            sequences_per_prompt=sequences_per_prompt,
             is_streaming=is_streaming,
             abort_connection=abort_connection,
             close=self.close,
@@ -145,11 +147,11 @@ class EngineClient:
         self._generations[shared.key] = generation
         generation.num_unfinished = len(sequences)
         for own in sequences:
-            sample = self._samples[own.request_id] = OpenSample(own, self._tokenizer_of(own.group_id), generation)
-            generation.samples.append(sample)
+            sequence = self._sequences[own.request_id] = OpenSequence(own, self._tokenizer_of(own.group_id), generation)
+            generation.sequences.append(sequence)
         for tokenizer, parts in by_tokenizer.items():
             self._send(tokenizer, shared.key, *(SequenceSubmit(request, own) for own in parts))
-        self._open_requests.set(len(self._samples))
+        self._open_requests.set(len(self._sequences))
         self._measures.on_opened(generation)
         if self._tracer.is_on:
             for own in sequences:
@@ -157,22 +159,22 @@ class EngineClient:
         return generation
 
     def close(self, generation: Generation) -> None:
-        """Forget a request; its unfinished samples are aborted."""
+        """Forget a request; its unfinished sequences are aborted."""
         self._generations.pop(generation.key, None)
         generation.release()
         if generation.is_finished:
             return
-        for sample in generation.samples:
-            if not sample.is_finished:
-                self._abort(sample, "abort")
-                self._finish(sample, "abort")
-        self._open_requests.set(len(self._samples))
+        for sequence in generation.sequences:
+            if not sequence.is_finished:
+                self._abort(sequence, "abort")
+                self._finish(sequence, "abort")
+        self._open_requests.set(len(self._sequences))
 
     def abort(self, request_id: str) -> bool:
         """An operator's abort of a request, by the id that its client was given: its answer ends with finish reason "abort"."""
         generations = [g for key, g in self._generations.items() if request_id in (key, key.partition("~")[0])]
         for generation in generations:
-            self._end_early([sample for sample in generation.samples if not sample.is_finished], "abort")
+            self._end_early([sequence for sequence in generation.sequences if not sequence.is_finished], "abort")
         return bool(generations)
 
     async def tokenize(
@@ -204,7 +206,7 @@ class EngineClient:
             now_ns = time.monotonic_ns()
             for delta in message.deltas:
                 self._on_delta(delta, now_ns)
-            self._open_requests.set(len(self._samples))
+            self._open_requests.set(len(self._sequences))
         elif isinstance(message, Rejected):
             self._on_rejected(message)
         else:
@@ -214,19 +216,19 @@ class EngineClient:
                 call.answer.set_result(message)
 
     def on_peer(self, name: str) -> None:
-        """An actor behind the edge came back with a new epoch: what it held is submitted again; of a scheduler, the samples of
-        its replica and those that no replica has answered yet."""
+        """An actor behind the api process came back with a new epoch: what it held is submitted again; of a scheduler, the
+        sequences of its replica and those that no replica has answered yet."""
         is_scheduler = role_of(name) == SCHEDULER
         if not is_scheduler and name not in self._backlogs:
             return
         places = (index_of(name), -1)  # -1: it may have been there, nobody has said yet
         for generation in self._generations.values():
-            for sample in generation.samples:
-                if not (sample.is_finished or sample.is_paused) and (
-                    sample.replica in places if is_scheduler else sample.tokenizer == name
+            for sequence in generation.sequences:
+                if not (sequence.is_finished or sequence.is_paused) and (
+                    sequence.replica in places if is_scheduler else sequence.tokenizer == name
                 ):
                     self._resubmissions.add(1)
-                    self._backlogs[sample.tokenizer].push(generation.key, _resubmitted(sample))
+                    self._backlogs[sequence.tokenizer].push(generation.key, _resubmitted(sequence))
         if not is_scheduler:
             for _, tokenizer, abort in self._recent_aborts:  # it may have died before it handed them on
                 if tokenizer == name:
@@ -244,11 +246,11 @@ class EngineClient:
         while self._recent_aborts and now_ns - self._recent_aborts[0][0] > REMEMBER_ABORTS_NS:
             self._recent_aborts.popleft()
         while self._retries and self._retries[0][0] <= now_ns:
-            _, sample, attempt = self._retries.popleft()
-            if not sample.is_finished and sample.own.attempt == attempt:
-                self._send(sample.tokenizer, sample.generation.key, _resubmitted(sample))
+            _, sequence, attempt = self._retries.popleft()
+            if not sequence.is_finished and sequence.own.attempt == attempt:
+                self._send(sequence.tokenizer, sequence.generation.key, _resubmitted(sequence))
         overdue = now_ns - DEADLINE_GRACE_NS
-        self._end_early([s for s in self._samples.values() if 0 < s.generation.shared.deadline_ns < overdue], "timeout")
+        self._end_early([s for s in self._sequences.values() if 0 < s.generation.shared.deadline_ns < overdue], "timeout")
         for generation in self._generations.values():
             generation.drop_stalled_client(now_ns)
         self._resume_held()
@@ -261,7 +263,7 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        return len(self._samples)
+        return len(self._sequences)
 
     def stop(self, grace: bool) -> None:
         """Take no new requests; without grace, end the open ones with an error as well."""
@@ -294,33 +296,33 @@ class EngineClient:
     def _is_stale(self, item: Item) -> bool:
         """Return whether a later attempt replaced an item, or its answer is no longer awaited."""
         if isinstance(item, SequenceSubmit):
-            sample = self._samples.get(item.own.request_id)
-            return sample is None or sample.own is not item.own
+            sequence = self._sequences.get(item.own.request_id)
+            return sequence is None or sequence.own is not item.own
         if isinstance(item, Abort):
             return False
         call = self._calls.get(item.call_id)
         return call is None or call.message is not item
 
     def _on_delta(self, delta: Delta, now_ns: int) -> None:
-        sample = self._samples.get(delta.request_id)
-        if sample is None or sample.own.attempt != delta.attempt:
+        sequence = self._sequences.get(delta.request_id)
+        if sequence is None or sequence.own.attempt != delta.attempt:
             self._dropped.add(1)
             return
-        num_before = len(sample.delivered)
-        sample.accept(delta)
-        self._measures.on_tokens(sample, len(sample.delivered) - num_before, now_ns)
-        if sample.is_finished:
-            self._finish(sample, sample.finish_reason)
-            self._measures.on_answered(sample, now_ns)
-        if sample.pending:
-            sample.generation.wake()
+        num_before = len(sequence.delivered)
+        sequence.accept(delta)
+        self._measures.on_tokens(sequence, len(sequence.delivered) - num_before, now_ns)
+        if sequence.is_finished:
+            self._finish(sequence, sequence.finish_reason)
+            self._measures.on_answered(sequence, now_ns)
+        if sequence.pending:
+            sequence.generation.wake()
         if delta.logprobs or delta.prompt_logprobs:
-            sample.generation.check_held()
-        if sample.generation.is_overfull or self._holds_too_much(sample.generation):
-            self._pause(sample.generation)
-        if self._tracer.is_on and (sample.is_finished or (delta.token_ids and not num_before)):
-            name = "last token" if sample.is_finished else "first token"
-            self._tracer.span(name, now_ns, value=len(sample.delivered), label=delta.request_id)
+            sequence.generation.check_held()
+        if sequence.generation.is_overfull or self._holds_too_much(sequence.generation):
+            self._pause(sequence.generation)
+        if self._tracer.is_on and (sequence.is_finished or (delta.token_ids and not num_before)):
+            name = "last token" if sequence.is_finished else "first token"
+            self._tracer.span(name, now_ns, value=len(sequence.delivered), label=delta.request_id)
 
     def _on_rejected(self, rejected: Rejected) -> None:
         error = RequestError(
@@ -331,38 +333,38 @@ class EngineClient:
             retry_after_s=rejected.retry_after_s,
         )
         call = self._calls.get(rejected.request_id)
-        sample = self._samples.get(rejected.request_id)
+        sequence = self._sequences.get(rejected.request_id)
         if call is not None and call.message.attempt == rejected.attempt and not call.answer.done():
             call.answer.set_exception(error)
-        elif sample is None or sample.own.attempt != rejected.attempt:
+        elif sequence is None or sequence.own.attempt != rejected.attempt:
             self._dropped.add(1)
         elif (
             rejected.status == 429 and rejected.attempt > 0
         ):  # after a crash all come back at once; that costs nobody his answer
-            self._retries.append((time.monotonic_ns() + RETRY_NS, sample, rejected.attempt))
+            self._retries.append((time.monotonic_ns() + RETRY_NS, sequence, rejected.attempt))
         else:
-            self._forget(sample)
-            sample.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the samples beside it
-            sample.generation.fail(error)
+            self._forget(sequence)
+            sequence.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the sequences beside it
+            sequence.generation.fail(error)
 
-    def _end_early(self, samples: list[OpenSample], reason: str) -> None:
-        """End samples from here, with what they have."""
-        for sample in samples:
-            self._abort(sample, reason)
-            sample.pending.append(Delta(sample.own.request_id, sample.own.attempt, [], "", reason))
-            self._finish(sample, reason)
-            sample.generation.wake()
-        if samples:
-            self._open_requests.set(len(self._samples))
+    def _end_early(self, sequences: list[OpenSequence], reason: str) -> None:
+        """End sequences from here, with what they have."""
+        for sequence in sequences:
+            self._abort(sequence, reason)
+            sequence.pending.append(Delta(sequence.own.request_id, sequence.own.attempt, [], "", reason))
+            self._finish(sequence, reason)
+            sequence.generation.wake()
+        if sequences:
+            self._open_requests.set(len(self._sequences))
 
     def _pause(self, generation: Generation) -> None:
-        """Take the samples out of the engine until their reader has caught up. What it still sends for them is dropped."""
-        for sample in generation.samples:
-            if not (sample.is_finished or sample.is_paused):
+        """Take the sequences out of the engine until their reader has caught up. What it still sends for them is dropped."""
+        for sequence in generation.sequences:
+            if not (sequence.is_finished or sequence.is_paused):
                 self._num_pauses.add(1)
-                self._abort(sample, "abort")
-                sample.next_attempt()
-                sample.is_paused = True
+                self._abort(sequence, "abort")
+                sequence.next_attempt()
+                sequence.is_paused = True
 
     def _holds_too_much(self, generation: Generation, num_more: int = 0) -> bool:
         """Whether its source has no room for more log-probabilities, and another request of it is to end first."""
@@ -385,33 +387,33 @@ class EngineClient:
                     self._resume(generation)
 
     def _resume(self, generation: Generation) -> None:
-        """Submit paused samples again, with the tokens that they have: they go on as after a crash."""
+        """Submit paused sequences again, with the tokens that they have: they go on as after a crash."""
         if self._holds_too_much(generation):
             return
-        for sample in generation.samples:
-            if sample.is_paused and not sample.is_finished:
-                self._send(sample.tokenizer, generation.key, SequenceSubmit(generation.request, sample.own))
-            sample.is_paused = False
+        for sequence in generation.sequences:
+            if sequence.is_paused and not sequence.is_finished:
+                self._send(sequence.tokenizer, generation.key, SequenceSubmit(generation.request, sequence.own))
+            sequence.is_paused = False
 
-    def _abort(self, sample: OpenSample, reason: str) -> None:
-        abort = Abort(sample.own.request_id, sample.own.attempt, reason)
-        self._recent_aborts.append((time.monotonic_ns(), sample.tokenizer, abort))
-        self._send(sample.tokenizer, sample.generation.key, abort)
+    def _abort(self, sequence: OpenSequence, reason: str) -> None:
+        abort = Abort(sequence.own.request_id, sequence.own.attempt, reason)
+        self._recent_aborts.append((time.monotonic_ns(), sequence.tokenizer, abort))
+        self._send(sequence.tokenizer, sequence.generation.key, abort)
 
-    def _finish(self, sample: OpenSample, reason: str) -> None:
-        """The sample is open no more."""
-        sample.finish_reason = reason
+    def _finish(self, sequence: OpenSequence, reason: str) -> None:
+        """The sequence is open no more."""
+        sequence.finish_reason = reason
         self._measures.on_finished(reason)
-        sample.generation.num_unfinished -= 1
-        if sample.generation.is_finished:
-            sample.generation.release()
-            self._measures.on_closed(sample.generation)
-        self._forget(sample)
+        sequence.generation.num_unfinished -= 1
+        if sequence.generation.is_finished:
+            sequence.generation.release()
+            self._measures.on_closed(sequence.generation)
+        self._forget(sequence)
 
-    def _forget(self, sample: OpenSample) -> None:
+    def _forget(self, sequence: OpenSequence) -> None:
         """Nobody counts it any more."""
-        del self._samples[sample.own.request_id]
-        self._adapter_gauge.add(sample.generation.adapter, -1)
+        del self._sequences[sequence.own.request_id]
+        self._adapter_gauge.add(sequence.generation.adapter, -1)
 
     def _new_call_id(self) -> str:
         return f"{self._name}.{self._epoch}.{next(self._call_ids)}"
@@ -457,8 +459,8 @@ class EngineClient:
                 call.answer.cancel()
 
 
-def _resubmitted(sample: OpenSample) -> SequenceSubmit:
-    return SequenceSubmit(sample.generation.request, sample.next_attempt())
+def _resubmitted(sequence: OpenSequence) -> SequenceSubmit:
+    return SequenceSubmit(sequence.generation.request, sequence.next_attempt())
 
 
 def stopping() -> RequestError:

@@ -1,4 +1,4 @@
-"""One HTTP request at the edge: its open samples, and the wait for what they bring.
+"""One HTTP request at the api process: its open sequences, and the wait for what they bring.
 
 Lives in the event loop of the api process. Made by `client.EngineClient.open`, waited on by the route handlers.
 """
@@ -20,8 +20,8 @@ from engine.messages import AdapterUse, DecodedLogprobs, Delta, Part, SequencePa
 
 STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
-MAX_PENDING = 1 << 16  # tokens and log-probabilities of a stream that wait for its reader; then its samples are paused
-MAX_PENDING_DELTAS = 256  # of a sample; then they become one
+MAX_PENDING = 1 << 16  # tokens and log-probabilities of a stream that wait for its reader; then its sequences are paused
+MAX_PENDING_DELTAS = 256  # of a sequence; then they become one
 
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-class OpenSample:
-    """One sample of a request: what was asked, what came, and what of that its response has not taken yet."""
+class OpenSequence:
+    """One sequence of a request: what was asked, what came, and what of that its response has not taken yet."""
 
     __slots__ = (
         "_has_parts",
@@ -197,7 +197,7 @@ class OpenSample:
 
 
 def _joined(deltas: list[Delta], num_delivered: int) -> list[Part]:
-    """Their parts, those that belong together as one. `num_delivered`: the sample's tokens, theirs included."""
+    """Their parts, those that belong together as one. `num_delivered`: the sequence's tokens, theirs included."""
     joined: list[tuple[Part, list[str]]] = []
     num_tokens = num_known = num_delivered - sum(len(delta.token_ids) for delta in deltas)
     for delta in deltas:
@@ -218,14 +218,14 @@ def _are_one(part: Part, before: Part) -> bool:
 
 
 class Generation:
-    """The samples of one HTTP request, prompt by prompt, and the wait for them."""
+    """The sequences of one HTTP request, prompt by prompt, and the wait for them."""
 
     def __init__(
         self,
         shared: SharedPart,
         request: EncodedRequest,
         *,
-        samples_per_prompt: int,
+        sequences_per_prompt: int,
         is_streaming: bool,
         abort_connection: Callable[[], None],
         close: Callable[[Generation], None],
@@ -233,13 +233,13 @@ class Generation:
         release: Callable[[], None] = lambda: None,
         held: HeldLogprobs | None = None,
     ) -> None:
-        """`resume`: its samples, which were paused. `release`: of what its samples needed, once the last has ended; may be
+        """`resume`: its sequences, which were paused. `release`: of what its sequences needed, once the last has ended; may be
         called again. `held`: what all requests hold."""
         self.shared = shared
         self.request = request  # what is submitted, and again after a crash
         self.key = shared.key  # unique in the run
-        self.samples: list[OpenSample] = []
-        self.samples_per_prompt = samples_per_prompt
+        self.sequences: list[OpenSequence] = []
+        self.sequences_per_prompt = sequences_per_prompt
         self.num_unfinished = 0
         self.writing_since_ns = 0  # not 0 while a write to the client is under way
         self.num_writing = 0  # log-probabilities that were taken and may not be written yet
@@ -264,8 +264,8 @@ class Generation:
 
     @property
     def weight_version(self) -> str:
-        """The weight versions that made any of its samples, ascending: "1", or "1,2" where they changed meanwhile."""
-        return ",".join(map(str, sorted({version for sample in self.samples for version in sample.weight_versions})))
+        """The weight versions that made any of its sequences, ascending: "1", or "1,2" where they changed meanwhile."""
+        return ",".join(map(str, sorted({version for sequence in self.sequences for version in sequence.weight_versions})))
 
     @property
     def adapter(self) -> AdapterUse | None:
@@ -274,12 +274,12 @@ class Generation:
     @property
     def headers(self) -> dict[str, str]:
         """Headers that name the weights and replicas that made the answer."""
-        replicas = sorted({sample.made_by for sample in self.samples if sample.made_by >= 0})
+        replicas = sorted({sequence.made_by for sequence in self.sequences if sequence.made_by >= 0})
         return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
 
     async def wait(self) -> None:
-        """Until a stream has something to take, or every sample has ended; only one may wait at a time. Raises why the request
-        failed."""
+        """Until a stream has something to take, or every sequence has ended; only one may wait at a time. Raises why the
+        request failed."""
         if not self._has_changed:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
@@ -293,7 +293,7 @@ class Generation:
     @property
     def is_overfull(self) -> bool:
         """Whether more waits for a slow reader than may."""
-        return self.writing_since_ns > 0 and sum(sample.num_pending for sample in self.samples) > MAX_PENDING
+        return self.writing_since_ns > 0 and sum(sequence.num_pending for sequence in self.sequences) > MAX_PENDING
 
     @property
     def is_large(self) -> bool:
@@ -302,10 +302,10 @@ class Generation:
 
     @property
     def is_paused(self) -> bool:
-        return any(sample.is_paused for sample in self.samples)
+        return any(sequence.is_paused for sequence in self.sequences)
 
     def wrote(self) -> None:
-        """The reader has taken what was written: the samples that waited for that go on."""
+        """The reader has taken what was written: the sequences that waited for that go on."""
         self.writing_since_ns = 0
         if not self.keeps_logprobs:
             self._release(self.num_writing)

@@ -1,8 +1,8 @@
 """How many log-probabilities one api process holds for clients, of each source.
 
 Each takes about a hundred bytes, and stays until its client has read it: in a stream until it is written, in a whole answer
-until that is read to its end. Where a source has no room, its samples are paused (`EngineClient`), and go on when others of its
-answers have been read. Small answers always have room, and so has the oldest of a source: something always ends.
+until that is read to its end. Where a source has no room, its sequences are paused (`EngineClient`), and go on when others of
+its answers have been read. Small answers always have room, and so has the oldest of a source: something always ends.
 """
 
 from __future__ import annotations

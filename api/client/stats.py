@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from engine.process.context import ActorContext
 
 FINISH_REASONS = ("stop", "length", "repetition", "abort", "timeout")
 
 
-class SampleMeasures:
+class SequenceMeasures:
     """Times are in ns, CLOCK_MONOTONIC."""
 
     def __init__(self, context: ActorContext) -> None:
@@ -22,42 +22,42 @@ class SampleMeasures:
         self._request_prompt_tokens = context.histogram("request_prompt_tokens")
         self._request_generation_tokens = context.histogram("request_generation_tokens")
         self._max_generation_tokens = context.histogram("request_max_num_generation_tokens")
-        self._num_samples = context.histogram("request_params_n")
+        self._num_sequences = context.histogram("request_params_n")
         self._max_tokens = context.histogram("request_params_max_tokens")
 
     def on_opened(self, generation: Generation) -> None:
-        """A request came, with all its samples."""
-        self._num_samples.observe(len(generation.samples))
+        """A request came, with all its sequences."""
+        self._num_sequences.observe(len(generation.sequences))
         max_tokens = generation.shared.sampling.max_tokens
         if max_tokens > 0:
             self._max_tokens.observe(max_tokens)
 
     def on_closed(self, generation: Generation) -> None:
-        """The last of a request's samples ended."""
-        self._max_generation_tokens.observe(max(len(sample.delivered) for sample in generation.samples))
+        """The last of a request's sequences ended."""
+        self._max_generation_tokens.observe(max(len(sequence.delivered) for sequence in generation.sequences))
 
-    def on_tokens(self, sample: OpenSample, num_tokens: int, now_ns: int) -> None:
+    def on_tokens(self, sequence: OpenSequence, num_tokens: int, now_ns: int) -> None:
         """A delivery brought so many tokens."""
         if not num_tokens:
             return
         self._generation_tokens.add(num_tokens)
-        if sample.first_token_ns:
-            self._inter_token_latency.observe((now_ns - sample.last_token_ns) / 1e9)
+        if sequence.first_token_ns:
+            self._inter_token_latency.observe((now_ns - sequence.last_token_ns) / 1e9)
         else:
-            sample.first_token_ns = now_ns
-            self._time_to_first_token.observe((now_ns - sample.generation.shared.arrival_ns) / 1e9)
-        sample.last_token_ns = now_ns
+            sequence.first_token_ns = now_ns
+            self._time_to_first_token.observe((now_ns - sequence.generation.shared.arrival_ns) / 1e9)
+        sequence.last_token_ns = now_ns
 
     def on_finished(self, reason: str) -> None:
-        """A sample ended, whoever ended it."""
+        """A sequence ended, whoever ended it."""
         self._finished[reason].add(1)
 
-    def on_answered(self, sample: OpenSample, now_ns: int) -> None:
-        """A sample came to its own end."""
-        num_tokens = len(sample.delivered)
-        self._prompt_tokens.add(sample.num_prompt_tokens)
-        self._request_prompt_tokens.observe(sample.num_prompt_tokens)
+    def on_answered(self, sequence: OpenSequence, now_ns: int) -> None:
+        """A sequence came to its own end."""
+        num_tokens = len(sequence.delivered)
+        self._prompt_tokens.add(sequence.num_prompt_tokens)
+        self._request_prompt_tokens.observe(sequence.num_prompt_tokens)
         self._request_generation_tokens.observe(num_tokens)
-        self._latency.observe((now_ns - sample.generation.shared.arrival_ns) / 1e9)
+        self._latency.observe((now_ns - sequence.generation.shared.arrival_ns) / 1e9)
         if num_tokens > 1:
-            self._time_per_output_token.observe((sample.last_token_ns - sample.first_token_ns) / 1e9 / (num_tokens - 1))
+            self._time_per_output_token.observe((sequence.last_token_ns - sequence.first_token_ns) / 1e9 / (num_tokens - 1))

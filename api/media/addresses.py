@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from api.media.fetch_slots import Turn
+from api.media.fetch_slots import FetchSlot
 
 _INNER_NETWORKS = tuple(
     map(
@@ -52,10 +52,10 @@ class Addresses:
         is_inner = any(address in network for network in _INNER_NETWORKS)
         return address.is_global and not (is_inner or address.is_multicast or address.is_reserved)
 
-    async def resolve(self, host: str, port: int, is_trusted: bool, turn: Turn) -> list[str]:
+    async def resolve(self, host: str, port: int, is_trusted: bool, slot: FetchSlot) -> list[str]:
         """All addresses of a host, best first. ForbiddenAddressError where one is not for clients, unless the host is trusted;
-        OSError where it has none. In a thread of `turn`'s: the loop's own are few, and a slow name would hold up everybody."""
-        found = await turn.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        OSError where it has none. In a thread of `slot`'s: the loop's own are few, and a slow name would hold up everybody."""
+        found = await slot.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not addresses:
             raise OSError(f"{host} has no address")

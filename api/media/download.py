@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import msgspec
 
 from api.media.addresses import Addresses, ForbiddenAddressError
-from api.media.fetch_slots import FetchSlots, Turn
+from api.media.fetch_slots import FetchSlot, FetchSlots
 from api.media.object_store import SCHEMES, ObjectStore, presigned
 from engine.config import EngineConfig
 from engine.errors import RequestError
@@ -112,25 +112,25 @@ class Fetcher:
         source: object = None,
     ) -> bytearray:
         """Return the bytes behind a link; links of one `source` share its slots. RequestError, without `param`, where that is
-        nothing or too much, 429 where others' links left it no turn; or `came`'s, which is told of bytes before they are kept,
+        nothing or too much, 429 where others' links left it no slot; or `came`'s, which is told of bytes before they are kept,
         and of less than none when they are not kept any more."""
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
         scheme = link[:16].partition(":")[0].lower()
-        fetched: Callable[[Turn], Awaitable[bytearray]]
+        fetched: Callable[[FetchSlot], Awaitable[bytearray]]
         if scheme == "file":
-            turns = self._files
-            fetched = lambda turn: turn.run(self._read_file, link, max_bytes)  # noqa: E731
+            slots = self._files
+            fetched = lambda slot: slot.run(self._read_file, link, max_bytes)  # noqa: E731
         else:
-            turns = self._links
+            slots = self._links
             parsed = self._signed(link, scheme) if scheme in SCHEMES else _parsed(link)
-            fetched = lambda turn: self._follow(parsed, max_bytes, came, turn)  # noqa: E731
-        turn = await turns.take(object() if source is None else source, timeout_s)
+            fetched = lambda slot: self._follow(parsed, max_bytes, came, slot)  # noqa: E731
+        slot = await slots.take(object() if source is None else source, timeout_s)
         try:
-            return await asyncio.wait_for(fetched(turn), timeout_s)
+            return await asyncio.wait_for(fetched(slot), timeout_s)
         except asyncio.TimeoutError:
             raise failed(f"did not answer completely within {timeout_s:g} s") from None
         finally:
-            turn.release()
+            slot.release()
 
     async def close(self) -> None:
         self._links.close()
@@ -140,9 +140,9 @@ class Fetcher:
 
     # -------------------------------------------------------------------------------------------------------------- http
 
-    async def _follow(self, link: _Link, max_bytes: int, came: Callable[[int], None], turn: Turn) -> bytearray:
+    async def _follow(self, link: _Link, max_bytes: int, came: Callable[[int], None], slot: FetchSlot) -> bytearray:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await self._try(link, max_bytes, came, turn)
+            found = await self._try(link, max_bytes, came, slot)
             if not isinstance(found, str):
                 return found
             try:
@@ -151,12 +151,12 @@ class Fetcher:
                 raise invalid_link("redirects to an invalid URL") from None
         raise invalid_link(f"redirects more than {MAX_REDIRECTS} times")
 
-    async def _try(self, link: _Link, max_bytes: int, came: Callable[[int], None], turn: Turn) -> bytearray | str:
+    async def _try(self, link: _Link, max_bytes: int, came: Callable[[int], None], slot: FetchSlot) -> bytearray | str:
         """The content, or where it is instead; tried again where that may help."""
         if self._domains and link.host not in self._domains and not link.is_trusted:
             raise invalid_link(f"points to {link.host}, which is not in --allowed-media-domains")
         try:
-            addresses = await self._addresses.resolve(link.host, link.port, link.is_trusted, turn)
+            addresses = await self._addresses.resolve(link.host, link.port, link.is_trusted, slot)
         except ForbiddenAddressError:
             raise invalid_link(f"points to {link.host}, which is not a public host; see --allowed-media-networks") from None
         except (OSError, UnicodeError):
@@ -173,7 +173,7 @@ class Fetcher:
         import httpx2  # imports much, which a server that fetches nothing does not need
 
         if self._transport is None:
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)  # turns limit them
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)  # slots limit them
             options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)]
             self._transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits, socket_options=options)
         for number, address in enumerate(addresses[:MAX_ADDRESSES], 1):

@@ -1,9 +1,9 @@
 """Which link is next: a limited number at a time in one api process, shared out among the sources that have links.
 
 Used by `download.py` in the event loop. A source is a key or an address (`source_of` of `api/access.py`). The source with the
-fewest links under way comes first, and the last quarter of all turns is for sources that have none: one client's slow links
-leave room for another's first, however many requests they belong to. What takes a turn may still be busy in a thread
-when nobody waits for it any more (a name service that does not answer cannot be interrupted); the turn ends with both.
+fewest links under way comes first, and the last quarter of all slots is for sources that have none: one client's slow links
+leave room for another's first, however many requests they belong to. What takes a slot may still be busy in a thread
+when nobody waits for it any more (a name service that does not answer cannot be interrupted); the slot ends with both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.errors import RequestError
 from engine.process.shares import has_room
 
 RETRY_AFTER_S = 1
-WAITING_FACTOR = 4  # links that one source may have waiting, for each turn there is
+WAITING_FACTOR = 4  # links that one source may have waiting, for each slot there is
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,46 +41,46 @@ class FetchSlots:
         self.num_turns = num_turns
         self._num_free = num_turns
         self._num_kept = num_turns // 4  # for sources that have none
-        self._held = Counter[object]()  # by source
+        self._num_used = Counter[object]()  # by source
         self._waiting: dict[object, deque[asyncio.Future[None]]] = {}  # the longest waiting source first
         self._threads = ThreadPoolExecutor(num_turns, thread_name_prefix=name)
 
-    async def take(self, source: object, timeout_s: float) -> Turn:
-        """The next turn of a source. RequestError (429): too many wait, or none came within so long."""
+    async def take(self, source: object, timeout_s: float) -> FetchSlot:
+        """The next slot of a source. RequestError (429): too many wait, or none came within so long."""
         if not self._may_take(source):
             await self._wait(source, timeout_s)
         else:
             self._grant(source)
-        return Turn(self, source)
+        return FetchSlot(self, source)
 
     def give_back(self, source: object) -> None:
         self._num_free += 1
-        self._held[source] -= 1
-        if not self._held[source]:
-            del self._held[source]
+        self._num_used[source] -= 1
+        if not self._num_used[source]:
+            del self._num_used[source]
         self._serve()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def submit(self, turn: Turn, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    def submit(self, slot: FetchSlot, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         future = self._threads.submit(call, *args, **kwargs)
 
         def ended(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for a turn
-                loop.call_soon_threadsafe(turn.release)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for a slot
+                loop.call_soon_threadsafe(slot.release)
 
-        turn.hold()
+        slot.hold()
         future.add_done_callback(ended)
         return asyncio.wrap_future(future)
 
     def _may_take(self, source: object) -> bool:
-        return self._num_free > (self._num_kept if self._held[source] else 0)
+        return self._num_free > (self._num_kept if self._num_used[source] else 0)
 
     def _grant(self, source: object) -> None:
         self._num_free -= 1
-        self._held[source] += 1
+        self._num_used[source] += 1
 
     async def _wait(self, source: object, timeout_s: float) -> None:
         num_own, num_all = len(self._waiting.get(source, ())), sum(map(len, self._waiting.values()))
@@ -107,7 +107,7 @@ class FetchSlots:
 
     def _serve(self) -> None:
         while able := [source for source in self._waiting if self._may_take(source)]:
-            source = min(able, key=lambda source: self._held[source])
+            source = min(able, key=lambda source: self._num_used[source])
             waiting = self._waiting.pop(source)
             granted = waiting.popleft()
             if waiting:
@@ -116,17 +116,17 @@ class FetchSlots:
             granted.set_result(None)
 
 
-class Turn:
+class FetchSlot:
     """Slot of one link; it is free when its last holder leaves."""
 
-    def __init__(self, turns: FetchSlots, source: object) -> None:
-        self._turns = turns
+    def __init__(self, slots: FetchSlots, source: object) -> None:
+        self._slots = slots
         self._source = source
         self._num_holders = 1
 
     def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """In a thread, which holds the turn until it has ended, also where nobody waits for it."""
-        return self._turns.submit(self, call, *args, **kwargs)
+        """In a thread, which holds the slot until it has ended, also where nobody waits for it."""
+        return self._slots.submit(self, call, *args, **kwargs)
 
     def hold(self) -> None:
         self._num_holders += 1
@@ -134,4 +134,4 @@ class Turn:
     def release(self) -> None:
         self._num_holders -= 1
         if not self._num_holders:
-            self._turns.give_back(self._source)
+            self._slots.give_back(self._source)

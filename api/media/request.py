@@ -37,12 +37,12 @@ class MediaRequests:
     else it takes."""
 
     def __init__(
-        self, context: ActorContext, desk: MediaStore | None, kinds: Collection[str], num_links: int = MAX_LINKS
+        self, context: ActorContext, store: MediaStore | None, kinds: Collection[str], num_links: int = MAX_LINKS
     ) -> None:
         self._kinds = kinds
         self._config = context.config
         self._name = context.name
-        self._desk = desk
+        self._store = store
         self._fetcher = Fetcher(context.config, num_links)
         self._num_fetches = context.counter("media_fetches_total")
         self._num_failed = context.counter("media_fetches_failed_total")
@@ -56,30 +56,30 @@ class MediaRequests:
         RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
         config = self._config
         check_parts(parts, self._kinds, config.enable_mm_embeds, config.limit_mm_per_prompt)
-        if self._desk is None or not parts:
+        if self._store is None or not parts:
             return MediaLease()
         given = {name: getattr(options, name) for name in MediaOptions.__struct_fields__}
         settings = {name: value for name, value in given.items() if value}
         encoded = dump(settings, "mm_processor_kwargs") if settings else b""
         source = source_of(request, config)
-        work = _Gathering(config, self._name, self._desk.hold(key, deadline_ns), self._fetch, encoded, source)
+        work = _Gathering(config, self._name, self._store.hold(key, deadline_ns), self._fetch, encoded, source)
         try:
             await unless_gone(work.gather(parts), request.receive)
         except BaseException:
-            work.held.release()
+            work.lease.release()
             raise
-        return work.held
+        return work.lease
 
     async def _fetch(self, part: MediaPart, max_bytes: int, source: object) -> bytearray:
-        desk = self._desk
-        assert desk is not None
+        store = self._store
+        assert store is not None
         begun_ns = time.monotonic_ns()
         self._num_fetches.add(1)
         num_bytes = 0
 
         def came(num_more: int) -> None:
             nonlocal num_bytes
-            desk.expect(num_more)
+            store.expect(num_more)
             num_bytes += num_more
 
         try:
@@ -89,7 +89,7 @@ class MediaRequests:
             self._num_failed.add(1)
             raise
         finally:
-            desk.expect(-num_bytes)
+            store.expect(-num_bytes)
             self._fetch_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)
 
 
@@ -99,8 +99,8 @@ Fetch = Callable[[MediaPart, int, object], Awaitable[bytearray]]
 class _Gathering:
     """Media of one request while they arrive."""
 
-    def __init__(self, config: EngineConfig, name: str, held: MediaLease, fetch: Fetch, settings: bytes, source: str) -> None:
-        self.held = held
+    def __init__(self, config: EngineConfig, name: str, lease: MediaLease, fetch: Fetch, settings: bytes, source: str) -> None:
+        self.lease = lease
         self._config = config
         self._name = name
         self._fetch = fetch
@@ -112,7 +112,7 @@ class _Gathering:
         """RequestError: of the first part in order that is refused; where there is no room for one, or the time is over, none
         is waited for."""
         work = asyncio.ensure_future(self._gather(parts))
-        deadline_ns = self.held.deadline_ns
+        deadline_ns = self.lease.deadline_ns
         timeout_s = max(0, deadline_ns - time.monotonic_ns()) / 1e9 if deadline_ns else None
         try:
             await asyncio.wait({work, self._overload}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +148,7 @@ class _Gathering:
         finally:
             await results.aclose()
         items = dict(zip(distinct, found, strict=True))
-        self.held.items = [items[part.identity] for part in parts]
+        self.lease.items = [items[part.identity] for part in parts]
 
     async def _item(self, part: MediaPart) -> MediaItem:
         try:
@@ -159,7 +159,7 @@ class _Gathering:
                 )
                 raise RequestError("the file is empty", code=code)
             source = MediaSource(self._name, handles, part.kind, part.is_features, part.grid_thw, self._settings)
-            return await self.held.prepare(source)
+            return await self.lease.prepare(source)
         except RequestError as error:
             placed = RequestError(
                 f"{part.path}: {error.message}",
@@ -185,7 +185,7 @@ class _Gathering:
         if part.is_features and not content[:6].lower().startswith(_SCHEMES):
             return (await self._decoded(content, max_bytes),)
         fetched = await self._fetch(part, max_bytes, self._source)
-        handle, memory = self.held.allocate(len(fetched))
+        handle, memory = self.lease.allocate(len(fetched))
         memory[:] = fetched
         return (handle,)
 
@@ -208,7 +208,7 @@ class _Gathering:
             raise too_large(num_bytes, max_bytes)
         if len(text) % 4 == 1:
             raise _no_base64(f"{len(text)} characters are not a valid base64 length")
-        handle, memory = self.held.allocate(num_bytes)
+        handle, memory = self.lease.allocate(num_bytes)
         await decode_base64(text, memory)
         return handle
 

@@ -141,29 +141,29 @@ class MediaStore:
 class MediaLease:
     """Part of the slab that one request holds, and the facts of its items."""
 
-    def __init__(self, desk: MediaStore | None = None, request: str = "", deadline_ns: int = 0) -> None:
+    def __init__(self, store: MediaStore | None = None, request: str = "", deadline_ns: int = 0) -> None:
         self.items: list[MediaItem] = []
         self.deadline_ns = deadline_ns
-        self._desk = desk
+        self._store = store
         self._request = request
         self._is_asking = asyncio.Lock()
         self._handles: list[SlabHandle] = []
 
     def allocate(self, num_bytes: int) -> tuple[SlabHandle, memoryview]:
         """Room until `release`, to be filled at once."""
-        assert self._desk is not None
-        handle = self._desk.allocate(num_bytes)
+        assert self._store is not None
+        handle = self._store.allocate(num_bytes)
         self._handles.append(handle)
-        return handle, self._desk.writable(handle)
+        return handle, self._store.writable(handle)
 
     async def prepare(self, source: MediaSource) -> MediaItem:
         """Prepare an item (`MediaStore.prepare`). Files of one request are prepared one after another."""
-        assert self._desk is not None
+        assert self._store is not None
         async with self._is_asking:
-            return await self._desk.prepare(source, self._request, self.deadline_ns)
+            return await self._store.prepare(source, self._request, self.deadline_ns)
 
     def release(self) -> None:
         """Let go of all. Harmless a second time."""
-        if self._desk is not None and self._handles:
-            self._desk.release(self._handles)
+        if self._store is not None and self._handles:
+            self._store.release(self._handles)
             self._handles = []

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.ollama.answers import (
     DoneReason,
     OllamaChat,
@@ -54,16 +54,16 @@ class LineWriter(EventWriter):
         self.keep_alive = line(self.answer())
 
     def take(self, generation: Generation) -> bytes:
-        (sample,) = generation.samples
-        if not sample.pending:
+        (sequence,) = generation.sequences
+        if not sequence.pending:
             return b""
-        delta = sample.take()
-        pieces = self._pieces(delta.all_parts, sample.is_finished)
+        delta = sequence.take()
+        pieces = self._pieces(delta.all_parts, sequence.is_finished)
         self._add_logprobs(pieces, delta)
         lines = [line(piece) for piece in pieces]
-        if sample.is_finished:
-            error = cut_off(sample)
-            lines.append(line(self._ended(self.answer(), sample)) if error is None else error_body(error) + b"\n")
+        if sequence.is_finished:
+            error = cut_off(sequence)
+            lines.append(line(self._ended(self.answer(), sequence)) if error is None else error_body(error) + b"\n")
         return b"".join(lines)
 
     def named(self, error: RequestError) -> RequestError:
@@ -73,10 +73,10 @@ class LineWriter(EventWriter):
         return error_body(self.named(error)) + b"\n"
 
     async def whole(self, generation: Generation) -> Answer:
-        (sample,) = generation.samples
-        if (error := cut_off(sample)) is not None:
+        (sequence,) = generation.sequences
+        if (error := cut_off(sequence)) is not None:
             raise error
-        delta = sample.take()
+        delta = sequence.take()
         parts = delta.all_parts
         text = "".join(part.text for part in parts if part.kind == "content")
         thinking = "".join(part.text for part in parts if part.kind == "reasoning")
@@ -84,7 +84,7 @@ class LineWriter(EventWriter):
         answer = self.answer(text, thinking, [*calls, *self._last_call()])
         if self._num_logprobs is not None:
             answer.logprobs = (await whole_chat_logprobs(delta.logprobs, LogprobsShown(self._num_logprobs))).content
-        return self._ended(answer, sample)
+        return self._ended(answer, sequence)
 
     @abstractmethod
     def answer(self, text: str = "", thinking: str = "", calls: Sequence[OllamaMadeCall] = ()) -> Answer:
@@ -131,13 +131,13 @@ class LineWriter(EventWriter):
             pieces.append(self.answer())
         pieces[0].logprobs = chat_logprobs(delta.logprobs, LogprobsShown(self._num_logprobs))
 
-    def _ended(self, answer: Answer, sample: OpenSample) -> Answer:
+    def _ended(self, answer: Answer, sequence: OpenSequence) -> Answer:
         now_ns = time.monotonic_ns()
-        first_ns = sample.first_token_ns or now_ns
-        answer.done, answer.done_reason = True, "length" if sample.finish_reason == "length" else "stop"
+        first_ns = sequence.first_token_ns or now_ns
+        answer.done, answer.done_reason = True, "length" if sequence.finish_reason == "length" else "stop"
         answer.total_duration, answer.load_duration = now_ns - self._arrival_ns, 0
-        answer.prompt_eval_count, answer.prompt_eval_duration = sample.num_prompt_tokens, first_ns - self._arrival_ns
-        answer.eval_count, answer.eval_duration = len(sample.delivered), max(1, now_ns - first_ns)  # clients divide by it
+        answer.prompt_eval_count, answer.prompt_eval_duration = sequence.num_prompt_tokens, first_ns - self._arrival_ns
+        answer.eval_count, answer.eval_duration = len(sequence.delivered), max(1, now_ns - first_ns)  # clients divide by it
         return answer
 
     def loaded(self, reason: DoneReason) -> Answer:

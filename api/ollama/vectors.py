@@ -38,8 +38,8 @@ async def embed(request: Request) -> Response:
     if any(texts):
         prompts = [TextPrompt(text if body.truncate is False else await _cut(request, text)) for text in texts]
         generation = await pooled(request, body, prompts, Pooling(dimensions, True), "input")
-        for sample in generation.samples:
-            vectors.append(encoder.encode(numbers_of(sample.pooled)))
+        for sequence in generation.sequences:
+            vectors.append(encoder.encode(numbers_of(sequence.pooled)))
             await asyncio.sleep(0)
     answer = OllamaEmbeddings(
         model=asked or model.names[0],
@@ -60,8 +60,8 @@ async def embed_one(request: Request) -> Response:
     if not body.prompt:
         return json_response(OllamaEmbedding(embedding=[]))
     generation = await pooled(request, body, [TextPrompt(await _cut(request, body.prompt))], Pooling(), "prompt")
-    (sample,) = generation.samples
-    return json_response(OllamaEmbedding(embedding=numbers_of(sample.pooled)), headers=generation.headers)
+    (sequence,) = generation.sequences
+    return json_response(OllamaEmbedding(embedding=numbers_of(sequence.pooled)), headers=generation.headers)
 
 
 async def _cut(request: Request, text: str) -> str:

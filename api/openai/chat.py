@@ -16,7 +16,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.client.parsing import ToolChoice, parsing_of
 from api.errors import json_response
 from api.fingerprint import Fingerprints
@@ -46,7 +46,7 @@ from api.schemas.unsupported import check_supported
 from api.sse import EventStream
 from api.submission import (
     check_max_tokens,
-    check_samples,
+    check_sequences,
     check_stream,
     deadline_of,
     open_generation,
@@ -84,7 +84,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest) -> tuple[Generation, int]:
-    """Have the engine answer the conversation of `fields`, of which `body` is the other half. Returns how many of the samples
+    """Have the engine answer the conversation of `fields`, of which `body` is the other half. Returns how many of the sequences
     are wanted, too."""
     context = RequestContext.of(request)
     model = context.services.model
@@ -108,7 +108,7 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
         leaves_calls = body.parse_tool_calls is False
         parsing = msgspec.structs.replace(parsing, leaves_calls=leaves_calls, leaves_reasoning=leaves_reasoning)
     check_stream(body)
-    n, best_of = check_samples(body, 1, model)
+    n, best_of = check_sequences(body, 1, model)
     num_logprobs, max_tokens = _num_logprobs(body), _max_tokens(body, model)
     sampling = sampling_params(
         body,
@@ -251,7 +251,7 @@ class ChatWriter(ChunkWriter):
         self._custom_names = custom_names
         self._begun: dict[int, DeltasOfParts] = {}
 
-    def choices(self, index: int, sample: OpenSample, delta: Delta) -> list[ChatChunkChoice]:
+    def choices(self, index: int, sequence: OpenSequence, delta: Delta) -> list[ChatChunkChoice]:
         """A piece for each part; what tokens have besides is in the first, how the answer ended in the last."""
         is_first = index not in self._begun
         of_parts = self._begun.get(index) or DeltasOfParts(self._body.include_reasoning is not False, self._custom_names)
@@ -262,7 +262,7 @@ class ChatWriter(ChunkWriter):
             if not (delta.text or is_first or delta.finish_reason or shows_tokens):
                 return []  # all of it is held back until a call is complete
         choices = [ChatChunkChoice(index=index, delta=piece) for piece in deltas]
-        choices[-1].finish_reason, choices[-1].stop_reason = finish_reason_of(sample, delta), delta.stop_reason
+        choices[-1].finish_reason, choices[-1].stop_reason = finish_reason_of(sequence, delta), delta.stop_reason
         choice = choices[0]
         if is_first:
             self._begun[index] = of_parts
@@ -274,7 +274,7 @@ class ChatWriter(ChunkWriter):
         if self._body.return_token_ids:
             choice.token_ids = delta.token_ids
             if is_first:
-                choice.prompt_token_ids = sample.prompt_token_ids
+                choice.prompt_token_ids = sequence.prompt_token_ids
         return choices
 
 
@@ -287,10 +287,10 @@ async def _answer(
     fingerprint: str = "",
     custom_names: frozenset[str] = frozenset(),
 ) -> Response:
-    chosen = [generation.samples[index] for index in likeliest(generation, 0, n)]
+    chosen = [generation.sequences[index] for index in likeliest(generation, 0, n)]
     choices = []
-    for index, sample in enumerate(chosen):
-        choices.append(encoder.encode(await _choice(index, sample, body, echoed, custom_names)))
+    for index, sequence in enumerate(chosen):
+        choices.append(encoder.encode(await _choice(index, sequence, body, echoed, custom_names)))
         await asyncio.sleep(0)
     answer = ChatCompletion(
         id=head.id,
@@ -303,23 +303,25 @@ async def _answer(
         timings=timings_of(generation) if body.timings else UNSET,
     )
     if body.prompt_logprobs is not None:
-        answer.prompt_logprobs = await prompt_logprobs(generation.samples[0].prompt_logprobs, body.prompt_logprobs)
+        answer.prompt_logprobs = await prompt_logprobs(generation.sequences[0].prompt_logprobs, body.prompt_logprobs)
     return WholeAnswer(answer, choices, generation.headers)
 
 
-async def _choice(index: int, sample: OpenSample, body: ChatRequest, echoed: str, custom_names: frozenset[str]) -> ChatChoice:
-    delta = sample.take()
+async def _choice(
+    index: int, sequence: OpenSequence, body: ChatRequest, echoed: str, custom_names: frozenset[str]
+) -> ChatChoice:
+    delta = sequence.take()
     shown = LogprobsShown.of(body, body.top_logprobs or 0)
     choice = ChatChoice(
         index=index,
         message=message_of(delta, body.include_reasoning is not False, echoed, custom_names),
         logprobs=await whole_chat_logprobs(delta.logprobs, shown) if body.logprobs and not body.logprobs_by_id else None,
-        finish_reason=finish_reason_of(sample, delta),
+        finish_reason=finish_reason_of(sequence, delta),
         stop_reason=delta.stop_reason,
     )
     if body.logprobs_by_id:
         choice.logprobs_by_id = await logprobs_by_id(delta.logprobs, shown.num_top)
     if body.return_token_ids:
         choice.token_ids = delta.token_ids
-        choice.prompt_token_ids = sample.prompt_token_ids
+        choice.prompt_token_ids = sequence.prompt_token_ids
     return choice

@@ -1,6 +1,6 @@
 """`POST /v1/completions`: prompts as text or token ids, one or many, with echo, log-probabilities and best-of.
 
-Runs in the api process. Choice p * n + i is sample i of prompt p.
+Runs in the api process. Choice p * n + i is sequence i of prompt p.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.fingerprint import Fingerprints
 from api.media.parts import bounds_of, completion_parts
 from api.model import ServedModel
@@ -32,7 +32,7 @@ from api.schemas.unsupported import check_supported
 from api.sse import EventStream
 from api.submission import (
     check_max_tokens,
-    check_samples,
+    check_sequences,
     check_stream,
     check_vocabulary,
     deadline_of,
@@ -65,7 +65,7 @@ async def create_completion(request: Request) -> Response:
     _check_echo(body)
     echoes = [await _text_of(prompt, request) if body.echo else "" for prompt in prompts]
     generation, n = await open_completion(request, body, behind, prompts, DEFAULT_MAX_TOKENS)
-    builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(generation.samples_per_prompt)]
+    builders = [ChoiceBuilder(body, echo) for echo in echoes for _ in range(generation.sequences_per_prompt)]
     if body.stream:
         return EventStream(generation, CompletionWriter(head, body, context.services.fingerprints, builders))
     await until_finished(generation, request.receive)
@@ -76,12 +76,12 @@ async def create_completion(request: Request) -> Response:
 async def open_completion(
     request: Request, body: CompletionRequest, behind: CompletionMedia, prompts: list[Prompt], default_max_tokens: int | None
 ) -> tuple[Generation, int]:
-    """Have the engine continue the prompts. Returns how many of each one's samples are wanted, too. `default_max_tokens`: None,
-    up to the model's limit."""
+    """Have the engine continue the prompts. Returns how many of each one's sequences are wanted, too. `default_max_tokens`:
+    None, up to the model's limit."""
     context = RequestContext.of(request)
     model = context.services.model
     check_stream(body)
-    n, best_of = check_samples(body, len(prompts), model)
+    n, best_of = check_sequences(body, len(prompts), model)
     max_tokens = default_max_tokens if body.max_tokens is None else body.max_tokens
     if max_tokens is not None:
         check_max_tokens("max_tokens", max_tokens, body, model)
@@ -106,7 +106,7 @@ def _check_echo(body: CompletionRequest) -> None:
 
 
 def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int | None, has_rivals: bool) -> SamplingParams:
-    """An echo shows its log-probabilities as well; samples that compete are measured by theirs."""
+    """An echo shows its log-probabilities as well; sequences that compete are measured by theirs."""
     num_logprobs = -1 if body.logprobs is None else body.logprobs
     num_prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
     return sampling_params(
@@ -128,8 +128,8 @@ def prompts_of(
     """The prompts of a body's field `param`, each as it goes to a tokenizer; `suffix` stands behind the gap after each."""
     if isinstance(prompt, str):
         prompt = [prompt]
-    if not isinstance(prompt[0], int) and len(prompt) > model.max_samples:
-        raise invalid(param, f"{len(prompt)} prompts, but the limit per request is {model.max_samples}; send fewer")
+    if not isinstance(prompt[0], int) and len(prompt) > model.max_sequences:
+        raise invalid(param, f"{len(prompt)} prompts, but the limit per request is {model.max_sequences}; send fewer")
     kinds = {type(item) for item in prompt}
     if suffix is not None and kinds != {str}:
         raise invalid("suffix", "only allowed with text prompts, not token ids")
@@ -153,25 +153,27 @@ class ChoiceBuilder:
         self._echoed = echoed
         self._is_first = True
 
-    def piece(self, index: int, sample: OpenSample, delta: Delta) -> CompletionChoice:
-        return self._choice(index, sample, delta, self._piece_logprobs(sample, delta))
+    def piece(self, index: int, sequence: OpenSequence, delta: Delta) -> CompletionChoice:
+        return self._choice(index, sequence, delta, self._piece_logprobs(sequence, delta))
 
-    async def whole(self, index: int, sample: OpenSample) -> bytes:
+    async def whole(self, index: int, sequence: OpenSequence) -> bytes:
         """The one piece that is all of it, encoded."""
-        delta = sample.take()
+        delta = sequence.take()
         logprobs = None
         if self._body.logprobs is not None and not self._body.logprobs_by_id:
-            first_token = self._first_token(sample) if self._body.echo else None
-            logprobs = await self._logprobs.whole(first_token, sample.prompt_logprobs, delta.logprobs)
-        choice = self._choice(index, sample, delta, logprobs)
+            first_token = self._first_token(sequence) if self._body.echo else None
+            logprobs = await self._logprobs.whole(first_token, sequence.prompt_logprobs, delta.logprobs)
+        choice = self._choice(index, sequence, delta, logprobs)
         if self._body.prompt_logprobs is not None:
-            choice.prompt_logprobs = await prompt_logprobs(sample.prompt_logprobs, self._body.prompt_logprobs)
+            choice.prompt_logprobs = await prompt_logprobs(sequence.prompt_logprobs, self._body.prompt_logprobs)
         if self._body.logprobs_by_id:
             choice.logprobs_by_id = await logprobs_by_id(delta.logprobs, self._shown.num_top)
-        sample.prompt_logprobs.clear()  # to free those of all samples at once would hold the loop as well
+        sequence.prompt_logprobs.clear()  # to free those of all sequences at once would hold the loop as well
         return encoder.encode(choice)
 
-    def _choice(self, index: int, sample: OpenSample, delta: Delta, logprobs: CompletionLogprobs | None) -> CompletionChoice:
+    def _choice(
+        self, index: int, sequence: OpenSequence, delta: Delta, logprobs: CompletionLogprobs | None
+    ) -> CompletionChoice:
         choice = CompletionChoice(
             index=index,
             text=self._echoed + delta.text if self._is_first else delta.text,
@@ -182,19 +184,19 @@ class ChoiceBuilder:
         if self._body.return_token_ids:
             choice.token_ids = delta.token_ids
             if self._is_first:
-                choice.prompt_token_ids = sample.prompt_token_ids
+                choice.prompt_token_ids = sequence.prompt_token_ids
         self._is_first = False
         return choice
 
-    def _first_token(self, sample: OpenSample) -> tuple[int, bytes]:
+    def _first_token(self, sequence: OpenSequence) -> tuple[int, bytes]:
         """Return the first token of the prompt; its id is known where tokens are named by id."""
-        return (sample.prompt_token_ids or [-1])[0], sample.first_prompt_token
+        return (sequence.prompt_token_ids or [-1])[0], sequence.first_prompt_token
 
-    def _piece_logprobs(self, sample: OpenSample, delta: Delta) -> CompletionLogprobs | None:
+    def _piece_logprobs(self, sequence: OpenSequence, delta: Delta) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
             return None
         if self._is_first and self._body.echo:
-            return self._logprobs.with_prompt(self._first_token(sample), sample.prompt_logprobs, delta.logprobs)
+            return self._logprobs.with_prompt(self._first_token(sequence), sequence.prompt_logprobs, delta.logprobs)
         return self._logprobs.piece(delta.logprobs)
 
 
@@ -205,8 +207,8 @@ class CompletionWriter(ChunkWriter):
         super().__init__(head, body, fingerprints)
         self._builders = builders
 
-    def choices(self, index: int, sample: OpenSample, delta: Delta) -> list[CompletionChoice]:
-        return [self._builders[index].piece(index, sample, delta)]
+    def choices(self, index: int, sequence: OpenSequence, delta: Delta) -> list[CompletionChoice]:
+        return [self._builders[index].piece(index, sequence, delta)]
 
 
 async def _answer(
@@ -218,9 +220,9 @@ async def _answer(
     fingerprint: str = "",
 ) -> Response:
     choices: list[bytes] = []
-    for start in range(0, len(generation.samples), generation.samples_per_prompt):
+    for start in range(0, len(generation.sequences), generation.sequences_per_prompt):
         for index in likeliest(generation, start, n):
-            choices.append(await builders[index].whole(len(choices), generation.samples[index]))
+            choices.append(await builders[index].whole(len(choices), generation.sequences[index]))
             await asyncio.sleep(0)
     answer = Completion(
         id=head.id,
@@ -236,11 +238,11 @@ async def _answer(
 
 
 def likeliest(generation: Generation, start: int, n: int) -> list[int]:
-    """The indexes of the `n` samples to return of the prompt whose samples start at `start`: all in their order, or, of more,
-    those with the highest cumulative log-probability, best first."""
-    indexes = list(range(start, start + generation.samples_per_prompt))
+    """The indexes of the `n` sequences to return of the prompt whose sequences start at `start`: all in their order, or, of
+    more, those with the highest cumulative log-probability, best first."""
+    indexes = list(range(start, start + generation.sequences_per_prompt))
     if len(indexes) > n:
-        indexes.sort(key=lambda index: generation.samples[index].cumulative_logprob, reverse=True)
+        indexes.sort(key=lambda index: generation.sequences[index].cumulative_logprob, reverse=True)
     return indexes[:n]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from api.client.generation import OpenSample
+from api.client.generation import OpenSequence
 from api.custom_tools import input_of
 from api.schemas.responses import (
     AssistantMessage,
@@ -93,7 +93,7 @@ def _custom(call: MadeCall) -> MadeCustomCall:
     return MadeCustomCall(call.id, CalledCustomTool(call.function.name, input_of(call.function.arguments)))
 
 
-def finish_reason_of(sample: OpenSample, delta: Delta) -> FinishReason | None:
-    if delta.finish_reason == "stop" and sample.num_calls:
+def finish_reason_of(sequence: OpenSequence, delta: Delta) -> FinishReason | None:
+    if delta.finish_reason == "stop" and sequence.num_calls:
         return "tool_calls"
     return delta.finish_reason or None  # type: ignore[return-value]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.errors import error_body
 from api.fingerprint import Fingerprints
 from api.openai.usage import progress_of, timings_of, usage_of
@@ -35,31 +35,35 @@ class ChunkWriter(EventWriter):
         self._has_continuous_timings = bool(request.timings_per_token)
 
     @abstractmethod
-    def choices(self, index: int, sample: OpenSample, delta: Delta) -> Sequence[msgspec.Struct]:
+    def choices(self, index: int, sequence: OpenSequence, delta: Delta) -> Sequence[msgspec.Struct]:
         """Return what `delta` adds to the choice `index`, one event each."""
 
     def take(self, generation: Generation) -> bytes:
         """The events for everything that came since the last call; after the last, usage where wanted and the end mark."""
         events = [self._progress(generation)] if self._has_progress and generation.take_progress() else []
-        events += [self._event(generation, index, sample) for index, sample in enumerate(generation.samples) if sample.pending]
+        events += [
+            self._event(generation, index, sequence) for index, sequence in enumerate(generation.sequences) if sequence.pending
+        ]
         if generation.is_finished:
             if self._has_usage:
                 events.append(self._tail(generation))
             events.append(DONE)
         return b"".join(events)
 
-    def _event(self, generation: Generation, index: int, sample: OpenSample) -> bytes:
+    def _event(self, generation: Generation, index: int, sequence: OpenSequence) -> bytes:
         tail = b"]"
         if self._has_continuous_usage:
             tail += b',"usage":' + encoder.encode(usage_of(generation))
         elif self._has_usage:
             tail += b',"usage":null'
-        if self._has_continuous_timings or (self._has_timings and generation.is_finished and sample is generation.samples[-1]):
+        if self._has_continuous_timings or (
+            self._has_timings and generation.is_finished and sequence is generation.sequences[-1]
+        ):
             tail += b',"timings":' + encoder.encode(timings_of(generation))
-        if sample.is_finished:
-            tail += b',"weight_version":"%s"' % sample.weight_version.encode()
-        tail += b',"system_fingerprint":"%s"' % self._fingerprints.of(sample.weight_version, generation.adapter).encode()
-        choices = self.choices(index, sample, sample.take())
+        if sequence.is_finished:
+            tail += b',"weight_version":"%s"' % sequence.weight_version.encode()
+        tail += b',"system_fingerprint":"%s"' % self._fingerprints.of(sequence.weight_version, generation.adapter).encode()
+        choices = self.choices(index, sequence, sequence.take())
         if len(choices) == 1:  # nearly always
             return b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choices[0]), tail)
         return b"".join(b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choice), tail) for choice in choices)

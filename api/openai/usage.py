@@ -11,44 +11,44 @@ from api.schemas.responses import CompletionTokensDetails, PromptProgress, Promp
 
 
 def usage_of(generation: Generation) -> Usage:
-    """Each prompt counts once, every sample's tokens count, those that best_of drew and dropped included."""
-    firsts = generation.samples[:: generation.samples_per_prompt]
-    num_prompt_tokens = sum(sample.num_prompt_tokens for sample in firsts)
-    num_completion_tokens = sum(len(sample.delivered) for sample in generation.samples)
-    num_accepted = sum(sample.num_accepted_prediction_tokens for sample in generation.samples)
-    num_rejected = sum(sample.num_rejected_prediction_tokens for sample in generation.samples)
-    num_reasoning = sum(sample.num_reasoning_tokens for sample in generation.samples)
+    """Each prompt counts once, every sequence's tokens count, those that best_of drew and dropped included."""
+    firsts = generation.sequences[:: generation.sequences_per_prompt]
+    num_prompt_tokens = sum(sequence.num_prompt_tokens for sequence in firsts)
+    num_completion_tokens = sum(len(sequence.delivered) for sequence in generation.sequences)
+    num_accepted = sum(sequence.num_accepted_prediction_tokens for sequence in generation.sequences)
+    num_rejected = sum(sequence.num_rejected_prediction_tokens for sequence in generation.sequences)
+    num_reasoning = sum(sequence.num_reasoning_tokens for sequence in generation.sequences)
     details = (num_accepted, num_rejected, num_reasoning)
     return Usage(
         num_prompt_tokens,
         num_completion_tokens,
         num_prompt_tokens + num_completion_tokens,
-        PromptTokensDetails(sum(sample.num_cached_tokens for sample in firsts)),
+        PromptTokensDetails(sum(sequence.num_cached_tokens for sequence in firsts)),
         CompletionTokensDetails(*details) if any(details) else UNSET,
     )
 
 
 def progress_of(generation: Generation) -> PromptProgress:
     """Each prompt counts once; of those that no step has reached yet nothing is known."""
-    firsts = generation.samples[:: generation.samples_per_prompt]
+    firsts = generation.sequences[:: generation.sequences_per_prompt]
     return PromptProgress(
-        sum(sample.num_prompt_tokens for sample in firsts),
-        sum(sample.num_cached_tokens for sample in firsts),
-        sum(sample.num_computed_tokens for sample in firsts),
+        sum(sequence.num_prompt_tokens for sequence in firsts),
+        sum(sequence.num_cached_tokens for sequence in firsts),
+        sum(sequence.num_computed_tokens for sequence in firsts),
         (time.monotonic_ns() - generation.shared.arrival_ns) // 1_000_000,
     )
 
 
 def timings_of(generation: Generation) -> Timings:
     """Return the times of a generation so far."""
-    firsts = generation.samples[:: generation.samples_per_prompt]
-    num_cached = sum(sample.num_cached_tokens for sample in firsts)
-    num_prompt = sum(sample.num_prompt_tokens for sample in firsts) - num_cached
-    num_predicted = sum(len(sample.delivered) for sample in generation.samples)
-    begun = [sample for sample in generation.samples if sample.first_token_ns]
-    first_ns = min((sample.first_token_ns for sample in begun), default=time.monotonic_ns())
+    firsts = generation.sequences[:: generation.sequences_per_prompt]
+    num_cached = sum(sequence.num_cached_tokens for sequence in firsts)
+    num_prompt = sum(sequence.num_prompt_tokens for sequence in firsts) - num_cached
+    num_predicted = sum(len(sequence.delivered) for sequence in generation.sequences)
+    begun = [sequence for sequence in generation.sequences if sequence.first_token_ns]
+    first_ns = min((sequence.first_token_ns for sequence in begun), default=time.monotonic_ns())
     prompt_ms = (first_ns - generation.shared.arrival_ns) / 1e6
-    predicted_ms = (max((sample.last_token_ns for sample in begun), default=first_ns) - first_ns) / 1e6
+    predicted_ms = (max((sequence.last_token_ns for sequence in begun), default=first_ns) - first_ns) / 1e6
     return Timings(num_cached, num_prompt, *_rates(num_prompt, prompt_ms), num_predicted, *_rates(num_predicted, predicted_ms))
 
 

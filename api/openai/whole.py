@@ -1,4 +1,4 @@
-"""A whole answer, written choice by choice: encoded at once, one of many samples would hold the event loop for seconds.
+"""A whole answer, written choice by choice: encoded at once, one of many sequences would hold the event loop for seconds.
 
 Used by the handlers of the api process. Each choice, or vector, is encoded when it is made, with a turn of the loop between
 two.

@@ -62,12 +62,12 @@ async def _answer(
     context = RequestContext.of(request)
     generation = await pooled(request, body, found, pooling, param)
     made: list[bytes] = []
-    for index, sample in enumerate(generation.samples):
+    for index, sequence in enumerate(generation.sequences):
         is_base64 = body.encoding_format == "base64"
-        values = base64.b64encode(sample.pooled).decode() if is_base64 else numbers_of(sample.pooled)
+        values = base64.b64encode(sequence.pooled).decode() if is_base64 else numbers_of(sequence.pooled)
         one = Embedding(index=index, embedding=values) if type_ is Embedding else Pooled(index=index, data=values)
         if body.return_token_ids:
-            one.prompt_token_ids = sample.prompt_token_ids
+            one.prompt_token_ids = sequence.prompt_token_ids
         made.append(encoder.encode(one))
         await asyncio.sleep(0)
     answer_type = EmbeddingList if type_ is Embedding else PooledList

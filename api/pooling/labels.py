@@ -24,14 +24,14 @@ async def classify(request: Request) -> Response:
     model.check_task("classify")
     generation = await pooled(request, body, found, Pooling(is_finished=body.use_activation), param)
     data = []
-    for index, sample in enumerate(generation.samples):
-        scores = numbers_of(sample.pooled)
+    for index, sequence in enumerate(generation.sequences):
+        scores = numbers_of(sequence.pooled)
         label = max(range(len(scores)), key=scores.__getitem__)
         names = model.shape.labels
         name = names[label] if label < len(names) else f"LABEL_{label}"
         made = Classification(index=index, label=name, probs=scores, num_classes=len(scores))
         if body.return_token_ids:
-            made.prompt_token_ids = sample.prompt_token_ids
+            made.prompt_token_ids = sequence.prompt_token_ids
         data.append(made)
     answer = ClassificationList(
         id=f"classify-{context.request_id}",

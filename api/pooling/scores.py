@@ -115,14 +115,14 @@ async def _scores(
     if model.pooling.task == "classify":
         prompts = [TextPrompt(first, second=second) for first, second in pairs]
         generation = await pooled(request, body, prompts, Pooling(is_finished=is_finished), param)
-        token_ids = [sample.prompt_token_ids for sample in generation.samples]
-        return [numbers_of(sample.pooled)[0] for sample in generation.samples], _asked(body, token_ids), generation
+        token_ids = [sequence.prompt_token_ids for sequence in generation.sequences]
+        return [numbers_of(sequence.pooled)[0] for sequence in generation.sequences], _asked(body, token_ids), generation
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     check_count(len(texts), param, model)
     generation = await pooled(request, body, [TextPrompt(text) for text in texts], Pooling(), param)
-    samples = dict(zip(texts, generation.samples, strict=True))
-    vectors = {text: numbers_of(sample.pooled) for text, sample in samples.items()}
-    token_ids = [samples[first].prompt_token_ids + samples[second].prompt_token_ids for first, second in pairs]
+    sequences = dict(zip(texts, generation.sequences, strict=True))
+    vectors = {text: numbers_of(sequence.pooled) for text, sequence in sequences.items()}
+    token_ids = [sequences[first].prompt_token_ids + sequences[second].prompt_token_ids for first, second in pairs]
     scores = []
     for first, second in pairs:
         scores.append(cosine(vectors[first], vectors[second]))

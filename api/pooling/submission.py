@@ -1,6 +1,6 @@
 """From prompts to what the engine pooled of each. Used by the routes of this folder, in the api process.
 
-Each prompt is a sample that ends with it: `max_tokens` 0, and `Pooling` in its parameters.
+Each prompt is a sequence that ends with it: `max_tokens` 0, and `Pooling` in its parameters.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from engine.messages import Pooling, Prompt, PromptOptions, SamplingParams, Text
 
 
 def check_count(count: int, param: str, model: ServedModel) -> None:
-    if count > model.max_samples:
-        raise invalid(param, f"{count} texts, but the limit per request is {model.max_samples}; send fewer")
+    if count > model.max_sequences:
+        raise invalid(param, f"{count} texts, but the limit per request is {model.max_sequences}; send fewer")
 
 
 async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Prompt], pooling: Pooling, param: str) -> Generation:
-    """The prompts' answers, in their order: `OpenSample.pooled` of each, float32. `param`: the field that they came from.
+    """The prompts' answers, in their order: `OpenSequence.pooled` of each, float32. `param`: the field that they came from.
     RequestError, `ClientGone`."""
     context = RequestContext.of(request)
     options = PromptOptions(adapter=context.services.model.use_of(body.model))
@@ -39,7 +39,7 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
         shared_part(request, body, sampling, text, options),
         prompts,
         sequence_parts(context.key, len(prompts), best_of=1),
-        samples_per_prompt=1,
+        sequences_per_prompt=1,
         is_streaming=False,
         abort_connection=request.scope[ABORT_KEY],
     )
@@ -50,9 +50,9 @@ async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Promp
         if error.param == "prompt":
             error.param = param
         raise
-    for sample in generation.samples:
-        if not sample.pooled:
-            raise _unanswered(sample.finish_reason)
+    for sequence in generation.sequences:
+        if not sequence.pooled:
+            raise _unanswered(sequence.finish_reason)
     return generation
 
 

@@ -2,8 +2,8 @@
 
 A response is a file from its first moment on (`store.py`), so that each api process can show it, and so are the events of one
 with `stream: true`, from which a stream goes on where a client lost it, and what it is made of. Its request is an open one like
-any other: it outlives the death of all actors behind the edge. Where its own api process dies, the first that sees that claims
-it and makes it again (`takeover.py`).
+any other: it outlives the death of all actors behind the api process. Where its own api process dies, the first that sees that
+claims it and makes it again (`takeover.py`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.openai.logprobs import LogprobsShown, chat_logprobs
 from api.request_context import RequestContext
 from api.responses.answers import (
@@ -100,15 +100,15 @@ class ResponseWriter(EventWriter):
         self._items = Items(self.response.id, translation.tools, seals_reasoning, translation.compacts)
 
     def take(self, generation: Generation) -> bytes:
-        (sample,) = generation.samples
-        if not sample.pending:
+        (sequence,) = generation.sequences
+        if not sequence.pending:
             return b""
-        events = [] if self._num_events else self._begun(sample)
+        events = [] if self._num_events else self._begun(sequence)
         events += self._leave_queue()
-        delta = sample.take()
-        events += self._items.take(delta.all_parts, self._logprobs(sample, delta))
-        if sample.is_finished:
-            events += self._end(sample)
+        delta = sequence.take()
+        events += self._items.take(delta.all_parts, self._logprobs(sequence, delta))
+        if sequence.is_finished:
+            events += self._end(sequence)
         return self._encoded(events)
 
     def named(self, error: RequestError) -> RequestError:
@@ -123,16 +123,16 @@ class ResponseWriter(EventWriter):
         return self._encoded(events)
 
     def whole(self, generation: Generation) -> OpenAIResponse:
-        (sample,) = generation.samples
-        self._begun(sample)
-        delta = sample.take()
-        self._items.take(delta.all_parts, self._logprobs(sample, delta))
-        self._end(sample)
+        (sequence,) = generation.sequences
+        self._begun(sequence)
+        delta = sequence.take()
+        self._items.take(delta.all_parts, self._logprobs(sequence, delta))
+        self._end(sequence)
         return self.response
 
-    def _begun(self, sample: OpenSample | None) -> list[ResponseEvent]:
-        if sample is not None:
-            sampling = sample.generation.shared.sampling
+    def _begun(self, sequence: OpenSequence | None) -> list[ResponseEvent]:
+        if sequence is not None:
+            sampling = sequence.generation.shared.sampling
             self.response.temperature, self.response.top_p = sampling.temperature, sampling.top_p
         begun = msgspec.structs.replace(self.response)
         second = ResponseQueued if begun.status == "queued" else ResponseInProgress
@@ -140,8 +140,8 @@ class ResponseWriter(EventWriter):
 
     def queue(self, generation: Generation) -> bytes:
         """The first events of a response that is made in the background, which is kept from now on."""
-        (sample,) = generation.samples
-        events = self._begun(sample)
+        (sequence,) = generation.sequences
+        events = self._begun(sequence)
         self.response.store = self.keep()
         return self._encoded(events)
 
@@ -171,17 +171,17 @@ class ResponseWriter(EventWriter):
         self.keep()
         return [ResponseInProgress(response=msgspec.structs.replace(self.response))]
 
-    def _end(self, sample: OpenSample) -> list[ResponseEvent]:
+    def _end(self, sequence: OpenSequence) -> list[ResponseEvent]:
         """Close what is open, and keep the response before its client knows of it."""
         response = self.response
-        response.usage = usage_of(sample)
-        if sample.finish_reason == "abort" and response.background:
+        response.usage = usage_of(sequence)
+        if sequence.finish_reason == "abort" and response.background:
             response.status = "cancelled"
             return [*self._items.close("incomplete"), self._ended()]
-        if sample.finish_reason in _CUT_OFF:
+        if sequence.finish_reason in _CUT_OFF:
             events = self._items.close("incomplete")
-            return [*events, self._fail(ResponseFailure("server_error", _CUT_OFF[sample.finish_reason]))]
-        is_cut = sample.finish_reason == "length"
+            return [*events, self._fail(ResponseFailure("server_error", _CUT_OFF[sequence.finish_reason]))]
+        is_cut = sequence.finish_reason == "length"
         events = self._items.close("incomplete" if is_cut else "completed")
         response.status = "incomplete" if is_cut else "completed"
         response.incomplete_details = IncompleteDetails("max_output_tokens") if is_cut else None
@@ -198,13 +198,13 @@ class ResponseWriter(EventWriter):
             response.store = self.keep()
         return end_of(response)
 
-    def _logprobs(self, sample: OpenSample, delta: Delta) -> list[msgspec.Raw]:
+    def _logprobs(self, sequence: OpenSequence, delta: Delta) -> list[msgspec.Raw]:
         """A `TokenLogprob` of each token as JSON, which takes little and is copied into several events. None of the token that
         ended the answer: it is no text."""
         if self._num_logprobs is None:
             return []
         is_end_hidden = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
-        is_end_hidden = is_end_hidden and not sample.generation.shared.text.include_stop_str_in_output
+        is_end_hidden = is_end_hidden and not sequence.generation.shared.text.include_stop_str_in_output
         entries = delta.logprobs[:-1] if is_end_hidden else delta.logprobs
         return [msgspec.Raw(encoder.encode(entry)) for entry in chat_logprobs(entries, LogprobsShown(self._num_logprobs))]
 
@@ -228,14 +228,14 @@ def encoded(event: ResponseEvent, number: int) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (tag, encoder.encode(event))
 
 
-def usage_of(sample: OpenSample) -> ResponseUsage:
-    num_made = len(sample.delivered)
+def usage_of(sequence: OpenSequence) -> ResponseUsage:
+    num_made = len(sequence.delivered)
     return ResponseUsage(
-        sample.num_prompt_tokens,
-        CachedTokens(sample.num_cached_tokens),
+        sequence.num_prompt_tokens,
+        CachedTokens(sequence.num_cached_tokens),
         num_made,
-        ReasoningTokens(sample.num_reasoning_tokens),
-        sample.num_prompt_tokens + num_made,
+        ReasoningTokens(sequence.num_reasoning_tokens),
+        sequence.num_prompt_tokens + num_made,
     )
 
 

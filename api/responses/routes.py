@@ -81,19 +81,19 @@ async def compact_conversation(request: Request) -> Response:
     generation = await open_translated(request, translation)
     with translation.restored():
         await until_finished(generation, request.receive)
-    (sample,) = generation.samples
-    if (error := cut_off(sample)) is not None:
+    (sequence,) = generation.sequences
+    if (error := cut_off(sequence)) is not None:
         raise error
     response_id = context.services.feature(ResponseStore).new_id(context.source)
     items = Items(response_id, translation.tools, seals_reasoning=False, compacts=True)
-    items.take(sample.take().all_parts, [])
+    items.take(sequence.take().all_parts, [])
     items.close()
     kept = [item for item in fields["input"] if item.get("type") == "message" and item.get("role") == "user"]
     answer = CompactedResponse(
         id=response_id,
         created_at=int(time.time()),
         output=[msgspec.Raw(encoder.encode(item)) for item in [*kept, *items.items]],
-        usage=usage_of(sample),
+        usage=usage_of(sequence),
     )
     return json_response(answer, headers=_headers(context, translation) | generation.headers)
 

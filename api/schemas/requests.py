@@ -20,13 +20,13 @@ from engine.config import MAX_LOGPROBS
 from engine.errors import RequestError
 from engine.messages.control import WeightMode
 
-MAX_SAMPLES_PER_PROMPT = 128
+MAX_SEQUENCES_PER_PROMPT = 128
 MAX_INT32 = 2**31 - 1
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
-NumSamples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT)]
+NumSequences = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES_PER_PROMPT)]
 NumTopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description="At most --max-logprobs.")]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="-1: random.")]
 Word = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -123,9 +123,9 @@ class GenerationRequest(DrawingFields, kw_only=True):
         Annotated[bool, Meta(description="true (default): lower max_tokens to the free context; false: reject the request.")]
         | None
     ) = None
-    n: NumSamples | None = None
+    n: NumSequences | None = None
     best_of: (
-        Annotated[int, Meta(ge=1, le=MAX_SAMPLES_PER_PROMPT, description="Generate so many, return the n likeliest.")] | None
+        Annotated[int, Meta(ge=1, le=MAX_SEQUENCES_PER_PROMPT, description="Generate so many, return the n likeliest.")] | None
     ) = None
     prompt_logprobs: NumTopLogprobs | None = None
     return_token_ids: bool | None = None

@@ -22,10 +22,10 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     weight_version: int = 0
-    logprobs: list[TokenLogprobs] = []  # one per token; all 0 where the sample wants none
+    logprobs: list[TokenLogprobs] = []  # one per token; all 0 where the sequence wants none
     prompt_logprobs: list[TokenLogprobs] = []  # of some more tokens of the prompt after its first, in order, each once
     num_computed_tokens: int = 0  # of the prompt so far, where that was asked for
-    pooled: bytes = b""  # float32, with the end of a sample that is pooled
+    pooled: bytes = b""  # float32, with the end of a sequence that is pooled
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -56,9 +56,9 @@ class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     kind: str  # "content" | "reasoning" | "call" | "arguments"
     text: str
-    call_index: int = -1  # of a call and its arguments, among the sample's calls from 0
+    call_index: int = -1  # of a call and its arguments, among the sequence's calls from 0
     call_id: str = ""  # of a call
-    begin: int = -1  # of content and reasoning: the sample's tokens [begin, end), none of which is a marker's
+    begin: int = -1  # of content and reasoning: the sequence's tokens [begin, end), none of which is a marker's
     end: int = -1  # -1: all that came since the part before it
 
 
@@ -83,13 +83,13 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     num_rejected_prediction_tokens: int = 0
     num_computed_tokens: int = 0  # as of an Output
     parts: list[Part] = []  # all that it released, in order, content too; empty: `text` is all
-    num_reasoning_tokens: int = 0  # of the sample so far
+    num_reasoning_tokens: int = 0  # of the sequence so far
 
     @property
     def all_parts(self) -> list[Part]:
         return self.parts or ([Part("content", self.text)] if self.text else [])
 
-    pooled: bytes = b""  # float32, in the last Delta of a sample that is pooled
+    pooled: bytes = b""  # float32, in the last Delta of a sequence that is pooled
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True, gc=False):

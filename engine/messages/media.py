@@ -81,7 +81,7 @@ class WantPixels(msgspec.Struct, tag=True, array_like=True, gc=False):
     scheduler_epoch: int
     item: MediaItem
     index: int  # of the unit in the item
-    request: str  # one that needs it: the group of its samples
+    request: str  # one that needs it: the group of its sequences
 
 
 class Pixels(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -59,7 +59,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Forget a sample or a call: its client left, its deadline passed, or the tokenizer found a stop string."""
+    """Forget a sequence or a call: its client left, its deadline passed, or the tokenizer found a stop string."""
 
     request_id: str  # or the call id
     attempt: int  # attempts up to this one

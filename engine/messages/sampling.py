@@ -27,7 +27,7 @@ class Pooling(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How one sample of a request is drawn. The tokenizer resolves what needs a vocabulary or a model limit
+    """How one sequence of a request is drawn. The tokenizer resolves what needs a vocabulary or a model limit
     (`max_tokens`, `stop_token_ids` with the model's end tokens unless `ignore_eos`, `bad_words_token_ids`)."""
 
     temperature: float = 1.0  # 0 is greedy
@@ -37,8 +37,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int = 0  # u64, always set by the edge, so that a replay draws the same numbers
-    sample_index: int = 0  # index among the n samples of one prompt
+    seed: int = 0  # u64, always set by the api process, so that a replay draws the same numbers
+    sample_index: int = 0  # index among the n sequences of one prompt
     min_tokens: int = 0
     max_tokens: int = -1  # -1: up to the model's limit (resolved by the tokenizer)
     ignore_eos: bool = False
@@ -61,7 +61,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprob_token_ids: list[int] = []  # whose log-probabilities are wanted at each position, in place of the best
     grammar: Grammar | None = None
     is_thinking: bool = False  # the prompt ends inside thinking (resolved by the tokenizer)
-    pooling: Pooling | None = None  # no token is sampled, the sample ends with its prompt; None: tokens are
+    pooling: Pooling | None = None  # no token is sampled, the sequence ends with its prompt; None: tokens are
 
 
 class RepetitionLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -124,7 +124,7 @@ class TextOptions(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class AdapterUse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The LoRA adapter of a request, as the edge found it under the name of a model."""
+    """The LoRA adapter of a request, as the api process found it under the name of a model."""
 
     number: int  # of its loading: none is used twice in a run
     slot: int  # of the arena
@@ -176,7 +176,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class DecodedLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`TokenLogprobs` with each token's bytes, as the edge shows them (the token itself first, then the best).
+    """`TokenLogprobs` with each token's bytes, as the api process shows them (the token itself first, then the best).
     Tuples, because a request may hold very many until its end, and the collector leaves tuples of plain values
     alone."""
 

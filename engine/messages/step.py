@@ -134,7 +134,7 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     rank: int
     weight_version: int
     token_ids: bytes  # int32 [tokens]
-    logprobs: bytes  # float32 [tokens]; 0 where the sample wants none (num_logprobs -1)
+    logprobs: bytes  # float32 [tokens]; 0 where the sequence wants none (num_logprobs -1)
     ranks: bytes  # int32 [tokens], likewise
     counts: bytes = b""  # int32 [n]
     top_rows: dict[int, tuple[bytes, bytes]] = {}  # token -> (int32 [k], float32 [k]), best first
@@ -150,6 +150,6 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     missing: dict[bytes, str] = {}  # units whose pixels or features are not there, and why: the step was not run
     num_drafts: bytes = b""  # int32 [n]: that were verified; empty: none
     num_wanted: bytes = b""  # int32 [n]: drafts that would pay in the next step; empty: none
-    num_wanted_by_new_requests: int = 0  # likewise of samples that have no row yet
+    num_wanted_by_new_requests: int = 0  # likewise of sequences that have no row yet
     failed: dict[int, str] = {}  # rows whose answer's form is too much for the limits, and why: they have no next token
     pooled: dict[int, bytes] = {}  # row that ends its prompt -> float32, where the engine pools

@@ -82,7 +82,7 @@ class Figures(msgspec.Struct, frozen=True):
     weight_version: str  # likewise
     num_running: int
     num_waiting: int
-    num_open: int  # samples that the edge holds
+    num_open: int  # samples that the api process holds
     num_kv_blocks: int
     num_used_kv_blocks: int
     num_cached_kv_blocks: int

@@ -1,6 +1,6 @@
 """An answer becomes parts: content, reasoning, calls and their arguments.
 
-Used by `engine/tokenizer/part_stream.py`, one for each open sample. What has been released after n tokens depends on these
+Used by `engine/tokenizer/part_stream.py`, one for each open sequence. What has been released after n tokens depends on these
 tokens and the request alone. A marker counts where its own token comes; one that the vocabulary lacks is looked for in the
 text, which is held back only while it may become one. A call is held until it is complete: what turns out to be none is text,
 as it was written.

@@ -44,7 +44,7 @@ class Tools:
 
 @lru_cache(maxsize=4)
 def _read_tools(tools: bytes) -> Tools:
-    """Made once for the samples of a request."""
+    """Made once for the sequences of a request."""
     try:
         found = msgspec.json.decode(tools, type=list[_Tool])
     except (msgspec.MsgspecError, RecursionError):

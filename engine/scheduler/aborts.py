@@ -70,7 +70,7 @@ class Aborts:
         return len(sequences)
 
     def abort_request(self, request_id: str) -> int:
-        """End the sequence of this id, or all sequences of the HTTP request of this id (from which `api/client/submission.py`
+        """End the sequence of this id, or all sequences of the HTTP request of this id (from which `api/submission.py`
         makes theirs). Return how many."""
         sequences = [sequence for name, sequence in self._batch.sequences.items() if request_id in _names_of(name)]
         for sequence in sequences:
@@ -85,8 +85,8 @@ class Aborts:
                 self.drop(sequence)
 
     def drop_tokenizer(self, tokenizer: str, epoch: int) -> None:
-        """`tokenizer` was started again and knows none of its predecessor's sequences; the edge submits them anew. They are not
-        counted as aborted: each goes on as another attempt, and would find its own prompt in the prefix cache."""
+        """`tokenizer` was started again and knows none of its predecessor's sequences; the api process submits them anew. They
+        are not counted as aborted: each goes on as another attempt, and would find its own prompt in the prefix cache."""
         deadline_ns = time.monotonic_ns() + RETURN_TIMEOUT_NS
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.tokenizer == tokenizer and sequence.tokenizer_epoch < epoch:

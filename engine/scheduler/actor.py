@@ -263,7 +263,9 @@ class SchedulerActor(Actor):
         if output.admitted:
             batch.admit(output.admitted)
             for admission in output.admitted:
-                if not admission.sequence.first_scheduled_ns:  # the edge keeps the hits, should this process die before a token
+                if (
+                    not admission.sequence.first_scheduled_ns
+                ):  # the api process keeps the hits, should this process die before a token
                     admission.sequence.reader.add(ending_output(admission.sequence, ""))
                 self.stats.admitted(admission.sequence, begin_ns)
         if output.rows:

@@ -30,7 +30,7 @@ class BatchState:
         on_stored: Callable[[list[CachedBlock]], None],
         num_wanted_by_new_requests: int = 0,
     ) -> None:
-        """`num_wanted_by_newcomers`: drafts, until a worker says what pays."""
+        """`num_wanted_by_new requests`: drafts, until a worker says what pays."""
         self.num_wanted_by_new_requests = num_wanted_by_new_requests
         self.limits = limits
         self.pool = pool

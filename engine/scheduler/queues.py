@@ -136,7 +136,8 @@ class WaitingQueue(SequenceQueue):
         self._turns.push(sequence)
 
     def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:
-        """The edge submits this one again; until then it counts as one that is to run to its end, unless it stood aside."""
+        """The api process submits this one again; until then it counts as one that is to run to its end, unless it stood
+        aside."""
         request = sequence.request
         if self.is_held and request.own.request_id not in self._new_requests:
             self._away[request.own.request_id] = (request.shared.api, deadline_ns)

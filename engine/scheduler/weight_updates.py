@@ -216,7 +216,7 @@ class WeightUpdates:
         return change.name == "pause" or self._ranks.are_complete
 
     def _is_one_away(self) -> bool:
-        """A sequence that was to run to its end lost its tokenizer, and the edge has not submitted it again yet."""
+        """A sequence that was to run to its end lost its tokenizer, and the api process has not submitted it again yet."""
         return self._batch.waiting.is_expecting(time.monotonic_ns())
 
     def _succeed(self, change: Change) -> None:

@@ -5,7 +5,7 @@ Owned by `SupervisorCommands`; the supervisor lives as long as the arena does. A
     load      a free slot and a number; the first rank checks the files and writes the slot, beside the steps that run. When it
               has, the adapter is in the record (adapters.json), and api processes find it. Where the rank dies or refuses, it
               never was
-    leaving   api processes take no new requests for it. Those that are open go on, whoever dies: the edge submits them again
+    leaving   api processes take no new requests for it. Those that are open go on, whoever dies: they are submitted again
     gone      when nobody counts a sample of it: schedulers take none any more either, as might still come of an api that died
     free      when nobody counts one still: the slot may be written
 

@@ -5,10 +5,11 @@ Runs as `tokenizer0..`, in the middle of every request's way:
     api   Submit, Abort, Tokenize, Detokenize  ->  tokenizer  ->  Request, Abort   scheduler
     api   Deltas, Rejected, Tokenized, Detokenized  <-  tokenizer  <-  Outputs, Rejected   scheduler
 
-It owns the decoding state of every open sample (`TextStream`) and nothing that cannot be made again: when it dies, the edge
-submits its samples anew with the tokens delivered so far, which are replayed here. A mistake in a request fails that request.
+It owns the decoding state of every open sequence (`TextStream`) and nothing that cannot be made again: when it dies, the api
+process submits its sequences anew with the tokens delivered so far, which are replayed here. A mistake in a request fails that
+request.
 
-Streams come first: text that is to be rendered or encoded goes to helper processes (`lanes.py`), samples are opened (their
+Streams come first: text that is to be rendered or encoded goes to helper processes (`lanes.py`), sequences are opened (their
 replay may take long) for `MAX_OPENING_NS` a turn, and deltas leave as soon as they are made.
 """
 
@@ -120,7 +121,8 @@ class TokenizerActor(Actor):
             raise AssertionError(f"{type(message).__name__} from {sender} is not for a tokenizer")
 
     def on_peer(self, name: str, epoch: int) -> None:
-        """A new HTTP process has none of its predecessor's samples. After a new scheduler the edge submits anew by itself."""
+        """A new HTTP process has none of its predecessor's sequences. After a new scheduler the api process submits anew by
+        itself."""
         if role_of(name) == "api":
             self._channel(name)
 
@@ -129,13 +131,13 @@ class TokenizerActor(Actor):
         self._replicas.close()
 
     def do_work(self) -> int:
-        """Send what has gathered, take what helpers have done, open samples for a while."""
+        """Send what has gathered, take what helpers have done, open sequences for a while."""
         num_done = self._flush_channels() + self._replicas.flush()
         for job, answer in self._lanes.finished():
             num_done += 1
             if job.is_wanted:
                 self._take_answer(job, answer)
-        num_done += self._open_samples()
+        num_done += self._open_sequences()
         self._num_waiting_jobs.set(self._lanes.num_waiting)
         return num_done + self._flush_channels() + self._replicas.flush()
 
@@ -184,7 +186,7 @@ class TokenizerActor(Actor):
         return own if stream is None else msgspec.structs.replace(own, replica=stream.replica)
 
     def _check_backlog(self, source: str) -> None:
-        """Where the scheduler does not keep up, new samples are refused; one that is being answered is not."""
+        """Where the scheduler does not keep up, new sequences are refused; one that is being answered is not."""
         limit = self.context.config.max_waiting
         num_all, num_own = self._replicas.num_waiting(source)
         if not has_room(num_own, num_all, limit):
@@ -260,7 +262,7 @@ class TokenizerActor(Actor):
             else:
                 self._openings.add(ReadySequence(request, prompt, own))
 
-    def _open_samples(self) -> int:
+    def _open_sequences(self) -> int:
         """Open streams for prepared sequences and send their requests, as far as this turn's time allows."""
         end_ns = time.monotonic_ns() + MAX_OPENING_NS
         num_done = 0
@@ -322,7 +324,7 @@ class TokenizerActor(Actor):
         self._num_detokenized.add(num_tokens)
 
     def _close(self, stream: TextStream, finish_reason: str, output: Output) -> None:
-        """A sample's last Delta. The scheduler does not know of a stop string unless it ended the sample itself."""
+        """A sequence's last Delta. The scheduler does not know of a stop string unless it ended the sequence itself."""
         self._forget(stream.request_id)
         if stream.has_found_string:
             self._num_stop_strings.add(1)
@@ -381,7 +383,7 @@ class TokenizerActor(Actor):
         channel.too_large.clear()
 
     def _abort(self, stream: TextStream) -> None:
-        """End an open sample that nobody reads any more."""
+        """End an open sequence that nobody reads any more."""
         self._forget(stream.request_id)
         self._replicas.abort(stream.replica, stream.key, Abort(stream.request_id, stream.attempt))
 
@@ -393,7 +395,7 @@ class TokenizerActor(Actor):
         return attempt is not None and attempt >= own.attempt
 
     def _attempt_of(self, request_id: str) -> int | None:
-        """The attempt that is here of a sample, wherever it is by now; 0 for a call; None: none."""
+        """The attempt that is here of a sequence, wherever it is by now; 0 for a call; None: none."""
         stream = self._streams.get(request_id)
         if stream is not None:
             return stream.attempt
@@ -403,7 +405,7 @@ class TokenizerActor(Actor):
         return self._openings.attempt_of(request_id)
 
     def _forget(self, request_id: str) -> None:
-        """A sample or a call of which nobody wants to hear any more."""
+        """A sequence or a call of which nobody wants to hear any more."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._replicas.ended(stream.group_id)

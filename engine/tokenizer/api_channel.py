@@ -17,7 +17,7 @@ from engine.process.outbox import BackloggedOutbox, Outbox
 class ApiChannel:
     def __init__(self, outbox: Outbox, epoch: int) -> None:
         self.epoch = epoch  # of the HTTP process that all this is for
-        self.too_large: list[str] = []  # request ids whose Delta no ring record can hold; the edge was told
+        self.too_large: list[str] = []  # request ids whose Delta no ring record can hold; the api process was told
         self._outbox = outbox
         self._deltas: list[Delta] = []
         self._records = BackloggedOutbox(outbox.send_bytes)

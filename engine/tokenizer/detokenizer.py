@@ -1,6 +1,6 @@
 """Token ids back to text, a few at a time.
 
-Used by the tokenizer processes, one `Detokenizer` per open sample. The text that it has released after n tokens is a function
+Used by the tokenizer processes, one `Detokenizer` per open sequence. The text that it has released after n tokens is a function
 of these n tokens, its options and nothing else: not of how the tokens were split into pushes. So a restarted tokenizer that
 replays the tokens a client already has, and throws that text away, goes on byte for byte where the dead one stopped.
 """
@@ -49,7 +49,7 @@ class TextDecoder:
 
 
 class Detokenizer:
-    """One sample's text: whole characters, stop strings found and possible beginnings of them held back."""
+    """One sequence's text: whole characters, stop strings found and possible beginnings of them held back."""
 
     __slots__ = ("_decoder", "_min_tokens", "_stops", "num_tokens")
 

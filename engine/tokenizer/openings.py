@@ -1,7 +1,7 @@
-"""Samples that are prepared and not yet open: the text of what the edge already has is replayed first.
+"""Sequences that are prepared and not yet open: the text of what the api process already has is replayed first.
 
-Used by the tokenizer's loop. Requests take turns, and a replay comes in pieces: neither a request of many samples nor one with
-a long answer holds the others.
+Used by the tokenizer's loop. Requests take turns, and a replay comes in pieces: neither a request of many sequences nor one
+with a long answer holds the others.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Placement:
         num_runs = dict.fromkeys(self._token_ids, 0)
         num_items = dict.fromkeys(self._token_ids, 0)
         for index, item in enumerate(items):
-            assert self._token_of_kind[item.kind] in waiting, "the edge takes no kinds that the model does not"
+            assert self._token_of_kind[item.kind] in waiting, "the api process takes no kinds that the model does not"
             waiting[self._token_of_kind[item.kind]].extend(self.spans(index, item))
             num_items[self._token_of_kind[item.kind]] += 1
         for run in runs:

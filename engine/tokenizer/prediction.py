@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 
 class Prediction:
-    """The tokens, and where each two of them stand; one for all samples of a request."""
+    """The tokens, and where each two of them stand; one for all sequences of a request."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids

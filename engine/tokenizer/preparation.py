@@ -1,4 +1,4 @@
-"""All work on text that a message asks for: rendering, encoding, and what a sample's parameters need of the vocabulary.
+"""All work on text that a message asks for: rendering, encoding, and what a sequence's parameters need of the vocabulary.
 
 Done in the tokenizer's helper processes (`helper.py`); prompts of token ids alone are prepared in its own loop. A user's
 mistake, a library that fails and our own mistakes each become a `Refusal`: nothing that a request brings ends a process.
@@ -202,7 +202,7 @@ class Preparation:
 
 
 def _check_bounds(mask_bounds: bytes, num_tokens: int) -> None:
-    """The edge has checked each by itself; how long a prompt is becomes known here."""
+    """The api process has checked each by itself; how long a prompt is becomes known here."""
     num_bounds = len(mask_bounds) // 8
     if num_bounds not in (0, num_tokens):
         raise RequestError(

@@ -1,7 +1,7 @@
 """Finding an answer that goes round in circles: its last tokens are one pattern, some times over.
 
-Used by `text_stream.py`, one `Repetition` for each open sample that asks for it. What is found after n tokens depends on these
-alone, however they come, so a replay finds the same.
+Used by `text_stream.py`, one `Repetition` for each open sequence that asks for it. What is found after n tokens depends on
+these alone, however they come, so a replay finds the same.
 """
 
 from __future__ import annotations

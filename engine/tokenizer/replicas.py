@@ -1,5 +1,5 @@
 """The replicas as a tokenizer sees them: the ways to their schedulers, what each has to do and has cached, and which one a
-sample goes to.
+sequence goes to.
 
 Used by the tokenizer's loop. `engine/parallel/routing.py` decides; what it decides from is read here: the gauges of the
 schedulers, what this tokenizer sent and a scheduler has not taken yet, and the fingerprints that the cache actors write.
@@ -20,7 +20,7 @@ from engine.tokenizer.ready import ReadySequence
 from engine.tokenizer.scheduler_channel import SchedulerChannel
 from shm.fingerprints import FingerprintSet, fingerprint_of
 
-UNKNOWN = -1  # where a sample is, or whether one is asked for
+UNKNOWN = -1  # where a sequence is, or whether one is asked for
 
 
 class Replica:
@@ -50,14 +50,14 @@ class Replica:
         return fingerprint in self._prefixes
 
     def load(self, num_cached_tokens: int) -> ReplicaLoad:
-        num_sent_samples, num_sent_tokens = self._channel.unacknowledged()
-        num_waiting = int(self._num_waiting.value) + num_sent_samples
+        num_sent_sequences, num_sent_tokens = self._channel.unacknowledged()
+        num_waiting = int(self._num_waiting.value) + num_sent_sequences
         return ReplicaLoad(
             self.is_ready,
             num_waiting >= self._context.config.max_waiting,
             int(self._num_tokens.value) + num_sent_tokens,
             int(self._num_running.value) + num_waiting,
-            int(self._num_free_slots.value) - num_sent_samples,
+            int(self._num_free_slots.value) - num_sent_sequences,
             int(self._num_free_blocks.value),
             num_cached_tokens,
             has_weights=self._state.value != WeightsState.CLEARED,
@@ -77,7 +77,7 @@ class Replicas:
         self._replicas = [Replica(context, index, channel) for index, channel in enumerate(self._channels) if are_several]
         self._num_routed = {reason: context.counter("requests_routed_total", reason=reason) for reason in REASONS}
         self._turn = 0
-        self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open samples, of each group that has any
+        self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open sequences, of each group that has any
 
     @property
     def are_several(self) -> bool:
@@ -94,7 +94,7 @@ class Replicas:
     def choose(
         self, sequence: ReadySequence, pinned: int = UNKNOWN, refused_by: frozenset[int] = frozenset()
     ) -> tuple[int, int]:
-        """The replica that a sample is to go to, and how many tokens it must compute there. `refused_by`: full ones."""
+        """The replica that a sequence is to go to, and how many tokens it must compute there. `refused_by`: full ones."""
         num_tokens = sequence.num_prompt_tokens + len(sequence.own.resume_token_ids) // 4
         if not self.are_several:
             return 0, num_tokens
@@ -113,7 +113,7 @@ class Replicas:
             self._groups[group_id] = replica, self._groups.get(group_id, (replica, 0))[1] + 1
 
     def ended(self, group_id: str) -> None:
-        """A sample of the group is open no more."""
+        """A sequence of the group is open no more."""
         if group_id in self._groups:
             replica, num_open = self._groups.pop(group_id)
             if num_open > 1:
@@ -131,7 +131,7 @@ class Replicas:
                 channel.abort(key, Abort(own.request_id, own.attempt - 1))
 
     def is_any_left(self, refused_by: frozenset[int]) -> bool:
-        """Whether one that has not refused may take a sample."""
+        """Whether one that has not refused may take a sequence."""
         return any(
             replica.is_ready and not replica.load(0).is_full
             for index, replica in enumerate(self._replicas)

@@ -26,7 +26,7 @@ class SamplingRules:
         max_model_len: int,
         max_positions: int,
     ) -> None:
-        """`vocab_size`: of the model. `max_positions`: what the KV cache can hold of one sample, at most `max_model_len`."""
+        """`vocab_size`: of the model. `max_positions`: what the KV cache can hold of one sequence, at most `max_model_len`."""
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -51,7 +51,7 @@ class SamplingRules:
         return max(0, num_tokens - num_kept) if num_kept else 0
 
     def resolve(self, sampling: SamplingParams, text: TextOptions) -> SamplingParams:
-        """The parameters with end tokens and bad words filled in, the same for all samples of a request."""
+        """The parameters with end tokens and bad words filled in, the same for all sequences of a request."""
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.allowed_token_ids, "allowed_token_ids")
         self._check_ids(sampling.logit_bias, "logit_bias")

@@ -81,7 +81,7 @@ class _Search:
 
 @lru_cache(maxsize=512)
 def fallbacks_of(pattern: str) -> tuple[int, ...]:
-    """For each n: the length of the longest proper prefix of `pattern[:n]` that it also ends with. Made once for all samples
+    """For each n: the length of the longest proper prefix of `pattern[:n]` that it also ends with. Made once for all sequences
     that have this stop string."""
     table = [0, 0]
     matched = 0

@@ -1,6 +1,6 @@
-"""One open sample as the tokenizer sees it: what the scheduler sends becomes what the edge shows.
+"""One open sequence as the tokenizer sees it: what the scheduler sends becomes what the api process shows.
 
-Used by the tokenizer processes. A `TextStream` lives for one attempt of one sample.
+Used by the tokenizer processes. A `TextStream` lives for one attempt of one sequence.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class TextStream:
             )
 
     def replay(self, max_tokens: int) -> bool:
-        """Take at most so many of the tokens that the edge has and drop their text, which it has too; whether that was all."""
+        """Take at most so many of the tokens that the api process has and drop their text, which it has too; whether that was
+        all."""
         self._detokenizer.push(self._resumed[:max_tokens])
         if self._parts is not None:
             self._parts.take_parts()
@@ -128,7 +129,7 @@ class TextStream:
         return 0 if self._parts is None else self._parts.num_malformed_calls
 
     def take(self, output: Output) -> Delta:
-        """The next tokens and what they release. The last Delta of a sample has a finish reason."""
+        """The next tokens and what they release. The last Delta of a sequence has a finish reason."""
         is_stop_hidden = output.stop_token_id >= 0 and not self._is_stop_shown
         token_ids, text = self._take_tokens(output.token_ids, is_stop_hidden)
         delta = Delta(

@@ -13,7 +13,7 @@ from engine.errors import RequestError
 
 Message = dict[str, Any]
 
-MEDIA_TYPES = ("image", "video")  # what the edge makes of a picture's part, whatever it was sent as
+MEDIA_TYPES = ("image", "video")  # what the api process makes of a picture's part, whatever it was sent as
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type of part -> its field
 
 

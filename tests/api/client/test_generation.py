@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from api.client.backlog import EncodedRequest
-from api.client.generation import MAX_HELD_LOGPROBS, MAX_PENDING_DELTAS, STALLED_CLIENT_NS, ClientGone, Generation, OpenSample
+from api.client.generation import MAX_HELD_LOGPROBS, MAX_PENDING_DELTAS, STALLED_CLIENT_NS, ClientGone, Generation, OpenSequence
 from engine.errors import RequestError
 from engine.messages import DecodedLogprobs, Delta, TextPrompt
 from tests.requests import parts_of
@@ -20,12 +20,12 @@ def generation(closed: list[Generation], cut: list[bool]) -> Generation:
     made = Generation(
         SHARED,
         REQUEST,
-        samples_per_prompt=1,
+        sequences_per_prompt=1,
         is_streaming=True,
         abort_connection=lambda: cut.append(True),
         close=closed.append,
     )
-    made.samples = [OpenSample(OWN, "tokenizer0", made)]
+    made.sequences = [OpenSequence(OWN, "tokenizer0", made)]
     made.num_unfinished = 1
     return made
 
@@ -36,7 +36,7 @@ def delta(*token_ids: int, **fields: object) -> Delta:
 
 
 def test_waiting_deltas_are_merged() -> None:
-    sample = generation([], []).samples[0]
+    sample = generation([], []).sequences[0]
     sample.accept(delta(97, num_prompt_tokens=5, num_cached_tokens=4, weight_version=3))
     sample.accept(delta(98, 99, num_prompt_tokens=5, num_cached_tokens=5, weight_version=4))
     piece = sample.take()
@@ -50,7 +50,7 @@ def test_waiting_deltas_are_merged() -> None:
 
 
 def test_deltas_that_wait_become_few() -> None:
-    sample = generation([], []).samples[0]
+    sample = generation([], []).sequences[0]
     for token_id in range(4 * MAX_PENDING_DELTAS):
         sample.accept(delta(token_id % 128))
     assert len(sample.pending) <= MAX_PENDING_DELTAS
@@ -63,7 +63,7 @@ def test_deltas_that_wait_become_few() -> None:
 
 def test_prompt_logprobs_arrive_in_parts() -> None:
     """A part of them is no piece of the answer, and a resubmission asks for the rest."""
-    sample = generation([], []).samples[0]
+    sample = generation([], []).sequences[0]
     entries = delta(98, 99, 100).logprobs
     sample.accept(Delta("r", 0, [], "", prompt_logprobs=entries[:2], first_prompt_token=b"a"))
     assert not sample.pending
@@ -73,7 +73,7 @@ def test_prompt_logprobs_arrive_in_parts() -> None:
 
 
 def test_resubmission_is_a_new_object() -> None:
-    sample = generation([], []).samples[0]
+    sample = generation([], []).sequences[0]
     first = sample.own
     sample.accept(delta(97))
     second = sample.next_attempt()
@@ -99,9 +99,9 @@ def test_held_logprobs_are_bounded() -> None:
 
     async def run(is_streaming: bool, closed: list[Generation]) -> None:
         made = Generation(
-            SHARED, REQUEST, samples_per_prompt=1, is_streaming=is_streaming, abort_connection=print, close=closed.append
+            SHARED, REQUEST, sequences_per_prompt=1, is_streaming=is_streaming, abort_connection=print, close=closed.append
         )
-        sample = OpenSample(OWN, "tokenizer0", made)
+        sample = OpenSequence(OWN, "tokenizer0", made)
         made.num_unfinished = 1
         sample.accept(Delta("r", 0, [97], "a", prompt_logprobs=entries))
         sample.accept(Delta("r", 0, [97], "a", logprobs=entries))

@@ -48,11 +48,11 @@ def config(**options: Any) -> EngineConfig:
 
 
 async def until(predicate: Callable[[], bool]) -> None:
-    async def turns() -> None:
+    async def slots() -> None:
         while not predicate():
             await asyncio.sleep(0.01)
 
-    await asyncio.wait_for(turns(), WATCHDOG_S)
+    await asyncio.wait_for(slots(), WATCHDOG_S)
 
 
 def fetched(link: str, max_bytes: int = 1 << 20, **options: Any) -> bytes:
@@ -119,11 +119,11 @@ class Jobs:
 def test_results_keep_the_order_of_links(seed: int, num_links: int, max_workers: int) -> None:
     jobs, chance = Jobs(), random.Random(seed)
 
-    async def turns(link: str) -> None:
+    async def slots(link: str) -> None:
         for _ in range(chance.randrange(20)):
             await asyncio.sleep(0)
 
-    jobs.waits = turns
+    jobs.waits = slots
     links = [f"l{index}" for index in range(num_links)]
     assert asyncio.run(jobs.results(links, max_workers)) == [link.upper() for link in links]
     assert jobs.begun == links
@@ -357,11 +357,11 @@ def test_timeout_of_a_link_begins_with_its_slot(files: FileServer, monkeypatch: 
     async def scenario() -> None:
         fetcher = Fetcher(config(media_fetch_timeout_s=0.2))
         for _ in range(20):  # again where this machine was too busy to give it its turn in time
-            turn = await fetcher._links.take("another", WATCHDOG_S)
+            slot = await fetcher._links.take("another", WATCHDOG_S)
             fetch = asyncio.ensure_future(fetcher.fetch(f"{files.url}/gate/x", 1 << 20))
             await asyncio.sleep(0)
             assert len(fetcher._links._waiting) == 1
-            turn.release()
+            slot.release()
             with pytest.raises(RequestError) as caught:
                 await fetch
             if caught.value.status != 429:
@@ -594,6 +594,6 @@ def test_thousands_of_pieces_leave_the_loop_turns() -> None:
                 yield b"x"
 
     response = httpx2.Response(200, stream=Pieces())
-    found, turns = run_and_count(read_content(response, num_pieces, lambda count: None))
+    found, slots = run_and_count(read_content(response, num_pieces, lambda count: None))
     assert found == b"x" * num_pieces
-    assert turns >= num_pieces // PIECES_OF_A_TURN
+    assert slots >= num_pieces // PIECES_OF_A_TURN

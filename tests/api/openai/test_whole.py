@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from api.client.backlog import EncodedRequest
-from api.client.generation import Generation, OpenSample
+from api.client.generation import Generation, OpenSequence
 from api.openai.chat import ChatHead
 from api.openai.chat import _answer as chat_answer
 from api.openai.completions import ChoiceBuilder, CompletionHead
@@ -34,13 +34,13 @@ def generation() -> Generation:
     made = Generation(
         shared,
         EncodedRequest.of(shared, []),
-        samples_per_prompt=NUM_SAMPLES,
+        sequences_per_prompt=NUM_SAMPLES,
         is_streaming=False,
         abort_connection=print,
         close=print,
     )
     for index in range(NUM_SAMPLES):
-        sample = OpenSample(msgspec.structs.replace(own, request_id=str(index)), "tokenizer0", made)
+        sample = OpenSequence(msgspec.structs.replace(own, request_id=str(index)), "tokenizer0", made)
         entries = [entry(97 + number % 20, -0.5, 5) for number in range(NUM_TOKENS)]
         sample.accept(
             Delta(
@@ -48,13 +48,13 @@ def generation() -> Generation:
             )
         )
         sample.first_prompt_token = b"a"
-        made.samples.append(sample)
+        made.sequences.append(sample)
     return made
 
 
 def complete(made: Generation) -> Coroutine[Any, Any, Any]:
     body = CompletionRequest(prompt="", echo=True, logprobs=5, prompt_logprobs=5, n=NUM_SAMPLES)
-    return completion_answer(CompletionHead(*HEAD), made, [ChoiceBuilder(body, "") for _ in made.samples], NUM_SAMPLES)
+    return completion_answer(CompletionHead(*HEAD), made, [ChoiceBuilder(body, "") for _ in made.sequences], NUM_SAMPLES)
 
 
 def chat(made: Generation) -> Coroutine[Any, Any, Any]:

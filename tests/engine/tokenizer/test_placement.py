@@ -89,7 +89,7 @@ def tokens(*token_ids: int) -> TokensPrompt:
 
 
 def chat(*parts: dict[str, Any] | str, **options: Any) -> ChatPrompt:
-    """One message. Pictures come from the edge as {"type": "image"}."""
+    """One message. Pictures come from the api process as {"type": "image"}."""
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return ChatPrompt(json.dumps([{"role": "user", "content": content}]).encode(), **options)
 

@@ -235,7 +235,7 @@ def test_end_tokens_and_bad_words_are_filled_in(bench: Bench, vocabulary: Vocabu
 
 
 def test_a_prediction_travels_and_is_counted(bench: Bench, vocabulary: Vocabulary) -> None:
-    """Alike where an attempt goes on with tokens that the edge has."""
+    """Alike where an attempt goes on with tokens that the api process has."""
     predicted = vocabulary.encode("hello wide world", False)
     answer = [*predicted[:2], 7, *predicted[3:-1]]
     sampling = {"max_tokens": 30, "ignore_eos": True}
@@ -645,7 +645,7 @@ def test_what_no_record_can_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_refusal_too_long_for_a_record_names_its_attempt(tmp_path: Path) -> None:
-    """The edge listens to the present attempt only."""
+    """The api process listens to the present attempt only."""
     with Bench(tmp_path, ring_bytes=4096) as bench:
         bench.send("api0", submit("Hi", "r", attempt=3))
         bench.actor.on_message("scheduler", Rejected("r", 3, "api0", 400, "x" * 5000))
