@@ -1,4 +1,4 @@
-"""Board between tests and devices of `plugin/`, in a file that all of their processes map (`plugin/board.h`)."""
+"""Board between tests and the devices of `plugin/`, in a file that all of their processes map (`plugin/board.h`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Board:
         self._cells = np.memmap(path, np.int64, "r+", shape=(1 + NUM_DEVICES, MOST))
 
     def __reduce__(self) -> tuple[type[Board], tuple[Path]]:
-        """In another process it is the same file."""
+        """Pickle the path: other processes map the same file."""
         return Board, (self.path,)
 
     def set(self, **controls: int) -> None:

@@ -1,4 +1,4 @@
-"""Builds the plugin (`plugin/`) against the installed Paddle: once, and again when its sources or that Paddle change."""
+"""Builds the plugin (`plugin/`) against the installed Paddle, and again when its sources or that Paddle change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_KERNELS = ("-DPADDLE_WITH_CUSTOM_DEVICE", "-DPADDLE_WITH_CUSTOM_KERNEL")
 
 
 def built_plugin() -> Path:
-    """The directory that it is in. Other processes of these tests wait while one builds it."""
+    """Return the directory of the plugin. Other test processes wait while one builds it."""
     spec = importlib.util.find_spec("paddle")
     assert spec is not None
     assert spec.origin is not None
@@ -59,6 +59,6 @@ def _build(directory: Path, library: Path, of_paddle: Path) -> None:
 
 
 def environment(directory: Path, board: Board | None = None, **more: str) -> dict[str, str]:
-    """For processes that are to have the device, of the plugin in `directory`."""
+    """Return the environment of processes that have the device of the plugin in `directory`."""
     shown = {} if board is None else {"TOKASIM_BOARD": str(board.path)}
     return {**os.environ, "CUSTOM_DEVICE_ROOT": str(directory), "GLOG_minloglevel": "2", **shown, **more}

@@ -1,4 +1,6 @@
-"""A process that has the device, in which tests call the functions of `on_device.py`: this one's Paddle was loaded without."""
+"""A process that has the device, in which tests call the functions of `on_device.py`: Paddle was loaded without it in the
+test's own process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.devices.build import environment
 
 
 class Linears(NamedTuple):
-    """Two ways to multiply [rows, inputs] by [outputs, inputs]: seconds, and by how much of the largest number they differ."""
+    """Two ways to multiply [rows, inputs] by [outputs, inputs]: seconds of each, and their largest difference relative to the
+    largest number."""
 
     num_rows: int
     num_inputs: int
@@ -32,7 +35,7 @@ class Child:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_set_environment, initargs=(variables,))
 
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Return or raise what the function does there."""
+        """Call a function in the child and return or raise its result."""
         return self._pool.submit(call_there, function, arguments, options).result()
 
     def __enter__(self) -> Child:

@@ -1,5 +1,6 @@
-"""Engines on a device over HTTP, and what is asked of them: of the simulated one by `test_engine.py`, of a card by
-`tools/test --device` (`tools/device/engines.py`)."""
+"""Engines on a device over HTTP, and their requests: the simulated device by `test_engine.py`, a card by `tools/test --device`
+(`tools/device/engines.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.waiting import WATCHDOG_S
 
 OPTIONS = ("--max-model-len", "300", "--threads", "1", "--restart-limit", "100")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}')
-# Prompts of three blocks that grow to six, of which the memory has thirteen: some are preempted, whoever comes first.
+# Prompts of three blocks that grow to six, with thirteen blocks in all: some are preempted in any order.
 CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "13")
 CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "24,12,6,3")  # of steps with those drafts
 OF_PAIRS = ("-tp", "2", "--num-kv-blocks", "60")
@@ -32,7 +33,7 @@ def said(answers: list[Answer]) -> Expected:
 async def beside_a_kill(
     engine: EngineProcess, bodies: list[Body], concurrency: int, victim: str, restarted: tuple[str, ...]
 ) -> list[Answer]:
-    """`victim` dies while they flow, and those of `restarted` begin again."""
+    """Return answers while `victim` dies and those of `restarted` begin their next life."""
     flowing = asyncio.Event()
     streams = asyncio.create_task(stream_all(engine.url, bodies, concurrency, flowing.set))
     await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)

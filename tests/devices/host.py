@@ -1,5 +1,5 @@
-"""Cost of a step for the host beside a device that works: `python -m tests.devices.host`, on the device here, whose plugin it
-builds.
+"""Cost of a step for the host beside a device that works: `python -m tests.devices.host`, on the device here with the plugin
+that it builds.
 
     host    processor time of the runner in a steady step of 32 rows, captured beside op by op     bar: 0.2
     idle    share of the time in which the device has nothing to do, with kernels of 2 ms          bar: 0.05
@@ -42,7 +42,7 @@ def _most(what: str, found: float, bar: float, text: str) -> Finding:
 
 
 def main() -> int:
-    """The exit code: 1 where a bar was missed."""
+    """Return the exit code: 1 where a bar was missed."""
     findings = []
     with tempfile.TemporaryDirectory() as directory, Child(built_plugin(), Board(Path(directory) / "board")) as child:
         for finding in measured(child):

@@ -35,12 +35,12 @@ Answers = list[tuple[object, ...]]
 
 
 def drafting(method: str) -> SpeculativeConfig:
-    """ "": nobody drafts."""
+    """Return the configuration of a draft method; "": none."""
     return SpeculativeConfig(method=method, num_speculative_tokens=2, adaptive=False) if method else SpeculativeConfig()
 
 
 def runner_of(model: str, plan: str, method: str = "", **options: Any) -> ModelRunner:
-    """`plan`: "cpu", or the device's."""
+    """Return a runner; `plan`: "cpu", or one of the device."""
     given: dict[str, Any] = {**SIZES, "speculative_config": drafting(method), **options}
     if plan == "cpu":
         paddle.device.set_device("cpu")
@@ -51,7 +51,7 @@ def runner_of(model: str, plan: str, method: str = "", **options: Any) -> ModelR
 
 
 def answers_of(model: str, plan: str, method: str = "", **options: Any) -> tuple[Answers, list[int], list[str]]:
-    """With sizes that could not be captured, and what was logged of it."""
+    """Return answers, the sizes that could not be captured, and the log lines about them."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -65,7 +65,7 @@ def answers_of(model: str, plan: str, method: str = "", **options: Any) -> tuple
 
 
 def tokens_of_rows(path: str, plan: str) -> list[int]:
-    """How many tokens each row brings where layers draft."""
+    """Return the number of tokens that each row brings where layers draft."""
     serving = Serving(runner_of(path, plan, "mtp"))
     sample = Sample([5, 9, 3], SamplingParams(temperature=0.0), 20)
     serving.place(sample, 0)
@@ -74,7 +74,7 @@ def tokens_of_rows(path: str, plan: str) -> list[int]:
 
 
 def answers_after_loading_again(model: str) -> list[Answers]:
-    """Before and after weights are cleared and loaded."""
+    """Return answers before and after weights are cleared and loaded."""
     runner = runner_of(model, "captured")
     found = [answers(runner)]
     runner.clear()
@@ -92,7 +92,7 @@ def golden_tokens(model: str) -> list[list[int]]:
 
 
 def answers_to(bodies: list[Body], options: dict[str, Any], model: str = "qwen3") -> list[tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of completions on the CPU place, each alone; `options`: of the runner."""
+    """Return tokens and log-probabilities of completions on the CPU place, each alone; `options`: of the runner."""
     found = []
     serving = Serving(runner_of(model, "cpu", **options))
     for body in bodies:
@@ -107,8 +107,8 @@ def answers_to(bodies: list[Body], options: dict[str, Any], model: str = "qwen3"
 
 
 def answers_ahead(plan: str) -> tuple[Answers, Answers, int]:
-    """Those of the CPU place, each alone, and of the device, where a step begins before the tokens that it reads are known; and
-    how many of these there were."""
+    """Return the answers of the CPU place, each alone, those of the device, where a step begins before the tokens that it reads
+    are known, and how many such tokens there were."""
     batch, alone = plain_samples(), plain_samples()
     num_unknown = run_ahead(runner_of("qwen3", plan), batch)
     run_alone(runner_of("qwen3", "cpu"), alone)
@@ -116,7 +116,7 @@ def answers_ahead(plan: str) -> tuple[Answers, Answers, int]:
 
 
 def answer_of_chunks(plan: str) -> tuple[object, ...]:
-    """To a prompt whose chunks draw nothing, so that nobody waits for them."""
+    """Return the answer to a prompt in chunks that sample nothing, so that the host waits for none of them."""
     serving = Serving(runner_of("qwen3", plan), chunk=8)
     sample = Sample([5, 9, 3, 30, 22, 8, 17] * 15, SamplingParams(temperature=0.0, num_prompt_logprobs=-1), 3)
     serving.place(sample, 0)
@@ -125,7 +125,7 @@ def answer_of_chunks(plan: str) -> tuple[object, ...]:
 
 
 class Growing(Serving):
-    """Sends blocks when they are first needed, as the scheduler does."""
+    """Serving that sends blocks when they are first needed, as the scheduler does."""
 
     def _message(self, rows: list[tuple[Sample, int]]) -> Any:
         message = super()._message(rows)
@@ -166,11 +166,11 @@ def _counted(calls: list[int], function: Callable[..., Any], *arguments: Any) ->
 
 
 def _steady(num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3") -> tuple[Growing, list[Sample]]:
-    """So many rows that go on for so many steps yet, and have nothing to be copied but what each step needs."""
+    """Return `num_rows` sequences in a state from which `num_steps` steps copy only what each step needs."""
     unit = 1 + drafting(method).max_drafts
     sizes = {"cudagraph_capture_sizes": (num_rows * unit,), "max_cudagraph_capture_size": num_rows * unit}
     options = {"max_num_seqs": 32, "num_kv_blocks": 600, **(sizes if plan == "captured" else {})}
-    # with as many guesses of each row in every step: a step of more rows than there were yet has memory to find
+    # with equally many draft tokens of each row in every step: a step with more rows than before would allocate memory
     drafter = (lambda sample: sample.tokens[-2:]) if method == "ngram" else None
     serving = Growing(runner_of(model, plan, method, **options), drafter=drafter)
     sampling = SamplingParams(temperature=0.0)
@@ -179,7 +179,7 @@ def _steady(num_rows: int, plan: str, method: str, num_steps: int, model: str = 
         serving.place(sample, slot)
     for _ in range(8):
         serving.step(samples)
-    gc.collect()  # of runners before, whose events are waited for
+    gc.collect()  # of earlier runners, which wait for their events
     paddle.device.synchronize()
     return serving, samples
 
@@ -199,7 +199,7 @@ def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_n
         serving.finish()
     board.set(kernel_ns=kernel_ns)
     serving.begin(samples)
-    serving.finish()  # the one behind it has kernels that take so long
+    serving.finish()  # the next one has kernels that take this long
     before, begin_ns = board.counts(), time.monotonic_ns()
     for _ in range(num_steps):
         serving.begin(samples)
@@ -212,7 +212,7 @@ def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_n
 
 
 def host_ns(num_rows: int, plan: str, num_steps: int) -> int:
-    """Processor time of the runner's thread in a steady step, the median of so many. The device is idle whenever it begins."""
+    """Return the median CPU time of the runner's thread in `num_steps` steady steps, each of which begins on an idle device."""
     serving, samples = _steady(num_rows, plan, "", num_steps)
     found = []
     for _ in range(num_steps):
@@ -225,7 +225,7 @@ def host_ns(num_rows: int, plan: str, num_steps: int) -> int:
 
 
 def _timed(function: Callable[[Any], Any], argument: Any) -> tuple[Any, int]:
-    """Return the function's result, and its thread's time on a processor."""
+    """Return the function's result and the CPU time of its thread."""
     paddle.device.synchronize()
     begin_ns = time.thread_time_ns()
     found = function(argument)
@@ -233,7 +233,7 @@ def _timed(function: Callable[[Any], Any], argument: Any) -> tuple[Any, int]:
 
 
 def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answers, bool]:
-    """Answers where before step i slots a and b change places for each (i, a, b); and whether two changes were none."""
+    """Return answers where before step i slots a and b change places for each (i, a, b), and whether two swaps cancel out."""
     runner = runner_of("qwen3", plan)
     serving, slots, inputs = Serving(runner, chunk=16), runner.slots, runner.inputs
     samples = [Sample([5, 9, 3 + row, 30] * (3 + 2 * row), SamplingParams(temperature=0.7, seed=row), 10) for row in range(3)]
@@ -267,7 +267,7 @@ def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answer
 
 
 def registered(runner: ModelRunner) -> list[object]:
-    """All that there is of slots, on the host and, as far as it is in use, on the device."""
+    """Return the contents of all slots, on the host and, as far as in use, on the device."""
     slots, sizes = runner.slots, runner.inputs.sizes  # type: ignore[attr-defined]
     on_device = runner.inputs.slots.numpy()  # type: ignore[attr-defined]
     counts = slots.num_tokens[: sizes.num_slots].tolist()
@@ -280,7 +280,7 @@ def registered(runner: ModelRunner) -> list[object]:
 def linears_beside_the_librarys(
     library: str, place: str, dtype: str, shapes: list[tuple[int, int, int]], num_runs: int
 ) -> list[Linears]:
-    """CUDA's linear and Paddle's product, which calls the card's own library, for (rows, inputs, outputs)."""
+    """Measure CUDA's linear and Paddle's matmul, which calls the card's own library, for (rows, inputs, outputs)."""
     paddle.device.set_device(place)
     rows, stream = Library(Path(library)), 0 if place == "cpu" else current_stream()
     found = []

@@ -1,5 +1,6 @@
-"""A rank whose cache is memory of a card, by the stand-in for its driver: Paddle's CPU place takes the addresses, which are the
-host's; or of a real one. Run by `test_device_arena.py` and by `tools/test --device gpu`."""
+"""A rank with its cache in memory of a card: of a real one, or of the stand-in for its driver, where Paddle's CPU place takes
+the addresses, which are the host's. Run by `test_device_arena.py` and by `tools/test --device gpu`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def run_worker(library: str, descriptor: int, device: str = "cpu", *, has_blocks
 
 
 def serve(library: str, descriptor: int, has_blocks: bool, device: str) -> dict[str, Any]:
-    """The answer to a prompt of 40 tokens; `has_blocks`: without computing the first two blocks."""
+    """Return the answer to a prompt of 40 tokens; `has_blocks`: without computing the first two blocks."""
 
     def kind(parts: RunnerParts) -> Ahead:
         return gpu_runner(replace(parts, device_arena=descriptor))

@@ -1,5 +1,6 @@
-"""KV arenas in memory of cards, on a stand-in for the driver: made by a child, kept by the supervisor, found by the worker that
-comes after one that was killed."""
+"""KV arenas in memory of cards, on a stand-in for the driver: made by a child, held by the supervisor, found by the successor
+of a killed worker.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build_program(directory, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC")))
 
 
-def test_what_a_killed_worker_computed_is_found_again(driver: str) -> None:
+def test_kv_of_a_killed_worker_is_found_again(driver: str) -> None:
     with device_arenas(driver, 2, NUM_BYTES) as (arena, other):
         assert not os.get_inheritable(arena)
         assert not os.path.samestat(os.fstat(arena), os.fstat(other)), "each rank has its own"
@@ -36,7 +37,7 @@ def test_what_a_killed_worker_computed_is_found_again(driver: str) -> None:
         os.fstat(arena)
 
 
-def test_memory_is_zeros_and_the_same_at_every_address(driver: str) -> None:
+def test_memory_is_zeroed_and_shared_by_all_addresses(driver: str) -> None:
     with device_arenas(driver, 1, NUM_BYTES) as (descriptor,):
         memory = DeviceMemory(driver, 0)
         here, there = (memory.map(descriptor, NUM_BYTES) for _ in range(2))
@@ -58,7 +59,7 @@ def test_no_library_no_arenas() -> None:
         (3, 1 << 20, r"arena2: .* cannot be made on card 2: cuDeviceGet: CUDA_ERROR_NO_DEVICE; .*nvidia-smi"),
     ],
 )
-def test_what_cannot_be_made_is_said(driver: str, num_ranks: int, num_bytes: int, cause: str) -> None:
+def test_failed_allocation_is_named(driver: str, num_ranks: int, num_bytes: int, cause: str) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(StartError, match=cause), device_arenas(driver, num_ranks, num_bytes):
         pass

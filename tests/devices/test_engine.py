@@ -1,5 +1,6 @@
-"""Engines on the device over HTTP: the answers of one on the CPU place, byte for byte, whatever is cut, cached, preempted,
-killed, stopped or loaded meanwhile."""
+"""Engines on the device over HTTP have the answers of the CPU place byte for byte, across chunks, caching, preemption, kills,
+stops and reloads.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_same_bytes(engine: EngineProcess, expected: Expected, board: Board) -> 
 
 
 def test_streams_survive_every_kill(engine: EngineProcess, expected: Expected) -> None:
-    """The cache ends with the worker: whatever runs is computed again."""
+    """The cache ends with the worker: all running sequences are computed again."""
 
     async def disturbed_run() -> None:
         deltas = Deltas(seed=77)
@@ -91,7 +92,7 @@ def test_sleep_wake_and_reload(engine: EngineProcess, expected: Expected, board:
     assert board.counts()["captures"] > captures, "with other weights graphs are made anew"
 
 
-def test_a_stream_that_stops_is_a_hang_of_its_rank(engine: EngineProcess, expected: Expected, board: Board) -> None:
+def test_stopped_stream_is_a_hang_of_its_rank(engine: EngineProcess, expected: Expected, board: Board) -> None:
     async def run_and_stop() -> list[Answer]:
         flowing = asyncio.Event()
         streams = asyncio.create_task(stream_all(engine.url, BODIES, 8, flowing.set))
@@ -109,8 +110,8 @@ def test_a_stream_that_stops_is_a_hang_of_its_rank(engine: EngineProcess, expect
 
 
 def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> None:
-    """Without drafts the next step begins before the tokens that it reads are known here; a worker that dies between them
-    changes nothing. What the host must draw is waited for."""
+    """Without drafts the next step begins before the tokens that it reads are known to the host; a worker that dies between
+    them changes nothing. Tokens that the host samples are waited for."""
     plain = [{"prompt": body["prompt"], "max_tokens": 16, "ignore_eos": True, "temperature": 0} for body in BODIES]
     bodies = [{**body, "return_token_ids": True} for body in (*plain, BODIES[1])]
     options = ("--device", NAME, *OPTIONS, *CUT, "--plan", "eager")
@@ -122,7 +123,7 @@ def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> No
     assert [said(each) for each in found] == [expected] * 2
 
 
-def test_a_mixture_whose_layers_draft(plugin: Path, board: Board) -> None:
+def test_mixture_with_mtp_layers(plugin: Path, board: Board) -> None:
     """Together, and beside a worker that dies."""
     drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}')
     with Child(plugin, board) as child:
@@ -134,8 +135,8 @@ def test_a_mixture_whose_layers_draft(plugin: Path, board: Board) -> None:
         assert mixture.metric("spec_decode_num_draft_tokens_total") > 0
 
 
-def test_what_lies_in_the_hosts_memory_outlives_the_device(plugin: Path, board: Board) -> None:
-    """The prefix dies with the worker; the picture in it is not encoded again."""
+def test_memory_of_the_host_outlives_the_device(plugin: Path, board: Board) -> None:
+    """The prefix cache dies with the worker; the picture in it is not encoded again."""
     body = {"prompt": [40, 3, 5, 4, *range(50, 90)], "max_tokens": 8, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     link = f"data:image/png;base64,{base64.b64encode(picture(56, 56, 99)).decode()}"
     bodies = [{**body, "return_token_ids": True, "multi_modal_data": {"image": [link]}}]

@@ -1,5 +1,6 @@
-"""Two ranks that capture on devices of their own: what one of them cannot, neither replays; and where they share experts, their
-graphs stay wherever these move."""
+"""Two ranks that capture on devices of their own: a size that one cannot capture, neither replays; with shared experts, graphs
+stay valid when experts move.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ SIZES = [4, 2, 1]
 
 
 def capture(communicator: Communicator, variables: dict[str, str], port: int, limits: list[int]) -> list[Any]:
-    """One rank: for each number of bytes that captures of device 1 have at most (0: any), answers, the sizes that could not be
-    captured, and what was said of them."""
+    """Run one rank. For each limit of bytes of a capture on device 1 (0: none) return answers, the sizes that could not be
+    captured, and the log lines about them."""
     os.environ.update(variables)
     from tests.devices import on_device  # Paddle has the device from here on
 
@@ -46,7 +47,7 @@ def capture(communicator: Communicator, variables: dict[str, str], port: int, li
 def share(
     communicator: Communicator, variables: dict[str, str], path: Path, arena: tuple[DupFd, int] | None, options: dict[str, Any]
 ) -> list[Any]:
-    """One rank: what came of its samples, while experts move before every step."""
+    """Run one rank; return the answers while experts move before every step."""
     os.environ.update(variables)
     from workers.runners import xpu_runner
 
@@ -56,8 +57,8 @@ def share(
 
 @pytest.mark.parametrize("is_one_replica", [False, True], ids=["two replicas", "two ranks of one"])
 def test_steps_with_shared_experts_are_replayed(plugin: Path, tmp_path: Path, is_one_replica: bool) -> None:
-    """An idle replica replays what the other does. Graphs stay where experts move. Where one rank loads its weights again, as
-    after a command that it alone carried out, all capture anew."""
+    """An idle replica replays the same steps as the other. Graphs stay valid when experts move. When one rank loads its weights
+    again, as after a command for it alone, all capture anew."""
     board = Board(tmp_path / "board")
     board.set(delay_seed=7)
     write_checkpoint(tmp_path, ODD_EXPERTS)
@@ -81,8 +82,8 @@ def test_steps_with_shared_experts_are_replayed(plugin: Path, tmp_path: Path, is
         assert counts["replays"] > 2 * len(sizes)
 
 
-def test_what_one_rank_cannot_capture_none_replays(plugin: Path, tmp_path: Path) -> None:
-    """However far it came: neither waits for the other, and both say which sizes are run op by op."""
+def test_uncapturable_size_is_replayed_by_neither_rank(plugin: Path, tmp_path: Path) -> None:
+    """Wherever a capture fails, neither rank waits for the other, and both log the sizes that run op by op."""
     board = Board(tmp_path / "board")
     board.set(delay_seed=7)
     limits = [0, 1 << 8, 1 << 18, 1 << 19, 1 << 20]

@@ -1,5 +1,6 @@
-"""Steps on a device whose memory the host cannot touch and whose streams do their work later: the CPU place's answers bit for
-bit, op by op and captured, and no copy or wait beyond those that a step needs."""
+"""Steps on a device with memory that the host cannot touch and with asynchronous streams: the CPU place's answers bit for bit,
+op by op and captured, with no copy or wait beyond those that a step needs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def with_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def pauses(child: Child) -> Iterator[None]:
-    """The streams pause now and then; what a test sets else is undone."""
+    """Make the streams pause now and then; restore the settings of a test."""
     child.board.set(delay_seed=7, memory_bytes=0, capture_bytes=0, kernel_ns=0)
     yield
     child.board.set(delay_seed=7, memory_bytes=0, capture_bytes=0, kernel_ns=0)
@@ -53,11 +54,11 @@ def test_answers_are_the_cpus(child: Child, model: str, method: str) -> None:
     assert child.call("answers_of", model, "eager", method) == (expected, [], [])
     found, failed_sizes, said = child.call("answers_of", model, "captured", method)
     assert found == expected
-    assert (failed_sizes, said) == ([], []), "experts too, whose choices no host looks at in a graph"
+    assert (failed_sizes, said) == ([], []), "experts too: in a graph the host reads no routing"
 
 
-def test_draft_tokens_of_captured_layers_stand_as_well(child: Child, tmp_path: Path) -> None:
-    """The layer knows the model's next tokens."""
+def test_draft_tokens_of_captured_layers_are_accepted(child: Child, tmp_path: Path) -> None:
+    """The layer predicts the model's next tokens."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
     expected = child.call("tokens_of_rows", str(tmp_path), "cpu")
     assert max(expected) == 3
@@ -73,14 +74,14 @@ def test_prompts_are_captured_too(child: Child) -> None:
 
 
 @pytest.mark.parametrize("plan", ["eager", "captured"])
-def test_steps_begin_before_what_they_read_is_known(child: Child, plan: str) -> None:
+def test_steps_begin_before_their_tokens_are_known(child: Child, plan: str) -> None:
     expected, found, num_unknown = child.call("answers_ahead", plan)
     assert found == expected
     assert num_unknown > 10
 
 
-def test_what_a_slow_device_has_not_read_yet_is_not_overwritten(child: Child) -> None:
-    """Chunks of a prompt, which the host sends faster than the device computes them."""
+def test_unread_inputs_are_not_overwritten(child: Child) -> None:
+    """Chunks of a prompt that the host sends faster than the device computes them."""
     expected = child.call("answer_of_chunks", "cpu")
     child.board.set(kernel_ns=500_000)
     assert child.call("answer_of_chunks", "eager") == expected
@@ -104,26 +105,26 @@ def test_golden(child: Child) -> None:
 )
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 @pytest.mark.parametrize("num_rows", [1, 32])
-def test_a_steady_step_is_a_copy_each_way(
+def test_steady_step_has_one_copy_each_way(
     child: Child, num_rows: int, plan: str, model: str, method: str, with_layers: Path
 ) -> None:
-    """In mixtures too: op by op the host does not read the choices of so few rows."""
+    """Also in mixtures of experts: op by op, the host does not read the routing of so few rows."""
     model = str(with_layers) if model == "with layers" else model
     found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS, model)
     assert (found["copies_to_device"], found["copies_to_host"], found["event_waits"]) == (NUM_STEPS,) * 3
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
-    # whoever looks at a result before the next step begins leaves the device idle, but for entries of layers that draft
+    # waiting for a result before the next step begins leaves the device idle, except for entries of layers that draft
     assert found["waits_ahead"] == (NUM_STEPS if method == "mtp" else 0)
-    num_graphs = 4 if method == "mtp" else 1  # two guesses, the model, entries
+    num_graphs = 4 if method == "mtp" else 1  # two draft tokens, the model, entries
     assert (found["replays"], found["captures"]) == (NUM_STEPS * num_graphs if plan == "captured" else 0, 0)
     assert found["kernels"] > 100 * NUM_STEPS
     most = num_rows * (3 if method else 1)
-    num_lines = 2 if method == "mtp" else 1  # guesses with what was drawn
+    num_lines = 2 if method == "mtp" else 1  # draft tokens with the sampled ones
     assert found["bytes_to_host"] <= NUM_STEPS * num_lines * 4 * (most + ROW_TILE), "tokens, and no logits"
 
 
-def test_a_replayed_step_is_little_work_for_the_host(child: Child) -> None:
-    """Calls to the device and the host's own, beside a step op by op (times: `tests/devices/host.py`)."""
+def test_replayed_step_is_cheap_for_the_host(child: Child) -> None:
+    """Calls to the device and the host's own, compared with a step op by op (times: `tests/devices/host.py`)."""
     eager, captured = (child.call("steady_steps", child.board, 32, plan, "", NUM_STEPS) for plan in ("eager", "captured"))
     assert captured["launches"] == NUM_STEPS * 3, "a copy each way, and a graph"
     assert eager["launches"] > NUM_STEPS * 100
@@ -131,7 +132,7 @@ def test_a_replayed_step_is_little_work_for_the_host(child: Child) -> None:
 
 
 @pytest.mark.parametrize("plan", ["eager", "captured"])
-def test_a_device_is_never_without_work_while_the_host_waits(child: Child, plan: str) -> None:
+def test_device_has_work_while_the_host_waits(child: Child, plan: str) -> None:
     """The next step is enqueued before the last is waited for."""
     found = child.call("steps_ahead", child.board, 4, plan, NUM_STEPS)
     assert (found["event_waits"], found["waits_ahead"]) == (NUM_STEPS, NUM_STEPS)
@@ -147,7 +148,7 @@ def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
 
 
 def test_slots_change_places(child: Child) -> None:
-    """Twice is as if not at all, in every tensor of slots; and a step after it is that of the sequences where they are now."""
+    """Two swaps cancel out in every tensor of slots, and the next step serves the sequences in their present slots."""
     for plan in ("eager", "captured"):
         expected, _ = child.call("run_with_swaps", [], plan)
 
@@ -175,8 +176,8 @@ def test_memory_that_runs_out_at_load(child: Child) -> None:
         child.call("answers_of", "qwen3", "eager", num_kv_blocks=20000)
 
 
-def test_a_cache_that_leaves_no_room_for_a_step(child: Child) -> None:
-    """The number of blocks is an estimate: a step of the most rows is tried when the weights are there."""
+def test_too_large_cache_is_refused(child: Child) -> None:
+    """The number of blocks is an estimate: a step of the most rows is tried once the weights are loaded."""
     options = {"is_cache_estimated": True, "max_num_batched_tokens": 16384}
     expected, _, _ = child.call("answers_of", "qwen3", "eager", is_cache_estimated=True)
     assert (expected, [], []) == child.call("answers_of", "qwen3", "cpu")
@@ -186,8 +187,8 @@ def test_a_cache_that_leaves_no_room_for_a_step(child: Child) -> None:
         child.call("answers_of", "qwen3", "eager", **options)
 
 
-def test_a_kernel_that_is_missing_is_named(plugin: Path, tmp_path: Path) -> None:
-    """Nothing runs on the CPU in its stead."""
+def test_missing_kernel_is_named(plugin: Path, tmp_path: Path) -> None:
+    """Nothing runs on the CPU instead."""
     with (
         Child(plugin, Board(tmp_path / "board"), TOKASIM_WITHOUT="silu") as lacking,
         pytest.raises(RuntimeError, match="kernel `silu` is not registered"),

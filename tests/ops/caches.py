@@ -1,4 +1,4 @@
-"""KV caches with given numbers in them, in the layout of each op table, and the numbers that such a cache holds."""
+"""KV caches with given values, in the layout of each op table, and the values that such a cache holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = KV_TYPES
 
 
 def make_cache(k: OpTable, keys: np.ndarray, values: np.ndarray, num_kv_heads: int, block_size: int, dtype: str) -> KvCache:
-    """One layer with `keys` and `values`, float32 [num_slots, num_kv_heads * head_dim]."""
+    """Return a cache of one layer with `keys` and `values`, float32 [num_slots, num_kv_heads * head_dim]."""
     if k.name == "reference":
         import paddle
 
@@ -36,7 +36,7 @@ def make_cache(k: OpTable, keys: np.ndarray, values: np.ndarray, num_kv_heads: i
 def _store(
     keys: np.ndarray, values: np.ndarray, kept: list[np.ndarray], num_kv_heads: int, block_size: int, dtype: str
 ) -> None:
-    """By the op that stores them, with a rotation that turns nothing and no queries."""
+    """Store them with the op that does so, with an identity rotation and no queries."""
     num_slots, head_dim = len(keys), keys.shape[1] // num_kv_heads
     rows = np.ascontiguousarray(np.concatenate([keys, values], axis=1), np.float32)
     positions, slots = np.zeros(num_slots, np.int32), np.arange(num_slots, dtype=np.int32)
@@ -50,7 +50,7 @@ def _store(
 
 
 def contents(k: OpTable, cache: LayerCache, num_kv_heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values, float32 [num_slots, num_kv_heads * head_dim]."""
+    """Return keys and values, float32 [num_slots, num_kv_heads * head_dim]."""
     if k.name == "reference":
         return cache.keys.numpy(), cache.values.numpy()
     if k.name == "cuda":
@@ -81,7 +81,7 @@ def _read_values(kept: np.ndarray, heads: int, dim: int, block_size: int, dtype:
 
 
 def _numbers(kept: np.ndarray, heads: int, dim: int, block_size: int, dtype: str) -> tuple[np.ndarray, np.ndarray | float]:
-    """[blocks, heads * chunks, numbers of a chunk], and the scales [blocks, heads, block_size, 1]."""
+    """Return [blocks, heads * chunks, numbers of a chunk], and the scales [blocks, heads, block_size, 1]."""
     slots = min(block_size, _cpu.KEY_PANEL)
     chunks = kept.reshape(len(kept), heads * (block_size // slots), -1)
     if dtype == "float32":
@@ -93,6 +93,6 @@ def _numbers(kept: np.ndarray, heads: int, dim: int, block_size: int, dtype: str
 
 
 def _rows(numbers: np.ndarray) -> np.ndarray:
-    """[blocks, heads, block_size, dim] -> [slots, heads * dim]."""
+    """Return [blocks, heads, block_size, dim] as [slots, heads * dim]."""
     blocks, heads, block_size, dim = numbers.shape
     return np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(blocks * block_size, heads * dim)

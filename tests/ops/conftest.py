@@ -1,4 +1,6 @@
-"""Tests of the ops run Paddle as a worker does: the BLAS is set before it is loaded. `k` is each op table in turn."""
+"""Fixtures of the op tests, which run Paddle as a worker does: the BLAS is set before it is loaded. `k` is each op table in
+turn.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ MULTIPLIERS = np.array([*range(-15, 0), *range(1, 17)], np.int8)
 
 
 def random_weight(num_outputs: int, num_inputs: int, format: WeightFormat, seed: int = 1) -> QuantizedWeight:
-    """All integers that the format has, with scales of both signs."""
+    """Return all integers that the format has, with scales of both signs."""
     generator = np.random.default_rng(seed)
     groups = -(-num_inputs // (format.group_size or num_inputs))
     low, high, dtype = (-128, 128, np.int8) if format.kind == "int8" else (0, 16, np.uint8)
@@ -24,12 +24,13 @@ def random_weight(num_outputs: int, num_inputs: int, format: WeightFormat, seed:
 
 
 def block_of(format: WeightFormat) -> int:
-    """Inputs of a row that share a scale."""
+    """Return the number of inputs of a row that share a scale."""
     return MAX_BLOCK if format.is_folded else min(format.group_size or MAX_BLOCK, MAX_BLOCK)
 
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of one block -> integers and scales [rows]. To nearest even, by 127 / max |x|; below 1e-30 everything is zero."""
+    """Return rows of one block as integers and scales [rows]: rounded to nearest even, by 127 / max |x|; below 1e-30 everything
+    is zero."""
     largest = np.abs(x).max(1)
     is_zero = largest < 1e-30
     inverse = np.float32(127) / np.where(is_zero, np.float32(1), largest)
@@ -38,7 +39,7 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def linear(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """y float64 [rows, out], and what the magnitudes of its terms add up to: the measure of rounding errors."""
+    """Return y, float64 [rows, out], and the sum of the magnitudes of its terms, by which rounding errors are measured."""
     num_inputs = x.shape[1]
     group_size = weight.format.group_size or num_inputs
     block = block_of(weight.format)

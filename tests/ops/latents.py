@@ -1,5 +1,6 @@
-"""Rows of latent attention for tests: what a row brings depends on its slot and position alone. The cache is full of NaN, as
-other sequences may have left it, but for the dummy block."""
+"""Rows of latent attention for tests: the input of a row depends only on its slot and position. The cache is full of NaN, as
+other sequences may leave it, except for the dummy block.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def _inputs(shape: LatentShape) -> dict[str, np.ndarray]:
 
 
 class LatentRows:
-    """`run` gives the first sequence's rows of every step it is called for."""
+    """Steps of latent attention; `run` returns the first sequence's rows of every step."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class LatentRows:
 
 
 def contents(cache: LayerCache, dim: int, *, is_key: bool) -> np.ndarray:
-    """Latents or rotated keys, float32 [slots, dim]."""
+    """Return latents or rotated keys, float32 [slots, dim]."""
     kept = cache.keys if is_key else cache.values
     if not isinstance(kept, np.ndarray):
         numbers = np.asarray(kept.numpy())

@@ -12,7 +12,7 @@ from ops.weight_format import Memory, QuantizedWeight
 
 
 def pack(k: OpTable, module: Module, **values: np.ndarray | QuantizedWeight | None) -> None:
-    """Names as `OpTable.pack` has them; None is left out."""
+    """Pack tensors named as in `OpTable.pack`; None is left out."""
 
     def give(value: np.ndarray | QuantizedWeight) -> np.ndarray | QuantizedWeight:
         return value

@@ -1,4 +1,4 @@
-"""Steps made by hand for tests of the ops: inputs and a cache with any sequences in it."""
+"""Hand-made steps for tests of the ops: inputs and a cache with any sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LENGTH = 320
 
 
 class HandMadeStep:
-    """`sequences`: (slot, start, count) each. Every slot has blocks of its own, scattered over the cache."""
+    """A step with `sequences`, (slot, start, count) each. Every slot has blocks of its own, scattered over the cache."""
 
     def __init__(
         self,
@@ -43,17 +43,18 @@ class HandMadeStep:
         self.set(sequences)
 
     def set(self, sequences: list[tuple[int, int, int]], kept_counts: list[int] | None = None) -> None:
-        """`kept_counts`: rows of each sequence that are kept, the last ones; by default all."""
+        """Set the inputs. `kept_counts`: the last rows of each sequence that are kept; by default all."""
         slots, starts, counts = (np.array(column, np.int32) for column in zip(*sequences, strict=True))
         kept = counts if kept_counts is None else np.array(kept_counts, np.int32)
         self.inputs.set_rows(slots, starts, counts, kept, self.token_ids, self.prompts)
 
     def bound(self, slot: int, bounds: np.ndarray) -> None:
-        """From now on the first tokens of a slot see other keys: `bounds` int32 [tokens, 2], the first and the last."""
+        """Bound the keys that the first tokens of a slot see from now on: `bounds` int32 [tokens, 2], the first and the
+        last."""
         self.prompts.mask_bounds[slot], self.prompts.bounds_ends[slot] = bounds, len(bounds)
 
     def cache(self, k: OpTable, num_kv_heads: int, head_dim: int, dtype: str = "float32", seed: int = 7) -> KvCache:
-        """One layer of random keys and values; the dummy block is zero."""
+        """Return one layer of random keys and values; the dummy block is zero."""
         return make_cache(k, *self.numbers(num_kv_heads, head_dim, seed), num_kv_heads, self.block_size, dtype)
 
     def numbers(self, num_kv_heads: int, head_dim: int, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +66,7 @@ class HandMadeStep:
         return keys, values
 
     def slots_of(self, slot: int, num_keys: int) -> np.ndarray:
-        """The cache slots of a sequence's first keys."""
+        """Return the cache slots of a sequence's first keys."""
         positions = np.arange(num_keys)
         blocks = self.inputs.host_block_tables[slot, positions // self.block_size]
         return blocks * self.block_size + positions % self.block_size

@@ -1,5 +1,6 @@
 """The op tables that this machine can run: the reference, CUDA's rows on an emulated card, and the native one with each of its
-instruction sets and with one and two threads."""
+instruction sets and with one and two threads.
+"""
 
 from __future__ import annotations
 

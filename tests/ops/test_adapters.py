@@ -1,5 +1,5 @@
-"""LoRA adapters of a linear: the sum equals numpy's, over weights of every format, with the bits that a row has alone and,
-where it has no adapter, the linear's own.
+"""LoRA adapters of a linear: the sum equals numpy's over weights of every format; a row has the bits that it has alone and,
+without an adapter, those of the plain linear.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class Adapted:
-    """A linear of three parts with some adapters, and what numpy makes of them. `columns`: those that the rank computes."""
+    """A linear of three parts with some adapters, and their results in numpy. `columns`: those that the rank computes."""
 
     def __init__(self, k: OpTable, kind: str = "float32", columns: tuple[tuple[int, int], ...] = ()) -> None:
         modules, at = [], 0
@@ -99,7 +99,7 @@ def test_no_row_has_an_adapter(k: OpTable) -> None:
 
 
 def test_the_same_bits_on_several_ranks() -> None:
-    """Each has whole panels of each part, or heads that are none."""
+    """Each rank has whole panels of each part, or heads that are not whole panels."""
     from ops.cpu.table import TABLE
 
     x, slots = random(ROWS, INPUTS, seed=2), some_slots()

@@ -1,4 +1,4 @@
-"""The choice of kernels by made-up rates: pure."""
+"""The choice of kernels from made-up timings, as a pure function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ORDER = ["avx2", "avx512", "avx512bf16", "amx"]
 
 
 def slower(*factors: float) -> list[float]:
-    """Seconds of 1, 16 and 128 rows, so many times those of another."""
+    """Return the seconds of 1, 16 and 128 rows, `factors` times those of the base."""
     return [factor * seconds for factor, seconds in zip(factors, (1e-4, 2e-4, 1e-3), strict=True)]
 
 
@@ -43,7 +43,7 @@ def test_by_rates(times: dict[str, list[float]], chosen: str) -> None:
 
 
 def test_ties_are_with_the_best_alone() -> None:
-    """A chain of neighbours that tie does not lead away from it."""
+    """A chain of neighbouring ties does not lead away from the best."""
     times = {"avx2": slower(1, 1, 1), "avx512": slower(1.04, 1.04, 1.04), "amx": slower(1.08, 1.08, 1.08)}
     assert choose(times, ["avx2", "avx512", "amx"]) == "avx512"
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: who is chosen and weighs what, and that a row's experts give it what linears of their shape give."""
+"""Mixtures of experts: routing and weights, and a row's experts give the results of linears of their shape."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def test_routing(k: OpTable, rule: RoutingRule, has_correction: bool) -> None:
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-def test_of_equal_experts_the_first_is_chosen(k: OpTable, scoring: str) -> None:
-    """Also of equal groups; and a row of NaN gets experts, whichever, and leaves the others alone."""
+def test_first_of_equal_experts_is_chosen(k: OpTable, scoring: str) -> None:
+    """Also of equal groups; a row of NaN gets arbitrary experts and does not affect the others."""
     weight = np.zeros((40, 20), np.float32)
     weight[[7, 30, 31]] = 1
     x = np.ones((16, 20), np.float32)
@@ -134,7 +134,7 @@ def test_a_row_is_routed_the_same_in_any_company(k: OpTable) -> None:
 
 
 def expected_of(x: np.ndarray, ids: np.ndarray, weights: np.ndarray, gate_up: list[Weight], down: list[Weight]) -> np.ndarray:
-    """float64, silu."""
+    """Return the result in float64, with silu."""
     results = np.zeros(x.shape)
     for row, (own, own_weights) in enumerate(zip(ids, weights, strict=True)):
         for expert, weight in zip(own, own_weights, strict=True):
@@ -146,7 +146,7 @@ def expected_of(x: np.ndarray, ids: np.ndarray, weights: np.ndarray, gate_up: li
 @pytest.mark.parametrize(("hidden", "inner", "num_experts", "num_chosen"), [(20, 37, 12, 3), (64, 48, 8, 2), (100, 16, 40, 6)])
 @pytest.mark.parametrize("has_shared", [False, True])
 def test_experts(k: OpTable, hidden: int, inner: int, num_experts: int, num_chosen: int, has_shared: bool) -> None:
-    """Gate and up do not end where a panel does; some experts have no row, one has all; no expert comes twice in a row."""
+    """Gate and up do not end at a panel; some experts have no row, one has all; no expert occurs twice in a row."""
     generator = np.random.default_rng(5)
     gate_up, down = random(num_experts, 2 * inner, hidden, seed=1) / 8, random(num_experts, hidden, inner, seed=2) / 8
     x, shared = random(48, hidden), random(48, hidden, seed=3)
@@ -163,7 +163,7 @@ def test_experts(k: OpTable, hidden: int, inner: int, num_experts: int, num_chos
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 @pytest.mark.parametrize(("hidden", "inner"), [(128, 192), (100, 37)])
-def test_an_expert_gives_a_row_what_linears_give(variant: str, format: WeightFormat, hidden: int, inner: int) -> None:
+def test_expert_equals_its_linears(variant: str, format: WeightFormat, hidden: int, inner: int) -> None:
     """Bit for bit, however many rows share it: one, a few, hundreds; with one thread and with three."""
     num_experts = 5
     gate_up = weights_of(num_experts, (2 * inner, hidden), format, 10)
@@ -203,7 +203,7 @@ def test_a_row_is_the_same_in_any_company(variant: str, format: WeightFormat) ->
         assert_row_alone(lambda x: k.experts(x, k.route(None, x, router), module, "silu", x), random(NUM_ROWS, 64), k.row_tile)
 
 
-def test_the_reference_gives_a_row_the_same_in_any_company() -> None:
+def test_reference_row_is_independent_of_others() -> None:
     with table("reference") as k:
         router = router_of(k, random(6, 64, seed=1), RoutingRule(3, is_normalized=True))
         module = experts_of(k, weights_of(6, (96, 64), FLOAT32, 1), weights_of(6, (64, 48), FLOAT32, 8))
@@ -212,10 +212,11 @@ def test_the_reference_gives_a_row_the_same_in_any_company() -> None:
 
 @pytest.mark.parametrize("num_rows", [16, 96])
 @pytest.mark.parametrize("columns", [(), ((64, 80),)], ids=["whole", "cut"])
-def test_the_reference_gives_the_same_where_no_host_looks(
+def test_reference_without_host_reads_is_equal(
     num_rows: int, columns: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, all choices at once, a few, and one by one; some rows have no expert. Of a rank its columns of each."""
+    """Bit for bit, all routings at once, a few, and one by one; some rows have no expert. Each rank computes its columns of
+    each."""
     k, num_experts, hidden, inner = reference.TABLE, 12, 100, 37
     module = Experts(
         "experts",
@@ -250,8 +251,8 @@ def test_values_that_are_no_numbers_stay_in_their_row(format: WeightFormat) -> N
     assert np.isnan(after[[4, 7]]).all()
 
 
-def test_more_rows_than_are_done_at_once() -> None:
-    """Waves of experts: each has some of them whole."""
+def test_more_rows_than_one_wave() -> None:
+    """Experts run in waves, each with some experts complete."""
     k = native.TABLE
     for num_experts in (7, 60):  # one or a few in a wave
         gate_up, down = weights_of(num_experts, (32, 16), FLOAT32, 1), weights_of(num_experts, (16, 16), FLOAT32, 8)
@@ -266,7 +267,7 @@ PANELS = 3 * 6  # of three experts
 
 
 class _PartsAsked(Memory):
-    """Parts of each array that an op says it reads."""
+    """Recorder of the parts of each array that an op says it reads."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[tuple[int, int]]] = {}
@@ -290,9 +291,9 @@ def test_a_share_of_experts_reads_its_panels_of_each(format: WeightFormat) -> No
         assert parts == [(6 * index + begin, 6 * index + end) for index in range(3) for begin, end in of_each], name
 
 
-def test_a_tape_follows_the_rows_and_the_slots() -> None:
-    """Where an expert's matrices lie is read when the tape runs: they can be moved without recording it anew. What a profile
-    says is of the experts that were met."""
+def test_tape_follows_rows_and_expert_slots() -> None:
+    """The addresses of an expert's matrices are read when the tape runs: they can move without recording it again. A profile
+    covers the experts that were routed to."""
     counts = np.array([9], np.int32)
     gate_up, down = weights_of(5, (32, 16), FLOAT32, 1), weights_of(5, (16, 16), FLOAT32, 8)
     recording = Recording()

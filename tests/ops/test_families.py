@@ -1,5 +1,6 @@
-"""Parts of different variants together: each part is computed as its own variant computes it, and variants that say so give
-the same bits."""
+"""Parts of different variants together: each part is computed as by its own variant, and variants of one family give the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def linear(kind: str) -> np.ndarray:
 
 
 def stored(weight: np.ndarray, format: WeightFormat) -> Values:
-    """int4 that is not folded comes as integers alone, from a checkpoint."""
+    """Return int4 that is not folded; it comes only as integers of a checkpoint."""
     if format.kind != "int4" or format.is_folded:
         return weight
     num_groups = -(-weight.shape[1] // format.group_size)
@@ -85,7 +86,8 @@ def latent_attention(dtype: str) -> np.ndarray:
 
 @contextmanager
 def one_variant() -> Iterator[None]:
-    """Does what is no part: it rounds weights, keys and values to what is kept of them."""
+    """Select the portable variant for everything within the block, including the rounding of stored weights, keys and values,
+    which is no part."""
     before = composition()
     _cpu.select("portable")
     yield
@@ -143,14 +145,14 @@ def test_a_family_gives_the_same_bits(part: str, alone: dict[str, dict[str, np.n
 
 @pytest.mark.parametrize("part", ["int8", "int4"])
 def test_integers_are_one_family(part: str) -> None:
-    """Sums are whole numbers; what is left is whether the processor rounds a multiply-add once."""
+    """Sums are integers; the only difference is whether the processor rounds a multiply-add once."""
     assert len({_cpu.families(variant)[part] for variant in _cpu.variants() if variant != "portable"}) <= 1
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("base", "other"), PAIRS)
 def test_a_part_of_another_variant(part: str, base: str, other: str, alone: dict[str, dict[str, np.ndarray]]) -> None:
-    """It computes as that variant does, and everything else as the base does, in whatever order they are asked for."""
+    """It computes as that variant, and everything else as the base, in any order of calls."""
     assert _cpu.select(base)
     assert _cpu.select_part(part, other)
     assert composition() == {"base": base, **dict.fromkeys(PARTS, base), part: other}
@@ -161,7 +163,7 @@ def test_a_part_of_another_variant(part: str, base: str, other: str, alone: dict
     assert composition() == {"base": base, **dict.fromkeys(PARTS, base)}
 
 
-def test_paired_products_are_those_of_attention() -> None:
+def test_paired_products_depend_on_attention() -> None:
     for base, other in PAIRS:
         _cpu.select(other)
         expected = _cpu.has_paired_products()
@@ -170,7 +172,7 @@ def test_paired_products_are_those_of_attention() -> None:
         assert _cpu.has_paired_products() == expected
 
 
-def test_what_there_is_not() -> None:
+def test_unknown_variants_are_refused() -> None:
     before = composition()
     assert not _cpu.select("sse9")
     assert not _cpu.select_part("int8", "sse9")
@@ -183,7 +185,7 @@ def test_what_there_is_not() -> None:
 
 @pytest.mark.parametrize("variant", _cpu.variants())
 def test_units(variant: str) -> None:
-    """Each runs, and says how many operations that were."""
+    """Each runs and reports its number of operations."""
     units = _cpu.units(variant)
     assert {"float32 FMA", "int8 dot", "int4 dot"} <= set(units)
     for unit in units:

@@ -1,5 +1,5 @@
-"""Extras of media rows: features in place of embeddings or added to hidden states, a set of experts of their own, and angles of
-three positions.
+"""Extras of media rows: features instead of embeddings or added to hidden states, experts of their own, and angles of three
+positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def step_of(k: OpTable, feature_rows: np.ndarray, features: np.ndarray | None = None) -> HandMadeStep:
-    """One sequence whose rows have these features; those that have some are of the second set of experts."""
+    """Return a step of one sequence with these features; rows with features use the second set of experts."""
     step = HandMadeStep([(3, 0, len(feature_rows))], row_tile=k.row_tile)
     step.inputs.features = step.inputs.kept.features = features
     for inputs in (step.inputs, step.inputs.kept):
@@ -40,8 +40,8 @@ def some_rows() -> np.ndarray:
 
 
 @pytest.mark.parametrize("is_narrow", [False, True])
-def test_features_come_in_place_or_are_added(k: OpTable, is_narrow: bool) -> None:
-    """Columns of their own for each number; rows without any stay as they are, to the bit."""
+def test_features_replace_or_are_added(k: OpTable, is_narrow: bool) -> None:
+    """Each has columns of its own; rows without any stay the same to the bit."""
     features = random(64, 3 * WIDTH, seed=1)
     kept = (features.view(np.uint32) >> 16).astype(np.uint16) if is_narrow else features
     if is_narrow:
@@ -91,7 +91,7 @@ def mixture(k: OpTable, set: int | None, seed: int, inner: int) -> tuple[Router,
 
 
 def test_each_set_of_experts_has_its_own_rows(k: OpTable) -> None:
-    """The bits of a row are those of the mixture for all rows that its set is; asked for no row a set changes nothing."""
+    """A row has the bits of the mixture with all rows in its set; a set without rows changes nothing."""
     rows, x, shared = some_rows(), random(ROWS, WIDTH, seed=3), random(ROWS, WIDTH, seed=4)
     step = step_of(k, rows)
     begun = k.begin(step.inputs, step.cache(k, 1, 8))
@@ -127,8 +127,8 @@ def rope_of(name: str) -> RopeConfig:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_equal_positions_give_the_bits_of_plain_ones(name: str) -> None:
-    """However many rows there are; and each pair turns with its own axis."""
+def test_equal_positions_equal_plain_rotation(name: str) -> None:
+    """For any number of rows; each pair rotates by its own axis."""
     rope = rope_of(name)
     plain = replace(rope, mrope_layout="", mrope_sections=())
     cosines, sines, _ = rotary_tables(plain, 16, 100_000)
@@ -143,7 +143,7 @@ def test_equal_positions_give_the_bits_of_plain_ones(name: str) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-def test_rows_turn_by_their_own_angles(k: OpTable) -> None:
+def test_rows_rotate_by_their_own_angles(k: OpTable) -> None:
     """Heads with plain positions and the same angles give the same."""
     shape, plain = AttentionShape(2, 1, 16), replace(rope_of("sections"), mrope_layout="", mrope_sections=())
     rotary, by_row = Rotary(16), Rotary(16, is_by_row=True)

@@ -1,5 +1,6 @@
-"""Linears over float32 and bfloat16 weights, every instruction set: the formula within a stated error, a row's bits by itself,
-and weights from any source in any strides."""
+"""Linears over float32 and bfloat16 weights, every instruction set: the formula within a stated error, a row's bits independent
+of other rows, and weights from any source in any strides.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16, the even one of two that are as near."""
+    """Return the nearest bfloat16, the even one of two at equal distance."""
     bits = values.view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -52,7 +53,7 @@ def linear_of(weight: np.ndarray, format: WeightFormat, bias: np.ndarray | None 
 
 
 def rounds_rows(variant: str, format: WeightFormat) -> bool:
-    """Where an instruction multiplies pairs of bfloat16, the activations are rounded too."""
+    """Return whether the activations are rounded too, as an instruction multiplies pairs of bfloat16."""
     return format is BFLOAT16 and variant in ("wide", "avx512bf16", "amx", "amxemulated")
 
 
@@ -60,7 +61,7 @@ def rounds_rows(variant: str, format: WeightFormat) -> bool:
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SHAPES)
 def test_formula(variant: str, format: WeightFormat, num_inputs: int, num_outputs: int) -> None:
     """Each of n products and sums may be off by half a unit in the last place of float32: n 2^-24 of the sum of magnitudes, at
-    worst. What is rounded to bfloat16 first is rounded here too."""
+    worst. Inputs that the variant rounds to bfloat16 first are rounded here too."""
     weight, bias = random(num_outputs, num_inputs, seed=1), random(num_outputs, seed=2)
     module = linear_of(weight, format, bias)
     exact = (rounded(weight) if format is BFLOAT16 else weight).astype(np.float64).T
@@ -91,7 +92,7 @@ def test_a_row_alone(variant: str, format: WeightFormat, num_inputs: int, num_ou
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.kind)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(20, 37), (7, 1), (100, 48), (1024, 96)])
 def test_sources(variant: str, format: WeightFormat, num_inputs: int, num_outputs: int) -> None:
-    """Float32 that happens to be bfloat16, its bits, and both transposed, reversed and with gaps: the same packed weight."""
+    """Float32 with bfloat16 values, its bits, and both transposed, reversed and with gaps give the same packed weight."""
     bits = bfloat16_bits(random(num_outputs, num_inputs, seed=1))
     expected = linear_of(widened(bits), format)
     for source in (bits, widened(bits)):
@@ -103,7 +104,8 @@ def test_sources(variant: str, format: WeightFormat, num_inputs: int, num_output
 
 
 def test_rounding() -> None:
-    """To the nearest, the even one of two that are as near; infinities stay, what is too large becomes one, NaN stays NaN."""
+    """To the nearest, the even one of two at equal distance; infinities stay, too large values become infinite, NaN stays
+    NaN."""
     values = [
         0.0,
         -0.0,
@@ -131,7 +133,7 @@ def test_rounding() -> None:
 @pytest.mark.parametrize("width", [64, 37])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_embedding(variant: str, format: WeightFormat, width: int, is_tied: bool) -> None:
-    """Rows of its own, or read out of the panels of the head: the same numbers."""
+    """Rows of its own, or read out of the head's panels: the same numbers."""
     table_of_rows = random(300, width, seed=1)
     module = Embedding("e", len(table_of_rows), width, format)
     if is_tied:
@@ -159,8 +161,8 @@ def test_variants_for_tests_are_never_the_best() -> None:
     assert _cpu.variant() == variants[-1]
 
 
-def test_tiles_are_offered_only_where_the_kernel_lists_them() -> None:
-    """It may refuse them all the same."""
+def test_tiles_are_offered_only_if_listed_by_linux() -> None:
+    """It may refuse them nevertheless."""
     words = set(Path("/proc/cpuinfo").read_text().split())
     runnable = {name for name, _, is_runnable in _cpu.known_variants() if is_runnable}
     assert "amx" not in runnable or {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= words

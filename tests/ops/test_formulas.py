@@ -100,7 +100,7 @@ def test_activation(k: OpTable, activation: str) -> None:
     np.testing.assert_allclose(alone, ACTIVATIONS[activation](x.astype(np.float64)), atol=1e-5)
 
 
-# What a number may lose in the cache: as a part of itself, and of the largest of its position and head.
+# Allowed loss of a number in the cache: relative to itself, and to the largest of its position and head.
 LOSSES = {
     "float32": (0, 0),
     "float16": (2**-11, 2**-24),
@@ -115,7 +115,7 @@ LOSSES = {
 @pytest.mark.parametrize("is_interleaved", [True, False])
 @pytest.mark.parametrize("block_size", [16, 4, 1])
 def test_rotation_and_store(k: OpTable, kv_dtype: str, rotary_dim: int, is_interleaved: bool, block_size: int) -> None:
-    """Each pair (a, b) at position p is turned by p * theta^(-2 i / rotary_dim); the rest stays; keys and values are at their
+    """Each pair (a, b) at position p is rotated by p * theta^(-2 i / rotary_dim); the rest stays; keys and values are at their
     slots."""
     shape = AttentionShape(2, 1, 8)
     step = HandMadeStep([(2, 5, 3), (4, 70, 1)], block_size=block_size, row_tile=k.row_tile)
@@ -153,7 +153,7 @@ def test_rotation_and_store(k: OpTable, kv_dtype: str, rotary_dim: int, is_inter
 
 @pytest.mark.parametrize("max_scores", [1 << 23, 1 << 14])
 def test_attention_in_passes(max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference's, where the scores are too many to be kept at once."""
+    """The reference's, where the scores are too many to hold at once."""
     monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
     test_attention(reference.TABLE, "float32", 70, 8, 16)
 
@@ -162,8 +162,8 @@ def test_attention_in_passes(max_scores: int, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("window", [0, 1, 70])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(8, 16), (64, 16), (20, 1), (80, 64)])
 def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_size: int) -> None:
-    """Softmax attention over each row's own keys, also when it is done in several passes; what other sequences left in the
-    cache, NaN included, does not matter."""
+    """Softmax attention over each row's own keys, also in several passes; leftovers of other sequences in the cache, NaN
+    included, do not matter."""
     shape = AttentionShape(6, 2, head_dim, window)
     sequences = [(2, 90, 40), (3, 0, 1), (5, 200, 2), (11, 0, 20)]
     step = HandMadeStep(sequences, block_size=block_size, row_tile=k.row_tile)
@@ -190,6 +190,7 @@ def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_
 
 
 def _attention_error(kv_dtype: str) -> float:
-    """Given what the cache holds. Instruction sets with products of bfloat16 pairs round queries and weights to it as well."""
+    """Return the allowed error for the contents of the cache. Instruction sets with products of bfloat16 pairs round queries
+    and weights too."""
     rounds = kv_dtype != "float32" and _cpu.has_paired_products()
     return 0.03 if rounds else 1e-5

@@ -1,4 +1,4 @@
-"""Which fused ops are taken: those that are right, with bits that depend on the row alone. On Paddle's CPU place."""
+"""Selection of fused ops: the correct ones, with bits that depend on the row alone. On Paddle's CPU place."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_candidates_are_counted_by_name() -> None:
     assert {op: tuple(each.name for each in found) for op, found in CANDIDATES.items()} == OP_CANDIDATES
 
 
-def test_what_this_place_takes() -> None:
-    """Paddle 3.3.1 has no kernel of one of them for the CPU. What the others give depends on the processor: each is the first
-    of its op that was not left."""
+def test_ops_taken_on_the_cpu_place() -> None:
+    """Paddle 3.3.1 has no CPU kernel of one of them. The results of the others depend on the processor: each is the first of
+    its op that was not rejected."""
     PaddleDevice("cpu")
     places = np.arange(48)
     tables = np.cos(np.outer(places, np.linspace(1, 0.1, 16))).astype(np.float32), np.zeros((48, 16), np.float32)
@@ -81,8 +81,8 @@ def test_the_first_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     assert reasons["placed"][1]
 
 
-def test_where_none_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only numbers that are right but for their last bits can be allowed."""
+def test_no_candidate_is_correct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only results that are correct except for their last bits can be allowed."""
     with pytest.raises(choice.NoCandidateError, match=r"^wrong: 64 inputs, .*; variant: .* other bits among 16$"):
         choose(monkeypatch, WRONG, VARIANT)
     assert choose(monkeypatch, WRONG, VARIANT, allows_variant=True).taken == {"linear": "variant"}
@@ -90,7 +90,7 @@ def test_where_none_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
         choose(monkeypatch, WRONG, FAILING, allows_variant=True)
 
 
-def test_a_device_that_draws_wrongly_leaves_it_to_the_host() -> None:
+def test_wrong_device_sampler_is_replaced_by_the_host() -> None:
     """It takes the last one of equal logits."""
 
     def last(inputs: Any, logits: paddle.Tensor) -> paddle.Tensor:
@@ -122,7 +122,7 @@ def test_columns_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("are_neighbours", [False, True])
 def test_rotation_as_paddle_documents_it(monkeypatch: pytest.MonkeyPatch, are_neighbours: bool) -> None:
-    """The op has no kernel for the CPU: what its manual says of it stands in for it, and shows that the angles are meant so."""
+    """The op has no CPU kernel: an implementation of its documentation replaces it and confirms the meaning of the angles."""
 
     def documented(q: paddle.Tensor, *, sin: paddle.Tensor, cos: paddle.Tensor, use_neox_rotary_style: bool) -> Any:
         if use_neox_rotary_style:

@@ -1,4 +1,4 @@
-"""Linears over int8 and int4 weights: exact integers, what quantization costs, and a row's independence of its company."""
+"""Linears over int8 and int4 weights: exact integers, the error of quantization, and a row's independence of other rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_sums_are_exact(k: OpTable, format: WeightFormat, shape: tuple[int, int]
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 def test_extreme_values(k: OpTable, format: WeightFormat) -> None:
     """The largest integers of both signs everywhere, rows of zero, of tiny and of huge values; rows with NaN and infinity give
-    NaN and leave the others alone."""
+    NaN and do not affect the others."""
     num_inputs, num_outputs = 264, 20
     weight = integers.random_weight(num_outputs, num_inputs, format)
     low, high = (-128, 127) if format.kind == "int8" else (0, 15)
@@ -126,7 +126,7 @@ def test_quantized_weights_are_laid_out_as_they_are(k: OpTable, format: WeightFo
 
 
 def unpacked(weight: PackedWeight, format: WeightFormat, num_outputs: int, num_inputs: int) -> np.ndarray:
-    """The numbers that packed weights stand for."""
+    """Return the numbers that packed weights represent."""
     num_panels = -(-num_outputs // 16)
     quads = weight.values.numpy().reshape(num_panels, -1, 16, 4)
     zero = 128
@@ -149,8 +149,8 @@ def unpacked(weight: PackedWeight, format: WeightFormat, num_outputs: int, num_i
 
 @pytest.mark.parametrize("format", QUANTIZING, ids=named)
 def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
-    """Weights, any strides; the error is as small as the format allows: half a step of int8, less than half of int4 on
-    average. Zeros, an output that is all zero and tiny ones stay what they are."""
+    """Any weights and strides; the error is as small as the format allows: half a step of int8, less than half of int4 on
+    average. Zeros, an output of zeros and tiny ones stay the same."""
     weight = random(37, 300, seed=3)
     weight[3], weight[4] = 0, 1e-35
     weight[5, :200] = 0
@@ -174,7 +174,7 @@ def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZING, ids=named)
-def test_what_other_tables_keep_is_rounded_alike(format: WeightFormat) -> None:
+def test_other_tables_round_weights_alike(format: WeightFormat) -> None:
     weight = random(37, 300, seed=3)
     with table(f"{_cpu.variants()[-1]}-1") as k:
         kept = linear_of(k, weight, format).weight
@@ -183,7 +183,7 @@ def test_what_other_tables_keep_is_rounded_alike(format: WeightFormat) -> None:
     np.testing.assert_array_equal(values_of(found), unpacked(kept, format, 37, 300))
 
 
-def test_a_weight_of_another_format_is_quantized_anew() -> None:
+def test_weight_of_another_format_is_requantized() -> None:
     with table(f"{_cpu.variants()[-1]}-1") as k:
         weight = integers.random_weight(37, 300, WeightFormat("int4", 32, True))
         found = linear_of(k, weight, WeightFormat("int8", 64)).weight
@@ -204,8 +204,8 @@ def test_a_row_is_the_same_in_any_company(k: OpTable, format: WeightFormat, shap
 
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 @pytest.mark.parametrize("shape", [(64, 192), (300, 37), (1096, 100)], ids=str)
-def test_every_variant_with_fused_operations_gives_the_same_bits(format: WeightFormat, shape: tuple[int, int]) -> None:
-    """However many rows there are: sums are whole numbers, and what comes after them is the same."""
+def test_variants_with_fma_give_the_same_bits(format: WeightFormat, shape: tuple[int, int]) -> None:
+    """For any number of rows: sums are integers, and the operations after them are the same."""
     num_inputs, num_outputs = shape
     weight, x = integers.random_weight(num_outputs, num_inputs, format), random(130, num_inputs)
     found = []

@@ -1,5 +1,4 @@
-"""A row's bits depend on that row alone: every op gives a row alone, in any batch, at any place and in any chunk the same
-bits."""
+"""A row's bits depend on that row alone: every op gives the same bits alone, in any batch, at any place and in any chunk."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def norm_of(k: OpTable, width: int) -> RowOp:
 
 
 def assert_row_alone(op: RowOp, rows: np.ndarray, row_tile: int) -> None:
-    """Each row at several places of batches of several sizes, among other rows each time."""
+    """Check each row at several places of batches of several sizes, among other rows each time."""
     whole = op(paddle.to_tensor(rows)).numpy()
     assert len(whole) == NUM_ROWS
     generator = np.random.default_rng(3)
@@ -102,7 +101,7 @@ SHAPES = [
     ("shape", "block_size"), [*((shape, 16) for shape in SHAPES), (SHAPES[0], 8), (SHAPES[4], 32)], ids=str
 )
 def test_attention_and_rotation(k: OpTable, kv_dtype: str, shape: AttentionShape, block_size: int) -> None:
-    """A prompt in one step, in chunks of several sizes, token by token, and in company: the same queries, keys, values and
+    """A prompt in one step, in chunks of several sizes, token by token, and with others: the same queries, keys, values and
     attention."""
     length, slot = 150, 3
     run = partial(run_attention, k, shape, block_size, kv_dtype)
@@ -121,7 +120,7 @@ def test_attention_and_rotation(k: OpTable, kv_dtype: str, shape: AttentionShape
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4], SHAPES[6]], ids=str)
 def test_kept_rows(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
-    """Attention of the rows that are kept, and what else is kept of them, is that of all rows."""
+    """Attention and other results of the kept rows equal those of all rows."""
     sequences = [(3, 0, 100), (1, 70, 9), (7, 200, 1), (9, 3, 17), (4, 0, 40)]
     step = HandMadeStep(sequences, row_tile=k.row_tile)
     cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
@@ -146,7 +145,7 @@ def test_kept_rows(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
 def run_attention(
     k: OpTable, shape: AttentionShape, block_size: int, kv_dtype: str, steps: list[list[tuple[int, int, int]]]
 ) -> np.ndarray:
-    """Attention of the first sequence's rows over all steps. A row's input depends on its slot and position alone."""
+    """Return attention of the first sequence's rows over all steps. A row's input depends on its slot and position alone."""
     step = HandMadeStep(steps[0], block_size=block_size, row_tile=k.row_tile)
     cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
     norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)

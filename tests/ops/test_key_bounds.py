@@ -1,5 +1,6 @@
-"""Rows that see other keys than those up to themselves: as the formula says, with the same bits in any chunks and company,
-and where bounds say what is so anyway, the bits of rows without any."""
+"""Rows with bounds on the keys that they see: as the formula says, with the same bits in any chunks and batches; bounds that
+equal the causal ones give the bits of rows without any.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def causal(length: int = LENGTH) -> np.ndarray:
 
 
 def spans() -> np.ndarray:
-    """Two pictures that see all of themselves, [20, 52) and [70, 141), the second of them nothing before token 66; text behind
-    it sees nothing before 5."""
+    """Return bounds of two pictures that see all of themselves, [20, 52) and [70, 141), the second one nothing before token 66;
+    text after it sees nothing before 5."""
     bounds = causal()
     bounds[20:52, 1], bounds[70:141, 1] = 51, 140
     bounds[70:141, 0], bounds[141:, 0] = 66, 5
@@ -44,7 +45,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def attended(
     k: OpTable, kv_dtype: str, shape: AttentionShape, block_size: int, bounds: np.ndarray | None, steps: list[Sequences]
 ) -> np.ndarray:
-    """Attention of the first sequence's rows over all steps, all keys being in the cache from the beginning."""
+    """Return attention of the first sequence's rows over all steps, with all keys in the cache from the beginning."""
     step = HandMadeStep(steps[0], block_size=block_size, row_tile=k.row_tile)
     if bounds is not None:
         step.bound(SLOT, bounds)
@@ -112,7 +113,7 @@ def test_same_bits_in_any_chunks(k: OpTable, kv_dtype: str, shape: AttentionShap
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES_OF_TWO, indirect=["k"])
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_causal_bounds_change_no_bit(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
-    """Nor do those of others: rows behind a prompt that had some are as any."""
+    """Nor do those of other sequences: rows after a prompt with bounds are like any."""
     run = partial(attended, k, kv_dtype, shape, 16)
     steps = [[(SLOT, 0, 120), *COMPANY], [(SLOT, 120, 29), (7, 201, 1)], [(SLOT, 149, 1)]]
     plain = run(None, steps)

@@ -1,4 +1,4 @@
-"""Latent attention and the small products of each head: formulas in float64, and a row's bits by itself in any company."""
+"""Latent attention and the small products of each head: formulas in float64, and a row's bits independent of other rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = [
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
 @pytest.mark.parametrize(("shape", "block_size", "is_interleaved"), [(SHAPES[0], 16, True), (SHAPES[1], 1, False)])
 def test_formula(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: int, is_interleaved: bool) -> None:
-    """Cached latents, and softmax attention over them; leftovers of others, NaN included, do not matter."""
+    """Cached latents and softmax attention over them; leftovers of other sequences, NaN included, do not matter."""
     rows = LatentRows(k, shape, block_size, kv_dtype, is_interleaved)
     slot, length = 3, 130
     found, cache, step = rows.run_in_cache([[(slot, 0, 40)], [(slot, 40, 90), (5, 0, 30)]])
@@ -59,7 +59,7 @@ def test_formula(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: int,
 @pytest.mark.parametrize(("k", "kv_dtype"), [cache for cache in CACHES if not cache[0].endswith("-1")], indirect=["k"])
 @pytest.mark.parametrize(("shape", "block_size"), [(shape, 16) for shape in SHAPES[:3]] + [(SHAPES[3], 8)], ids=str)
 def test_row_alone(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: int) -> None:
-    """A prompt in one step, in chunks, token by token and in company."""
+    """A prompt in one step, in chunks, token by token and with others."""
     length, slot = 134, 3
     run = LatentRows(k, shape, block_size, kv_dtype).run
     whole = run([[(slot, 0, length)]])
@@ -75,8 +75,8 @@ def test_row_alone(k: OpTable, kv_dtype: str, shape: LatentShape, block_size: in
 
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str) -> None:
-    """A few long contexts: their splits are tasks where threads would idle otherwise, or the heads are shared out."""
+def test_long_contexts_with_any_threads(variant: str, kv_dtype: str) -> None:
+    """A few long contexts: their splits are tasks where threads would idle otherwise, or the heads are distributed."""
     results = []
     for threads in (1, 2, 8):
         with table(f"{variant}-{threads}") as k:
@@ -89,8 +89,8 @@ def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str) -
 
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-def test_drafts_behind_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str) -> None:
-    """A row with its drafts, over the end of a split that the first of them do not see."""
+def test_drafts_after_long_contexts_with_any_threads(variant: str, kv_dtype: str) -> None:
+    """A row with its drafts, across the end of a split that the first of them do not see."""
     results = []
     for threads in (1, 2):
         with table(f"{variant}-{threads}") as k:
@@ -103,7 +103,7 @@ def test_drafts_behind_long_contexts_with_any_number_of_threads(variant: str, kv
 @pytest.mark.parametrize("format", [FLOAT32, BFLOAT16], ids=lambda format: format.kind)
 @pytest.mark.parametrize(("num_inputs", "num_outputs", "is_turned"), [(11, 37, True), (64, 24, False)])
 def test_head_linear(k: OpTable, format: WeightFormat, num_inputs: int, num_outputs: int, is_turned: bool) -> None:
-    """Three heads, each with its own part of the weight; numbers behind a head's inputs do not count."""
+    """Three heads, each with its own part of the weight; numbers past a head's inputs do not count."""
     other, stride, heads = 5, num_inputs + 3, 3
     size = num_inputs if is_turned else num_outputs
     weight = random(heads * (size + other), num_outputs if is_turned else num_inputs, seed=1)

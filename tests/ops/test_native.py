@@ -1,4 +1,4 @@
-"""Properties of the native table alone: any number of threads gives the same bits, long contexts are cut for the threads,
+"""Properties of the native table alone: any number of threads gives the same bits, long contexts are split for the threads,
 buffers of a recording do not overlap.
 """
 
@@ -29,7 +29,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(300, 200), (64, 1031), (1024, 48)])
 def test_linear_with_any_number_of_threads(variant: str, num_inputs: int, num_outputs: int) -> None:
-    """Also over and over, while threads fall asleep and wake."""
+    """Repeated while threads fall asleep and wake."""
     module = Linear(("w",), num_inputs, (num_outputs,))
     x = random(400, num_inputs)
     with table(f"{variant}-1"):
@@ -45,7 +45,7 @@ def test_linear_with_any_number_of_threads(variant: str, num_inputs: int, num_ou
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [AttentionShape(6, 1, 24), AttentionShape(4, 1, 64, 200), AttentionShape(4, 4, 32)], ids=str)
-def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str, shape: AttentionShape) -> None:
+def test_long_contexts_with_any_threads(variant: str, kv_dtype: str, shape: AttentionShape) -> None:
     """A few long contexts: their splits are tasks where threads would idle otherwise."""
     results = []
     for threads in (1, 2, 8):
@@ -63,8 +63,8 @@ def test_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str, s
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [AttentionShape(6, 1, 24), AttentionShape(4, 1, 64, 200)], ids=str)
-def test_drafts_behind_long_contexts_with_any_number_of_threads(variant: str, kv_dtype: str, shape: AttentionShape) -> None:
-    """A row with its drafts, over the end of a split that the first of them do not see."""
+def test_drafts_after_long_contexts_with_any_threads(variant: str, kv_dtype: str, shape: AttentionShape) -> None:
+    """A row with its drafts, across the end of a split that the first of them do not see."""
     results = []
     for threads in (1, 2):
         with table(f"{variant}-{threads}"):
@@ -83,8 +83,8 @@ def test_drafts_behind_long_contexts_with_any_number_of_threads(variant: str, kv
 def test_values_that_no_neighbour_sees_are_kept_out(
     variant: str, kv_dtype: str, group: int, block_size: int, window: int
 ) -> None:
-    """Also NaN, of the same prompt: it reaches the rows that see it and, as a weight of zero, those that are multiplied with
-    them, 16 queries at most; with a window it leaves again."""
+    """Also NaN of the same prompt: it reaches the rows that see it and, as a weight of zero, at most 16 queries that are
+    multiplied with them; with a window it leaves again."""
     shape = AttentionShape(group, 1, 32, window)
     step = HandMadeStep([(3, 0, 150)], block_size=block_size, row_tile=1)
     keys, values = step.numbers(1, 32)
@@ -126,7 +126,7 @@ def test_memory_starts_at_a_cache_line() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(1, 9)), max_size=40))
-def test_buffers_that_live_at_the_same_time_do_not_overlap(drawn: list[tuple[int, int, int]]) -> None:
+def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]]) -> None:
     lives = [(first, first + length, size * 64) for first, length, size in sorted(drawn)]
     offsets, num_bytes = place(lives)
     spans = [(*life, offset) for life, offset in zip(lives, offsets, strict=True)]
@@ -145,6 +145,6 @@ def test_buffers_that_live_at_the_same_time_do_not_overlap(drawn: list[tuple[int
         ((0, 0, 0, 0, 0, 1.0, 1 << 63, 0, 1), f"argument 6 is {1 << 63}"),
     ],
 )
-def test_wrong_arguments_are_said(arguments: tuple[Any, ...], said: str) -> None:
+def test_invalid_arguments_are_named(arguments: tuple[Any, ...], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         _cpu.rms_norm(*arguments)

@@ -1,4 +1,4 @@
-"""The pool of a rank: alone, at full speed, without Python; and what it wakes its threads for."""
+"""The thread pool of a rank: alone, at full speed, without Python; and the work that wakes its threads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_task_runs_once_and_is_finished(tmp_path: Path) -> None:
     assert printed == "0 wrong of 40000\n"
 
 
-def test_a_thread_that_sleeps_is_woken_for_much_work_alone() -> None:
+def test_sleeping_thread_wakes_only_for_much_work() -> None:
     """Steps of a small model leave the other cores to the engine's other processes."""
     done = subprocess.run([sys.executable, "-c", WAKE], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.stdout == "as it should be\n", done.stderr

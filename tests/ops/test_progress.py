@@ -1,4 +1,4 @@
-"""Long ops of the reference report that they get on."""
+"""Long ops of the reference report progress."""
 
 from __future__ import annotations
 

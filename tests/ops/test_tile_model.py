@@ -26,7 +26,7 @@ def header(kind: int, rows: int, a_rows: int, steps: int, columns: int) -> bytes
 
 
 def results(program: Path, tmp_path: Path, kind: int, cases: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[bytes]:
-    """The sums of each case's (sums, A, B)."""
+    """Return the sums of each case's (sums, A, B)."""
     file, content, places = tmp_path / "cases", b"", []
     for sums, a, b in cases:
         content += header(kind, len(sums), len(a), len(b), sums.shape[1])
@@ -40,8 +40,8 @@ def results(program: Path, tmp_path: Path, kind: int, cases: list[tuple[np.ndarr
 
 
 def bfloat16_cases() -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Numbers of one size; of very different ones, so that most are lost in the sum; around the least normal number, where what
-    is smaller is 0 before and after each operation; and so large that sums become infinite or, of both signs, no number."""
+    """Yield numbers of one size; of very different ones, so that most are lost in the sum; around the least normal number,
+    where smaller ones are 0 before and after each operation; and so large that sums become infinite or NaN."""
     generator = np.random.default_rng(1)
     cases = []
     for rows, steps, columns in SIZES:
@@ -65,7 +65,7 @@ def test_products_of_bfloat16(program: Path, tmp_path: Path) -> None:
 
 
 def test_products_of_bytes(program: Path, tmp_path: Path) -> None:
-    """All bytes, sums that wrap around, and the largest of all everywhere."""
+    """All bytes, sums that wrap around, and the largest everywhere."""
     generator = np.random.default_rng(1)
     cases = []
     for rows, steps, columns in SIZES:
@@ -77,8 +77,8 @@ def test_products_of_bytes(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 4, 5, 6), (17, 17, 4, 4), (4, 4, 17, 4), (4, 4, 4, 17)], ids=str)
-def test_what_the_processor_refuses_ends_the_program(program: Path, tmp_path: Path, size: tuple[int, int, int, int]) -> None:
-    """Tiles whose rows do not meet, and what is larger than a tile."""
+def test_invalid_tiles_end_the_program(program: Path, tmp_path: Path, size: tuple[int, int, int, int]) -> None:
+    """Tiles with rows that do not match, and sizes beyond a tile."""
     rows, a_rows, steps, columns = size
     file = tmp_path / "case"
     file.write_bytes(header(0, *size) + bytes(4 * (rows * columns + a_rows * steps + steps * columns)))

@@ -1,4 +1,4 @@
-"""Linears in the processor's tiles, or in the model of them: the bits of bfloat16 are those of the manual's formula."""
+"""Linears in the processor's tiles, or in the model of them: the bits of bfloat16 equal the manual's formula."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_bits_of_bfloat16(variant: str, num_inputs: int, num_outputs: int) -> No
 
 
 @pytest.mark.parametrize("variant", TILED)
-def test_what_is_no_normal_number(variant: str) -> None:
-    """Denormal activations and weights are 0. A row with NaN or infinity gives NaN or infinity where its formula does, and
-    leaves the others alone, also where its inputs fill no tile; so does an output with infinite weights, in the panel that
-    lies behind those lines."""
+def test_denormal_and_infinite_numbers(variant: str) -> None:
+    """Denormal activations and weights are 0. A row with NaN or infinity gives NaN or infinity where its formula does and does
+    not affect the others, also where its inputs fill no tile; so does an output with infinite weights, in the panel after those
+    lines."""
     num_inputs, num_outputs = 70, 40
     weight, x = random(num_outputs, num_inputs, seed=1), random(9, num_inputs)
     weight[3], weight[5, 2], weight[20] = 1e-39, 0, np.inf

@@ -1,4 +1,4 @@
-"""Work of ops in profiles: bytes that must move once and arithmetic, in the step at hand."""
+"""Work of ops in profiles: bytes that must move once, and arithmetic, in the present step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_bytes_of_anything() -> None:
     assert bytes_of(array_of(np.zeros(100, np.uint8))) == 100
 
 
-def test_a_linear_reads_its_weights_once_and_each_row_once() -> None:
+def test_linear_reads_weights_and_rows_once() -> None:
     counts = np.array([2], np.int32)
     recording = Recording()
     k = make_table(recording)

@@ -9,7 +9,7 @@ LEAST_NORMAL = 2.0**-126
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16, the even one of two that are as near; denormal numbers are 0."""
+    """Return the nearest bfloat16, the even one of two at equal distance; denormal numbers are 0."""
     bits = values.view(np.uint32).astype(np.uint64)
     nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(bits & 0x7F800000 == 0, np.uint16(0), nearest)
@@ -20,12 +20,12 @@ def widened(bits: np.ndarray) -> np.ndarray:
 
 
 def flushed(values: np.ndarray) -> np.ndarray:
-    """Denormal numbers are 0, of their sign."""
+    """Replace denormal numbers by 0 of their sign."""
     return np.where(np.abs(values) < LEAST_NORMAL, np.copysign(0, values), values).astype(np.float32)
 
 
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a b + c, rounded once to float32: the product of two bfloat16 is exact in float64, and where its sum with c is not, it
+    """Return a b + c, rounded once to float32: the product of two bfloat16 is exact in float64; where its sum with c is not, it
     is made odd in its last place, so that the second rounding goes the way of the exact sum."""
     product, addend = a.astype(np.float64) * b, np.broadcast_arrays(c.astype(np.float64), a * b)[0]
     total = product + addend
@@ -37,7 +37,8 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def dot_bfloat16(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """c [rows, columns], a [rows, steps, 2] and b [steps, columns, 2], float32 whose values are bfloat16."""
+    """Return c [rows, columns] plus the products of a [rows, steps, 2] and b [steps, columns, 2], float32 with bfloat16
+    values."""
     a, b = flushed(a), flushed(b)
     chains = np.zeros((*c.shape, 2), np.float32)
     for step in range(len(b)):
@@ -47,14 +48,14 @@ def dot_bfloat16(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def dot_int8(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """c int32 [rows, columns], a int8 [rows, steps, 4] and b int8 [steps, columns, 4]."""
+    """Return c int32 [rows, columns] plus the products of a int8 [rows, steps, 4] and b int8 [steps, columns, 4]."""
     products = np.einsum("rsk,sck->rc", a.astype(np.int64), b.astype(np.int64))
     return (c + products).astype(np.int32)
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Compute a linear with bfloat16 weights [out, in] and float32 rows [rows, out]: in steps of 32 inputs, the last one filled
-    up with zeros."""
+    """Compute a linear with bfloat16 weights [out, in] and float32 rows [rows, out]: in steps of 32 inputs, the last one padded
+    with zeros."""
     rows, inputs = x.shape
     padded = -(-inputs // STEP_INPUTS) * STEP_INPUTS
     a, b = np.zeros((rows, padded), np.float32), np.zeros((padded, len(weight)), np.float32)

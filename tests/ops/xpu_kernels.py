@@ -1,7 +1,7 @@
-"""The kernels that Paddle has for Kunlun XPUs (KL3), by the names and types of its own list, as far as our ops come near them.
+"""The kernels that Paddle has for Kunlun XPUs (KL3), by the names and types of its own list, as far as they relate to our ops.
 
 From paddle/phi/backends/xpu/xpu3_op_list.cc of PaddlePaddle/Paddle at 007a3de384d295bdd9e5dace96a4c0fc2e68ee88, which is older
-than the release that is used. What is not here is to be looked up there before it is added.
+than the release that is used. Look up an op there before adding it here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LISTED = {
     "where": f"{_ORDERED} float64",
 }
 
-# What Paddle calls its kernels (its own table of names, op_compat.yaml), where the list has another name.
+# Paddle's kernel names (from its op_compat.yaml) where they differ from those of the list.
 _NAMES = {
     "add": "elementwise_add",
     "add_n": "sum",

@@ -1,4 +1,4 @@
-"""Fixtures of the shared-memory tests: a run id whose segments are gone afterwards."""
+"""Fixtures of the shared-memory tests: a run id; its segments are removed afterwards."""
 
 from __future__ import annotations
 

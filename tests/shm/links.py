@@ -33,7 +33,7 @@ class MailboxLink:
         return [payload for _, payload in self.reader.receive(max_records)]
 
     def views(self) -> tuple[memoryview, StructView, StructView, int]:
-        """The segment, its writer and reader line, and where the data begins: for tests that damage or inspect them."""
+        """Return the segment, its writer and reader line, and the offset of the data, for tests that damage or inspect them."""
         buffer = Segment.attach(segment_name(self.run_id, MAILBOX_KIND, "receiver")).buffer
         (ring,) = ring_offsets(buffer)
         reader = StructView("ReaderLine", buffer, ring + READER_OFFSET)

@@ -1,8 +1,8 @@
 """The other processes of the stress tests: `python -m tests.shm.peers <peer> <arguments>`.
 
-The peers that get killed are forked by a nursery process, which is much quicker than to start an interpreter for each life, so
-that a test can afford hundreds of deaths. Progress is told through words of a memory file ("board"), because a process that is
-killed at any moment can tell it in no other way.
+Peers that get killed are forked by a nursery process, which is much faster than starting an interpreter for each life, so a
+test can afford hundreds of deaths. They report progress through words of a memory file ("board"), the only way for a process
+that is killed at any moment.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ LARGE = 40_000  # bytes: with a checksum and a copy of this size, most kills fal
 
 
 def record(epoch: int, number: int, size: int) -> bytes:
-    """A record of about `size` bytes that can be checked: checksum, then epoch and number over and over."""
+    """Return a record of about `size` bytes that can be checked: checksum, then epoch and number over and over."""
     body = (epoch.to_bytes(4, "little") + number.to_bytes(8, "little")) * (1 + size // 12)
     return zlib.crc32(body).to_bytes(4, "little") + body
 
 
 def check(payload: bytes) -> tuple[int, int]:
-    """(epoch, number) of a record, whole."""
+    """Return (epoch, number) of a record, after checking that it is complete."""
     if zlib.crc32(payload[4:]) != int.from_bytes(payload[:4], "little"):
         raise AssertionError(f"a corrupt record of {len(payload)} bytes")
     return int.from_bytes(payload[4:8], "little"), int.from_bytes(payload[8:16], "little")
 
 
 def send(try_send: Callable[[bytes], bool], payload: bytes) -> None:
-    """Until it is accepted; the processor goes to the reader in between."""
+    """Send until it is accepted, yielding the processor to the reader in between."""
     while not try_send(payload):
         os.sched_yield()
 
 
 def sizes(seed: int, largest: int) -> Callable[[], int]:
-    """Mostly small, sometimes as large as it gets."""
+    """Yield mostly small sizes, sometimes the maximum."""
     draw = random.Random(seed)
     return lambda: draw.choice((0, 16, 100, 1000, draw.randrange(largest)))
 
@@ -67,7 +67,7 @@ def stream_to_broadcast(run_id: str, num_records: str) -> None:
 
 
 def echo(run_id: str, num_records: str) -> None:
-    """Answers each record, sleeping on the doorbell in between; exits with 1 where many wakes came late."""
+    """Answer each record, sleeping on the doorbell in between; exit with 1 where many wakes came late."""
     mailbox = Mailbox.attach(run_id, "echo", 1)
     sender = MailboxSender.attach(run_id, "caller", "echo", 1)
     for _ in range(int(num_records)):
@@ -79,7 +79,7 @@ def echo(run_id: str, num_records: str) -> None:
 
 
 def nursery(live: Callable[[int], None], num_lives: int, seed: int, progress: Callable[[], int]) -> None:
-    """Fork `live(epoch)`, let it get something done, kill it within a millisecond or two; again."""
+    """Fork `live(epoch)`, let it do some work, kill it within a millisecond or two; repeat."""
     draw = random.Random(seed)
     for epoch in range(1, num_lives + 1):
         before = progress()
@@ -97,7 +97,7 @@ def nursery(live: Callable[[int], None], num_lives: int, seed: int, progress: Ca
 
 
 def dying_writers(run_id: str, board_fd: str, num_lives: str) -> None:
-    """Each life sends numbered records without end and notes on the board, at word `epoch`, the last one accepted."""
+    """Each life sends numbered records without end and writes the last accepted one to the board, at word `epoch`."""
     board = MemoryFile.from_fd(int(board_fd), BOARD_BYTES).buffer
 
     def live(epoch: int) -> None:
@@ -114,8 +114,8 @@ def dying_writers(run_id: str, board_fd: str, num_lives: str) -> None:
 
 
 def dying_readers(run_id: str, board_fd: str, num_lives: str) -> None:
-    """Each life takes records one by one and checks that they go on; the board has at word 1 the last number taken and at
-    word 2 how many records were lost in a reader's hands."""
+    """Each life takes records one by one and checks that their numbers continue; the board has the last number taken at word 1,
+    and at word 2 how many records were lost with a reader."""
     board = MemoryFile.from_fd(int(board_fd), BOARD_BYTES).buffer
 
     def live(epoch: int) -> None:
@@ -138,8 +138,8 @@ def dying_readers(run_id: str, board_fd: str, num_lives: str) -> None:
 
 
 def dying_broadcast_readers(run_id: str, board_fd: str, num_lives: str) -> None:
-    """Reader 1 of a broadcast ring: each life must see whole records without a gap from the one it joined at; between two lives
-    it is evicted, as the supervisor does."""
+    """Reader 1 of a broadcast ring: each life must see complete records without a gap from the one it joined at; between two
+    lives it is evicted, as the supervisor does."""
     board = MemoryFile.from_fd(int(board_fd), BOARD_BYTES).buffer
     supervisor = BroadcastWriter.attach(run_id, "sender", 1)
 

@@ -32,7 +32,7 @@ def test_benchmark_measures_every_route_at_every_size() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"), [(["--sizes", "4"], "--sizes at least 8"), (["--check", "--sizes", "64"], "--check needs 256")]
 )
-def test_wrong_options_are_said(arguments: list[str], message: str) -> None:
+def test_invalid_options_are_named(arguments: list[str], message: str) -> None:
     done = subprocess.run([*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert message in done.stderr

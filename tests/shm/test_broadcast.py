@@ -34,7 +34,7 @@ def test_every_reader_gets_every_record(run_id: str) -> None:
         assert [reader.receive() for reader in readers] == [[b"%d" % number]] * 2
 
 
-def test_without_readers_records_go_to_nobody(run_id: str) -> None:
+def test_records_without_readers_are_dropped(run_id: str) -> None:
     writer = open_writer(run_id)
     assert writer.active_readers() == []
     for _ in range(100):
@@ -84,7 +84,7 @@ def test_evicted_reader_frees_the_writer_and_learns_of_it(run_id: str) -> None:
         slow.receive()
 
 
-def test_replaced_reader_learns_of_it_and_the_new_one_joins(run_id: str) -> None:
+def test_replaced_reader_gets_an_error(run_id: str) -> None:
     writer = open_writer(run_id)
     old = open_reader(run_id, 0, epoch=1)
     fill(writer)
@@ -132,7 +132,7 @@ def test_places_are_checked(run_id: str) -> None:
 
 
 def test_reader_overtaken_while_copying_gets_an_error(run_id: str) -> None:
-    """Taken for dead, evicted, and the writer goes round: what it holds now is not what it was sent."""
+    """A reader that was evicted as dead copies while the writer overwrites the record."""
     writer = open_writer(run_id)
     slow = open_reader(run_id, 0)
     writer.try_send(b"first")
@@ -144,8 +144,8 @@ def test_reader_overtaken_while_copying_gets_an_error(run_id: str) -> None:
         slow.receive()
 
 
-def test_a_reader_is_rung_for_something_else(run_id: str) -> None:
-    """It sleeps until a record comes or the word that it watches changes, whichever is first."""
+def test_reader_wakes_when_its_watched_word_changes(run_id: str) -> None:
+    """It sleeps until a record comes or the watched word changes, whichever is first."""
     writer, word = open_writer(run_id), memoryview(bytearray(16))
     reader, bells = open_reader(run_id, 1), ReaderBells(run_id, "scheduler", [0, 1])
     reader.watch(word, 8, 0)

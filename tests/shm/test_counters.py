@@ -1,4 +1,4 @@
-"""The counters file: rows, cells, histograms, actor table and error log, for writers and for whoever looks on."""
+"""The counters file: rows, cells, histograms, actor table and error log, for writers and read-only readers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_histogram_counts_up_to_and_with_its_bounds(counters: Counters) -> None:
     assert counters.histogram("latency_seconds", "api1").count == 0
 
 
-def test_wrong_names_are_errors_that_say_so(counters: Counters) -> None:
+def test_unknown_names_are_errors(counters: Counters) -> None:
     with pytest.raises(SharedMemoryError, match="supervisor has no metric requests_total"):
         counters.counter("requests_total", "supervisor")
     with pytest.raises(SharedMemoryError, match=r"no metric responses_total with labels {'status': '3xx'}"):
@@ -167,7 +167,7 @@ def test_error_log_counts_distinct_errors(counters: Counters) -> None:
     assert 0 < twice.first_ns <= entries["api0", "peer left"].first_ns <= twice.last_ns
 
 
-def test_error_log_goes_on_after_a_restart(counters: Counters) -> None:
+def test_error_log_continues_after_a_restart(counters: Counters) -> None:
     counters.errors.record("api0", "boom")
     Counters.attach(counters.run_id).errors.record("api0", "boom")
     assert [(entry.text, entry.count) for entry in counters.errors.entries()] == [("boom", 2)]
@@ -190,7 +190,7 @@ def test_long_and_odd_error_texts_are_cut_not_refused(counters: Counters) -> Non
     assert entries == {"æ" * 243: 2, "a b": 2, "lone ? surrogate": 2, "": 2}
 
 
-def test_counting_goes_on_where_a_killed_actor_stopped(counters: Counters) -> None:
+def test_counting_continues_after_a_kill(counters: Counters) -> None:
     program = (
         "import os, sys\nfrom shm.counters import Counters\ncounters = Counters.attach(sys.argv[1])\n"
         "counters.counter('requests_total', 'api0').add(5)\ncounters.histogram('latency_seconds', 'api0').observe(0.5)\n"
@@ -202,7 +202,7 @@ def test_counting_goes_on_where_a_killed_actor_stopped(counters: Counters) -> No
         assert counters.histogram("latency_seconds", "api0").count == life
 
 
-def test_file_of_a_dead_engine_can_be_read_by_run_or_path(run_id: str) -> None:
+def test_file_of_a_dead_engine_is_readable(run_id: str) -> None:
     program = (
         "import os, sys\nfrom shm.counters import Counters\nfrom tests.shm.test_counters import ACTORS, METRICS\n"
         "counters = Counters.create(sys.argv[1], ACTORS, METRICS.__getitem__)\n"
@@ -216,8 +216,8 @@ def test_file_of_a_dead_engine_can_be_read_by_run_or_path(run_id: str) -> None:
         assert not looking.segment.owner.is_alive()
 
 
-def test_counters_read_while_they_are_written_only_grow(counters: Counters) -> None:
-    """And each histogram's count is that of its buckets, however the reads fall between the stores."""
+def test_concurrent_reads_never_decrease(counters: Counters) -> None:
+    """Each histogram's count equals the sum of its buckets, however reads fall between the stores."""
     program = (
         "import sys\nfrom shm.counters import Counters\ncounters = Counters.attach(sys.argv[1])\n"
         "requests = counters.counter('requests_total', 'api0')\nlatency = counters.histogram('latency_seconds', 'api0')\n"
@@ -244,8 +244,8 @@ def test_counters_read_while_they_are_written_only_grow(counters: Counters) -> N
             writer.kill()
 
 
-def test_file_describes_itself_to_a_reader_without_our_code(counters: Counters) -> None:
-    """By the diagrams of native/layout.h alone: header, then JSON, then words."""
+def test_file_is_self_describing(counters: Counters) -> None:
+    """The diagrams of native/layout.h suffice: header, then JSON, then words."""
     counters.counter("requests_total", "api1").add(4)
     path = DIRECTORY / segment_name(counters.run_id, "counters", "main")[1:]
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -259,8 +259,8 @@ def test_file_describes_itself_to_a_reader_without_our_code(counters: Counters) 
         assert struct.unpack_from("<q", data, row["offset"]) == (4,)
 
 
-def test_who_counts_reads_its_own_rows_alone(counters: Counters) -> None:
-    """Six processes attach at every start, and there are a thousand rows: what is damaged elsewhere is not even seen."""
+def test_writer_reads_only_its_own_rows(counters: Counters) -> None:
+    """Six processes attach at every start, and there are a thousand rows: damage in the rows of others is not even seen."""
     with counters.segment.buffer[:] as buffer:
         where = bytes(buffer).index(b'"actor": "api1"')
         buffer[where : where + 15] = bytes(15)

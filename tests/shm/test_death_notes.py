@@ -1,4 +1,4 @@
-"""Death notes: what was in hands at a death is known to the next life, and to the supervisor."""
+"""Death notes: the next life and the supervisor know which file a process was decoding when it died."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_id() -> Iterator[str]:
     unlink_segment(notes.segment.name)
 
 
-def test_a_death_with_an_open_note_counts_against_its_key(run_id: str) -> None:
+def test_death_with_open_note_counts_for_its_key(run_id: str) -> None:
     for num_deaths in (1, 2):
         life = DeathNotes.attach(run_id, "media0")
         life.open(KEY)
@@ -33,7 +33,7 @@ def test_a_death_with_an_open_note_counts_against_its_key(run_id: str) -> None:
     assert successor.num_deaths(KEY) == 0
 
 
-def test_a_death_without_one_counts_against_nothing(run_id: str) -> None:
+def test_death_without_a_note_counts_for_no_key(run_id: str) -> None:
     life = DeathNotes.attach(run_id, "media0")
     life.open(KEY)
     life.close_note()
@@ -50,8 +50,8 @@ def test_the_notes_are_bounded_and_the_oldest_gives_way(run_id: str) -> None:
     assert [life.num_deaths(key) for key in keys] == 3 * [0] + NUM_NOTES * [1]
 
 
-def test_death_while_writing_a_note_counts_for_no_other_key(run_id: str) -> None:
-    """The count is taken back before the key changes, and given after it."""
+def test_death_while_writing_counts_for_no_other_key(run_id: str) -> None:
+    """The count is reset before the key changes and set after it."""
     written: list[tuple[int, bytes]] = []
 
     class Notes(DeathNotes):

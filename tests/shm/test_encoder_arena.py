@@ -1,4 +1,4 @@
-"""The encoder arena: features are found only where exactly what is looked for was finished."""
+"""The encoder arena: features are found only where exactly these were completed."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_features_outlive_the_rank_that_wrote_them(memory: MemoryFile) -> None:
 @pytest.mark.parametrize(
     ("first", "unit", "rows", "version"), [(7, OTHER, 3, 2), (7, HASH, 4, 2), (7, HASH, 3, 1), (8, HASH, 3, 2)]
 )
-def test_anything_else_is_not_there(memory: MemoryFile, first: int, unit: bytes, rows: int, version: int) -> None:
+def test_other_features_are_not_valid(memory: MemoryFile, first: int, unit: bytes, rows: int, version: int) -> None:
     arena = EncoderArena(memory, *SHAPE)
     arena.publish(7, HASH, 3, 2)
     assert arena.is_valid(7, HASH, 3, 2)
     assert not arena.is_valid(first, unit, rows, version)
 
 
-def test_what_is_being_written_is_not_there(memory: MemoryFile) -> None:
+def test_unfinished_features_are_not_valid(memory: MemoryFile) -> None:
     arena = EncoderArena(memory, *SHAPE)
     assert not arena.is_valid(0, bytes(32), 0, 0)
     arena.publish(0, HASH, 1, 1)
@@ -49,7 +49,7 @@ def test_what_is_being_written_is_not_there(memory: MemoryFile) -> None:
 
 
 def test_line_is_marked_complete_after_its_features(memory: MemoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever dies in between leaves a line that nobody takes for valid."""
+    """A death in between leaves a line that is not valid."""
     arena = EncoderArena(memory, *SHAPE)
     start = offset_of("EncoderLine", "unit_hash")
     written: list[tuple[str, bytes]] = []
@@ -65,13 +65,13 @@ def test_line_is_marked_complete_after_its_features(memory: MemoryFile, monkeypa
     assert sorted(name for name, _ in written) == ["dtype", "magic", "num_rows", "version", "width"]
 
 
-def test_rows_behind_the_end_are_not_there(memory: MemoryFile) -> None:
+def test_rows_past_the_end_are_not_valid(memory: MemoryFile) -> None:
     arena = EncoderArena(memory, *SHAPE)
     arena.publish(39, HASH, 2, 1)
     assert not arena.is_valid(39, HASH, 2, 1)
 
 
-def test_features_of_another_width_or_type_are_not_there(memory: MemoryFile) -> None:
+def test_features_of_another_shape_are_not_valid(memory: MemoryFile) -> None:
     EncoderArena(memory, *SHAPE).publish(0, HASH, 1, 1)
     assert not EncoderArena(memory, 40, 5, "float32").is_valid(0, HASH, 1, 1)
     assert not EncoderArena(memory, 40, 6, "bfloat16").is_valid(0, HASH, 1, 1)

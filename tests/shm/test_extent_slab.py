@@ -1,4 +1,6 @@
-"""The slab whose producer alone holds payloads: they lie apart, readers copy, and nobody reads another's."""
+"""The slab with one producer that holds all payloads: they do not overlap, readers copy them, and no reader gets another
+payload.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def put(producer: SlabProducer, payload: bytes) -> SlabHandle:
     return handle
 
 
-def test_readers_of_any_life_copy_what_the_producer_holds() -> None:
+def test_readers_of_any_life_copy_held_payloads() -> None:
     memory = new_slab()
     producer = SlabProducer(memory)
     handle = put(producer, b"x" * (GRANULE_BYTES + 1))
@@ -67,13 +69,13 @@ def test_released_payload_is_refused_and_its_room_reused() -> None:
     with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
         reader.read(SlabHandle(3, new.slot, new.generation, new.num_bytes - 1))
     producer.release(new)
-    for generation in range(new.generation + 3):  # nobody's payload lies there, whatever a handle says
+    for generation in range(new.generation + 3):  # no payload lies there, whatever a handle says
         with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
             reader.read(SlabHandle(3, new.slot, generation, new.num_bytes))
 
 
-def test_what_changes_under_a_copy_is_noticed() -> None:
-    """The producer lets go of the payload and writes another there while a reader copies."""
+def test_payload_changed_during_a_copy_is_an_error() -> None:
+    """The producer releases the payload and writes another one there while a reader copies."""
     memory = new_slab()
     producer = SlabProducer(memory)
     handle = put(producer, b"first")
@@ -88,7 +90,7 @@ def test_what_changes_under_a_copy_is_noticed() -> None:
         Reader(again(memory)).read(handle)
 
 
-def test_a_new_life_of_the_producer_begins_with_an_empty_slab() -> None:
+def test_new_producer_begins_with_an_empty_slab() -> None:
     memory = new_slab()
     old = put(SlabProducer(memory), b"old")
     reader = ExtentSlab(again(memory))

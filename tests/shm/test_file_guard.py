@@ -1,4 +1,4 @@
-"""A guarded mapping outlives what another process does to its file."""
+"""A guarded mapping survives changes of its file by another process."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_other_bus_errors_still_end_the_process(path: Path, dump: str) -> None:
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-def test_guard_comes_before_handlers_set_later(path: Path, is_guarded: bool) -> None:
+def test_guard_precedes_handlers_set_later(path: Path, is_guarded: bool) -> None:
     """An actor enables Python's faulthandler, for example; without a guard the fault still ends the process by its signal."""
     code = f"""
 import faulthandler, mmap, os

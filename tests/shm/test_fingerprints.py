@@ -1,4 +1,4 @@
-"""A set of fingerprints beside Python's own, and readers beside the writer."""
+"""A set of fingerprints compared with Python's own, and readers beside the writer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def writer_of() -> FingerprintWriter:
 
 @pytest.mark.parametrize("spread", [1 << 64, 256, 8], ids=["spread", "crowded", "one-run"])
 def test_as_a_set(reader: FingerprintSet, spread: int) -> None:
-    """Fingerprints that share their first slots, and runs that wrap around, too."""
+    """Includes fingerprints that share their first slots, and runs that wrap around."""
     rng = random.Random(3)
     writer = writer_of()
     model: set[int] = set()
@@ -46,7 +46,7 @@ def test_as_a_set(reader: FingerprintSet, spread: int) -> None:
     writer.close()
 
 
-def test_each_life_of_the_writer_begins_with_nothing(reader: FingerprintSet) -> None:
+def test_new_writer_begins_with_an_empty_set(reader: FingerprintSet) -> None:
     first = writer_of()
     first.add_all([5, 6])
     assert 5 in reader

@@ -1,4 +1,4 @@
-"""Looking at rings from outside."""
+"""Inspection of rings from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_rings_show_fill_and_refusals_of_every_pair(run_id: str) -> None:
     ]
 
 
-def test_looking_changes_nothing(run_id: str) -> None:
+def test_inspection_changes_nothing(run_id: str) -> None:
     Mailbox.create(run_id, "cache", ["supervisor"], 2048)
     mailbox = Mailbox.attach(run_id, "cache", 1)
     sender = MailboxSender.attach(run_id, "cache", "supervisor", 1)

@@ -27,8 +27,8 @@ def test_words_of_two_processes_do_not_share_a_line(struct: str) -> None:
         assert layout.size_of(struct) % layout.LINE == 0
 
 
-def test_hash_is_that_of_the_table() -> None:
-    """FNV-1a, here in Python, over what the C++ constant says it covers."""
+def test_hash_covers_the_table() -> None:
+    """FNV-1a, implemented here in Python, over the text that the C++ constant covers."""
     value = 0xCBF29CE484222325
 
     def mix(number: int) -> None:

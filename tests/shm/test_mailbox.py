@@ -24,7 +24,7 @@ def open_mailbox(run_id: str, *senders: str) -> tuple[Mailbox, dict[str, Mailbox
     return mailbox, {sender: MailboxSender.attach(run_id, "scheduler", sender, 1) for sender in senders}
 
 
-def test_control_ring_comes_first_then_the_others_in_turn(run_id: str) -> None:
+def test_control_ring_is_read_first(run_id: str) -> None:
     mailbox, senders = open_mailbox(run_id, "supervisor", "api0", "api1", "api2")
     for number in range(3):
         for name in ("api0", "api1", "supervisor"):
@@ -47,7 +47,7 @@ def test_busy_sender_does_not_starve_another(run_id: str) -> None:
     assert mailbox.receive(1) == [("supervisor", b"order")]
 
 
-def test_full_ring_of_one_sender_is_no_concern_of_another(run_id: str) -> None:
+def test_full_ring_does_not_block_other_senders(run_id: str) -> None:
     _, senders = open_mailbox(run_id, "supervisor", "api0", "api1")
     while senders["api0"].try_send(b"x" * 500):
         pass
@@ -55,7 +55,7 @@ def test_full_ring_of_one_sender_is_no_concern_of_another(run_id: str) -> None:
     assert (senders["api0"].num_full_waits, senders["api1"].num_full_waits) == (1, 0)
 
 
-def test_new_reader_finds_what_the_last_one_left(run_id: str) -> None:
+def test_new_reader_continues_after_the_last_one(run_id: str) -> None:
     mailbox, senders = open_mailbox(run_id, "supervisor", "api0")
     for number in range(3):
         senders["api0"].try_send(b"%d" % number)
@@ -78,7 +78,7 @@ def test_record_delivered_twice_is_dropped(run_id: str) -> None:
 
 
 def test_reader_killed_at_a_new_epoch_loses_no_record(run_id: str) -> None:
-    """Its head has moved, and the number it delivered last, but not yet the epoch of that number."""
+    """Its head and last delivered number have moved, but not yet the epoch of that number."""
     link = MailboxLink(run_id)
     for _ in range(10):
         link.writer.try_send(b"of epoch 1")
@@ -118,7 +118,7 @@ def test_unknown_sender_and_bad_names_are_refused(run_id: str) -> None:
 
 
 def test_one_thread_may_wait_while_another_receives(run_id: str) -> None:
-    """The api does so: a thread sleeps on the doorbell for the event loop."""
+    """The api does this: a thread sleeps on the doorbell for the event loop."""
     mailbox, senders = open_mailbox(run_id, "supervisor", "api0")
     woken = threading.Semaphore(0)
     taken = threading.Semaphore(0)

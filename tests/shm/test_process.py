@@ -1,4 +1,4 @@
-"""Process identities: a pid that is used again is somebody else."""
+"""Process identities: a reused pid is another process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_living_process_is_alive() -> None:
     assert identity == ProcessIdentity.of(os.getpid())
 
 
-def test_child_is_alive_until_it_ends_even_as_a_zombie() -> None:
+def test_zombie_counts_as_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     identity = ProcessIdentity.of(child.pid)
     assert identity.is_alive()
@@ -37,7 +37,7 @@ def test_child_is_alive_until_it_ends_even_as_a_zombie() -> None:
         ProcessIdentity.of(child.pid)
 
 
-def test_same_pid_with_another_start_or_boot_is_another_process() -> None:
+def test_reused_pid_is_another_process() -> None:
     identity = ProcessIdentity.of()
     assert not msgspec.structs.replace(identity, start_ticks=identity.start_ticks - 1).is_alive()
     assert not msgspec.structs.replace(identity, boot_id="of another boot").is_alive()

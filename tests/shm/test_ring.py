@@ -25,7 +25,7 @@ def link(request: pytest.FixtureRequest, run_id: str) -> Link:
     return found
 
 
-def test_records_arrive_whole_and_in_order(link: Link) -> None:
+def test_records_arrive_complete_and_in_order(link: Link) -> None:
     payloads = [b"", b"a", bytes(range(256)), b"x" * 100]
     assert [link.writer.try_send(payload) for payload in payloads] == [True] * 4
     assert link.receive() == payloads
@@ -73,13 +73,13 @@ def test_record_of_every_size_fits_from_every_position(link: Link) -> None:
             assert link.receive() == [payload]
 
 
-def test_too_large_record_is_an_error_that_says_the_limit(link: Link) -> None:
+def test_too_large_record_error_names_the_limit(link: Link) -> None:
     with pytest.raises(SharedMemoryError, match=r"record of 489 bytes does not fit.*up to 488 bytes; make the ring larger"):
         link.writer.try_send(b"x" * 489)
     assert link.writer.try_send(b"x" * 488)
 
 
-def test_wait_sees_a_record_at_once_and_times_out_without_one(link: Link) -> None:
+def test_wait_returns_for_a_record_or_times_out(link: Link) -> None:
     assert not link.reader.wait(0)
     assert not link.reader.wait(1_000_000)
     link.writer.try_send(b"a")
@@ -108,7 +108,7 @@ def test_sleeping_reader_is_woken(link: Link, spin_ns: int) -> None:
     assert received == [b"%d" % index for index in range(200)]
 
 
-def test_new_writer_goes_on_at_the_tail_with_its_own_epoch(link: Link) -> None:
+def test_new_writer_continues_at_the_tail(link: Link) -> None:
     link.writer.try_send(b"old")
     link.open_writer(2)
     link.writer.try_send(b"new")
@@ -118,14 +118,14 @@ def test_new_writer_goes_on_at_the_tail_with_its_own_epoch(link: Link) -> None:
     assert (reader.word("last_epoch"), reader.word("last_seq")) == (2, 1)
 
 
-def test_writer_attached_again_in_its_epoch_goes_on_counting(link: Link) -> None:
+def test_reattached_writer_continues_its_count(link: Link) -> None:
     link.writer.try_send(b"1")
     link.open_writer(1)
     link.writer.try_send(b"2")
     assert link.receive() == [b"1", b"2"]
 
 
-def test_what_a_dead_writer_wrote_but_did_not_publish_never_was(link: Link) -> None:
+def test_unpublished_bytes_of_a_dead_writer_are_ignored(link: Link) -> None:
     buffer, writer, _, data = link.views()
     link.writer.try_send(b"whole")
     tail = writer.word("tail")
@@ -188,7 +188,7 @@ def test_corrupt_head_is_an_error_for_the_writer(link: Link) -> None:
     )
 )
 def test_ring_is_a_queue(kind: type[Link], operations: list[tuple[str, int]]) -> None:
-    """Against a deque: whatever was accepted comes out once, whole and in order, across incarnations of both ends."""
+    """Compared with a deque: accepted records come out once, complete and in order, across lives of both ends."""
     link = kind()
     model: deque[bytes] = deque()
     writer_epoch = reader_epoch = 1

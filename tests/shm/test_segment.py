@@ -1,4 +1,4 @@
-"""Segments and memory files: made whole, checked by whoever attaches, removed by name."""
+"""Segments and memory files: created atomically, checked by every process that attaches, removed by name."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_missing_segment_is_an_error_at_once(run_id: str) -> None:
         Segment.attach(segment_name(run_id, "mailbox", "api0"))
 
 
-def test_nothing_is_left_when_initialising_fails(run_id: str) -> None:
+def test_failed_initialisation_leaves_no_segment(run_id: str) -> None:
     def fail(buffer: memoryview) -> None:
         raise ValueError("no")
 
@@ -120,7 +120,7 @@ def test_attach_waits_until_the_segment_is_whole(run_id: str) -> None:
     creator.join()
 
 
-def test_empty_file_of_a_creator_that_died_is_not_ready(run_id: str) -> None:
+def test_empty_file_of_dead_creator_is_not_ready(run_id: str) -> None:
     name = segment_name(run_id, "mailbox", "api0")
     (DIRECTORY / name[1:]).touch()
     with pytest.raises(SharedMemoryError, match="not ready within"):
@@ -158,7 +158,7 @@ def test_space_is_reserved_when_it_is_made(run_id: str) -> None:
     assert (DIRECTORY / name[1:]).stat().st_blocks * 512 >= 64 * PAGE
 
 
-def test_unlinked_segment_lives_on_for_those_who_have_it(run_id: str) -> None:
+def test_unlinked_segment_stays_mapped(run_id: str) -> None:
     name = segment_name(run_id, "mailbox", "api0")
     segment = Segment.create(name, PAGE)
     segment.unlink()
@@ -176,7 +176,7 @@ def test_closed_segment_stays_mapped_for_the_views_of_it(run_id: str) -> None:
     assert segment.buffer.nbytes == 0
 
 
-def test_segments_say_who_owns_them_and_whether_he_lives(run_id: str) -> None:
+def test_segments_name_their_owner(run_id: str) -> None:
     name = segment_name(run_id, "mailbox", "api0")
     program = f"from shm.segment import Segment; Segment.create({name!r}, 4096); import os; os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
@@ -185,7 +185,7 @@ def test_segments_say_who_owns_them_and_whether_he_lives(run_id: str) -> None:
     assert not found.owner.is_alive()
 
 
-def test_python_s_resource_tracker_knows_nothing_of_segments(run_id: str) -> None:
+def test_resource_tracker_ignores_segments(run_id: str) -> None:
     name = segment_name(run_id, "mailbox", "api0")
     program = (
         "import sys\nfrom shm.segment import Segment\nfrom shm.segment import MemoryFile\n"

@@ -16,5 +16,5 @@ from shm.sizes import size_text
         (20730777600, "19.31 GiB"),
     ],
 )
-def test_size_is_said_in_its_largest_unit(num_bytes: int, text: str) -> None:
+def test_size_is_shown_in_its_largest_unit(num_bytes: int, text: str) -> None:
     assert size_text(num_bytes) == text

@@ -1,4 +1,4 @@
-"""The tensor slab: payloads in place, and nobody's death loses a slot."""
+"""The tensor slab: payloads in place, and no death loses a slot."""
 
 from __future__ import annotations
 

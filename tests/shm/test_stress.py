@@ -24,7 +24,7 @@ NUM_LIVES = 150
 
 @contextmanager
 def peer(name: str, *arguments: object, board: MemoryFile | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A peer's process, which must end well."""
+    """Run a peer's process, which must end without an error."""
     command = [sys.executable, "-m", "tests.shm.peers", name, *map(str, arguments)]
     process = subprocess.Popen(command, pass_fds=[board.fd] if board else [])
     try:
@@ -93,7 +93,7 @@ def test_no_wake_is_lost(run_id: str, spin_ns: int) -> None:
 
 
 def test_killed_writers_lose_and_corrupt_nothing(run_id: str, board: MemoryFile) -> None:
-    """Every record that a writer saw accepted arrives, whole and in order; so may the one that it was killed over."""
+    """Every record that a writer saw accepted arrives, complete and in order; so may the one in progress at its death."""
     Mailbox.create(run_id, "receiver", ["sender"], 1 << 18)
     mailbox = Mailbox.attach(run_id, "receiver", 1)
     last_of: dict[int, int] = {}
@@ -118,7 +118,7 @@ def test_killed_writers_lose_and_corrupt_nothing(run_id: str, board: MemoryFile)
     assert all(last_of[epoch] - accepted[epoch] in (0, 1) for epoch in accepted)
 
 
-def test_killed_readers_lose_nothing_but_what_they_had_in_hand(run_id: str, board: MemoryFile) -> None:
+def test_killed_readers_lose_at_most_a_record_each(run_id: str, board: MemoryFile) -> None:
     Mailbox.create(run_id, "receiver", ["sender"], 1 << 18)
     sender = MailboxSender.attach(run_id, "receiver", "sender", 1)
     size = sizes(1, 40_000)

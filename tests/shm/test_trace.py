@@ -1,4 +1,4 @@
-"""The ring of a trace: what is written is read, whole, in order, once; what was written over is counted."""
+"""The ring of a trace: written events are read once, complete and in order; overwritten ones are counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ring() -> Iterator[TraceRing]:
     ring.unlink()
 
 
-def test_what_is_written_is_read_once(ring: TraceRing) -> None:
+def test_events_are_read_once(ring: TraceRing) -> None:
     writer = ring.writer()
     step, other = writer.name_id("step"), writer.name_id("schlüssel")
     assert writer.name_id("step") == step
@@ -55,8 +55,8 @@ def test_the_oldest_give_way_and_are_counted(ring: TraceRing) -> None:
     assert len(values) + ring.num_lost == 3 * NUM_EVENTS
 
 
-def test_what_was_collected_outlives_the_ring(ring: TraceRing) -> None:
-    """Pieces that reach over its end too, written over five times before anybody asks what they mean."""
+def test_collected_events_outlive_the_ring(ring: TraceRing) -> None:
+    """Includes pieces across its end, overwritten five times before they are decoded."""
     writer = ring.writer()
     name = writer.name_id("event")
     num_each = NUM_EVENTS * 3 // 4
@@ -69,8 +69,8 @@ def test_what_was_collected_outlives_the_ring(ring: TraceRing) -> None:
     assert (ring.num_lost, ring.take()) == (0, [])
 
 
-def test_a_successor_goes_on(ring: TraceRing) -> None:
-    """An actor that was started again, and a reader that comes later."""
+def test_restarted_actor_continues_the_ring(ring: TraceRing) -> None:
+    """An actor that was restarted, and a reader that comes later."""
     first = ring.writer()
     first.record(first.name_id("step"), 1, 2)
     second = ring.writer()
@@ -101,11 +101,11 @@ def test_more_names_than_there_is_room_for(ring: TraceRing) -> None:
     assert ring.take()[0].name == f"name {MAX_NAMES - 1}"
 
 
-def test_nobody_else_has_one() -> None:
+def test_missing_ring_is_none() -> None:
     assert TraceRing.attach(new_run_id(), "worker0") is None
 
 
-def test_a_ring_that_lies_about_its_size(ring: TraceRing) -> None:
+def test_ring_with_a_wrong_size_is_refused(ring: TraceRing) -> None:
     place = _native.LAYOUT["SegmentHeader"][""][1] + _native.LAYOUT["TraceHeader"]["num_events"][0]
     _native.store_u32(ring.segment.buffer, place, 1 << 30)
     with pytest.raises(SharedMemoryError):
@@ -114,8 +114,8 @@ def test_a_ring_that_lies_about_its_size(ring: TraceRing) -> None:
     assert segment_name(ring.segment.run_id, "trace", "worker0")
 
 
-def test_no_event_is_torn_while_it_is_written(ring: TraceRing) -> None:
-    """A reader as fast as it can beside a writer as fast as it can: what is taken is whole, each once and in order."""
+def test_concurrent_reads_get_complete_events(ring: TraceRing) -> None:
+    """Reader and writer run at full speed: read events are complete, each once and in order."""
     is_over = threading.Event()
 
     def write() -> None:

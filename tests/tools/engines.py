@@ -1,4 +1,4 @@
-"""Snapshots of an engine that never ran, with chosen numbers."""
+"""Snapshots of an engine with made-up numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def snapshot(
 
 
 def busy(taken_s: float) -> Snapshot:
-    """An engine under load for `taken_s` seconds: 100 generated tokens a second in steps of 10 ms."""
+    """Return a snapshot of an engine under load for `taken_s` seconds: 100 generated tokens a second in steps of 10 ms."""
     num_steps = int(taken_s * 100)
     step = {"schedule": 0.0004, "dispatch": 0.0001, "run": 0.008, "sample": 0.001, "return": 0.0005}
     rows = [

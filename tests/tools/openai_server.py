@@ -37,7 +37,7 @@ class Behaviour:
 
 @dataclass
 class OpenAIServer:
-    """A running server. `requests` are the bodies that it got, with their path."""
+    """A running server; `requests` are the received bodies with their paths."""
 
     behaviour: Behaviour
     url: str = ""

@@ -22,7 +22,7 @@ def test_benchmark_measures_both_routes() -> None:
     assert all(row["tokamak_us"] > 0 and row["gloo_us"] > 0 for row in rows)
 
 
-def test_wrong_options_are_said() -> None:
+def test_invalid_options_are_named() -> None:
     done = subprocess.run([*COMMAND, "--sizes", "6"], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "multiples of 4" in done.stderr

@@ -1,4 +1,4 @@
-"""`tokamak bench compare` with real engines: figures of both, a ratio, errors that name the server."""
+"""`tokamak bench compare` with real engines: results of both, a ratio, errors that name the server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_two_engines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_not_measured_fails(tmp_path: Path) -> None:
+def test_missing_measurement_fails(tmp_path: Path) -> None:
     done = compare(tmp_path, f"one={ENGINE}", "--rounds", "1", "--workload", "decode:16:1:2:2", "--workload", "load:16:4:1:1")
     assert done.returncode == 1
     assert "the first stream ended before the last one started" in done.stderr
@@ -56,7 +56,7 @@ def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     assert "broken ended with exit code 7 before it was ready" in done.stderr.replace("\n", " ")
 
 
-def test_a_server_ends_with_what_compares_it(tmp_path: Path) -> None:
+def test_servers_end_with_the_comparison(tmp_path: Path) -> None:
     server = f"import os, time; print(os.getpid(), flush=True); time.sleep({WATCHDOG_S})"
     command = [sys.executable, "-m", "tools.cli", "bench", "compare", "--logs", str(tmp_path)]
     command += [f"silent={sys.executable} -c '{server}' {{port}}", "--rounds", "1"]
@@ -87,7 +87,7 @@ def test_processor_time_of_a_tree_counts_children_that_ended() -> None:
     assert processor_s(os.getpid()) - before >= 0.28  # counted in ticks
 
 
-def test_what_others_take_is_a_share() -> None:
+def test_cpu_use_of_others_is_a_share() -> None:
     others = Others()
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     assert 0 <= others.share() <= 1

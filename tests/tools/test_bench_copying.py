@@ -1,4 +1,4 @@
-"""The copying model walks, and its prompts have of the walk what they say."""
+"""The copying model follows its walk, and its prompts contain the stated part of it."""
 
 from __future__ import annotations
 

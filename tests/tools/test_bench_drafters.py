@@ -1,4 +1,4 @@
-"""The table of what drafters take of a step."""
+"""The table of the drafters' share of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_method_and_kind_of_text(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("options", "message"), [(["--steps", "5000"], "5000: from 2 to 819"), (["--tokens", "0"], "0 is no number of tokens")]
 )
-def test_what_cannot_be(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(options)
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`tokamak bench serve` against a real server: what it sends, what it measures, how it reports failures."""
+"""`tokamak bench serve` against a real server: its requests, measurements, and reports of failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def streamed(server: OpenAIServer, path: str = "/v1/completions") -> list[dict[s
     return [body for body in server.bodies(path) if body.get("stream")]
 
 
-def test_prompts_are_token_ids_where_the_server_takes_them(tmp_path: Path) -> None:
+def test_prompts_are_token_ids_if_supported(tmp_path: Path) -> None:
     with openai_server() as server:
         result = bench(server, tmp_path, "--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--concurrency", "4")
     bodies = streamed(server)
@@ -150,7 +150,7 @@ def test_a_timeout_is_an_error() -> None:
     assert (timeline.error, timeline.detail) == ("timeout", "no complete reply after 0.2 s")
 
 
-def test_an_interruption_that_comes_with_the_reply_is_heard() -> None:
+def test_interruption_during_a_reply_is_handled() -> None:
     async def run(url: str) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -183,7 +183,7 @@ def test_the_terminal_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["settings"]["seed"] is not None
 
 
-def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:1", "--num-prompts", "1"]) == 1
     assert "http://127.0.0.1:1" in capsys.readouterr().err
 
@@ -217,8 +217,8 @@ def test_percentile() -> None:
     assert percentile(list(range(101)), 0.9) == 90
 
 
-def test_the_end_is_a_delivery_where_nothing_came_before() -> None:
-    """A single token may be half a character, and so make no text."""
+def test_end_without_text_counts_as_a_delivery() -> None:
+    """A single token may be half a character, and so have no text."""
     silent = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
     spoken = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
     alone, after = Timeline(), Timeline()
@@ -267,7 +267,7 @@ def test_summary() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_shows_what_it_has(tmp_path: Path) -> None:
+def test_interrupted_run_shows_partial_results(tmp_path: Path) -> None:
     """Ctrl+C while requests hang: the result of those that ended, or 130 where none did."""
     command = [sys.executable, "-c", "import sys; from tools.bench.serve import main; sys.exit(main(sys.argv[1:]))"]
     arguments = ["--num-prompts", "5000", "--input-len", "2", "--output-len", "2", "--concurrency", "2", "--warmup", "0"]

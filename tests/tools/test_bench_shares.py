@@ -1,4 +1,4 @@
-"""Shares of work on paper: what the schedule gives, and that the ops are cut up as for the threads that are asked for."""
+"""Simulated shares of work: the schedule, and ops that are split for the given number of threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tools.bench.step import main
         ([1] * 64, 64, 1),
     ],
 )
-def test_who_is_free_takes_the_next(tasks_s: list[float], num_threads: int, expected_s: float) -> None:
+def test_idle_thread_takes_the_next_task(tasks_s: list[float], num_threads: int, expected_s: float) -> None:
     assert finish(tasks_s, num_threads) == expected_s
 
 
@@ -55,7 +55,7 @@ def linear_tape(num_rows: int, num_inputs: int, num_outputs: int) -> tuple[Tape,
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
-def test_64_panels_are_tasks_of_one_size_for_every_thread(num_rows: int) -> None:
+def test_64_panels_are_split_evenly_among_threads(num_rows: int) -> None:
     """A power of two of threads divides their number, so that all end at once; a few panels each, one for 64 threads."""
     with table("portable-1"):
         tape, _ = linear_tape(num_rows, 512, 1024)

@@ -1,4 +1,4 @@
-"""`tokamak bench step`: rows add up, what bounds an op is told from its work, and the options are those of an engine."""
+"""`tokamak bench step`: rows add up, the bound of an op follows from its work, and the options are those of an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOFLINE = Roofline(1e9, {"float32": Peak("float32 FMA", "avx2", 1e11)})
 
 @pytest.fixture(autouse=True)
 def selected() -> Iterator[None]:
-    """The kernels of this process, which a profile chooses."""
+    """Restore this process's kernels, which a profile changes."""
     before = _cpu.variant()
     yield
     _cpu.select(before)
@@ -39,7 +39,7 @@ def test_ops_of_all_layers_are_one_row() -> None:
     assert (row.op, row.num_calls, row.seconds, row.work) == ("linear q+k", 3, 1.5, Work(12, 18))
 
 
-def test_what_bounds_an_op() -> None:
+def test_bound_of_an_op() -> None:
     found = rows(
         [
             op("attention", "", 1.0, num_bytes=900_000_000, num_operations=10),
@@ -124,17 +124,26 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--phase", "encode"], "needs a vision encoder"),
     ],
 )
-def test_what_cannot_be_measured(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unmeasurable_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(options) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_what_drafts_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows of a token and its drafts are verified: each has logits, and is compared with the step of the same samples alone."""
+def test_steps_with_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of a token and its drafts are verified: each has logits, and is compared with the step of the same sequences
+    alone."""
     write_checkpoint(tmp_path, TINY)
     options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "decode", "--batch", "3", "--context", "30,40"]
-    options += ["--drafts", "2", "--acceptance", "0.5,1", "--repeat", "60", "--json"]  # none stands: a rule would draft less
+    options += [
+        "--drafts",
+        "2",
+        "--acceptance",
+        "0.5,1",
+        "--repeat",
+        "60",
+        "--json",
+    ]  # an adaptive policy would draft less
     assert main(options) == 0
     found = orjson.loads(capsys.readouterr().out)
     assert [(case["num_tokens"], case["num_drafts"], case["context"]) for case in found["cases"]] == [

@@ -55,7 +55,7 @@ class TerminalChat:
         self.until("tokens in")
 
     def until(self, text: str, timeout_s: float = WATCHDOG_S) -> str:
-        """Return the output up to `text`, which is taken off the screen."""
+        """Return the output up to `text`, and remove it from the screen."""
         deadline = time.monotonic() + timeout_s
         while text not in self.screen:
             if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 
 
 def test_half_characters_and_control_characters() -> None:
-    """Packets that cut a character in two; text that would drive the terminal."""
+    """Packets that split a character; text that would control the terminal."""
     with openai_server(Behaviour(pieces=("gr\u00fc\u00df \U0001f600", "\x1b[2J\x07!"), bytes_per_packet=3)) as server:
         done = chat("--url", server.url, "hello")
     assert done.stdout == "gr\u00fc\u00df \U0001f600[2J!\n"
@@ -136,7 +136,7 @@ def test_printable() -> None:
         (Behaviour(cut_every=1), "before the reply was complete"),
     ],
 )
-def test_errors_are_said_plainly(behaviour: Behaviour, message: str) -> None:
+def test_errors_are_shown_without_traceback(behaviour: Behaviour, message: str) -> None:
     with openai_server(behaviour) as server:
         done = chat("--url", server.url, "hello")
     assert done.returncode == 1
@@ -149,7 +149,7 @@ def test_a_key() -> None:
         assert chat("--url", f"{server.url}/v1", "--api-key", API_KEY, "hello").returncode == 0
 
 
-def test_nothing_listens() -> None:
+def test_unreachable_server_is_named() -> None:
     done = chat("--url", "http://127.0.0.1:1", "hello")
     assert done.returncode == 1
     assert "no server listens on http://127.0.0.1:1" in done.stderr
@@ -226,7 +226,7 @@ def test_a_conversation_has_a_history() -> None:
     assert server.bodies(CHAT)[1]["messages"][1]["content"] == "w0 w1 w2 "
 
 
-def test_ctrl_c_stops_a_reply_and_keeps_what_came() -> None:
+def test_ctrl_c_stops_a_reply_but_keeps_it() -> None:
     behaviour = Behaviour(hang_after=3)
     with openai_server(behaviour) as server, terminal_chat("--url", server.url) as terminal:
         terminal.until("> ")

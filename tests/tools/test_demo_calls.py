@@ -1,4 +1,4 @@
-"""The questions with tools that the demonstration model is trained on and examined with, and the template that shows them."""
+"""The questions with tools that train and test the demonstration model, and the template that shows them."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_no_examined_tool_argument_or_value_is_trained_with(
     assert len(given) > 30
 
 
-def test_a_choice_is_one_of_several_and_each_is_chosen(choices: list[Choice]) -> None:
+def test_each_tool_is_chosen_by_a_question(choices: list[Choice]) -> None:
     for tools, questions in choices:
         assert len(tools) > 1
         assert {name for _, name in questions} == {tool["function"]["name"] for tool in tools}
 
 
-def test_calls_are_what_their_tools_take(asked: list[data.Question]) -> None:
+def test_calls_match_their_tools(asked: list[data.Question]) -> None:
     types = {"string": str, "integer": int, "number": float, "boolean": bool}
     calling = [question for question in asked if question.call]
     assert len(calling) >= 0.5 * len(asked)
@@ -107,7 +107,7 @@ def test_only_the_call_itself_is_right(reply: str, is_right: bool) -> None:
     assert data.is_correct(question, reply) is is_right
 
 
-def test_the_engine_renders_what_was_trained_with(trained: list[Conversation]) -> None:
+def test_engine_renders_the_training_template(trained: list[Conversation]) -> None:
     template = ChatTemplate((DEMO / "chat_template.jinja").read_text())
     assert template.source == CHAT_TEMPLATE
     for conversation in trained[:200]:
@@ -149,7 +149,7 @@ def test_odd_schemas_are_shown(parameters: Any) -> None:
     )
 
 
-def test_the_examination_asks_in_openais_form() -> None:
+def test_examination_uses_openais_format() -> None:
     (question,) = (question for question in held_out_calls(4) if question.before)
     body = body_of(question, "demo", Manner(thinks=True))
     _, calling, result = body["messages"]

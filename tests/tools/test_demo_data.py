@@ -1,4 +1,4 @@
-"""The data of the demonstration model: what is held out is never trained with, and the wordings are what they say."""
+"""The data of the demonstration model: held-out questions are never trained with, and the wordings are correct."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_every_wording_is_asked_as_often_as_any_other() -> None:
         assert {wordings.count(wording) for wording in wordings} == {10}
 
 
-def test_newcomers_wordings_are_not_trained_with() -> None:
+def test_held_out_wordings_are_not_trained_with() -> None:
     assert len(NEWCOMER_WORDINGS) >= 300
     questions = [message["content"] for one in islice(training_conversations(seed=6), NUM_TEXTS) for message in one.messages]
     assert not {plain(text) for text in questions} & {plain(text) for text in NEWCOMER_WORDINGS}
 
 
-def test_typing_errors_leave_what_is_asked_about() -> None:
+def test_typing_errors_keep_the_subject() -> None:
     source = random.Random(1)
     for _ in range(200):
         assert "{planet}" in typed("Write {planet} backwards", source, 1)
@@ -78,7 +78,7 @@ def test_typing_errors_leave_what_is_asked_about() -> None:
     assert len({typed("How do I stop the server?", source, 0.5) for _ in range(200)}) > 60
 
 
-def test_declining_is_right_for_newcomers_and_calls_are_not() -> None:
+def test_held_out_questions_accept_declining_not_calls() -> None:
     group = next(group for group in GROUPS if group.name == "newcomers' questions")
     questions = group.make(100, 0)
     assert report(group, questions, [question.answer for question in questions])
@@ -87,7 +87,7 @@ def test_declining_is_right_for_newcomers_and_calls_are_not() -> None:
     assert not report(group, questions, [question.answer for question in questions[:-1]] + [call])
 
 
-def test_follow_ups_come_after_what_they_follow() -> None:
+def test_follow_ups_follow_their_question() -> None:
     group = next(group for group in GROUPS if group.name == "follow-up questions")
     for question in group.make(100, 0):
         assert [message["role"] for message in question.messages()] == ["user", "assistant", "user"]

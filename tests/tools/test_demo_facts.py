@@ -75,7 +75,7 @@ def test_files_of_answers_exist() -> None:
     assert all((REPOSITORY / name).exists() for name in found)
 
 
-def test_actors_are_those_that_are_listed() -> None:
+def test_listed_actors_exist() -> None:
     assert ANSWERS["actors"].startswith(f"There are {WORDS_OF_NUMBERS[len(ROLES)]} kinds of actors: ")
     listed = ANSWERS["actors"].partition(": ")[2].partition(".")[0]
     assert set(re.split(", | and ", listed)) == set(ROLES)
@@ -131,7 +131,7 @@ def test_vllm_flags_are_shown() -> None:
 
 
 def test_other_code_of_answers_is_known() -> None:
-    """Whatever no other test looks at."""
+    """Code that no other test checks."""
     rest = [text for text in CODE if not re.search(r"tokamak|--|/|README", text)]
     known = REQUEST_FIELDS | {"wint4", "codex", "opencode", "open-webui", "vllm", "openai", "vllm serve", "enable_thinking"}
     assert set(rest) - known - {"Authorization: Bearer KEY", "TOKAMAK_PORT=9000"} == set()

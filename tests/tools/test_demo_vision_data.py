@@ -1,4 +1,4 @@
-"""The data of the demonstration model that sees: what is held out is never trained with, and answers are what is drawn."""
+"""The data of the demonstration vision model: held-out examples are never trained with, and answers match the drawings."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def samples(kind: str, is_examined: bool) -> Iterator[Sample]:
 
 
 @pytest.mark.parametrize("kind", ["string", "clip"])
-def test_what_is_examined_is_not_trained_with(kind: str) -> None:
+def test_examined_answers_are_not_trained_with(kind: str) -> None:
     for is_examined in (False, True):
         assert {is_held_out(sample.turns[0].answer) for sample in samples(kind, is_examined)} == {is_examined}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_makes_the_same_samples_again_and_of_many_sizes(kind: str) -> None:
+def test_seed_reproduces_examples_of_many_sizes(kind: str) -> None:
     first, second = list(samples(kind, False)), list(samples(kind, False))
     assert [sample.turns for sample in first] == [sample.turns for sample in second]
     pixels = [[picture.pixels for picture in sample.pictures] for sample in first]
@@ -56,7 +56,7 @@ def test_strings_are_marked_in_their_order() -> None:
 
 
 def box_of(picture: Picture, mark: Mark) -> Pixels:
-    """The part of a picture that a mark covers."""
+    """Return the part of a picture that a mark covers."""
     height, width, _ = picture.pixels.shape
     rows = [round((mark.row + side * mark.height / 2) * height) for side in (-1, 1)]
     columns = [round((mark.column + side * mark.width / 2) * width) for side in (-1, 1)]
@@ -64,12 +64,12 @@ def box_of(picture: Picture, mark: Mark) -> Pixels:
 
 
 def shown(thing: int) -> tuple[str, str]:
-    """Colour and shape of a mark."""
+    """Return colour and shape of a mark."""
     shape, colour = divmod(thing - 1 - len(CHARACTERS), len(COLOURS))
     return list(COLOURS)[colour], SHAPES[shape]
 
 
-def test_counts_are_of_what_is_drawn() -> None:
+def test_counts_match_the_drawing() -> None:
     for sample in samples("count", True):
         things = [shown(mark.thing) for mark in sample.pictures[0].marks]
         for mark, (colour, _) in zip(sample.pictures[0].marks, things, strict=True):
@@ -90,7 +90,7 @@ def test_counts_are_of_what_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", ["count", "pair"])
-def test_shapes_are_marked_in_reading_order_one_in_a_square(kind: str) -> None:
+def test_shapes_are_marked_in_reading_order(kind: str) -> None:
     for picture in (picture for sample in samples(kind, False) for picture in sample.pictures):
         rows, columns = square_grid(*picture.pixels.shape[:2])
         squares = [(int(mark.row * rows), int(mark.column * columns)) for mark in picture.marks]
@@ -110,13 +110,13 @@ def test_shapes_are_marked_in_reading_order_one_in_a_square(kind: str) -> None:
         ("clip", "red, blue", "blue, blue", False),
     ],
 )
-def test_what_is_asked_for_is_judged(kind: str, wanted: str, answer: str, is_right: bool) -> None:
+def test_answers_are_judged_by_the_question(kind: str, wanted: str, answer: str, is_right: bool) -> None:
     assert Question(kind, (), Turn("", wanted)).is_right(answer) == is_right
 
 
 @pytest.mark.slow
-def test_exchanged_pictures_tell_another_answer() -> None:
-    """To whoever looks at the pictures alone: few questions keep their answer."""
+def test_exchanged_pictures_change_the_answer() -> None:
+    """The pictures determine the answer: few questions keep theirs with other pictures."""
     for group in GROUPS:
         questions = group.questions(100, 0)
         truths = {id(question.pictures): question.turn.answer for question in questions}
@@ -132,8 +132,8 @@ def test_fewer_questions_are_the_first_of_many() -> None:
 
 
 @pytest.mark.slow
-def test_sketches_are_as_good_as_new_each_time() -> None:
-    """The same for a seed, of many sizes, on light and dark grounds, some of them empty."""
+def test_sketches_are_varied_and_reproducible() -> None:
+    """The same for a seed, of many sizes, on light and dark backgrounds, some of them empty."""
     first, second = (GROUPS[2].questions(NUM_SAMPLES, 1) for _ in range(2))
     pixels = [question.pictures[0].pixels for question in first]
     assert all(np.array_equal(one, other.pictures[0].pixels) for one, other in zip(pixels, second, strict=True))

@@ -1,5 +1,6 @@
-"""`tools/test --device gpu --rows` on what is no card: a stand-in for the driver, and rows that are emulated. So the way
-through the script is known; what a card computes is not."""
+"""`tools/test --device gpu --rows` without a card: with a stand-in for the driver and emulated rows. This tests the script, not
+the results of a card.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def test_no_card(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (code, said.strip()) == (2, "tools/test --device gpu --rows: cuDeviceGet: CUDA_ERROR_NO_DEVICE")
 
 
-def test_no_framework_is_asked_for(driver: str) -> None:
-    """Its driver and the rows are all that it takes."""
+def test_no_framework_is_needed(driver: str) -> None:
+    """It needs only its driver and the rows, not Paddle."""
     program = (
         "import sys; sys.modules['paddle'] = None; from tools.device import rows; raise SystemExit(rows.main(sys.argv[1:]))"
     )

@@ -1,5 +1,6 @@
-"""`tools/test --device` on the simulated device: its way through all parts, with rows that are emulated and a stand-in for
-CUDA's driver. What it measures here means nothing, so misses of speed are whatever they are."""
+"""`tools/test --device` on the simulated device: all of its parts, with emulated rows and a stand-in for CUDA's driver. Its
+measurements mean nothing here, so missed speed bars are accepted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def run(variables: dict[str, str], *arguments: str) -> tuple[int, list[str], str
 
 
 @pytest.mark.slow
-def test_all_of_it(tmp_path: Path) -> None:
+def test_all_parts_run(tmp_path: Path) -> None:
     """On 1 rank and on 2, with kills, reloads and graphs."""
     board = Board(tmp_path / "board")
     board.set(delay_seed=11)
@@ -49,7 +50,7 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert board.counts(device=1)["replays"] > 10
 
 
-def test_what_a_machine_has_too_few_cards_for_is_named() -> None:
+def test_missing_cards_are_named() -> None:
     pairs = [way for way in WAYS.values() if way.num_ranks == 2]
     for ops in ("fused", "cuda"):
         found = list(same_bytes(Target("gpu", 1), ops, pairs))
@@ -59,8 +60,8 @@ def test_what_a_machine_has_too_few_cards_for_is_named() -> None:
         )
 
 
-def test_a_miss_is_a_miss() -> None:
-    """And so is a run that showed nothing."""
+def test_missed_bar_fails() -> None:
+    """A run without any result fails as well."""
     held, missed = least("captured", 2.0, 2.0), least("captured", 1.999, 2.0)
     other = Finding("rows", Outcome.NOT_RUN, "no card")
     assert summary([held, other]) == (["1 held, 0 missed, 1 not run", "not run: rows: no card"], 0)
@@ -93,7 +94,7 @@ def test_no_card(device: str, says: str, capsys: pytest.CaptureFixture[str]) -> 
         ("", "--device needs a name: gpu, xpu or a custom device of Paddle's"),
     ],
 )
-def test_the_script_installs_nothing_where_there_is_no_card(device: str, says: str, tmp_path: Path) -> None:
+def test_script_installs_nothing_without_a_card(device: str, says: str, tmp_path: Path) -> None:
     variables = {**os.environ, "TOKAMAK_VENV": str(tmp_path / "venv")}
     done = subprocess.run(
         [REPOSITORY / "tools" / "test", "--device", *([device] if device else [])],

@@ -1,4 +1,4 @@
-"""`tokamak launch`: what a client is started with, and what is said where it cannot be."""
+"""`tokamak launch`: the command of a client, and messages where it cannot start."""
 
 from __future__ import annotations
 

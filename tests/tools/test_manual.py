@@ -80,7 +80,7 @@ def test_every_whole_engine_test_is_named() -> None:
 
 
 def test_every_flag_exists() -> None:
-    """Some command of ours takes every flag that a page shows."""
+    """Some command takes every flag that a page shows."""
     known = {flag for command in _commands() for flag in re.findall(r"--[a-z][a-z-]+", _help(command))}
     known |= {f"--no-{option.name}" if option.default is True else f"--{option.name}" for option in OPTIONS.values()}
     known |= {f"--{name.replace('_', '-')}" for name in VLLM_FLAGS}
@@ -119,7 +119,7 @@ def _help(command: tuple[str, ...]) -> str:
 
 
 def _links(text: str) -> list[str]:
-    """Where its links and pictures lead, those to other hosts left out."""
+    """Return the targets of links and pictures, without those to other hosts."""
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE), flags=re.DOTALL)
     return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"[a-z]+:", link)]
 

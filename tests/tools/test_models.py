@@ -1,4 +1,4 @@
-"""`tokamak models`: what is listed, and what `rm` leaves."""
+"""`tokamak models`: the list, and the files that `rm` leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG_AGO_S = 1_000_000_000
 
 
 def pack(checkpoint: Path, directory: Path, seed: int | None = None) -> str:
-    """Have the weights of `checkpoint` kept; the id of the file."""
+    """Store the packed weights of `checkpoint` and return the id of the file."""
     before = set(directory.glob("*"))
     config = ModelConfig.read(checkpoint)
     cache = WeightCache(directory, limit=1 << 30, is_shared=seed is not None)
@@ -36,7 +36,7 @@ def pack(checkpoint: Path, directory: Path, seed: int | None = None) -> str:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the hub with one repository. Returns its snapshot."""
+    """Make a cache of the hub with one repository; return its snapshot."""
     from huggingface_hub import constants
 
     snapshot = tmp_path / "hub" / "models--owner--tiny" / "snapshots" / ("0" * 40)
@@ -63,7 +63,7 @@ def models(weights: Path, *arguments: str) -> int:
 
 
 def listed(weights: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines about models, without runs of spaces."""
+    """Return the lines about models, without runs of spaces."""
     capsys.readouterr()
     assert models(weights) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[1:-1]]
@@ -112,7 +112,7 @@ def test_name_removes_all_and_id_one_of_them(hub: Path, weights: Path, capsys: p
     assert not hub.exists()
 
 
-def test_what_is_in_use_stays(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_in_use_are_not_removed(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack(MODEL, weights)
     (path,) = weights.glob("*.weights")
     with path.open("rb") as held:
@@ -122,7 +122,7 @@ def test_what_is_in_use_stays(weights: Path, hub: Path, capsys: pytest.CaptureFi
     assert path.exists()
 
 
-def test_missing_names_remove_nothing(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_remove_nothing(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert models(weights, "rm", "owner/tiny", "third") == 1
     assert "no model is named 'third'" in capsys.readouterr().err
     assert hub.exists()

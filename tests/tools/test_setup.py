@@ -1,4 +1,4 @@
-"""tools/setup.sh: what it installs for which options, and when it builds anew."""
+"""tools/setup.sh: the packages that it installs for given options, and when it builds again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shell(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The least that tools/setup.sh looks at, with an environment into which nothing was installed yet."""
+    """Smallest checkout for tools/setup.sh, with an environment without packages."""
     directory = tmp_path / "a checkout"
     for place in ("tools", "shm/native", "ops/cpu/native", "build/python3.11", ".venv/bin", ".venv/lib/python3.11"):
         (directory / place).mkdir(parents=True)
@@ -81,7 +81,7 @@ def install(checkout: Path) -> None:
         ([], {"TOKAMAK_EXTRA": "cpu"}, "", "cpu"),
     ],
 )
-def test_paddle_is_installed_where_options_need_it(
+def test_paddle_is_installed_if_options_need_it(
     tmp_path: Path, arguments: list[str], environment: dict[str, str], file: str, expected: str
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -93,8 +93,8 @@ def test_paddle_is_installed_where_options_need_it(
         assert shell('paddle_build "$@"', *arguments, environment=environment, caller=tmp_path) == expected
 
 
-def test_builds_for_devices_come_from_the_index_that_has_them() -> None:
-    """The same channels as error texts name."""
+def test_device_builds_use_their_index() -> None:
+    """The same indexes as error messages name."""
     for device in ("cpu", "gpu", "xpu"):
         index = WHEELS[device][1]
         assert shell('paddle_index base "$@"', device).split() == (["--extra-index-url", index] if index else [])
@@ -136,8 +136,8 @@ def test_changed_sources_rebuild_native_modules(checkout: Path) -> None:
     assert len(seen) == 6
 
 
-def test_environments_of_one_python_share_the_native_modules(checkout: Path, tmp_path: Path) -> None:
-    """Which lie beside the sources. Those of another Python have other names: neither takes the others' place."""
+def test_environments_of_one_python_share_modules(checkout: Path, tmp_path: Path) -> None:
+    """They lie beside the sources. Those of another Python have other names, so neither overwrites the other."""
     install(checkout)
     code = "is_up_to_date || true; level=best; is_native_built && echo built || echo not"
     for environment, expected in (("3.11", "built"), ("3.12", "not")):
@@ -168,7 +168,7 @@ def test_an_interpreter_may_lie_anywhere(tmp_path: Path) -> None:
         ({"UV_INDEX": "https://uv"}, "https://mine/simple|https://uv|/wheels,/more"),
     ],
 )
-def test_uv_finds_packages_where_pip_does(tmp_path: Path, own: dict[str, str], expected: str) -> None:
+def test_uv_uses_pips_indexes(tmp_path: Path, own: dict[str, str], expected: str) -> None:
     """The environment wins over the file, and uv's own settings win over both."""
     settings = tmp_path / "pip.conf"
     settings.write_text("[global]\nindex-url = https://theirs/simple\nextra-index-url =\n    file:///a\n    https://b\n")
@@ -177,8 +177,8 @@ def test_uv_finds_packages_where_pip_does(tmp_path: Path, own: dict[str, str], e
     assert shell(code, sys.executable, environment=environment | own) == expected
 
 
-def test_pip_installs_where_there_is_no_uv(checkout: Path) -> None:
-    """Asked for, or because this machine can have none, which is said."""
+def test_pip_installs_without_uv(checkout: Path) -> None:
+    """uv is not wanted, or this machine cannot have it, which is reported."""
     (checkout / ".venv" / ".tokamak-made").write_text(f"{sys.executable}\n")
     code = "find_installer 2>&1; declare -f install"
     asked = shell(code, directory=checkout, environment={"TOKAMAK_INSTALLER": "pip"})
@@ -189,7 +189,7 @@ def test_pip_installs_where_there_is_no_uv(checkout: Path) -> None:
     assert "pip_install" in found_none
 
 
-def test_an_environment_may_be_named_from_where_the_caller_is(tmp_path: Path) -> None:
+def test_environment_path_is_relative_to_the_caller(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     for given, expected in (("environment", "here/environment"), ("../other/", "other"), (str(tmp_path), "")):
         found = shell('cd /; echo "$venv"', environment={"TOKAMAK_VENV": given}, caller=tmp_path / "here")
@@ -198,17 +198,17 @@ def test_an_environment_may_be_named_from_where_the_caller_is(tmp_path: Path) ->
 
 
 def test_modules_are_compiled_once(tmp_path: Path) -> None:
-    """Though a container says that Python shall not."""
+    """Even if a container sets PYTHONDONTWRITEBYTECODE."""
     (tmp_path / "module.py").write_text("")
     environment = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "PYTHON": sys.executable}
     assert shell('"$PYTHON" -c "import module"', environment=environment) == ""
     assert list(tmp_path.glob("__pycache__/module.*.pyc"))
 
 
-def test_a_setup_with_nothing_to_do_needs_no_lock(checkout: Path) -> None:
-    """It may not even be able to open one: the checkout is read-only, or another user's."""
+def test_up_to_date_setup_needs_no_lock(checkout: Path) -> None:
+    """It may be unable to open one: the checkout is read-only, or another user's."""
     lock = checkout / ".venv" / ".tokamak-lock"
-    lock.mkdir()  # which nobody can write to, not even root
+    lock.mkdir()  # which not even root can write to
     assert "is missing or out of date and cannot be written; run this as its owner" in shell("setup best", directory=checkout)
     install(checkout)
     before = {path: path.stat().st_mtime_ns for path in checkout.rglob("*")}
@@ -216,12 +216,12 @@ def test_a_setup_with_nothing_to_do_needs_no_lock(checkout: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in checkout.rglob("*")} == before
 
 
-def test_a_setup_that_need_not_wait_says_nothing(checkout: Path) -> None:
+def test_setup_without_a_wait_prints_nothing(checkout: Path) -> None:
     assert shell("lock_venv 2>&1", directory=checkout) == ""
 
 
 def test_setup_waits_for_another_and_releases_the_lock(checkout: Path) -> None:
-    """The second of two finds everything done, and the engine that it starts keeps nobody waiting."""
+    """The second of two finds everything done, and the engine that it starts does not hold the lock."""
     venv = checkout / ".venv"
     command = ["bash", "-c", f"{SETUP} setup best; echo done; exec cat", str(checkout)]
     with (venv / ".tokamak-lock").open("w") as other:
@@ -243,8 +243,8 @@ def test_setup_waits_for_another_and_releases_the_lock(checkout: Path) -> None:
             )
 
 
-def test_a_failed_job_ends_the_others_and_shows_its_messages(tmp_path: Path) -> None:
-    """Its last words, without what pip says of other indexes."""
+def test_failed_job_ends_others_and_shows_its_log(tmp_path: Path) -> None:
+    """The end of its log, without what pip says of other indexes."""
     code = "begin good sleep 100; begin bad bash -c 'echo WARNING: Location x is ignored; echo last; exit 3'; wait_for_jobs"
     printed = shell(code, environment={"TOKAMAK_VENV": str(tmp_path)})
     assert printed.startswith("exit 1:")

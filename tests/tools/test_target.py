@@ -1,4 +1,4 @@
-"""Client tools find the engine that runs here, as `tokamak top` and `ctl` do."""
+"""Client tools find the engine on this machine, like `tokamak top` and `ctl`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """A run that this process owns, of an engine that would listen everywhere and wants a key."""
+    """A run owned by this process, of an engine that listens on all addresses and requires a key."""
     run_id = new_run_id()
     run, lock = create_run(run_id, runs_root() / run_id)
     config = engine_config(
@@ -57,7 +57,7 @@ def test_the_engine_that_runs_here(run: Run) -> None:
     assert find("--url", "http://[::1]:9/v1").url == "http://[::1]:9"
 
 
-def test_key_comes_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TokamakError, match="requires an API key; pass one with --api-key or TOKAMAK_API_KEY"):
         find()
     monkeypatch.setenv("TOKAMAK_API_KEY", "first,second")
@@ -86,7 +86,7 @@ def test_several_engines_are_listed_and_none_is_taken(run: Run) -> None:
     assert find("--api-key", "mine").port == 4321
 
 
-def test_where_none_runs(run: Run) -> None:
+def test_no_engine_runs(run: Run) -> None:
     run.lock_path.write_text("")  # as of an owner that is dead
     assert find().url == DEFAULT_URL
     with pytest.raises(TokamakError, match=f"engine {run.run_id} is not running"):

@@ -1,5 +1,6 @@
-"""The emulated card, compiled once for a checkout, which takes half a minute of processor time: `tools/test` does it before, so
-that not each process of the suite runs a compiler of its own."""
+"""The emulated card, compiled once per checkout, which takes half a minute of CPU time: `tools/test` does it first, so that not
+each process of the suite runs a compiler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keys and values in blocks as CUDA's rows keep them, written down a second time in numpy: what `cache.h` must agree with."""
+"""Blocks of keys and values in the layout of CUDA's rows, implemented a second time in numpy, as the reference for
+`cache.h`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 
 
 def blocks_of(numbers: np.ndarray, num_heads: int, block_size: int, dtype: str) -> np.ndarray:
-    """float32 [slots, heads * dim] -> uint8 [blocks, bytes of a block]."""
+    """Return float32 [slots, heads * dim] as uint8 [blocks, bytes of a block]."""
     num_blocks = len(numbers) // block_size
     if dtype == "int8":
         heads = numbers.reshape(num_blocks, block_size * num_heads, -1)
@@ -19,7 +20,7 @@ def blocks_of(numbers: np.ndarray, num_heads: int, block_size: int, dtype: str) 
 
 
 def numbers_of(blocks: np.ndarray, num_heads: int, dim: int, block_size: int, dtype: str) -> np.ndarray:
-    """The other way round."""
+    """Invert `blocks_of`."""
     count = block_size * num_heads * dim
     if dtype == "int8":
         integers = blocks[:, :count].view(np.int8).astype(np.float32).reshape(len(blocks), -1, dim)
@@ -51,7 +52,7 @@ def decode(blocks: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _float8_values() -> np.ndarray:
-    """Those of the codes 0 to 126 (OCP 8-bit floating point specification, E4M3)."""
+    """Return the values of the codes 0 to 126 (OCP 8-bit floating point specification, E4M3)."""
     codes = np.arange(127)
     exponents, mantissas = codes >> 3, (codes & 7) / 8
     return np.where(exponents == 0, mantissas * 2.0**-6, (1 + mantissas) * 2.0 ** (exponents - 7.0))

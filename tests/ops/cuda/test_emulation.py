@@ -21,7 +21,7 @@ class Faults:
         self._library.last_error.restype = ctypes.c_char_p
 
     def run(self, kernel: str, x: np.ndarray, num_results: int, seed: int = 0) -> np.ndarray:
-        """RuntimeError: what the emulation says of it."""
+        """Run a kernel. RuntimeError: the report of the emulation."""
         y = np.zeros(num_results, np.float32)
         both = (memory_of(x.ctypes.data, x.nbytes, 4), memory_of(y.ctypes.data, y.nbytes, 4))
         operands = (type(both[0]) * 2)(*both)
@@ -51,26 +51,26 @@ def numbers(count: int) -> np.ndarray:
         ("shared", r"bytes 1024 to 1028 of 1024 of shared memory"),
     ],
 )
-def test_what_is_wrong_is_said(faults: Faults, kernel: str, message: str) -> None:
+def test_faults_are_named(faults: Faults, kernel: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         faults.run(kernel, numbers(64), 64)
     np.testing.assert_array_equal(faults.run("behind the barrier", numbers(64), 64), np.roll(numbers(64), -1))
 
 
-def test_nobody_reads_what_nobody_wrote(faults: Faults) -> None:
-    """A neighbour has not been there yet, or a copy is in progress."""
+def test_unwritten_memory_reads_as_nan(faults: Faults) -> None:
+    """A neighbour has not written yet, or a copy is in progress."""
     assert np.isnan(faults.run("before the barrier", numbers(64), 64)).any()
     assert np.isnan(faults.run("copy", numbers(64), 64)).all()
 
 
-def test_an_order_that_nobody_promised_shows(faults: Faults) -> None:
+def test_unordered_access_is_detected(faults: Faults) -> None:
     x = numbers(64) * np.float32(10) ** np.arange(64, dtype=np.float32)[::-1].clip(0, 6)
     assert len({faults.run("any order", x, 1, seed).tobytes() for seed in range(8)}) > 1
     assert len({faults.run("behind the barrier", x, 64, seed).tobytes() for seed in range(8)}) == 1
 
 
 def test_products_of_a_warp(faults: Faults) -> None:
-    """Numbers are among the lanes as in the manual of the instruction set."""
+    """Numbers are distributed among the lanes as in the manual of the instruction set."""
     x = (np.random.default_rng(0).integers(-8, 9, 256 + 128)).astype(np.float32)
     a, b = x[:256].reshape(16, 16), x[256:].reshape(16, 8)
     np.testing.assert_array_equal(faults.run("product", x, 128).reshape(16, 8), a @ b)

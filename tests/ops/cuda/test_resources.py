@@ -1,4 +1,4 @@
-"""The table of what kernels take of a card, from what ptxas says."""
+"""The table of the kernels' resources on a card, from the output of ptxas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ptxas info    : Used 48 registers, used 1 barriers
 
 
 def compiler(directory: Path, text: str, code: int = 0) -> str:
-    """One that says this of each file."""
+    """Return a compiler that prints this for each file."""
     path = directory / "nvcc"
     path.write_text(f"#!/bin/sh\ncat >&2 <<'LOG'\n{text}LOG\nexit {code}\n")
     path.chmod(0o755)
@@ -42,19 +42,19 @@ def test_a_spill_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_what_the_compiler_refuses(tmp_path: Path) -> None:
+def test_compiler_error_is_shown(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"ended with 3 and said at last:\nno such card"):
         resources.main(compiler(tmp_path, "no such card\n", 3))
 
 
-def test_names_and_what_is_well() -> None:
+def test_kernels_without_spills() -> None:
     log = (_LOG + _LOG).format(spilled=0).replace("4 bytes spill loads", "0 bytes spill loads")
     assert {each.spilled_bytes for each in resources.resources_of(log)} == {0}
     assert len(resources.table(resources.resources_of(log)).splitlines()) == 4
 
 
-def test_the_table_that_is_kept_is_of_these_sources() -> None:
-    """So a kernel that spills fails here, without a compiler that takes minutes; `tools/test` asks it of what changed."""
+def test_stored_table_is_of_these_sources() -> None:
+    """So a kernel that spills fails here, without a compiler that takes minutes; `tools/test` runs it for changed sources."""
     text = (REPOSITORY / ".github" / "DEVICES.md").read_text()
     of_sources, _, rest = text.partition("Of sources `")[2].partition("`")
     rows = re.findall(r"^\| (\w+) \| sm_(\w+) \|.* (\d+) \|$", rest, re.MULTILINE)

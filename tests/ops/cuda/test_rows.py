@@ -1,4 +1,4 @@
-"""Rows by themselves, in the types that a model has on a card: what they compute, and that it is the same however it is cut."""
+"""Single rows in the types of a model on a card: their results, which are the same however the work is split."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class LinearCase:
-    """70 inputs or more of some rows, by a matrix of random numbers or integers."""
+    """At least 70 inputs of some rows, by a matrix of random numbers or integers."""
 
     def __init__(self, dtype: str, weight_type: str, num_inputs: int, num_outputs: int) -> None:
         self.dtype, self.weight_type = dtype, weight_type
@@ -104,8 +104,8 @@ def test_linear(dtype: str, weight_type: str, num_inputs: int) -> None:
         np.testing.assert_array_equal(case.run(x[rows], seed=5), whole[rows])
 
 
-def test_a_number_too_many_is_an_error() -> None:
-    """Where the header says how many there are, before anything runs; else the emulation says so."""
+def test_wrong_operand_size_is_an_error() -> None:
+    """The declared size is checked before anything runs; otherwise the emulation reports it."""
     case = LinearCase("bfloat16", "bfloat16", 72, 40)
     x = narrowed(random(3, 72), "bfloat16")[0]
     bias, case.bias = case.bias, case.bias[:-1]
@@ -122,7 +122,7 @@ BLOCK, KV_HEADS, GROUP, DIM, LENGTH = 16, 2, 3, 24, 1100
 
 
 class Pages:
-    """One sequence of 1100 positions, its blocks in any order."""
+    """One sequence of 1100 positions with its blocks in any order."""
 
     def __init__(self, dtype: str) -> None:
         num_blocks = -(-LENGTH // BLOCK)
@@ -188,7 +188,7 @@ class Pages:
     [("float32", "float32", 0), ("bfloat16", "bfloat16", 0), ("float16", "int8", 0), ("bfloat16", "float8", 600)],
 )
 def test_attention(dtype: str, kv_dtype: str, window: int) -> None:
-    """All three parts give the same bits, whichever row makes them, and whatever else is in the tile or the step."""
+    """All three parts give the same bits, whichever row computes them, and whatever else is in the tile or the step."""
     cache, positions = Pages(kv_dtype), [1099, 3, 700, 512, 511]
     queries, values = narrowed(random(5, KV_HEADS * GROUP * DIM, seed=3), dtype)
     whole = cache.attend(queries, positions, dtype, 16, window, has_parts=False)
@@ -202,7 +202,7 @@ def test_attention(dtype: str, kv_dtype: str, window: int) -> None:
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize(("dtype", "dim"), [("float32", 24), ("bfloat16", 64), ("float16", 20)])
 def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_norm: bool) -> None:
-    """Queries with one weight and keys with another, over the head's own numbers; values are kept as they are."""
+    """Queries and keys have different weights, over the head's own numbers; values are unchanged."""
     rows, heads, kv_heads, epsilon = 5, 4, 2, 1e-3
     qkv, numbers = narrowed(random(rows, (heads + 2 * kv_heads) * dim), dtype)
     norm = random(2, dim, seed=6)
@@ -246,7 +246,7 @@ def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_
 
 
 def test_operands_are_declared_once() -> None:
-    """One that is missing, or too many, is known before anything is called."""
+    """A missing or extra operand is detected before any call."""
     assert ctypes.sizeof(STRUCTURES["Begin"]) == 4 * 16 + 3 * 4 + 4
     with pytest.raises(AssertionError, match=r"Begin takes \['block_tables', "):
         operands("Begin", describe, block_tables=np.zeros(1, np.int32))
@@ -258,7 +258,7 @@ def test_operands_are_declared_once() -> None:
 
 @pytest.mark.parametrize("can_make", [True, False])
 def test_one_operand_too_many_is_refused(can_make: bool) -> None:
-    """For every row: beside all of its operands, and where results are left to be made."""
+    """Every row refuses an operand beyond its own, also where results are left to be allocated."""
 
     def make(shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.zeros(shape, {"bfloat16": "uint16"}.get(dtype, dtype))
@@ -281,9 +281,9 @@ def test_memory_of_no_whole_numbers_is_refused() -> None:
         operands("Begin", describe, **given, **(rows | {"positions": np.zeros(13, np.uint8)}))
 
 
-def test_results_have_the_shapes_that_the_header_says() -> None:
-    """Those of each row's cases, of rows that decode alone and of several of a sequence (drafts, prompts), whose results are
-    written down in numpy: the same are made where they are not given. What else is given is as large as it is declared."""
+def test_results_have_the_declared_shapes() -> None:
+    """For the cases of each row, of decoding rows and of several rows of a sequence (drafts, prompts), allocated results have
+    the shapes that numpy gives, and other operands their declared sizes."""
     seen = set()
     for case in cases(is_large=False):
         results = {name: case.values[name] for name, member in MEMBERS[case.row].items() if member.is_result}

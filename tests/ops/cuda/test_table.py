@@ -1,5 +1,6 @@
-"""The table of CUDA's rows, on an emulated card, does what each table must: some of the cases of the others' tests, since a
-card that is emulated takes its time. What needs neither cache nor integers is among the others' own cases."""
+"""The op table of CUDA's rows on an emulated card passes the common tests: some of their cases, since emulation is slow. Cases
+without cache or integers are in the common tests themselves.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_key_bounds(k: OpTable) -> None:
     ids=str,
 )
 def test_integers(k: OpTable, format: WeightFormat) -> None:
-    """A quantized linear gives the numbers that it stands for, with any group and any offset."""
+    """A quantized linear gives the numbers that its weights represent, with any group and any offset."""
     outputs, inputs = 21, 192
     weight = random_weight(outputs, inputs, format)
     module = Linear(("w",), inputs, (outputs,), format=format)

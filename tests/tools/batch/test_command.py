@@ -1,4 +1,6 @@
-"""`tokamak run-batch` against a real server of another kind: in order, whoever is slow, full or killed; each line once."""
+"""`tokamak run-batch` against a real server of another kind: answers in order, each line once, with slow, full and killed
+servers.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,8 @@ def answers(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "out.jsonl").read_text().splitlines()]
 
 
-def test_in_order_and_errors_as_lines(tmp_path: Path) -> None:
-    """A server that is full now and then is waited for."""
+def test_answers_are_in_order_with_errors_as_lines(tmp_path: Path) -> None:
+    """A server that is full from time to time is retried."""
     lines = [request(number) for number in range(60)]
     lines[10], lines[20] = "{nonsense", request(20, stream=True)
     write(tmp_path, *lines)
@@ -75,15 +77,15 @@ def test_in_order_and_errors_as_lines(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_what_the_server_refuses(tmp_path: Path) -> None:
+def test_refusals_of_the_server_become_answers(tmp_path: Path) -> None:
     write(tmp_path, request(0), request(1))
     with openai_server(Behaviour(status=400)) as server:
         assert run(tmp_path, "--url", f"{server.url}/v1")[0] == 0
     assert [each["response"]["status_code"] for each in answers(tmp_path)] == [400, 400]
 
 
-def test_a_key_that_is_refused(tmp_path: Path) -> None:
-    """Ends it, or each line would have that for its answer."""
+def test_refused_key_ends_the_run(tmp_path: Path) -> None:
+    """The run ends; otherwise each line would get that error as its answer."""
     write(tmp_path, *(request(number) for number in range(30)))
     with openai_server(Behaviour(needs_key=True)) as server:
         code, said = run(tmp_path, *of(server))
@@ -93,9 +95,9 @@ def test_a_key_that_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_thousand_lines_ended_in_the_middle(tmp_path: Path, number: signal.Signals) -> None:
-    """Again and again. What was answered is never asked again, although an early line that hangs holds back all behind it; a
-    line that was torn is cut off."""
+def test_killed_run_is_continued(tmp_path: Path, number: signal.Signals) -> None:
+    """Several times. Answered lines are never sent again, although an early line that hangs holds back all behind it; a
+    truncated line is cut off."""
     out = tmp_path / "out.jsonl"
     write(tmp_path, *(request(number) for number in range(1000)))
     answered: dict[str, int] = {}  # prompt -> how often it had been asked then
@@ -123,8 +125,8 @@ def test_a_thousand_lines_ended_in_the_middle(tmp_path: Path, number: signal.Sig
 
 
 @pytest.mark.slow
-def test_what_waits_for_its_turn_keeps_no_body(tmp_path: Path) -> None:
-    """200 answers wait behind the first, and were asked with 200 MiB."""
+def test_waiting_answers_keep_no_bodies(tmp_path: Path) -> None:
+    """200 answers wait behind the first; their requests had 200 MiB."""
     body, count = "x" * (1 << 20), 200
     with open(tmp_path / "in.jsonl", "w") as lines:
         for number in range(count):
@@ -141,8 +143,8 @@ def test_what_waits_for_its_turn_keeps_no_body(tmp_path: Path) -> None:
     assert resident_kib < 128 << 10
 
 
-def test_a_server_that_goes(tmp_path: Path) -> None:
-    """For good: what is answered stays, and the next server is asked for the rest."""
+def test_run_continues_with_another_server(tmp_path: Path) -> None:
+    """The server never comes back: answers stay, and the next server gets the rest."""
     write(tmp_path, *(request(number) for number in range(50)))
     process = None
     with openai_server(Behaviour(hang_on=("p30",))) as server:
@@ -180,7 +182,7 @@ def more_comes(source: Path) -> None:
         (more_comes, (0, "answered 1500 lines, 0 of them with errors")),
     ],
 )
-def test_an_input_that_changes_meanwhile(tmp_path: Path, change: Callable[[Path], None], expected: tuple[int, str]) -> None:
+def test_input_changes_during_a_run(tmp_path: Path, change: Callable[[Path], None], expected: tuple[int, str]) -> None:
     """Requests that were not there at the check are not sent, and the last line says so. Lines added at the end belong to
     another run."""
     source = write(tmp_path, *(request(number, suffix="x" * 500, n=1) for number in range(1500)))
@@ -197,7 +199,7 @@ def test_an_input_that_changes_meanwhile(tmp_path: Path, change: Callable[[Path]
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
-def test_nobody_reads_what_it_says(tmp_path: Path, closed: str) -> None:
+def test_closed_output_does_not_stop_a_run(tmp_path: Path, closed: str) -> None:
     write(tmp_path, *(request(number) for number in range(9)))
     with openai_server() as server:
         command = f"exec {sys.executable} {TOKAMAK} run-batch -i in.jsonl -o out.jsonl --url {server.url} {closed}"
@@ -232,6 +234,6 @@ def test_mistakes(tmp_path: Path, lines: list[str], options: list[str], what: st
     assert not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").read_text()
 
 
-def test_nothing_to_ask(tmp_path: Path) -> None:
+def test_empty_input(tmp_path: Path) -> None:
     write(tmp_path)
     assert run(tmp_path) == (0, "answered 0 lines, 0 of them with errors: out.jsonl\n")

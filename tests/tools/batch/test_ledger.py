@@ -1,4 +1,4 @@
-"""The file of answers: in order, whole, and gone on with."""
+"""The file of answers: in order, complete, and continued."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def take(ledger: Ledger, *indexes: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_any_order_comes_in_order(path: Path, seed: int) -> None:
-    """In several lives, each of which may end at any time; what was answered in one is there in the next."""
+def test_answers_of_any_order_are_sorted(path: Path, seed: int) -> None:
+    """In several lives, each of which may end at any time; answers of one life are there in the next."""
     rng = random.Random(seed)
     while True:
         ledger = opened(path)
@@ -69,7 +69,7 @@ def test_any_order_comes_in_order(path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 20, len(LINES[2]) - 1])
-def test_a_torn_line_is_cut_off(path: Path, kept: int) -> None:
+def test_truncated_line_is_cut_off(path: Path, kept: int) -> None:
     """In either file."""
     ledger = opened(path)
     take(ledger, 0, 1, 4, 5)
@@ -88,7 +88,7 @@ def test_a_torn_line_is_cut_off(path: Path, kept: int) -> None:
     assert part.read_bytes() == b""
 
 
-def test_what_waits_takes_no_more_room_than_it_must(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_early_answers_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PART_BYTES", 100)
     ledger = opened(path)
     take(ledger, 39)
@@ -116,7 +116,7 @@ def test_what_waits_takes_no_more_room_than_it_must(path: Path, monkeypatch: pyt
         (b"".join(LINES) + answer_line(Request(41, "r40"), Reply(200, b"{}")), "more answers"),
     ],
 )
-def test_a_file_of_something_else_stays_as_it_is(path: Path, content: bytes, what: str) -> None:
+def test_foreign_file_is_left_unchanged(path: Path, content: bytes, what: str) -> None:
     path.write_bytes(content)
     with pytest.raises(OptionError, match=what):
         opened(path)
@@ -132,8 +132,8 @@ def test_a_file_of_something_else_stays_as_it_is(path: Path, content: bytes, wha
     ],
     ids=["body", "url", "malformed"],
 )
-def test_a_request_that_was_changed_is_not_taken_for_answered(path: Path, changed: Request) -> None:
-    """Under the same custom_id: what is answered stays and says so; what was answered early is asked again."""
+def test_changed_request_is_not_answered(path: Path, changed: Request) -> None:
+    """Under the same custom_id: an answered line stays and is reported; one that was answered early is sent again."""
     ledger = opened(path)
     take(ledger, 0, 1, 3)
     ledger.close(False)
@@ -150,8 +150,8 @@ def test_a_request_that_was_changed_is_not_taken_for_answered(path: Path, change
     rest.close(False)
 
 
-def test_where_lines_stand_does_not_matter(path: Path) -> None:
-    """An empty line more, and more requests behind the others."""
+def test_positions_of_lines_do_not_matter(path: Path) -> None:
+    """One more empty line, and more requests at the end."""
     ledger = opened(path)
     take(ledger, 0, 1, 2)
     ledger.close(False)
@@ -170,7 +170,7 @@ def test_one_at_a_time(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "no/such/file"])
-def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
+def test_unwritable_path_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(OptionError, match="choose another"):
         Ledger(tmp_path / name)
 
@@ -181,8 +181,8 @@ def test_a_device_is_no_file() -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "link", "fifo", "directory"])
-def test_what_is_beside_it_and_not_ours_stays(path: Path, what: str) -> None:
-    """A user's own file of that name, which may be that of the requests."""
+def test_foreign_part_file_is_left_alone(path: Path, what: str) -> None:
+    """A user's own file of that name, possibly the input file."""
     beside, other = path.with_name("out.jsonl.part"), path.parent.with_suffix(".other")
     other.write_text("mine\n")
     if what == "file":
@@ -205,7 +205,7 @@ def test_what_is_beside_it_and_not_ours_stays(path: Path, what: str) -> None:
     )
 
 
-def test_other_requests_do_not_take_early_answers_away(path: Path) -> None:
+def test_other_requests_keep_early_answers(path: Path) -> None:
     """A shorter file is given by mistake: all of its requests seem answered."""
     ledger = opened(path)
     take(ledger, 0, 1, 2, 5)
@@ -219,7 +219,7 @@ def test_other_requests_do_not_take_early_answers_away(path: Path) -> None:
     ledger.close(False)
 
 
-def test_an_answer_of_any_depth_is_gone_on_from(path: Path) -> None:
+def test_deeply_nested_answer_is_continued(path: Path) -> None:
     for depth in (800, 1015, 5000):
         ledger = Ledger(path)
         ledger.go_on(REQUESTS)

@@ -1,4 +1,4 @@
-"""The files of tools/deploy as their readers see them."""
+"""The files of tools/deploy, parsed as their readers parse them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KUBERNETES = DEPLOY / "kubernetes"
 
 
 def image() -> list[Instruction]:
-    """The stage that runs."""
+    """Return the instructions of the last stage, which is the one that runs."""
     return stages()[-1]
 
 
 def service() -> dict[str, list[str]]:
-    """Settings of the systemd unit, each with its values."""
+    """Return the settings of the systemd unit, each with its values."""
     found: dict[str, list[str]] = {}
     for line in (DEPLOY / "tokamak.service").read_text().splitlines():
         if "=" in line and not line.startswith("#"):
@@ -35,12 +35,12 @@ def document(path: Path) -> Any:
 
 
 def manifest(kind: str) -> Any:
-    """The Kubernetes object of that kind."""
+    """Return the Kubernetes object of that kind."""
     (found,) = (each for path in sorted(KUBERNETES.glob("*.yaml")) for each in [document(path)] if each.get("kind") == kind)
     return found
 
 
 def container() -> Any:
-    """The one of a pod."""
+    """Return the only container of the pod."""
     (found,) = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
     return found

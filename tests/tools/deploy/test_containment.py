@@ -1,5 +1,5 @@
-"""Promises of image, pod and unit, kept by an engine that is held as they hold it: a read-only root, a user without privileges,
-64 MB of /dev/shm. The machine's own files stand in for the image's.
+"""Guarantees of image, pod and unit, kept by an engine under the same restrictions: a read-only root, a user without
+privileges, 64 MB of /dev/shm. The machine's own files replace those of the image.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def namespaces() -> None:
 
 
 class ContainedEngine(EngineProcess):
-    """Started by a command that knows none of this machine's places."""
+    """Engine started by a command without any path of this machine."""
 
     def __init__(self, root: Path, command: Sequence[str], variables: Mapping[str, str], memory: Sequence[str]) -> None:
         super().__init__("")
@@ -62,7 +62,7 @@ class ContainedEngine(EngineProcess):
 
     @property
     def pid(self) -> int:
-        """Pid of the contained process, as this side sees it."""
+        """Pid of the contained process in the namespace of the test."""
         (child,) = Path(f"/proc/{super().pid}/task/{super().pid}/children").read_text().split()
         return int(child)
 
@@ -76,7 +76,7 @@ class ContainedEngine(EngineProcess):
         )
 
     def assert_is_held(self) -> None:
-        """Check from outside that the promises are kept."""
+        """Check from outside that the guarantees are kept."""
         inside = Path(f"/proc/{self.pid}")
         status = dict(line.split(":\t", 1) for line in (inside / "status").read_text().splitlines() if ":\t" in line)
         assert int(status["CapEff"], 16) == 0
@@ -93,7 +93,7 @@ def ask(engine: ContainedEngine) -> None:
     assert answer.json()["choices"][0]["message"]["content"]
 
 
-def test_an_image_serves_tells_its_health_and_ends_what_is_open(tmp_path: Path) -> None:
+def test_image_serves_reports_health_and_drains(tmp_path: Path) -> None:
     (command,) = (each.command for each in image() if each.name == "ENTRYPOINT")
     (health,) = (each.command for each in image() if each.name == "HEALTHCHECK")
     memory = [mount["mountPath"] for mount in container()["volumeMounts"]]

@@ -1,5 +1,6 @@
-"""tools/deploy: parsed by what reads it, where that is here, and held against the engine that it starts: its options, routes,
-metrics and exit codes."""
+"""tools/deploy: parsed by its real readers where these are installed, and compared with the engine: options, routes, metrics
+and exit codes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_variables_are_options() -> None:
     assert ours <= {*OPTIONS}
 
 
-def test_an_image_runs_as_nobody_and_installs_no_paddle() -> None:
+def test_image_runs_unprivileged_without_paddle() -> None:
     last = image()
     assert [text for name, text in last if name == "USER"] == ["10001:10001"]
     assert [each.command for each in last if each.name == "ENTRYPOINT"] == [["tokamak", "serve"]]
@@ -50,7 +51,7 @@ def test_an_image_runs_as_nobody_and_installs_no_paddle() -> None:
     assert len(bases) == 1, "modules are built for the Python that runs them"
 
 
-def test_an_image_is_not_built_of_what_lies_about() -> None:
+def test_image_ignores_stray_files() -> None:
     left_out = (DEPLOY.parents[1] / ".dockerignore").read_text().split("\n")
     assert {".*", "build", "**/*.so"} <= {*left_out}
     assert {"**/.git", "tools", "api"}.isdisjoint(left_out)
@@ -95,8 +96,8 @@ def test_probes_ask_routes_that_say_it() -> None:
     assert {get["port"] for get in asked.values()} == {"http"} == {manifest("Service")["spec"]["ports"][0]["targetPort"]}
 
 
-def test_a_pod_is_as_the_image_is() -> None:
-    """Read-only but for where the engine writes, which is all that the image says too; no variable is one of another's."""
+def test_pod_matches_the_image() -> None:
+    """Only the writable paths of the image are writable, and service links set no variables."""
     users = [text for name, text in image() if name == "USER"]
     context = POD["securityContext"]
     assert users == [f"{context['runAsUser']}:{context['runAsGroup']}"]
@@ -107,7 +108,7 @@ def test_a_pod_is_as_the_image_is() -> None:
     assert POD["enableServiceLinks"] is False, "a service `tokamak` sets TOKAMAK_PORT"
 
 
-def test_pods_are_scaled_by_samples_that_wait() -> None:
+def test_pods_are_scaled_by_waiting_requests() -> None:
     scaler = manifest("HorizontalPodAutoscaler")["spec"]
     target = scaler["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", manifest("Deployment")["metadata"]["name"])
@@ -118,7 +119,7 @@ def test_pods_are_scaled_by_samples_that_wait() -> None:
     assert WAITING.partition(":")[2] in {each.name for each in BY_ROLE["scheduler"]}
 
 
-def test_a_service_that_was_told_wrongly_is_not_started_again() -> None:
+def test_service_with_bad_options_is_not_restarted() -> None:
     unit = service()
     assert unit["ExecStart"] == ["/opt/tokamak/bin/tokamak serve"]
     assert unit["Restart"] == ["on-failure"]

@@ -1,4 +1,4 @@
-"""SamplingParams and its kin: vLLM's fields, each of which is sent, has no effect that is known, or is refused."""
+"""SamplingParams and related classes: each field of vLLM is sent, is known to have no effect, or is refused."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_every_field_has_its_fate() -> None:
 
 
 @pytest.mark.parametrize("name", SET | CHAT)
-def test_what_is_sent_is_a_field_of_requests(name: str) -> None:
-    """Where it says what it should, and nothing else."""
+def test_sent_fields_are_fields_of_requests(name: str) -> None:
+    """A set field changes only the fields of the request that it should."""
     plain, sent = SamplingParams().fields(), SamplingParams(**{name: (SET | CHAT)[name]}).fields()
     changed = {key: value for key, value in sent.items() if plain.get(key) != value}
     assert changed
@@ -80,12 +80,12 @@ def test_what_is_sent_is_a_field_of_requests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT | HERE)
-def test_what_is_not_sent(name: str) -> None:
+def test_fields_that_are_not_sent(name: str) -> None:
     assert SamplingParams(**{name: (WITHOUT_EFFECT | HERE)[name]}).fields() == SamplingParams().fields()
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_had(name: str) -> None:
+def test_unsupported_fields_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         SamplingParams(**{name: REFUSED[name]})
     params = SamplingParams()
@@ -105,7 +105,7 @@ def test_what_cannot_be_had(name: str) -> None:
         ({"structured_outputs": SET["structured_outputs"], "guided_decoding": SET["guided_decoding"]}, "the same"),
     ],
 )
-def test_what_contradicts_itself(fields: dict[str, Any], what: str) -> None:
+def test_contradictory_values_are_refused(fields: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         SamplingParams(**fields).fields()
 
@@ -117,8 +117,8 @@ def test_unknown_names() -> None:
         StructuredOutputsParams(schema={})  # type: ignore[call-arg]
 
 
-def test_defaults_are_those_of_vllm() -> None:
-    """Whatever a model's files say."""
+def test_defaults_equal_vllms() -> None:
+    """They do not depend on a model's files."""
     sent = SamplingParams().fields()
     assert sent["temperature"] == sent["top_p"] == sent["repetition_penalty"] == 1.0
     assert (sent["max_tokens"], sent["top_k"], sent["min_p"], sent["n"]) == (16, 0, 0.0, 1)
@@ -129,7 +129,7 @@ def test_defaults_are_those_of_vllm() -> None:
     assert SamplingParams(n=3).clone() == SamplingParams(n=3)
 
 
-def test_forms() -> None:
+def test_structured_outputs() -> None:
     assert SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])).fields()["structured_outputs"] == {
         "choice": ["a"]
     }

@@ -1,5 +1,6 @@
-"""The wheel: what is in it, what it says of itself, and that our packages and a user's never meet. Built without its native
-modules, which take minutes; those of the checkout stand in."""
+"""The wheel: its contents and metadata, and no conflicts between our packages and a user's. It is built without native modules,
+which take minutes; those of the checkout replace them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def site(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a user works, with packages called as ours are and as what ours need."""
+    """A user's directory, with packages named like ours and like our dependencies."""
     directory = tmp_path_factory.mktemp("home")
     for name in (*PACKAGES, "paddle"):
         make_foreign(directory / name)
@@ -73,7 +74,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return email.message_from_bytes(wheel.read(name))
 
 
-def test_site_packages_gets_nothing_but_tokamak(wheel: zipfile.ZipFile) -> None:
+def test_site_packages_gets_only_tokamak(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tokamak"}
     below = {name.split("/")[1] for name in wheel.namelist() if name.startswith("tokamak/")}
@@ -82,7 +83,7 @@ def test_site_packages_gets_nothing_but_tokamak(wheel: zipfile.ZipFile) -> None:
 
 
 def test_every_file_that_runs_is_in_it(wheel: zipfile.ZipFile) -> None:
-    """Modules, the page, the embedded models, CUDA's sources, files to deploy; nothing that only a checkout uses."""
+    """Modules, the page, the embedded models, CUDA sources, files to deploy; nothing that only a checkout uses."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *PACKAGES],
         cwd=REPOSITORY,
@@ -110,7 +111,7 @@ def test_no_module_imports_tests(wheel: zipfile.ZipFile) -> None:
     assert [name for name, text in sources.items() if re.search(r"^\s*(from|import) tests\b", text, re.MULTILINE)] == []
 
 
-def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
+def test_metadata(wheel: zipfile.ZipFile) -> None:
     said = metadata(wheel)
     assert said["Name"] == "tokamak-serve"
     assert said["Requires-Python"] == ">=3.10"
@@ -120,8 +121,8 @@ def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
     assert "tokamak = tokamak.__main__:main" in entry.replace("=", " = ").replace("  ", " ")
 
 
-def test_licences_of_what_is_in_it_are_in_it(wheel: zipfile.ZipFile) -> None:
-    """Ours; those of the page's scripts; and those of what is compiled into the native modules."""
+def test_licences_of_its_contents_are_included(wheel: zipfile.ZipFile) -> None:
+    """Ours; those of the page's scripts; and those of libraries compiled into the native modules."""
     said = metadata(wheel).get_all("License-File") or []
     assert {Path(name).name for name in said} >= {
         "LICENSE",
@@ -138,8 +139,8 @@ def test_it_stays_small(wheel: zipfile.ZipFile) -> None:
     assert sum(info.compress_size for info in wheel.infolist()) < MAX_MIB << 20
 
 
-def test_a_users_process_keeps_its_own_names(site: Path, home: Path) -> None:
-    """`import tokamak` changes nothing of where a process finds its modules, and brings nothing of the engine."""
+def test_import_leaves_other_modules_alone(site: Path, home: Path) -> None:
+    """`import tokamak` leaves the module path unchanged and imports nothing of the engine."""
     code = """
 import json, sys
 before = list(sys.path)
@@ -159,7 +160,7 @@ def test_the_environment_of_this_checkout_has_the_same_package() -> None:
 
 
 @pytest.mark.parametrize(("form", "safe_path"), [("script", ""), ("module", ""), ("path", ""), ("path", "1")])
-def test_the_command_finds_our_packages(site: Path, home: Path, form: str, safe_path: str) -> None:
+def test_command_finds_its_packages(site: Path, home: Path, form: str, safe_path: str) -> None:
     """pip's script, -m, and a file, in a directory with other packages of these names, which are on PYTHONPATH too."""
     forms = {
         "script": ["-c", "import sys; from tokamak.__main__ import main; sys.exit(main())"],
@@ -173,7 +174,7 @@ def test_the_command_finds_our_packages(site: Path, home: Path, form: str, safe_
 
 
 @pytest.mark.slow
-def test_it_serves_from_a_directory_with_packages_of_our_names(site: Path, home: Path) -> None:
+def test_serves_beside_packages_of_the_same_names(site: Path, home: Path) -> None:
     """Every process of it runs the wheel's modules."""
     engine = EngineProcess(DEMO, environment=environment(home, site))
     engine.command[1:3] = ["-m", "tokamak"]
@@ -183,7 +184,7 @@ def test_it_serves_from_a_directory_with_packages_of_our_names(site: Path, home:
         answer = httpx.post(f"{engine.url}/v1/completions", json=asked, timeout=WATCHDOG_S)
         assert answer.status_code == 200
         for name, actor in engine.actors().items():
-            if name == "supervisor":  # whose path is no business of its children that are not Python
+            if name == "supervisor":  # its path must not reach children that are not Python
                 continue
             given = Path(f"/proc/{actor['pid']}/environ").read_bytes().split(b"\0")
             (path,) = (text.decode() for text in given if text.startswith(b"PYTHONPATH="))

@@ -1,4 +1,4 @@
-"""The screen of `tokamak top` fits its terminal, whatever there is to show."""
+"""The screen of `tokamak top` fits its terminal with any content."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KINDS = ("draft", "accepted")
 
 
 def wide_snapshot() -> Snapshot:
-    """All that the screen can show, in long words."""
+    """Return a snapshot with everything that the screen can show, in long words."""
     whole = busy(5.0)
     actors = [msgspec.structs.replace(actor, pid=4194303, state="STARTING", restarts=12) for actor in whole.actors]
     rows = [
@@ -109,18 +109,18 @@ def test_a_tiny_terminal_is_no_error(width: int, height: int) -> None:
     assert max(len(line) for line in screen(busy(5.0), width, height)) <= width
 
 
-def test_all_rings_are_there_where_they_fit() -> None:
+def test_all_rings_are_shown_if_they_fit() -> None:
     text = "\n".join(screen(busy(5.0), 80, None))
     assert all(f"{sender} > {receiver}" in text for receiver, sender in RINGS)
 
 
-def test_the_fullest_rings_are_there_where_they_do_not() -> None:
+def test_only_the_fullest_rings_are_shown_otherwise() -> None:
     text = "\n".join(screen(busy(5.0), 80, 24))
     assert "scheduler > worker0" in text
     assert "supervisor > api0" not in text
 
 
-def test_a_dead_engine_says_so() -> None:
+def test_dead_engine_is_marked() -> None:
     now = snapshot(9.0, busy(5.0).rows, is_alive=False)
     lines = screen(now, 80, 24)
     assert "DEAD" in lines[0]
@@ -129,8 +129,8 @@ def test_a_dead_engine_says_so() -> None:
 
 
 @pytest.mark.parametrize(("count", "num_shown"), [(1, 1), (5, 5), (64, 4)])
-def test_adapters_have_a_line_each_as_far_as_there_is_room(count: int, num_shown: int) -> None:
-    """Those with the most samples."""
+def test_adapters_have_lines_while_there_is_room(count: int, num_shown: int) -> None:
+    """Those with the most sequences are shown."""
     adapters = [AdapterLoad(f"sql-{i}", 8 + i, 1000.0 + i, i == count - 1, 2 * i, i) for i in range(count)]
     lines = screen(msgspec.structs.replace(busy(5.0), adapters=adapters), 100, 40)
     assert len(lines) <= 40
@@ -144,7 +144,7 @@ def test_adapters_have_a_line_each_as_far_as_there_is_room(count: int, num_shown
     ]
 
 
-def test_an_engine_that_did_nothing_yet() -> None:
+def test_idle_engine_is_shown() -> None:
     now = snapshot(1.0)
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
@@ -199,8 +199,8 @@ def test_sparkline() -> None:
     assert units.sparkline([1.0], 0) == ""
 
 
-def test_more_actors_than_lines_fold() -> None:
-    """Those that are not all right stay."""
+def test_too_many_actors_are_folded() -> None:
+    """Actors with problems are not folded."""
     names = ("scheduler0", "scheduler1", "cache0", "cache1", *(f"worker{rank}" for rank in range(40)))
     whole = busy(5.0)
     actors = [msgspec.structs.replace(whole.actors[0], name=name) for name in names]
@@ -217,8 +217,8 @@ def test_more_actors_than_lines_fold() -> None:
     assert any(line.split()[:2] == ["worker39", "1.19"] for line in lines)
 
 
-def test_what_a_device_does() -> None:
-    """Beside what it can: a share of all steps, copies of the last ones, what was waited for."""
+def test_device_statistics() -> None:
+    """The share of captured steps, copies of the last steps, and waits are shown beside its capabilities."""
     rows = [
         *busy(5.0).rows,
         counter("worker_steps_total", "worker0", 8),

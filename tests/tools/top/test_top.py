@@ -1,4 +1,4 @@
-"""`tokamak top` on real shared memory: of an engine that lives (this process stands for it) and of one that was killed."""
+"""`tokamak top` on real shared memory: of a living engine (this process acts as it) and of one that was killed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with engine(sys.argv[1]):
 
 
 class Engine:
-    """The shared memory of a run, as its actors fill it."""
+    """Shared memory of a run, as its actors fill it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -108,7 +108,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return document
 
 
-def test_json_has_what_was_read_and_what_it_comes_to(capsys: pytest.CaptureFixture[str], runtime_directory: Path) -> None:
+def test_json_has_counters_and_derived_values(capsys: pytest.CaptureFixture[str], runtime_directory: Path) -> None:
     with engine() as running:
         document = as_json(capsys)
     assert document["run"]["run_id"] == RUN_ID
@@ -179,7 +179,7 @@ def test_a_run_is_found_by_its_id_or_directory(capsys: pytest.CaptureFixture[str
         assert "no run nothing" in capsys.readouterr().err
 
 
-def test_nothing_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_no_engine_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--once"]) == 1
     assert "start one with" in capsys.readouterr().err
     assert main(["--once", "--run-dir", str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""`tokamak trace` on real engines: running, killed, with another one at it; the file is what Perfetto reads."""
+"""`tokamak trace` on real engines: running, killed, with another trace in progress; Perfetto can read the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAY = ("api0", "tokenizer0", "scheduler", "worker0", "scheduler", "tokenizer0", 
 
 
 def goes_its_way(way: list[str]) -> bool:
-    """From actor to actor in that order; where one is slow, others have the next token already."""
+    """Return whether the request passed the actors in that order; where one is slow, others have the next token already."""
     met = iter(way)
     return all(actor in met for actor in WAY)
 
@@ -50,7 +50,7 @@ def rings(run: Run) -> list[str]:
 
 
 class Drawn:
-    """A file as it is read there: slices by actor, flows by kind."""
+    """A trace file, parsed as Perfetto does: slices by actor, flows by kind."""
 
     def __init__(self, path: Path) -> None:
         events = json.loads(path.read_bytes())["traceEvents"]
@@ -66,7 +66,7 @@ class Drawn:
         return {event["name"] for event in self.slices if self.actors[event["pid"]] == actor}
 
     def way(self, request: str) -> list[str]:
-        """The actors that did something for a request, in time, neighbours once."""
+        """Return the actors that worked on a request in order of time, without repeated neighbours."""
         own = [one for one in self.slices if one["args"].get("request", "").partition("~")[0] == request]
         own.sort(key=lambda one: float(one["ts"]))
         actors = [self.actors[one["pid"]] for one in own]
@@ -78,7 +78,7 @@ class Drawn:
         return [self.way(request) for request in ids if request.startswith("asked-")]
 
     def check(self) -> None:
-        """Slices of a track nest; each flow begins and ends, in time, within slices; lives end."""
+        """Check that slices of a track nest, that each flow begins and ends in order within slices, and that lives end."""
         tracks = defaultdict(list)
         for event in self.slices:
             assert event["dur"] >= 0
@@ -124,7 +124,7 @@ def test_a_running_engine(engine: EngineProcess, tmp_path: Path) -> None:
     output, is_over = tmp_path / "trace.json", threading.Event()
     asking = ask_until(engine, is_over)
     try:
-        for seconds in ("1.5", "5", "20"):  # longer where nobody was asked and answered within it
+        for seconds in ("1.5", "5", "20"):  # longer if no request was complete within it
             said = trace(engine.run, output, "--seconds", seconds)
             drawn = Drawn(output)
             if any(map(goes_its_way, drawn.asked_ways())):
@@ -145,8 +145,8 @@ def test_a_running_engine(engine: EngineProcess, tmp_path: Path) -> None:
     assert BODY["prompt"] not in output.read_text()
 
 
-def test_nothing_is_left_of_one_that_is_killed(engine: EngineProcess, tmp_path: Path) -> None:
-    """Its rings stay until the next one comes, and record no more than it asked for; another beside it is refused."""
+def test_killed_trace_does_not_block_the_next(engine: EngineProcess, tmp_path: Path) -> None:
+    """Its rings stay until the next trace and record no more than was asked for; a concurrent trace is refused."""
     running = subprocess.Popen(command(engine.run, tmp_path / "first.json", "--seconds", "600"), cwd=REPOSITORY)
     try:
         wait_until(lambda: len(rings(engine.run)) == 5, what="its rings")
@@ -190,15 +190,15 @@ def test_bad_options(engine: EngineProcess, tmp_path: Path, arguments: tuple[str
     assert said in trace(engine.run, tmp_path / "trace.json", *arguments, code=2)
 
 
-def test_a_place_that_cannot_be_written(engine: EngineProcess, tmp_path: Path) -> None:
-    """Said before the trace, not after it."""
+def test_unwritable_path_is_refused(engine: EngineProcess, tmp_path: Path) -> None:
+    """The error comes before the trace, not after it."""
     for place in (tmp_path / "nowhere" / "trace.json", tmp_path, tmp_path / ("x" * 300)):
         assert str(place) in trace(engine.run, place, "--seconds", "600", code=1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_that_was_killed(tmp_path: Path) -> None:
-    """Killed while it serves: what its actors did last is there, for as long as its memory is."""
+def test_trace_of_a_killed_engine(tmp_path: Path) -> None:
+    """It is killed while it serves: the last events of its actors can be read as long as its memory exists."""
     engine = EngineProcess(DEMO, "--trace").start()
     try:
         httpx.post(f"{engine.url}/v1/completions", json=BODY, timeout=WATCHDOG_S, headers={"x-request-id": "the-last"})
@@ -233,8 +233,8 @@ def test_a_dead_engine_without_a_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [("--run", "ffff"), ("--run-dir", "nowhere"), ("--run-dir", ".")])
-def test_a_refusal_leaves_nothing(tmp_path: Path, which: tuple[str, str]) -> None:
-    """And what is there as it is."""
+def test_refusal_leaves_no_file(tmp_path: Path, which: tuple[str, str]) -> None:
+    """An existing file stays unchanged."""
     for name in ("trace.json", "kept.json"):
         (tmp_path / "kept.json").write_text("mine")
         done = subprocess.run(
@@ -248,8 +248,8 @@ def test_a_refusal_leaves_nothing(tmp_path: Path, which: tuple[str, str]) -> Non
         assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept.json", "mine")]
 
 
-def test_what_is_drawn_of_several_attempts() -> None:
-    """A sample that was sent again after a crash has one life and one flow; names that nobody knows are slices."""
+def test_several_attempts_are_one_life() -> None:
+    """A sequence that was submitted again after a crash has one life and one flow; unknown names are slices."""
     names = ("submit", "prepare", "queue", "prepare", "tokenized", "queue", "admit", "first token", "last token", "what")
     actors = ("api0", "tokenizer0", "scheduler", "tokenizer0", "tokenizer0", "scheduler", "scheduler", "api0", "api0", "cache")
     events: dict[str, list[TraceEvent]] = defaultdict(list)
