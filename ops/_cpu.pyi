@@ -454,7 +454,7 @@ def put_drafts(
     token_ids: int,
     width: int,
 ) -> None: ...
-def stand(
+def accept(
     slots: int,
     count: int,
     num_sampled: int,
@@ -463,7 +463,7 @@ def stand(
     drawn: int,
     token_ids: int,
     width: int,
-    stands: int,
+    accepted: int,
     counts: int,
 ) -> None: ...
 def choose_draft_tokens(logits: int, num_rows: int, vocab: int) -> list[tuple[int, float]]: ...

@@ -7,35 +7,35 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr i32 kFirstPause = 16, kLongestPause = 256;    // tokens without drafts, then one is tried
-constexpr double kProbeShare = 0.005, kMostCredit = 1;  // steps: what that may cost of each step, and how much is saved up
+constexpr i32 FIRST_PAUSE = 16, LONGEST_PAUSE = 256;    // tokens without drafts, then one is tried
+constexpr double PROBE_SHARE = 0.005, MOST_CREDIT = 1;  // steps: what that may cost of each step, and how much is saved up
 // Of layers: what makes ready for a draft token, in the steps before, takes twice as much again as the one that verifies it.
-constexpr double kLayersCost = 3;
-constexpr double kPriorWeight = 3;              // drafts that a class's prior is worth
-constexpr double kClassDecay = 0.98;            // for each draft more of the class
-constexpr double kLowest = 0.02, kBest = 0.98;  // chances of a class: nothing is certain, and what failed is tried again
-constexpr double kByLuck = 0.005;               // chance of a draft of a sample that does not go on as expected
-constexpr double kLeastTrust = 0.01, kFirstTrust = 0.5, kSureTrust = 0.9, kMostTrust = 0.98;
-constexpr double kLeastTold = 0.1;    // chance of a class from which on a draft that stood speaks for the sample
-constexpr double kRecentGain = 0.35;  // for each row with drafts: one bad sample is not to speak for all that come
+constexpr double LAYERS_COST = 3;
+constexpr double PRIOR_WEIGHT = 3;            // drafts that a class's prior is worth
+constexpr double CLASS_DECAY = 0.98;          // for each draft more of the class
+constexpr double LOWEST = 0.02, BEST = 0.98;  // chances of a class: nothing is certain, and what failed is tried again
+constexpr double BY_LUCK = 0.005;             // chance of a draft of a sample that does not go on as expected
+constexpr double LEAST_TRUST = 0.01, FIRST_TRUST = 0.5, SURE_TRUST = 0.9, MOST_TRUST = 0.98;
+constexpr double LEAST_TOLD = 0.1;    // chance of a class from which on a draft that stood speaks for the sample
+constexpr double RECENT_GAIN = 0.35;  // for each row with drafts: one bad sample is not to speak for all that come
 // Steps without drafts that were thought to pay, then what speaks against them is doubted: twice as many each time that they
 // came to nothing again.
-constexpr i64 kDoubted = 1024, kMostDoubted = 16384;
-constexpr double kDoubtTrust = 0.25, kDoubtWeight = 1;  // then: a few samples are to settle it
-constexpr double kLeast = 0.05;                         // chance of a draft that is tried because it promises something
-constexpr i32 kLinger = 8;           // tokens without drafts after which they are asked for no more, unless they promise
-constexpr i64 kPlainInterval = 256;  // steps until one without drafts, to know its time
+constexpr i64 DOUBTED = 1024, MOST_DOUBTED = 16384;
+constexpr double DOUBT_TRUST = 0.25, DOUBT_WEIGHT = 1;  // then: a few samples are to settle it
+constexpr double LEAST = 0.05;                          // chance of a draft that is tried because it promises something
+constexpr i32 LINGER = 8;            // tokens without drafts after which they are asked for no more, unless they promise
+constexpr i64 PLAIN_INTERVAL = 256;  // steps until one without drafts, to know its time
 // A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and draft token in the next.
 // Where nothing came of that it is asked for again.
-constexpr i64 kAsks = 2, kAskInterval = 4;
+constexpr i64 ASKS = 2, ASK_INTERVAL = 4;
 
-constexpr double kLevelGain = 0.1, kMostWeight = 40;  // steps that a share is the mean of
-constexpr double kRowShare = 1.0 / 48;                // of a step: what a row more costs, before anything is known
-constexpr double kMostOver = 2, kMostOverFirst = 3;   // what takes so many times of what was expected was held up by others
-constexpr double kMostOverDrafted = 1.5;  // with drafts, which nobody tries again while they are thought to take that long
-constexpr i64 kRemembered = 2048, kForgetInterval = 64;  // steps
-constexpr i64 kNever = -(i64{1} << 40);
-constexpr double kAlikeRows = 1.2;  // numbers of rows within such a factor take about as long
+constexpr double LEVEL_GAIN = 0.1, MOST_WEIGHT = 40;  // steps that a share is the mean of
+constexpr double ROW_SHARE = 1.0 / 48;                // of a step: what a row more costs, before anything is known
+constexpr double MOST_OVER = 2, MOST_OVER_FIRST = 3;  // what takes so many times of what was expected was held up by others
+constexpr double MOST_OVER_DRAFTED = 1.5;  // with drafts, which nobody tries again while they are thought to take that long
+constexpr i64 REMEMBERED = 2048, FORGET_INTERVAL = 64;  // steps
+constexpr i64 NEVER = -(i64{1} << 40);
+constexpr double ALIKE_ROWS = 1.2;  // numbers of rows within such a factor take about as long
 
 }  // namespace
 
@@ -44,7 +44,7 @@ StepTimes::StepTimes() {
     for (double rows = 70; rows < 65536; rows *= 1.09) least_rows_.push_back(static_cast<i64>(rows));
     for (Shares &shares : shares_) {
         for (std::vector<double> *each : {&shares.met, &shares.weights, &shares.fitted}) each->assign(least_rows_.size(), 0);
-        shares.met_at.assign(least_rows_.size(), kNever);
+        shares.met_at.assign(least_rows_.size(), NEVER);
     }
 }
 
@@ -60,16 +60,16 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
     double &share = shares.met[cell], &weight = shares.weights[cell];
     if (!level_) level_ = step_ns;
     // The first of its kind, too: what held that up would speak against the kind until it is forgotten.
-    const double most = kind == StepKind::kDrafted ? kMostOverDrafted : weight ? kMostOver : kMostOverFirst;
+    const double most = kind == StepKind::DRAFTED ? MOST_OVER_DRAFTED : weight ? MOST_OVER : MOST_OVER_FIRST;
     step_ns = std::min(step_ns, most * of(kind, num_rows));
     // prompts of as many rows differ, by their contexts and by how many there are
-    if (weight && kind != StepKind::kMixed) level_ += kLevelGain * (step_ns / shares.fitted[cell] - level_);
+    if (weight && kind != StepKind::MIXED) level_ += LEVEL_GAIN * (step_ns / shares.fitted[cell] - level_);
     if (!weight) shares.cells.insert(std::lower_bound(shares.cells.begin(), shares.cells.end(), cell), cell);
-    weight = std::min(weight + 1, kMostWeight);
+    weight = std::min(weight + 1, MOST_WEIGHT);
     share += (step_ns / level_ - share) / weight;
     shares.met_at[cell] = num_steps_;
     fit(shares);
-    if (num_steps_ % kForgetInterval == 0) {
+    if (num_steps_ % FORGET_INTERVAL == 0) {
         for (Shares &each : shares_) fit(each);
     }
 }
@@ -81,7 +81,7 @@ void StepTimes::fit(Shares &shares) const {
         std::size_t begin;
     };
     std::vector<i64> &cells = shares.cells;
-    const auto is_forgotten = [&](i64 cell) { return shares.met_at[cell] < num_steps_ - kRemembered; };
+    const auto is_forgotten = [&](i64 cell) { return shares.met_at[cell] < num_steps_ - REMEMBERED; };
     for (const i64 cell : cells) {
         if (is_forgotten(cell)) shares.weights[cell] = shares.met[cell] = shares.fitted[cell] = 0;
     }
@@ -114,7 +114,7 @@ void StepTimes::forget(StepKind kind) {
 
 // Those of the kind, or of another while nothing is known of it.
 const StepTimes::Shares &StepTimes::known(StepKind kind) const {
-    for (const StepKind each : {kind, StepKind::kPlain, StepKind::kDrafted, StepKind::kMixed}) {
+    for (const StepKind each : {kind, StepKind::PLAIN, StepKind::DRAFTED, StepKind::MIXED}) {
         if (!shares_[static_cast<int>(each)].cells.empty()) return shares_[static_cast<int>(each)];
     }
     return shares_[0];
@@ -129,20 +129,20 @@ double StepTimes::share_of(const Shares &shares, i64 num_rows) const {
     while (below >= 0 && !fitted[below]) --below;
     while (above < num_cells && !fitted[above]) ++above;
     const double rows = static_cast<double>(num_rows);
-    if (below < 0 && above == num_cells) return 1 + kRowShare * rows;
-    if (below < 0) return fitted[above] / (1 + kRowShare * (static_cast<double>(least_rows_[above]) - rows));
+    if (below < 0 && above == num_cells) return 1 + ROW_SHARE * rows;
+    if (below < 0) return fitted[above] / (1 + ROW_SHARE * (static_cast<double>(least_rows_[above]) - rows));
     const double least = static_cast<double>(least_rows_[below]);
-    if (above == num_cells) return fitted[below] * (1 + kRowShare * (rows - least) / std::max(1.0, least * kRowShare));
+    if (above == num_cells) return fitted[below] * (1 + ROW_SHARE * (rows - least) / std::max(1.0, least * ROW_SHARE));
     if (above == below) return fitted[below];
     const double part = (rows - least) / (static_cast<double>(least_rows_[above]) - least);
     return fitted[below] + part * (fitted[above] - fitted[below]);
 }
 
 i64 StepTimes::num_plain_since(i64 num_rows) const {
-    const std::vector<i64> &met_at = shares_[static_cast<int>(StepKind::kPlain)].met_at;
-    const i64 last = cell_of(static_cast<i64>(static_cast<double>(num_rows) * kAlikeRows));
-    i64 met = kNever;
-    for (i64 cell = cell_of(static_cast<i64>(std::ceil(static_cast<double>(num_rows) / kAlikeRows))); cell <= last; ++cell)
+    const std::vector<i64> &met_at = shares_[static_cast<int>(StepKind::PLAIN)].met_at;
+    const i64 last = cell_of(static_cast<i64>(static_cast<double>(num_rows) * ALIKE_ROWS));
+    i64 met = NEVER;
+    for (i64 cell = cell_of(static_cast<i64>(std::ceil(static_cast<double>(num_rows) / ALIKE_ROWS))); cell <= last; ++cell)
         met = std::max(met, met_at[cell]);
     return num_steps_ - met;
 }
@@ -155,16 +155,16 @@ DraftLengths::DraftLengths(std::vector<double> priors, std::vector<i64> first_cl
       slots_(slots),
       is_adaptive_(is_adaptive),
       priors_(std::move(priors)),
-      tried_(priors_.size(), kPriorWeight),
+      tried_(priors_.size(), PRIOR_WEIGHT),
       stood_(priors_),
       are_first_(priors_.size(), 0),
-      recent_(first_classes_.size(), kFirstTrust),
-      probe_credit_(kMostCredit),
-      doubted_after_(kDoubted) {
-    for (double &stood : stood_) stood *= kPriorWeight;
+      recent_(first_classes_.size(), FIRST_TRUST),
+      probe_credit_(MOST_CREDIT),
+      doubted_after_(DOUBTED) {
+    for (double &stood : stood_) stood *= PRIOR_WEIGHT;
 }
 
-double DraftLengths::chance_of(i32 which) const { return std::clamp(stood_[which] / tried_[which], kLowest, kBest); }
+double DraftLengths::chance_of(i32 which) const { return std::clamp(stood_[which] / tried_[which], LOWEST, BEST); }
 
 i64 DraftLengths::method_of(i32 which) const {
     return std::upper_bound(first_classes_.begin(), first_classes_.end(), which) - first_classes_.begin() - 1;
@@ -175,7 +175,7 @@ double DraftLengths::trust_of(i32 slot, i64 method) const {
     return trust ? trust : recent_[method];
 }
 
-// Chance of a first draft of the method, of a sample that is trusted so much: where no class of first drafts stands, it does not
+// Chance of a first draft of the method, of a sample that is trusted so much: where no class of first drafts is accepted, it does not
 // matter who comes.
 double DraftLengths::promise_of(i64 method, double trust) const {
     const std::size_t next = static_cast<std::size_t>(method) + 1;
@@ -186,7 +186,7 @@ double DraftLengths::promise_of(i64 method, double trust) const {
     return best ? trust * best : trust;
 }
 
-bool DraftLengths::is_worth(double chance) const { return chance > std::max(least_chance_, kLeast); }
+bool DraftLengths::is_worth(double chance) const { return chance > std::max(least_chance_, LEAST); }
 
 void DraftLengths::clear(const i32 *slots, i64 num_slots) {
     for (i64 row = 0; row < num_slots; ++row) {
@@ -244,23 +244,23 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
     // take than a step without prompts would.
     const double tokens = static_cast<double>(num_sampled);
     const bool is_alone = num_rows == num_sampled;
-    const StepKind without = is_alone ? StepKind::kPlain : StepKind::kMixed, with = is_alone ? StepKind::kDrafted : without;
+    const StepKind without = is_alone ? StepKind::PLAIN : StepKind::MIXED, with = is_alone ? StepKind::DRAFTED : without;
     const double plain = times_.of(without, num_rows);
-    const double rate = tokens / (is_alone ? plain : times_.of(StepKind::kPlain, num_sampled));
+    const double rate = tokens / (is_alone ? plain : times_.of(StepKind::PLAIN, num_sampled));
     double time = plain, promised = 0, best = is_alone ? rate : 0;
     i64 num_best = 0;
     least_chance_ = 1;  // if all had it, so many would pay
     for (std::size_t count = 1; count <= drafts.size(); ++count) {
         time = std::max(time, times_.of(with, num_rows + static_cast<i64>(count)));  // never less for more rows
         least_chance_ = std::min(least_chance_, rate * (time - plain) / static_cast<double>(count));
-        if (drafts[count - 1].chance < kLeast) continue;
+        if (drafts[count - 1].chance < LEAST) continue;
         promised += drafts[count - 1].chance;
         const double gain = is_alone ? (tokens + promised) / time : promised - rate * (time - plain);
         if (gain > best) best = gain, num_best = static_cast<i64>(count);
     }
     // Nobody is made ready for what is not verified then.
     if (is_alone && !num_best) least_chance_ = std::max(least_chance_, drafts[0].chance);
-    if (is_alone && times_.num_plain_since(num_rows) > kPlainInterval) return;
+    if (is_alone && times_.num_plain_since(num_rows) > PLAIN_INTERVAL) return;
     for (i64 count = 0; count < num_best; ++count) ++chosen[drafts[count].row];
     if (num_best) num_doubted_ = 0;
     probe(slots, num_slots, granted, num_best ? with : without, num_rows + num_best, chosen);
@@ -269,7 +269,7 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
 // Tokens of a slot without drafts after which it is tried. Where nobody has had any for long none: who comes and goes in fewer
 // tokens would never be.
 i32 DraftLengths::pause_of(i32 slot) const {
-    return num_without_ >= kLongestPause ? 0 : std::max(slots_.pauses[slot], kFirstPause);
+    return num_without_ >= LONGEST_PAUSE ? 0 : std::max(slots_.pauses[slot], FIRST_PAUSE);
 }
 
 // A draft of the sample that has been waiting for one the longest, where that does not cost too much.
@@ -282,9 +282,9 @@ void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, St
         if (longest < 0 || slots_.num_rested[slot] > slots_.num_rested[slots[longest]]) longest = row;
     }
     if (longest < 0) return;
-    const StepKind with = kind == StepKind::kPlain ? StepKind::kDrafted : kind;
-    probe_cost_ = std::clamp(times_.of(with, num_rows + 1) / times_.of(kind, num_rows) - 1, 0.0, kMostCredit);
-    if (slots_.is_drafted_by_layers[slots[longest]]) probe_cost_ *= kLayersCost;
+    const StepKind with = kind == StepKind::PLAIN ? StepKind::DRAFTED : kind;
+    probe_cost_ = std::clamp(times_.of(with, num_rows + 1) / times_.of(kind, num_rows) - 1, 0.0, MOST_CREDIT);
+    if (slots_.is_drafted_by_layers[slots[longest]]) probe_cost_ *= LAYERS_COST;
     if (probe_cost_ > probe_credit_) return;
     probe_credit_ -= probe_cost_;
     num_asked_ = 0;
@@ -292,17 +292,17 @@ void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, St
 }
 
 i64 DraftLengths::num_idle(const i32 *slots, i64 num_slots) const {
-    i64 until_due = kLongestPause;
+    i64 until_due = LONGEST_PAUSE;
     for (i64 row = 0; row < num_slots; ++row)
-        until_due = std::min<i64>(until_due, pause_of(slots[row]) - slots_.num_rested[slots[row]] - kAsks);
-    const auto until_paid = static_cast<i64>((probe_cost_ - probe_credit_) / kProbeShare);
+        until_due = std::min<i64>(until_due, pause_of(slots[row]) - slots_.num_rested[slots[row]] - ASKS);
+    const auto until_paid = static_cast<i64>((probe_cost_ - probe_credit_) / PROBE_SHARE);
     return std::min(std::max(until_due, until_paid), doubted_after_ - num_doubted_);
 }
 
 void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps) {
     times_.learn(kind, num_rows, step_ns);
-    const double most = std::max(kMostCredit, 1.5 * probe_cost_);  // the next one may turn out to cost more than the last
-    probe_credit_ = std::min(probe_credit_ + kProbeShare * static_cast<double>(num_steps), most);
+    const double most = std::max(MOST_CREDIT, 1.5 * probe_cost_);  // the next one may turn out to cost more than the last
+    probe_credit_ = std::min(probe_credit_ + PROBE_SHARE * static_cast<double>(num_steps), most);
     num_doubted_ += num_steps;
 }
 
@@ -315,13 +315,13 @@ void DraftLengths::doubt(const i32 *slots, i64 num_slots) {
             if (!trusts[method]) trusts[method] = recent_[method];
     }
     num_doubted_ = 0;
-    doubted_after_ = std::min(2 * doubted_after_, kMostDoubted);
-    times_.forget(StepKind::kDrafted);
-    for (double &trust : recent_) trust = std::max(trust, kDoubtTrust);
+    doubted_after_ = std::min(2 * doubted_after_, MOST_DOUBTED);
+    times_.forget(StepKind::DRAFTED);
+    for (double &trust : recent_) trust = std::max(trust, DOUBT_TRUST);
     for (std::size_t which = 0; which < priors_.size(); ++which) {
         if (stood_[which] >= priors_[which] * tried_[which]) continue;
-        tried_[which] = kDoubtWeight;
-        stood_[which] = kDoubtWeight * priors_[which];
+        tried_[which] = DOUBT_WEIGHT;
+        stood_[which] = DOUBT_WEIGHT * priors_[which];
     }
 }
 
@@ -344,24 +344,24 @@ void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts,
         const i64 num_judged = std::min(num_drafts[row], counts[row]);
         double odds = before / (1 - before);
         for (i64 place = 0; place < num_judged; ++place) {
-            const double chance = std::max(chance_of(slots_.classes[slot * slots_.k + place]), kLeastTold);
-            odds *= place < counts[row] - 1 ? chance / kByLuck : (1 - chance) / (1 - kByLuck);
+            const double chance = std::max(chance_of(slots_.classes[slot * slots_.k + place]), LEAST_TOLD);
+            odds *= place < counts[row] - 1 ? chance / BY_LUCK : (1 - chance) / (1 - BY_LUCK);
         }
-        const double trust = std::clamp(odds / (1 + odds), kLeastTrust, kMostTrust);
+        const double trust = std::clamp(odds / (1 + odds), LEAST_TRUST, MOST_TRUST);
         for (i64 place = 0; place < num_judged; ++place) {
             const i32 which = slots_.classes[slot * slots_.k + place];
             tried[which] += trust;
             stood[which] += trust * (place < counts[row] - 1);
         }
         slots_.trusts[slot * slots_.num_methods + method] = trust;
-        recent_[method] += kRecentGain * (trust - recent_[method]);
-        if (trust > kSureTrust) doubted_after_ = kDoubted;
+        recent_[method] += RECENT_GAIN * (trust - recent_[method]);
+        if (trust > SURE_TRUST) doubted_after_ = DOUBTED;
         slots_.num_rested[slot] = 0;
-        slots_.pauses[slot] = counts[row] > 1 ? kFirstPause : std::clamp(2 * slots_.pauses[slot], kFirstPause, kLongestPause);
+        slots_.pauses[slot] = counts[row] > 1 ? FIRST_PAUSE : std::clamp(2 * slots_.pauses[slot], FIRST_PAUSE, LONGEST_PAUSE);
     }
     for (std::size_t which = 0; which < tried.size(); ++which) {
         if (!tried[which]) continue;
-        const double decay = std::pow(kClassDecay, tried[which]);
+        const double decay = std::pow(CLASS_DECAY, tried[which]);
         tried_[which] = tried_[which] * decay + tried[which];
         stood_[which] = stood_[which] * decay + stood[which];
     }
@@ -374,14 +374,14 @@ void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) {
         double promised = 0;
         for (i64 method = 0; method < static_cast<i64>(recent_.size()); ++method)
             promised = std::max(promised, promise_of(method, trust_of(slot, method)));
-        const bool promises = is_worth(slots_.chances[slot * slots_.k]) || (num_rested < kLinger && is_worth(promised));
+        const bool promises = is_worth(slots_.chances[slot * slots_.k]) || (num_rested < LINGER && is_worth(promised));
         wanted[row] = promises || !is_adaptive_ ? static_cast<i32>(slots_.k) : 0;
-        const bool is_due = num_rested + kAsks >= pause_of(slot);
+        const bool is_due = num_rested + ASKS >= pause_of(slot);
         if (is_due && (due < 0 || num_rested > slots_.num_rested[slots[due]])) due = row;
     }
     if (due < 0 || probe_cost_ > probe_credit_) return;
-    if (num_asked_ < kAsks) wanted[due] = static_cast<i32>(slots_.k);
-    num_asked_ = (num_asked_ + 1) % kAskInterval;
+    if (num_asked_ < ASKS) wanted[due] = static_cast<i32>(slots_.k);
+    num_asked_ = (num_asked_ + 1) % ASK_INTERVAL;
 }
 
 i64 DraftLengths::wanted_by_new_requests() const {

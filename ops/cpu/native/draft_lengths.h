@@ -1,4 +1,4 @@
-// How many drafts rows get (workers/drafts/lengths.py, which says how): chances that are learned, and times of steps.
+// How many drafts rows get (workers/extensions/drafts/draft_length_policy.py, which says how): chances that are learned, and times of steps.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,10 @@ namespace tokamak::cpu {
 
 // Steps whose times are known apart: those of decoding rows without drafts; those with some, which layers may have made in them;
 // and those with rows of prompts, which others started in.
-enum class StepKind { kPlain, kDrafted, kMixed };
+enum class StepKind { PLAIN, DRAFTED, MIXED };
 
 inline StepKind kind_of(bool has_prompts, bool has_drafts) {
-    return has_prompts ? StepKind::kMixed : has_drafts ? StepKind::kDrafted : StepKind::kPlain;
+    return has_prompts ? StepKind::MIXED : has_drafts ? StepKind::DRAFTED : StepKind::PLAIN;
 }
 
 // Nanoseconds of steps by their kind and number of rows. Long contexts and other programs slow down all steps alike, so what is
@@ -47,20 +47,21 @@ private:
     i64 num_steps_ = 0;
 };
 
-// Arrays of the runner's slots, which stay where they are (workers/step/slots.py); k drafts each.
+// Arrays of the runner's slots, which stay where they are (workers/engine/batch_slots.py); k drafts each.
 struct LengthSlots {
     i64 k;
     i32 *drafts, *classes;  // [slots, k]
-    double *chances;        // [slots, k]: that a draft stands and all before it
+    double *chances;        // [slots, k]: that a draft is accepted and all before it
     i32 *num_drafts;
-    double *trusts;  // [slots, methods]: chance that the sample is one of those whose drafts stand; 0: nothing is known of it
+    double *
+        trusts;  // [slots, methods]: chance that the sample is one of those whose drafts are accepted; 0: nothing is known of it
     i64 num_methods;
     i32 *num_rested, *pauses;  // tokens
     bool *is_drafted_by_layers;
     const bool *is_ended;  // by a stop token: what was drafted behind it stood by luck alone, and says nothing
 };
 
-// A sample goes on as a method expects, or it does not: drafts of the one kind stand as often as those of their class do, of the
+// A sample goes on as a method expects, or it does not: drafts of the one kind are accepted as often as those of their class do, of the
 // other hardly ever. Which kind it is, is inferred from each of its drafts, and soon sure. One of which nothing is known yet is
 // taken for what the last ones were. Classes learn from samples of the first kind alone, so that text which cannot be drafted
 // does not spoil them.

@@ -7,11 +7,11 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr i64 kBlocksAlone = 8;        // of logits, that are no work for several threads
-constexpr double kDraftDecay = 0.998;  // for each row with draft tokens
-constexpr double kDraftPrior = 8;      // draft tokens: what the place before, or the layer itself, says of a class
-constexpr float kEnds[DraftChances::kClasses - 1] = {0.1F, 0.25F, 0.4F, 0.55F, 0.7F, 0.85F, 0.95F};
-constexpr double kOwn[DraftChances::kClasses] = {0.05, 0.17, 0.32, 0.47, 0.62, 0.77, 0.9, 0.97};  // of a class, about
+constexpr i64 BLOCKS_ALONE = 8;        // of logits, that are no work for several threads
+constexpr double DRAFT_DECAY = 0.998;  // for each row with draft tokens
+constexpr double DRAFT_PRIOR = 8;      // draft tokens: what the place before, or the layer itself, says of a class
+constexpr float ENDS[DraftChances::CLASSES - 1] = {0.1F, 0.25F, 0.4F, 0.55F, 0.7F, 0.85F, 0.95F};
+constexpr double OWN[DraftChances::CLASSES] = {0.05, 0.17, 0.32, 0.47, 0.62, 0.77, 0.9, 0.97};  // of a class, about
 
 struct DraftScan {
     std::vector<float> lane_largest, largest, sums;  // [blocks, lanes], [blocks]
@@ -48,34 +48,34 @@ void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 
     const auto choose = [&](i64 row, int thread) {
         draft_tokens[row] = choose_draft_token(engine.kernels(), logits + row * vocab, vocab, has_probabilities, scans[thread]);
     };
-    if (num_rows > 1 && num_rows * vocab > kBlocksAlone * SAMPLING_BLOCK) return engine.pool().run(num_rows, choose);
+    if (num_rows > 1 && num_rows * vocab > BLOCKS_ALONE * SAMPLING_BLOCK) return engine.pool().run(num_rows, choose);
     for (i64 row = 0; row < num_rows; ++row) choose(row, 0);
 }
 
 DraftChances::DraftChances(i64 num_places, double *chances)
-    : num_places_(num_places), chances_(chances), tried_(num_places * kClasses), stood_(num_places * kClasses) {
+    : num_places_(num_places), chances_(chances), tried_(num_places * CLASSES), stood_(num_places * CLASSES) {
     tell();
 }
 
 i64 DraftChances::class_of(float probability) {
-    return std::upper_bound(std::begin(kEnds), std::end(kEnds), probability) - std::begin(kEnds);
+    return std::upper_bound(std::begin(ENDS), std::end(ENDS), probability) - std::begin(ENDS);
 }
 
 void DraftChances::learn(i64 place, i64 which, bool stood) {
     num_learned_ += place == 0;
-    tried_[place * kClasses + which] += 1;
-    stood_[place * kClasses + which] += stood;
+    tried_[place * CLASSES + which] += 1;
+    stood_[place * CLASSES + which] += stood;
 }
 
 void DraftChances::tell() {
-    const double decay = std::pow(kDraftDecay, static_cast<double>(num_learned_));
+    const double decay = std::pow(DRAFT_DECAY, static_cast<double>(num_learned_));
     num_learned_ = 0;
     for (i64 place = 0; place < num_places_; ++place) {
-        const double *before = place ? chances_ + (place - 1) * kClasses : kOwn;
-        for (i64 which = 0; which < kClasses; ++which) {
-            const i64 cell = place * kClasses + which;
+        const double *before = place ? chances_ + (place - 1) * CLASSES : OWN;
+        for (i64 which = 0; which < CLASSES; ++which) {
+            const i64 cell = place * CLASSES + which;
             tried_[cell] *= decay, stood_[cell] *= decay;
-            chances_[cell] = (kDraftPrior * before[which] + stood_[cell]) / (kDraftPrior + tried_[cell]);
+            chances_[cell] = (DRAFT_PRIOR * before[which] + stood_[cell]) / (DRAFT_PRIOR + tried_[cell]);
         }
     }
 }

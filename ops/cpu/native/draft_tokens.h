@@ -1,4 +1,4 @@
-// What layers that draft draft token, how sure they are of it, and how often such draft tokens stand (workers/drafts/mtp.py).
+// Draft tokens of layers: how sure the layers are of them, and how often they are accepted (workers/extensions/drafts/mtp.py).
 #pragma once
 
 #include <vector>
@@ -16,19 +16,19 @@ struct DraftToken {
 void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities,
                          DraftToken *draft_tokens);
 
-// Of each place in a chain and each class of probabilities: the chance that such a draft token stands where all before it do. In
-// memory of the runner, since of several ranks all have the first one's (workers/drafts/drafting.py).
+// Of each place in a chain and each class of probabilities: the chance that such a draft token is accepted where all before it are. In
+// memory of the runner, since of several ranks all have the first one's (workers/extensions/drafts/drafting.py).
 //
 // What was met is forgotten with the draft tokens that come after it, wherever these are: chances of a place that chains do not
 // reach any more become those of the place before, and those of the first place are always met.
 class DraftChances {
 public:
-    static constexpr i64 kClasses = 8;
+    static constexpr i64 CLASSES = 8;
 
-    // `chances`: [places, kClasses]
+    // `chances`: [places, CLASSES]
     DraftChances(i64 num_places, double *chances);
     static i64 class_of(float probability);
-    double of(i64 place, i64 which) const { return chances_[place * kClasses + which]; }
+    double of(i64 place, i64 which) const { return chances_[place * CLASSES + which]; }
     // A draft token was verified, and all before it stood. Believed after `tell`.
     void learn(i64 place, i64 which, bool stood);
     void tell();

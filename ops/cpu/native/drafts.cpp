@@ -6,15 +6,15 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;
-constexpr i64 kMaxProbes = 16;
-constexpr i64 kMaxMissed = 3;  // tokens in a row that a match did not foresee; then it is over
+constexpr std::uint64_t FACTOR = 0x9E3779B97F4A7C15;
+constexpr i64 MAX_PROBES = 16;
+constexpr i64 MAX_MISSED = 3;  // tokens in a row that a match did not foresee; then it is over
 
 // Of the tokens before a place, one more each time.
 struct Hash {
     std::uint64_t value = 0;
 
-    void add(i32 token) { value = (value ^ static_cast<std::uint32_t>(token)) * kFactor, value ^= value >> 29; }
+    void add(i32 token) { value = (value ^ static_cast<std::uint32_t>(token)) * FACTOR, value ^= value >> 29; }
 };
 
 }  // namespace
@@ -32,7 +32,7 @@ void NgramDrafts::start(i64 which, i64 num_prompt_tokens, const i32 *prediction,
 }
 
 void NgramDrafts::known(const i32 *slots, i64 num_slots) {
-    i64 room = kTokensPerCall;
+    i64 room = TOKENS_PER_CALL;
     for (i64 row = 0; row < num_slots; ++row) {
         const i64 slot = slots[row], count = slots_.num_tokens[slot];
         if (count < 1) continue;
@@ -71,7 +71,7 @@ void NgramDrafts::propose(const DraftCall &call) {
         for (i64 place = 0; place < num_draft_tokens; ++place) {
             const i64 at = state.behind + place;  // where the text repeats its own end, that is a draft token itself
             draft_tokens[place] = at < end ? source[at] : draft_tokens[at - end];
-            call.classes[row * call.k + place] = static_cast<i32>(std::min(state.num_agreed + place, kClasses - 1));
+            call.classes[row * call.k + place] = static_cast<i32>(std::min(state.num_agreed + place, CLASSES - 1));
         }
         call.counts[row] = static_cast<i32>(num_draft_tokens);
     }
@@ -99,7 +99,7 @@ void NgramDrafts::index(NgramText &text, const i32 *tokens, i64 num_tokens, i64 
         text.num_indexed = 0;
     }
     i64 end = std::max<i64>(text.num_indexed, 1);
-    i64 of_step = kTokensPerStep;  // what a step brings is taken at once: no slot waits for those before it
+    i64 of_step = TOKENS_PER_STEP;  // what a step brings is taken at once: no slot waits for those before it
     i64 &left = num_tokens - end <= of_step ? of_step : room;
     for (; end < num_tokens && left > 0; ++end, --left) {
         Hash hash;
@@ -128,7 +128,7 @@ void NgramDrafts::follow(NgramState &state, const i32 *tokens, i64 num_tokens) c
             state.at = state.behind < end ? state.behind : -1;
             ++state.behind;
             state.num_agreed = 0;
-            if (++state.num_missed > kMaxMissed) state.behind = state.at = -1;
+            if (++state.num_missed > MAX_MISSED) state.behind = state.at = -1;
         }
     }
 }
@@ -137,7 +137,7 @@ void NgramDrafts::follow(NgramState &state, const i32 *tokens, i64 num_tokens) c
 i64 NgramDrafts::find(const NgramText &text, std::uint64_t hash, const i32 *tokens, const i32 *end, i64 n) const {
     const i64 mask = static_cast<i64>(text.places.size()) - 1;
     i64 at = static_cast<i64>(hash) & mask;
-    for (i64 probe = 1; probe < kMaxProbes && text.places[at] >= 0; ++probe) {
+    for (i64 probe = 1; probe < MAX_PROBES && text.places[at] >= 0; ++probe) {
         const i64 place = text.places[at];
         if (place >= n && std::equal(tokens + place - n, tokens + place, end - n)) break;
         at = (at + 1) & mask;
@@ -183,14 +183,14 @@ void put_drafts(const i32 *slots, i64 num_rows, const i32 *num_drafts, i32 *coun
     }
 }
 
-void stand(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
-           const i32 *token_ids, i64 width, bool *stands, i32 *counts) {
+void accept(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
+            const i32 *token_ids, i64 width, bool *accepted, i32 *counts) {
     for (i64 row = 0; row < num_rows; ++row) {
         const i32 *drafts = token_ids + slots[row] * width + ends[row] - num_drafts[row];
         bool still = true;
         counts[row] = 0;
-        for (i32 place = 0; place < num_sampled[row]; ++place, ++drawn, ++stands) {
-            *stands = still;
+        for (i32 place = 0; place < num_sampled[row]; ++place, ++drawn, ++accepted) {
+            *accepted = still;
             counts[row] += still;
             still = still && place < num_drafts[row] && *drawn == drafts[place];
         }

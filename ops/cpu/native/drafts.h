@@ -1,4 +1,4 @@
-// Drafts from what a sequence said before (workers/drafts/ngram.py): the tokens that followed where its last ones stood already.
+// Drafts from what a sequence said before (workers/extensions/drafts/ngram.py): the tokens that followed where its last ones stood already.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace tokamak::cpu {
 
-constexpr i64 kTokensPerStep = 32;  // that a step brings a slot at most: a draft for each of 16, and one
+constexpr i64 TOKENS_PER_STEP = 32;  // that a step brings a slot at most: a draft for each of 16, and one
 
-// Arrays of the runner's slots, which stay where they are (workers/step/slots.py).
+// Arrays of the runner's slots, which stay where they are (workers/engine/batch_slots.py).
 struct DraftSlots {
     const i32 *token_ids;  // [slots, width]
     i64 width;
@@ -30,7 +30,7 @@ struct DraftCall {
     i32 *classes;  // [rows, k]
 };
 
-// Rows of a step before they get drafts (workers/step/rows.py): a row that follows drafts begins at its slot's last token, and
+// Rows of a step before they get drafts (workers/engine/rows.py): a row that follows drafts begins at its slot's last token, and
 // is none where the slot is full or that was never drawn. `granted` becomes what the slot has room for.
 struct FollowingRows {
     const i32 *slots;
@@ -44,10 +44,10 @@ void follow(const FollowingRows &rows, const i32 *num_tokens, const i32 *max_tot
 void put_drafts(const i32 *slots, i64 num_rows, const i32 *num_drafts, i32 *counts, i32 *num_sampled, const i32 *num_tokens,
                 const i32 *drafts, i64 k, i32 *token_ids, i64 width);
 
-// Tokens that were drawn, num_drafts[i] + 1 of each row i that samples, whose last one is of ends[i]: which stand, and how many
+// Tokens that were drawn, num_drafts[i] + 1 of each row i that samples, whose last one is of ends[i]: which are accepted, and how many
 // of each row: those before the first that is not the draft in its place, and that one.
-void stand(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
-           const i32 *token_ids, i64 width, bool *stands, i32 *counts);
+void accept(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
+            const i32 *token_ids, i64 width, bool *accepted, i32 *counts);
 
 // A text, and where its n-grams end. `places` is open-addressed by a hash of n tokens, min <= n <= max: the position behind the
 // last place where they stood. What is found is compared with what was looked for.
@@ -71,8 +71,9 @@ struct NgramState {
 
 class NgramDrafts {
 public:
-    static constexpr i64 kClasses = 16;         // a draft's: how many tokens agreed before it
-    static constexpr i64 kTokensPerCall = 512;  // of long texts that are indexed, for all slots together: a millisecond at most
+    static constexpr i64 CLASSES = 16;  // a draft's: how many tokens agreed before it
+    static constexpr i64 TOKENS_PER_CALL =
+        512;  // of long texts that are indexed, for all slots together: a millisecond at most
 
     NgramDrafts(i64 num_states, i64 min_tokens, i64 max_tokens, DraftSlots slots);
 

@@ -8,10 +8,10 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr i32 kNowhere = -1;
-constexpr i32 kFewEntries = 32;  // behind a hole: draft tokens that see so little stand less often
+constexpr i32 NOWHERE = -1;
+constexpr i32 FEW_ENTRIES = 32;  // behind a hole: draft tokens that see so little are accepted less often
 // Counts of a step's inputs (ops/table.py).
-constexpr int kNumRows = 0, kNumSequences = 1, kNumLogitRows = 2, kHasBounds = 3, kNumTokens = 4;
+constexpr int NUM_ROWS = 0, NUM_SEQUENCES = 1, NUM_LOGIT_ROWS = 2, HAS_BOUNDS = 3, NUM_TOKENS = 4;
 
 }  // namespace
 
@@ -39,7 +39,7 @@ bool &LayerDrafts::mark_of(i32 slot, i32 position) const {
 void LayerDrafts::begin(const LayerStep &step) {
     for (i64 row = 0; row < step.num_rows; ++row) {
         const i32 slot = step.slots[row], start = step.starts[row], count = step.counts[row];
-        if (slots_.entry_ends[slot] == kNowhere && count > 0) {
+        if (slots_.entry_ends[slot] == NOWHERE && count > 0) {
             i32 first = start;
             while (first > 0 && mark_of(slot, first)) --first;
             slots_.first_entries[slot] = first + 1;
@@ -68,7 +68,7 @@ void LayerDrafts::choose(const LayerStep &step, const bool *is_wanted, bool *is_
 
 bool LayerDrafts::has_few_entries(i32 slot) const {
     const i32 first = slots_.first_entries[slot];
-    return first > 1 && slots_.entry_ends[slot] - first < kFewEntries;
+    return first > 1 && slots_.entry_ends[slot] - first < FEW_ENTRIES;
 }
 
 void LayerDrafts::propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const {
@@ -111,9 +111,9 @@ void LayerDrafts::set_rows(const LayerInputs &inputs, const LayerRows &rows) con
         }
     }
     inputs.sequence_offsets[num_sequences] = row;
-    inputs.counts[kNumRows] = inputs.counts[kNumTokens] = row;
-    inputs.counts[kNumSequences] = num_sequences;
-    inputs.counts[kHasBounds] = 1;
+    inputs.counts[NUM_ROWS] = inputs.counts[NUM_TOKENS] = row;
+    inputs.counts[NUM_SEQUENCES] = num_sequences;
+    inputs.counts[HAS_BOUNDS] = 1;
 }
 
 // Of the first rows, whose tokens before are `place` behind their starts.
@@ -122,7 +122,7 @@ void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
     draft_tokens_.resize(num_rows);
     for (i64 begin = 0; begin < num_rows; begin += single_.max_logit_rows) {
         const i64 count = std::min(num_rows - begin, single_.max_logit_rows);
-        single_.counts[kNumLogitRows] = static_cast<i32>(count);
+        single_.counts[NUM_LOGIT_ROWS] = static_cast<i32>(count);
         std::iota(single_.logit_row_ids, single_.logit_row_ids + count, static_cast<i32>(begin));
         tapes.head->replay();
         choose_draft_tokens(Engine::get(), tapes.logits, count, tapes.vocab_size, has_probabilities,
@@ -133,14 +133,14 @@ void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
         slots_.token_ids[slot * slots_.width + rows_.starts[row] + place + 1] = draft_tokens_[row].token_id;
         if (!has_probabilities) continue;
         const i64 which = DraftChances::class_of(draft_tokens_[row].probability);
-        // a layer that sees next to nothing is sure of what does not stand: that says nothing of others
+        // a layer that sees next to nothing is sure of what is not accepted: that says nothing of others
         if (!has_few_entries(slot)) slots_.draft_certainties[slot * slots_.k + place] = static_cast<i32>(which);
         chances_of_rows_[row] *= chances_.of(place, which);
     }
 }
 
 // Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a draft token
-// costs, half is spent when it is known; and without any nobody would learn whether they stand.
+// costs, half is spent when it is known; and without any nobody would learn whether they are accepted.
 bool LayerDrafts::goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept) {
     num_kept = num_drafts;
     if (*least_chance_ > 0 && chances_of_rows_[row] < *least_chance_) {
@@ -169,7 +169,7 @@ void LayerDrafts::draft(const LayerStep &step) {
     chances_of_rows_.assign(num_rows, 1);
     for (i32 place = 0; num_rows > 0; ++place) {
         const LayerTapes &tapes = modules_[place % modules_.size()];
-        single_.counts[kNumRows] = single_.counts[kNumTokens] = single_.counts[kNumSequences] = static_cast<i32>(num_rows);
+        single_.counts[NUM_ROWS] = single_.counts[NUM_TOKENS] = single_.counts[NUM_SEQUENCES] = static_cast<i32>(num_rows);
         tapes.forward->replay();
         if (place == 0) {
             for (i64 row = 0; row < num_rows; ++row) mark_of(rows_.slots[row], rows_.starts[row]) = true;
@@ -239,7 +239,7 @@ const LayerRows &LayerDrafts::keep(const LayerStep &step, const i32 *counts, con
         }
         const i32 num_kept = is_drafting[row] ? step.counts[row] : step.num_sampled[row], last = end - 1;
         const bool is_known = last >= row_end - num_kept;
-        slots_.hidden_positions[slot] = is_known ? last : kNowhere;
+        slots_.hidden_positions[slot] = is_known ? last : NOWHERE;
         if (is_known) std::copy_n(state_of(last), hidden_size, own);
     }
     if (store_ == nullptr || rows_.size() == 0) return rows_;

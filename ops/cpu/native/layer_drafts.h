@@ -1,6 +1,6 @@
-// What layers that draft have of each slot, and the chain of their draft tokens (workers/drafts/mtp.py, which says what entries are).
+// What layers that draft have of each slot, and the chain of their draft tokens (workers/extensions/drafts/mtp.py, which says what entries are).
 //
-// Where the plan is a tape, the rows of a chain or of tokens that stand are set and replayed here, with nothing of Python in
+// Where the plan is a tape, the rows of a chain or of accepted tokens are set and replayed here, with nothing of Python in
 // between; other plans are told which rows these are.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace tokamak::cpu {
 
-// Arrays of the runner's slots and of the arena, which stay where they are (workers/step/slots.py, workers/step/kv_cache.py).
+// Arrays of the runner's slots and of the arena, which stay where they are (workers/engine/batch_slots.py, workers/engine/kv_cache.py).
 struct LayerSlots {
     i32 *token_ids;  // [slots, width]
     i64 width;
@@ -27,14 +27,14 @@ struct LayerSlots {
     i64 k;
 };
 
-// Rows of a step, one of a slot at most: workers/step/rows.py.
+// Rows of a step, one of a slot at most: workers/engine/rows.py.
 struct LayerStep {
     const i32 *slots, *starts;
     i32 *counts, *num_sampled, *num_drafts;  // which fewer draft tokens than were thought to pay make less
     i64 num_rows;
 };
 
-// What a tape of these layers reads: the host's arrays of workers/step/draft_inputs.py.
+// What a tape of these layers reads: the host's arrays of workers/extensions/drafts/draft_inputs.py.
 struct LayerInputs {
     i32 *token_ids, *row_slots, *positions, *sequence_slots, *sequence_offsets, *sequence_starts, *first_keys, *last_keys;
     i32 *logit_row_ids, *counts;
@@ -60,7 +60,7 @@ struct LayerRows {
 
 class LayerDrafts {
 public:
-    // `chances`: [k, DraftChances::kClasses]; `least_chance`: from which on a draft token pays, with those before it; 0: all do.
+    // `chances`: [k, DraftChances::CLASSES]; `least_chance`: from which on a draft token pays, with those before it; 0: all do.
     LayerDrafts(LayerSlots slots, LayerInputs standing, LayerInputs single, double *chances, const double *least_chance)
         : slots_(slots), standing_(standing), single_(single), chances_(slots.k, chances), least_chance_(least_chance) {}
 
@@ -80,9 +80,9 @@ public:
     // They are.
     void mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends);
     // Draft tokens behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too unlikely to
-    // stand, by what its layer says of it; the row has fewer then, one at least.
+    // be accepted, by what its layer says of it; the row has fewer then, one at least.
     void draft(const LayerStep &step);
-    // Of the tokens that stand after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
+    // Of the accepted tokens after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
     // standing rows' memory, and the last one of each slot. The entries themselves are made where there is a tape; else what is
     // returned is to be run. `hidden`: of the step's kept rows; of row i those before kept_ends[i].
     const LayerRows &keep(const LayerStep &step, const i32 *counts, const bool *is_drafting, const i64 *kept_ends,
@@ -103,7 +103,7 @@ private:
     std::vector<LayerTapes> modules_;
     LayerRows rows_, none_;
     std::vector<DraftToken> draft_tokens_;  // of the chain's rows
-    std::vector<double> chances_of_rows_;   // that all draft tokens of each stand
+    std::vector<double> chances_of_rows_;   // that all draft tokens of each are accepted
     DraftChances chances_;
     const double *least_chance_;
 };

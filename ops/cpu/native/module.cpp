@@ -84,8 +84,7 @@ Op activate(Address y, Address x, i32 activation, i64 width, i64 begin, i64 end,
         Activate{floats(y), floats(x), static_cast<Activation>(activation), IS_GATED, width, begin, end, rows_of(rows, count)}};
 }
 
-void bind_ops(nb::module_ &module) {
-    nb::class_<Op>(module, "Op");
+void bind_row_ops(nb::module_ &module) {
     define(
         module, "embedding",
         [](Address y, Address weight, Address scales, Address multipliers, Address offsets, Address token_ids, i64 num_rows,
@@ -129,6 +128,11 @@ void bind_ops(nb::module_ &module) {
                return Op{LayerNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), floats(bias), epsilon,
                                    width, rows_of(rows, count)}};
            });
+    define(module, "activate_and_multiply", activate<true>);
+    define(module, "activate", activate<false>);
+}
+
+void bind_attention_ops(nb::module_ &module) {
     define(module, "map_slots",
            [](Address slots, Address positions, Address row_slots, Address block_tables, i64 table_width, i64 block_size,
               Address rows, i64 count) {
@@ -172,63 +176,9 @@ void bind_ops(nb::module_ &module) {
                                 {ints(has_bounds), ints(first_keys), ints(last_keys)},
                                 rows_of(sequences, count)}};
            });
-    define(module, "activate_and_multiply", activate<true>);
-    define(module, "activate", activate<false>);
-    define(module, "gather",
-           [](Address y, Address x, Address comm, i64 y_width, i64 x_width, i64 begin, i64 from, i64 columns, Address rows,
-              i64 count) {
-               return Op{
-                   Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
-           });
-    define(
-        module, "collective",
-        [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address received, Address sent, Address rows,
-           i64 count) {
-            return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
-                                 reinterpret_cast<i64 *>(received), reinterpret_cast<const i64 *>(sent), rows_of(rows, count)}};
-        });
-    define(module, "route",
-           [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen, i64 groups,
-              i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum, float smallest_sum, float factor,
-              Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
-               return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups,
-                               chosen_groups, is_softmax, is_normalized, added_to_sum, smallest_sum, factor, ints(sets), set,
-                               ints(num_tokens), rows_of(rows, count)}};
-           });
-    define(module, "experts",
-           [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
-              i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers, Address gate_up_offsets,
-              i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales, Address down_multipliers,
-              Address down_offsets, i64 down_group_size, i32 activation, i64 hidden, i64 inner, i64 experts, i64 chosen,
-              Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts,
-              Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
-              const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
-               const ExpertMatrices first{
-                   static_cast<WeightKind>(gate_up_kind),
-                   {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
-                    floats(gate_up_offsets), nullptr, hidden, 2 * inner, gate_up_group_size, 0}};
-               const ExpertMatrices second{
-                   static_cast<WeightKind>(down_kind),
-                   {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
-                    floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
-               return Op{ApplyExperts{floats(y),
-                                      floats(results),
-                                      floats(x),
-                                      ints(ids),
-                                      floats(weights),
-                                      floats(shared),
-                                      ints(slots),
-                                      first,
-                                      second,
-                                      static_cast<Activation>(activation),
-                                      experts,
-                                      chosen,
-                                      {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),
-                                       reinterpret_cast<std::uint64_t *>(counts)},
-                                      {comm_at(tensor_comm), floats(activated), ranges_of(gate_up_panels, 2 * inner),
-                                       ranges_of(down_panels, hidden), begin, end, y_begin, y_end},
-                                      rows_of(rows, count)}};
-           });
+}
+
+void bind_latent_ops(nb::module_ &module) {
     define(
         module, "store_latent",
         [](Address y, Address queries, i64 row_floats, i64 queries_at, Address compressed, Address keys, Address latents,
@@ -276,6 +226,76 @@ void bind_ops(nb::module_ &module) {
                                     weight_bytes,
                                     rows_of(rows, count)}};
            });
+}
+
+void bind_rank_ops(nb::module_ &module) {
+    define(module, "gather",
+           [](Address y, Address x, Address comm, i64 y_width, i64 x_width, i64 begin, i64 from, i64 columns, Address rows,
+              i64 count) {
+               return Op{
+                   Gather{comm_at(comm), floats(y), floats(x), y_width, x_width, begin, from, columns, rows_of(rows, count)}};
+           });
+    define(
+        module, "collective",
+        [](Address y, Address x, Address comm, i32 kind, i64 row_bytes, int root, Address received, Address sent, Address rows,
+           i64 count) {
+            return Op{Collective{comm_at(comm), static_cast<CommKind>(kind), bytes(y), bytes(x), row_bytes, root,
+                                 reinterpret_cast<i64 *>(received), reinterpret_cast<const i64 *>(sent), rows_of(rows, count)}};
+        });
+}
+
+void bind_expert_ops(nb::module_ &module) {
+    define(module, "route",
+           [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen, i64 groups,
+              i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum, float smallest_sum, float factor,
+              Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
+               return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups,
+                               chosen_groups, is_softmax, is_normalized, added_to_sum, smallest_sum, factor, ints(sets), set,
+                               ints(num_tokens), rows_of(rows, count)}};
+           });
+    define(module, "experts",
+           [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
+              i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers, Address gate_up_offsets,
+              i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales, Address down_multipliers,
+              Address down_offsets, i64 down_group_size, i32 activation, i64 hidden, i64 inner, i64 experts, i64 chosen,
+              Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts,
+              Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
+              const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
+               const ExpertMatrices first{
+                   static_cast<WeightKind>(gate_up_kind),
+                   {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
+                    floats(gate_up_offsets), nullptr, hidden, 2 * inner, gate_up_group_size, 0}};
+               const ExpertMatrices second{
+                   static_cast<WeightKind>(down_kind),
+                   {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
+                    floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
+               return Op{ApplyExperts{floats(y),
+                                      floats(results),
+                                      floats(x),
+                                      ints(ids),
+                                      floats(weights),
+                                      floats(shared),
+                                      ints(slots),
+                                      first,
+                                      second,
+                                      static_cast<Activation>(activation),
+                                      experts,
+                                      chosen,
+                                      {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),
+                                       reinterpret_cast<std::uint64_t *>(counts)},
+                                      {comm_at(tensor_comm), floats(activated), ranges_of(gate_up_panels, 2 * inner),
+                                       ranges_of(down_panels, hidden), begin, end, y_begin, y_end},
+                                      rows_of(rows, count)}};
+           });
+}
+
+void bind_ops(nb::module_ &module) {
+    nb::class_<Op>(module, "Op");
+    bind_row_ops(module);
+    bind_attention_ops(module);
+    bind_latent_ops(module);
+    bind_rank_ops(module);
+    bind_expert_ops(module);
     module.def("run", [](const Op &op) { run(Engine::get(), op); }, nb::call_guard<nb::gil_scoped_release>());
 }
 
@@ -469,7 +489,7 @@ void bind_drafts(nb::module_ &module) {
         });
     nb::class_<NgramDrafts> ngram(module, "NgramDrafts");
     ngram.def(nb::init<i64, i64, i64, DraftSlots>());
-    ngram.attr("NUM_CLASSES") = NgramDrafts::kClasses;
+    ngram.attr("NUM_CLASSES") = NgramDrafts::CLASSES;
     ngram.def("start", [](NgramDrafts &self, i64 state, i64 num_prompt_tokens, Address prediction, i64 num_predicted) {
         self.start(state, num_prompt_tokens, ints(prediction), num_predicted);
     });
@@ -543,12 +563,12 @@ void bind_drafts(nb::module_ &module) {
         put_drafts(ints(slots), count, ints(num_drafts), ints(counts), ints(num_sampled), ints(num_tokens), ints(drafts), k,
                    ints(token_ids), width);
     });
-    module.def("stand", [](Address slots, i64 count, Address num_sampled, Address num_drafts, Address ends, Address drawn,
-                           Address token_ids, i64 width, Address stands, Address counts) {
-        stand(ints(slots), count, ints(num_sampled), ints(num_drafts), ints(ends), ints(drawn), ints(token_ids), width,
-              truths(stands), ints(counts));
+    module.def("accept", [](Address slots, i64 count, Address num_sampled, Address num_drafts, Address ends, Address drawn,
+                            Address token_ids, i64 width, Address accepted, Address counts) {
+        accept(ints(slots), count, ints(num_sampled), ints(num_drafts), ints(ends), ints(drawn), ints(token_ids), width,
+               truths(accepted), ints(counts));
     });
-    suffix.attr("NUM_CLASSES") = SuffixDrafts::kClasses;
+    suffix.attr("NUM_CLASSES") = SuffixDrafts::CLASSES;
     suffix.def("start", &SuffixDrafts::start);
     suffix.def("stop", [](SuffixDrafts &self, i64 state, Address tokens, i64 num_tokens) {
         self.stop(state, ints(tokens), num_tokens);
@@ -562,7 +582,7 @@ LayerStep layer_step(Address slots, Address starts, Address counts, Address num_
     return {ints(slots), ints(starts), ints(counts), ints(num_sampled), ints(num_drafts), count};
 }
 
-// By the names of workers/step/draft_inputs.py.
+// By the names of workers/extensions/drafts/draft_inputs.py.
 LayerInputs layer_inputs(const nb::dict &arrays, i64 max_logit_rows) {
     const auto of = [&](const char *name) { return nb::cast<Address>(arrays[name]); };
     return {ints(of("token_ids")),        ints(of("row_slots")),       ints(of("positions")),  ints(of("sequence_slots")),
@@ -581,7 +601,7 @@ void bind_layer_drafts(nb::module_ &module) {
         return found;
     });
     nb::class_<DraftChances> chances(module, "DraftChances");
-    chances.attr("NUM_CLASSES") = DraftChances::kClasses;
+    chances.attr("NUM_CLASSES") = DraftChances::CLASSES;
     chances
         .def("__init__", [](DraftChances *self, i64 num_places,
                             Address chances) { new (self) DraftChances(num_places, reinterpret_cast<double *>(chances)); })

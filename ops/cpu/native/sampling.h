@@ -7,7 +7,7 @@
 
 namespace tokamak::cpu {
 
-// A sample's parameters, as workers/step/sampling_state.py (SAMPLING) lays them out:
+// A sample's parameters, as workers/sampling/slot_sampling.py (SAMPLING) lays them out:
 //
 //      0 seed u64            8 lists                16 temperature f64       24 top_p f64         32 min_p f64
 //     40 repetition f32     44 presence f32         48 frequency f32         52 sample_index
@@ -35,7 +35,7 @@ struct SlotSampling {
     i32 dry_allowed_length, dry_last_n, num_breakers, unused;
 };
 static_assert(sizeof(SlotSampling) == 160 && offsetof(SlotSampling, masks) == 96 && offsetof(SlotSampling, num_breakers) == 152,
-              "as in workers/step/sampling_state.py");
+              "as in workers/sampling/slot_sampling.py");
 
 struct SlotTable {
     const SlotSampling *samplings;  // [slots]

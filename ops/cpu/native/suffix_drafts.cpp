@@ -6,14 +6,14 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr i64 kFirstChildren = 256;
+constexpr i64 FIRST_CHILDREN = 256;
 
 // Which class of drafts: the longer the match, and the more often it went on like this, the better.
 i32 class_of(i64 length, i64 count, i64 total, bool is_own) {
     const i64 longest[] = {1, 2, 4, 8};
     const i64 by_length = std::upper_bound(longest, longest + 4, length - 1) - longest;
     const i64 by_chance = 2 * count < total ? 0 : 10 * count < 9 * total ? 1 : total - is_own < 2 ? 2 : 3;
-    return static_cast<i32>(by_length * SuffixDrafts::kChances + by_chance);
+    return static_cast<i32>(by_length * SuffixDrafts::CHANCES + by_chance);
 }
 
 template <typename T>
@@ -38,7 +38,7 @@ i64 SuffixTree::slot_of(i32 node, i32 token) const {
 
 void SuffixTree::set_child(i32 node, i32 token, i32 child) {
     if (2 * (num_children_ + 1) > static_cast<i64>(children_.size())) {
-        std::vector<Child> before(std::max<i64>(kFirstChildren, 2 * children_.size()));
+        std::vector<Child> before(std::max<i64>(FIRST_CHILDREN, 2 * children_.size()));
         before.swap(children_);
         for (const Child &each : before)
             if (each.node >= 0) children_[slot_of(each.node, each.token)] = each;
@@ -50,7 +50,7 @@ void SuffixTree::set_child(i32 node, i32 token, i32 child) {
 
 // A text went on into `child`.
 void SuffixTree::met(i32 child) {
-    if (tokens_[nodes_[child].first] == kEnd) return;
+    if (tokens_[nodes_[child].first] == END) return;
     Node &parent = nodes_[nodes_[child].parent];
     ++parent.total;
     if (parent.likeliest < 0 || nodes_[child].count >= nodes_[parent.likeliest].count) parent.likeliest = child;
@@ -84,14 +84,14 @@ i32 SuffixTree::split(std::vector<SuffixPlace> &places, i32 node, i32 offset) {
         }
     }
     set_child(upper, tokens_[lower.first], node);
-    if (tokens_[lower.first] != kEnd) nodes_[upper].total = lower.count, nodes_[upper].likeliest = node;
+    if (tokens_[lower.first] != END) nodes_[upper].total = lower.count, nodes_[upper].likeliest = node;
     return upper;
 }
 
 void SuffixTree::append(std::vector<SuffixPlace> &places, i32 token) {
     tokens_.push_back(token);
-    if (children_.empty()) children_.resize(kFirstChildren);
-    if (token != kEnd) places.push_back(root());
+    if (children_.empty()) children_.resize(FIRST_CHILDREN);
+    if (token != END) places.push_back(root());
     for (std::size_t index = 0; index < places.size(); ++index) {
         const SuffixPlace place = places[index];
         if (place.offset < nodes_[place.node].length) {
@@ -110,7 +110,7 @@ void SuffixTree::append(std::vector<SuffixPlace> &places, i32 token) {
         }
         places[index].node = -1;
     }
-    const auto is_over = [&](const SuffixPlace &place) { return token == kEnd || place.node < 0 || place.length == depth_; };
+    const auto is_over = [&](const SuffixPlace &place) { return token == END || place.node < 0 || place.length == depth_; };
     places.erase(std::remove_if(places.begin(), places.end(), is_over), places.end());
 }
 
@@ -135,14 +135,14 @@ i32 SuffixTree::likeliest(SuffixPlace &place, i64 &count, i64 &total) const {
     const Node *node = &nodes_[place.node];
     count = total = node->count;
     if (place.offset == node->length) {
-        if (node->likeliest < 0) return kEnd;
+        if (node->likeliest < 0) return END;
         total = node->total;
         place = {node->likeliest, 0, place.length};
         node = &nodes_[place.node];
         count = node->count;
     }
     const i64 at = node->first + place.offset;
-    if (at >= static_cast<i64>(tokens_.size())) return kEnd;
+    if (at >= static_cast<i64>(tokens_.size())) return END;
     ++place.offset, ++place.length;
     return tokens_[at];
 }
@@ -164,7 +164,7 @@ void SuffixDrafts::stop(i64 which, const i32 *tokens, i64 num_tokens) {
     state.is_complete = true;
     const i64 num_answered = num_tokens - state.num_prompt_tokens + 1;
     if (4 * (num_waiting_ + num_answered) * static_cast<i64>(sizeof(i32)) > limits_.max_bytes) return;
-    answers_.emplace_back(tokens + state.num_prompt_tokens, tokens + num_tokens).push_back(SuffixTree::kEnd);
+    answers_.emplace_back(tokens + state.num_prompt_tokens, tokens + num_tokens).push_back(SuffixTree::END);
     num_waiting_ += num_answered;
 }
 
@@ -189,15 +189,15 @@ void SuffixDrafts::take_answers(i64 room) {
 }
 
 void SuffixDrafts::known(const i32 *slots, i64 num_slots) {
-    take_answers(kMovesPerCall / 2);
-    i64 room = kMovesPerCall / 2;
+    take_answers(MOVES_PER_CALL / 2);
+    i64 room = MOVES_PER_CALL / 2;
     for (i64 row = 0; row < num_slots; ++row) {
         const i64 slot = slots[row], count = slots_.num_tokens[slot];
         if (count < 1) continue;
         const i32 *tokens = slots_.tokens(slot);
         SuffixState &state = states_.at(slots_.states[slot]);
-        i64 of_step = kMovesPerCall;  // what a step brings is taken at once: no slot waits for those before it
-        i64 &left = count - state.num_tokens <= kTokensPerStep ? of_step : room;
+        i64 of_step = MOVES_PER_CALL;  // what a step brings is taken at once: no slot waits for those before it
+        i64 &left = count - state.num_tokens <= TOKENS_PER_STEP ? of_step : room;
         for (; state.num_tokens < count && left > 0; left -= 1 + static_cast<i64>(state.places.size()))
             state.own.append(state.places, tokens[state.num_tokens++]);
         if (state.num_tokens == count) follow_shared(state, tokens, count);
@@ -234,11 +234,11 @@ void SuffixDrafts::propose(const DraftCall &call) {
 // Puts the drafts of the place that promises most into the row, if they promise more than `best`.
 void SuffixDrafts::try_places(const SuffixTree &tree, const std::vector<SuffixPlace> &places, const DraftCall &call, i64 row,
                               double &best) const {
-    constexpr i64 kMost = 64;
-    std::array<i32, kMost> drafts, classes;
+    constexpr i64 MOST = 64;
+    std::array<i32, MOST> drafts, classes;
     for (const SuffixPlace &match : places) {
         const i64 by_match = static_cast<i64>(limits_.max_factor * match.length);
-        const i64 most = std::min(std::min<i64>(call.limits[row], kMost), by_match);
+        const i64 most = std::min(std::min<i64>(call.limits[row], MOST), by_match);
         if (static_cast<double>(most) <= best) return;  // shorter ones cannot promise more
         double chance = 1, promised = 0;
         SuffixPlace place = match;
@@ -246,7 +246,7 @@ void SuffixDrafts::try_places(const SuffixTree &tree, const std::vector<SuffixPl
         while (num_drafts < most) {
             i64 count, total;
             const i32 token = tree.likeliest(place, count, total);
-            if (token == SuffixTree::kEnd) break;
+            if (token == SuffixTree::END) break;
             chance *= static_cast<double>(count) / static_cast<double>(total);
             if (chance < limits_.min_chance) break;
             drafts[num_drafts] = token;

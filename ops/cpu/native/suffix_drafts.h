@@ -1,4 +1,4 @@
-// Drafts from how texts went on that ended as a sequence does now (workers/drafts/suffix.py; arXiv 2411.04975): trees of all parts
+// Drafts from how texts went on that ended as a sequence does now (workers/extensions/drafts/suffix.py; arXiv 2411.04975): trees of all parts
 // of texts, with how often each was met, one of the sequence itself and a shared one of answers that are complete.
 #pragma once
 
@@ -28,14 +28,14 @@ class SuffixTree {
 public:
     explicit SuffixTree(i64 depth = 2);
 
-    // One token more of the text at hand; kEnd ends it.
-    static constexpr i32 kEnd = -1;
+    // One token more of the text at hand; END ends it.
+    static constexpr i32 END = -1;
     void append(std::vector<SuffixPlace> &places, i32 token);
 
     // The same of places that look on: those whose text does not go on like that here are dropped.
     void follow(std::vector<SuffixPlace> &places, i32 token) const;
 
-    // The token that follows most often, or kEnd. `place` moves there. `count` of the `total` times that something followed.
+    // The token that follows most often, or END. `place` moves there. `count` of the `total` times that something followed.
     i32 likeliest(SuffixPlace &place, i64 &count, i64 &total) const;
 
     SuffixPlace root() const { return {0, 0, 0}; }
@@ -86,8 +86,8 @@ struct SuffixLimits {
 
 class SuffixDrafts {
 public:
-    static constexpr i64 kLengths = 5, kChances = 4, kClasses = kLengths * kChances;  // a draft's: of its match, its count
-    static constexpr i64 kMovesPerCall = 8192;  // of places, for long texts and answers together: about a millisecond
+    static constexpr i64 LENGTHS = 5, CHANCES = 4, CLASSES = LENGTHS * CHANCES;  // a draft's: of its match, its count
+    static constexpr i64 MOVES_PER_CALL = 8192;  // of places, for long texts and answers together: about a millisecond
 
     SuffixDrafts(i64 num_states, SuffixLimits limits, DraftSlots slots);
 
@@ -122,7 +122,7 @@ private:
     // The younger one grows. When it has half of what may be, it takes the place of the older one, which is forgotten.
     std::array<SuffixTree, 2> shared_;
     std::array<i64, 2> num_texts_ = {0, 0};
-    std::deque<std::vector<i32>> answers_;  // that wait, each with kEnd
+    std::deque<std::vector<i32>> answers_;  // that wait, each with END
     i64 num_waiting_ = 0;                   // tokens of these
     std::size_t num_taken_ = 0;             // of the first one
     std::vector<SuffixPlace> places_;       // of that
