@@ -19,6 +19,7 @@ from engine.grammars.tokens import GrammarTokens
 from engine.process.run_directory import Run
 from workers.devices.card_ops import CardRows
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.extension import Extension
 from workers.engine.inputs import InputSizes, RowColumns, StepInputs
 from workers.engine.kv_cache import map_kv_cache, map_marks
@@ -26,7 +27,6 @@ from workers.engine.model_step import ModelStep
 from workers.engine.output import Output
 from workers.engine.plan import Plan
 from workers.engine.runner import ModelRunner
-from workers.engine.slots import Slots
 from workers.engine.weights import ModelLoader
 from workers.extensions.adapters.columns import AdapterColumns
 from workers.extensions.drafts.drafting import make_drafting, mtp_kind
@@ -115,10 +115,10 @@ class _Assembly:
         found: tuple[RowColumns | None, ...] = self._media, self._positions, self._adapters
         return self._device_parts.make_inputs(self._device, sizes, [columns for columns in found if columns is not None])
 
-    def _make_slots(self) -> Slots:
+    def _make_slots(self) -> BatchSlots:
         # of draft layers; those of devices stay there
         hidden_size = self._model.hidden_size if self._has_drafts and not self._inputs.is_made_on_device else 0
-        slots = Slots(
+        slots = BatchSlots(
             self._inputs.host_block_tables,
             self._config.max_model_len,
             self._model.vocab_size,

@@ -2,7 +2,7 @@
 
 Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
 parameters; tokens that a step in flight computes beyond that end are dropped. Ranks that see the same stop token leave such
-rows out (`Slots.is_ended`), which saves their time and decides nothing.
+rows out (`BatchSlots.is_ended`), which saves their time and decides nothing.
 """
 
 from __future__ import annotations

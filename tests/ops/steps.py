@@ -8,8 +8,8 @@ from ops.modules import KvCache
 from ops.table import ROW_TILE, OpTable
 from tests.ops.caches import make_cache
 from workers.devices.paddle import PaddleDevice
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.inputs import InputSizes, StepInputs
-from workers.engine.slots import Slots
 
 MAX_SEQS = 24
 MAX_TOKENS = 256
@@ -38,7 +38,7 @@ class HandMadeStep:
         order = np.random.default_rng(5).permutation(self.num_blocks) + 1
         self.inputs.host_block_tables[:MAX_SEQS] = order.reshape(MAX_SEQS, blocks_per_slot)
         self.block_size = block_size
-        self.prompts = Slots(self.inputs.host_block_tables, MAX_LENGTH, 50)
+        self.prompts = BatchSlots(self.inputs.host_block_tables, MAX_LENGTH, 50)
         self.token_ids = np.random.default_rng(6).integers(0, 50, (MAX_SEQS, MAX_LENGTH)).astype(np.int32)
         self.set(sequences)
 

@@ -19,8 +19,8 @@ from engine.messages import MediaUnit, SamplingParams, SlotStart, Step, StepResu
 from tests.configurations import engine_config
 from tests.paths import GOLDEN, TEXT_MODELS
 from workers.assembly import RunnerParts
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.runner import ModelRunner
-from workers.engine.slots import Slots
 from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.adapters.reader import AdapterFiles
 from workers.extensions.drafts.mtp import MtpDrafter
@@ -356,7 +356,7 @@ def golden_samples(name: str) -> list[Sample]:
     return [Sample(case["prompt_token_ids"], sampling) for case in golden_cases(name)]
 
 
-def swap_slots(slots: Slots, first: int, second: int) -> None:
+def swap_slots(slots: BatchSlots, first: int, second: int) -> None:
     """Exchange two slots, in every array that is registered: what is kept of a sequence elsewhere does not come along."""
     for _, array in slots.arrays():
         array[[first, second]] = array[[second, first]]

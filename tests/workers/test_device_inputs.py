@@ -15,9 +15,9 @@ from ops.paddle.reference import TABLE
 from ops.table import HAS_BOUNDS, OpTable
 from tests.ops.tables import emulated_card
 from workers.devices.paddle import PaddleDevice
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.inputs import InputSizes, StepInputs
-from workers.engine.slots import Slots
 from workers.sampling.slot_sampling import SlotSampling
 
 NUM_SLOTS, MAX_LENGTH, BLOCK_SIZE = 7, 512, 64
@@ -36,7 +36,7 @@ class Both:
         device = PaddleDevice("cpu")
         self.host, self.made = StepInputs(device, sizes), DeviceInputs(device, sizes)
         self.made.host_block_tables = self.host.host_block_tables
-        self.slots = Slots(self.host.host_block_tables, MAX_LENGTH, 1000, num_drafts)
+        self.slots = BatchSlots(self.host.host_block_tables, MAX_LENGTH, 1000, num_drafts)
         SlotSampling(self.slots)
         self.generator = np.random.default_rng(3)
 
@@ -122,7 +122,7 @@ def test_reference_vector(num_drafts: int, maker: OpTable) -> None:
     ]
 
 
-def random_step(generator: np.random.Generator, slots: Slots, budget: int, *, is_decode: bool) -> Step:
+def random_step(generator: np.random.Generator, slots: BatchSlots, budget: int, *, is_decode: bool) -> Step:
     """Rows of some slots, in their order, a chunk of what each knows; in decode its last tokens."""
     count = int(generator.integers(1, NUM_SLOTS + 1))
     chosen = np.sort(generator.permutation(NUM_SLOTS)[:count]).astype(np.int32)

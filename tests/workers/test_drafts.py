@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart, Step
 from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, int32, make_runner
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 
 K = 4
 Drafting = Callable[[Sample], list[int]]
@@ -122,7 +122,7 @@ def test_reference_ops_verify_drafts_too() -> None:
 
 def test_a_row_behind_a_step_that_was_not_run_is_none() -> None:
     """Its slot has not got as far as the scheduler thought when it sent the step, which it gives up."""
-    slots = Slots(np.zeros((4, 8), np.int32), 64, 100, K)
+    slots = BatchSlots(np.zeros((4, 8), np.int32), 64, 100, K)
     slots.start(SlotStart(1, "r", int32([5, 6, 7]), 3, SamplingParams(), b"", max_total_tokens=20))
     slots.drafts[1], slots.num_drafts[1] = 9, K
     columns = int32([1]), int32([4]), int32([1]), b"\1", b"", b"", b""

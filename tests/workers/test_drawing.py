@@ -19,9 +19,9 @@ from ops.table import OpTable
 from tests.ops.tables import emulated_card
 from tests.workers.serving import int32
 from workers.devices.paddle import PaddleDevice
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.inputs import InputSizes
-from workers.engine.slots import Slots
 from workers.sampling import sampler
 from workers.sampling.slot_sampling import SlotSampling
 
@@ -39,13 +39,13 @@ CASES: list[dict[str, Any]] = [
 
 
 class Bench:
-    """Slots with a token of each of some requests to be drawn, and the inputs of the step that gave their logits."""
+    """BatchSlots with a token of each of some requests to be drawn, and the inputs of the step that gave their logits."""
 
     def __init__(self, table: OpTable, vocab: int, params: list[SamplingParams], kept: list[int] | None = None) -> None:
         """`kept`: rows of each sequence that are kept; None: the last one."""
         self.table, count = table, len(params)
         self.inputs = DeviceInputs(PaddleDevice("cpu"), InputSizes(count, 256, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile))
-        self.slots = Slots(self.inputs.host_block_tables, MAX_LENGTH, vocab)
+        self.slots = BatchSlots(self.inputs.host_block_tables, MAX_LENGTH, vocab)
         self.sampling = SlotSampling(self.slots)
         for slot, each in enumerate(params):
             prompt = int32([1] * (3 + slot % 7))

@@ -23,9 +23,9 @@ import numpy as np
 from ops.modules import Tensor
 from ops.table import KEY_SPLIT, NUM_LOGIT_ROWS, NUM_ROWS, ROW_TILE
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.inputs import StepInputs
 from workers.engine.row_inputs import AttentionMetadata, Room
-from workers.engine.slots import Slots
 
 
 class DeviceInputs(StepInputs):
@@ -96,7 +96,7 @@ class DeviceInputs(StepInputs):
 
     # --------------------------------------------------------------------------------------------------------- slots
 
-    def start(self, slots: Slots, slot: int) -> None:
+    def start(self, slots: BatchSlots, slot: int) -> None:
         from ops.paddle.metadata import NUM_SETTINGS, SETTINGS
 
         sizes, count = self.sizes, int(slots.num_tokens[slot])
@@ -124,7 +124,7 @@ class DeviceInputs(StepInputs):
         counts: np.ndarray,
         kept_counts: np.ndarray,
         slot_token_ids: np.ndarray,
-        prompts: Slots | None = None,
+        prompts: BatchSlots | None = None,
         flags: np.ndarray | None = None,
     ) -> None:
         """`flags`: FOLLOWING of rows that begin at their slots' last tokens, which lie at `starts` or before; DRAWN."""

@@ -17,8 +17,8 @@ from engine.checkpoint.comm_spec import max_rows
 from ops.modules import Tensor
 from ops.table import KEY_SPLIT, ROW_TILE
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.row_inputs import KeptRows, Room, RowInputs
-from workers.engine.slots import Slots
 
 
 class InputSizes(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class StepInputs(RowInputs):
         counts: np.ndarray,
         kept_counts: np.ndarray,
         slot_token_ids: np.ndarray,
-        prompts: Slots | None = None,
+        prompts: BatchSlots | None = None,
         flags: np.ndarray | None = None,
     ) -> None:
         """Sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]`, of which the last kept_counts[i] are
@@ -109,7 +109,7 @@ class StepInputs(RowInputs):
         self._set_prompts(prompts, slots, starts, counts, row_ids)
 
     def _set_prompts(
-        self, prompts: Slots | None, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, kept_row_ids: np.ndarray
+        self, prompts: BatchSlots | None, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, kept_row_ids: np.ndarray
     ) -> None:
         """Set what rows have of their prompts: key bounds, and the columns of extensions."""
         bounds = None
@@ -124,7 +124,7 @@ class StepInputs(RowInputs):
         super().pad(size)
         self.kept.pad(size)
 
-    def start(self, slots: Slots, slot: int) -> None:
+    def start(self, slots: BatchSlots, slot: int) -> None:
         """Another sequence took the slot."""
         self._device.upload(self.host_block_tables, self.block_tables)
 
@@ -135,7 +135,7 @@ class StepInputs(RowInputs):
 
 
 def key_bounds(
-    prompts: Slots, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+    prompts: BatchSlots, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The first and the last key that each row of these sequences sees; None: all see those up to themselves."""
     is_bounded = (prompts.bounds_ends[slots] > starts) & (counts > 0)

@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.captures import StepMode
 from workers.engine.inputs import StepInputs
 from workers.engine.plan import Plan
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 
 
 class ModelStep:
     """Rows of `slots` in `inputs`. `runs_without_rows`: the ranks that share experts need this one in every step."""
 
-    def __init__(self, inputs: StepInputs, slots: Slots, *, runs_without_rows: bool) -> None:
+    def __init__(self, inputs: StepInputs, slots: BatchSlots, *, runs_without_rows: bool) -> None:
         self.inputs, self.slots = inputs, slots
         self._runs_without_rows = runs_without_rows
         self.replay: Callable[[Plan, int], None] = replay  # a trace puts its own here

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.messages import Step
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 
 # of slots, with so many drafts granted, in a step of so many rows of which so many give a token: how many drafts each gets
 Choice = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
@@ -33,7 +33,7 @@ class StepRows(msgspec.Struct, frozen=True):
     num_drafts: np.ndarray
 
     @staticmethod
-    def of(step: Step, slots: Slots, choose: Choice | None = None) -> StepRows:
+    def of(step: Step, slots: BatchSlots, choose: Choice | None = None) -> StepRows:
         """Rows with the drafts that `slots` have for them, as many as are granted and chosen (None: all that are), put behind
         the slots' tokens. No row gets a sequence that has all its tokens or drew a stop token, which its scheduler did not know
         yet; one that had no token in the last step (`is_late`); or one whose last step was not run for want of features: the
@@ -104,7 +104,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
         if not rows.num_drafts.any():
             return np.ones(len(token_ids), np.bool_), rows.num_sampled
         accepted, counts, ends = np.empty(len(token_ids), np.bool_), np.empty_like(rows.counts), rows.ends
-        _cpu.stand(
+        _cpu.accept(
             _cpu.address(rows.slots),
             len(counts),
             _cpu.address(rows.num_sampled),

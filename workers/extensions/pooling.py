@@ -17,9 +17,9 @@ import numpy as np
 from engine.config import PoolingConfig
 from engine.messages import Pooling, SlotStart, StepResult
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 from workers.engine.step_run import StepRun
 
 _SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
@@ -29,7 +29,7 @@ class StepPooling:
     """Pools on the host."""
 
     def __init__(
-        self, rank: int, device: Device, inputs: StepInputs, slots: Slots, pooling: PoolingConfig, hidden_size: int
+        self, rank: int, device: Device, inputs: StepInputs, slots: BatchSlots, pooling: PoolingConfig, hidden_size: int
     ) -> None:
         self._rank, self._device, self._inputs, self._slots, self._pooling = rank, device, inputs, slots, pooling
         self._answers: dict[int, bytes] = {}  # of the step that was begun last

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.messages import SlotStart
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.inputs import RowsOfSlots, StepInputs
-from workers.engine.slots import Slots
 
 
 class TypedPositionColumns:
@@ -19,7 +19,7 @@ class TypedPositionColumns:
     def add_to(self, inputs: StepInputs) -> None:
         inputs.add("position_rows", inputs.max_rows)
 
-    def bind(self, slots: Slots) -> None:
+    def bind(self, slots: BatchSlots) -> None:
         """Read where the second texts of `slots` begin; at the prompt's end where there is none."""
         self.second_starts = slots.register("second_starts", 0)
         slots.add_part(self)

@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2019) and its kin: an encoder whose tokens see the whole text.
 
 Straight-line against the op table, as the decoders are. Keys and values go through memory of the KV arena, which all layers
-share and which nobody reads after the step; that each token sees all others is said by the bounds of its keys (`Slots`). Norms
-come behind the sums.
+share and which nobody reads after the step; that each token sees all others is said by the bounds of its keys (`BatchSlots`).
+Norms come behind the sums.
 """
 
 from __future__ import annotations

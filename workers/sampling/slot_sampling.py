@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.messages import SamplingParams, SlotStart
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 
 # As SlotSampling in ops/cpu/native/sampling.h, with the byte offsets there.
 SAMPLING = np.dtype(
@@ -130,9 +130,9 @@ def _token_lists(
 
 
 class SlotSampling:
-    """Sampling parameters of every batch slot (`Slots.add_part`)."""
+    """Sampling parameters of every batch slot (`BatchSlots.add_part`)."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: BatchSlots) -> None:
         self.slots = slots
         self.records = slots.register("sampling", np.zeros((), SAMPLING)[()], dtype=SAMPLING)
         self.token_lists = slots.register("token_lists", None, dtype=object)  # `records` point there
@@ -152,7 +152,7 @@ class SlotSampling:
             self.logprob_token_ids[slot] = np.array(params.logprob_token_ids, np.int32)
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """Append tokens (`Slots.append`), and mark the slots that got a stop token as ended."""
+        """Append tokens (`BatchSlots.append`), and mark the slots that got a stop token as ended."""
         self.slots.append(slots, positions, token_ids)
         slots, positions = np.ascontiguousarray(slots, np.int32), np.ascontiguousarray(positions, np.int64)
         token_ids = np.ascontiguousarray(token_ids, np.int32)

@@ -19,9 +19,9 @@ from engine.messages import SamplingParams, SlotStart
 from ops.modules import KvCache
 from ops.table import OpTable
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.inputs import InputSizes
-from workers.engine.slots import Slots
 from workers.models.loading import load_model
 from workers.sampling import sampler
 from workers.sampling.slot_sampling import SlotSampling
@@ -64,7 +64,7 @@ def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
     assert rows.drawing is not None
     vocab, params = min(vocab_size, 8192), [SamplingParams(seed=7 + number, **each) for number, each in enumerate(_DRAWN * 4)]
     inputs = DeviceInputs(device, InputSizes(len(params), 256, 64, 16, rows.row_tile))
-    slots = Slots(inputs.host_block_tables, 64, vocab)
+    slots = BatchSlots(inputs.host_block_tables, 64, vocab)
     sampling = SlotSampling(slots)
     for slot, each in enumerate(params):
         slots.start(SlotStart(slot, "", np.ones(3 + slot % 7, np.int32).tobytes(), 3, each, b""))

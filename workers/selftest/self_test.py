@@ -9,9 +9,9 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from ops.table import OpTable
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.inputs import InputSizes, RowColumns, StepInputs
 from workers.engine.kv_cache import map_kv_cache
-from workers.engine.slots import Slots
 from workers.extensions.media.media_columns import MediaColumns
 from workers.extensions.media.prompt_media import MediaSlots
 from workers.extensions.typed_positions import TypedPositionColumns
@@ -38,7 +38,7 @@ class SelfTest:
         tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
         spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
         self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device, table)
-        self._slots = slots = Slots(inputs.host_block_tables, length, config.vocab_size)
+        self._slots = slots = BatchSlots(inputs.host_block_tables, length, config.vocab_size)
         if media is not None:
             media.bind(MediaSlots(slots), slots.token_ids)
         if positions is not None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.messages import SlotStart
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.extension import Extension
 from workers.engine.inputs import RowsOfSlots, StepInputs
-from workers.engine.slots import Slots
 from workers.extensions.adapters.arena import AdapterArena
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class AdapterColumns(Extension):
         for rows in (inputs, inputs.kept):
             rows.add("adapter_slots", rows.max_rows)
 
-    def bind(self, slots: Slots) -> None:
+    def bind(self, slots: BatchSlots) -> None:
         """Read which adapter each of `slots` has."""
         self.adapter_slots = slots.register("adapter_slots", NO_ADAPTER)
         slots.add_part(self)

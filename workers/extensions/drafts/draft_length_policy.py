@@ -2,9 +2,9 @@
 step takes become more.
 
 Used by `drafting.py`; native (ops/cpu/native/draft_lengths.h), over arrays of the slots. What is learned: of each class of
-drafts how many are accepted where they are of use at all, of each sample whether they are, where a new one is taken for what
+drafts how many are accepted where they are of use at all, of each sequence whether they are, where a new one is taken for what
 the last ones were, and how long steps of so many rows take. They decide how many, never which. Clocks are read elsewhere. Where
-none pay, one of the step is tried all the same: of a sample that had none for 16, 32, ... 256 tokens, as long as such trials
+none pay, one of the step is tried all the same: of a sequence that had none for 16, 32, ... 256 tokens, as long as such trials
 take less than 1/200 of the time, of layers with what makes ready for them. A step without any is taken now and then, to know
 its time. After 1,024 steps in which none were thought to pay, times of steps with drafts, what was not accepted and the doubt
 of who comes are forgotten: all may have come about by chance. Where that brings none that are accepted it is done after twice
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.drafter import Drafts
 
 
@@ -25,7 +25,7 @@ class Lengths:
     `first_classes`: of each method, `are_layers`: whether its drafts are made when the step begins."""
 
     def __init__(
-        self, slots: Slots, priors: np.ndarray, first_classes: list[int], are_layers: list[bool], *, is_adaptive: bool
+        self, slots: BatchSlots, priors: np.ndarray, first_classes: list[int], are_layers: list[bool], *, is_adaptive: bool
     ) -> None:
         arrays = slots.drafts, slots.draft_classes, slots.draft_chances, slots.num_drafts, slots.draft_trusts
         drafts, classes, chances, num_drafts, trusts = (_cpu.address(array) for array in arrays)
@@ -95,5 +95,5 @@ class Lengths:
         return self._native.num_idle(_cpu.address(slots), len(slots))
 
     def wanted_by_new_requests(self) -> int:
-        """How many are expected to pay for a sample of which nothing is known."""
+        """Return how many are expected to pay for a sequence of which nothing is known."""
         return self._native.wanted_by_new_requests()

@@ -13,10 +13,10 @@ import numpy as np
 
 from engine.config import SpeculativeConfig
 from engine.messages import SlotStart, Step, StepResult
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.extension import Extension
 from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 from workers.engine.step_run import StepRun
 from workers.extensions.drafts.draft_length_policy import Lengths
 from workers.extensions.drafts.drafter import Drafter
@@ -28,11 +28,11 @@ from workers.rank_group.collectives import Collectives, OneRank
 _NONE = np.zeros(0, np.int32)
 _RESTING_INTERVALS = 4, 16  # steps: how often draft tokens are looked for that would pay again, ever more seldom
 _LONGEST_REST = 64  # steps, where only a slot that is tried has draft tokens
-METHODS: dict[str, Callable[[SpeculativeConfig, Slots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+METHODS: dict[str, Callable[[SpeculativeConfig, BatchSlots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 
 
 def make_drafting(
-    config: SpeculativeConfig, slots: Slots, layers: MtpDrafter | None = None, ranks: Collectives | None = None
+    config: SpeculativeConfig, slots: BatchSlots, layers: MtpDrafter | None = None, ranks: Collectives | None = None
 ) -> Drafting | None:
     """Return None if no method is configured. `layers`: of the checkpoint, the method mtp; `ranks`: None: this one alone."""
     methods = METHODS if layers is None else METHODS | {"mtp": lambda config, slots: layers}
@@ -60,7 +60,7 @@ class Drafting(Extension):
     def __init__(
         self,
         drafters: dict[str, Drafter],
-        slots: Slots,
+        slots: BatchSlots,
         ranks: Collectives,
         ending: MtpDrafter | None = None,
         *,

@@ -36,13 +36,13 @@ from ops import _cpu
 from ops.cpu.rank_group import RankGroup
 from ops.modules import KvCache
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.captures import Phase, StepMode
 from workers.engine.extension import Extension
 from workers.engine.inputs import StepInputs
 from workers.engine.plan import Plan
 from workers.engine.row_inputs import Room
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 from workers.engine.step_run import StepRun
 from workers.extensions.drafts.draft_inputs import DraftInputs
 from workers.extensions.drafts.draft_plan import DraftPlan, TapeDraftPlan, make_draft_plan
@@ -73,7 +73,7 @@ class MtpDrafter(Extension):
         model: ModelConfig,
         device: Device,
         inputs: StepInputs,
-        slots: Slots,
+        slots: BatchSlots,
         cache: KvCache,
         marks: np.ndarray,
         on_op: Callable[[], None] = lambda: None,
@@ -89,7 +89,7 @@ class MtpDrafter(Extension):
         self._on_op, self._rank_group = on_op, rank_group
         self._are_drafting: np.ndarray | None = None  # rows of the step whose tokens get entries; None: no row drafts
         seats = config.max_num_seqs
-        # what was captured with so many samples; a step of one size of these has that many at most, or one for each row
+        # what was captured with so many sequences; a step of one size of these has that many at most, or one for each row
         num_rows = 1 + config.speculative_config.num_speculative_tokens
         sizes = {min(seats, size) for each in config.cudagraph_capture_sizes for size in (each, each // num_rows)}
         self._sizes = () if config.graph_only_prefill else tuple(sorted(sizes, reverse=True))

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.drafter import Drafts
 
 
@@ -27,7 +27,7 @@ class NativeDrafter:
 
     needs_hidden = False
 
-    def __init__(self, slots: Slots, drafts: NativeDrafts, priors: np.ndarray) -> None:
+    def __init__(self, slots: BatchSlots, drafts: NativeDrafts, priors: np.ndarray) -> None:
         self.priors = priors
         self._slots = slots
         self._drafts = drafts
@@ -55,7 +55,7 @@ class NativeDrafter:
         pass
 
 
-def draft_slots(slots: Slots) -> _cpu.DraftSlots:
+def draft_slots(slots: BatchSlots) -> _cpu.DraftSlots:
     """Where native drafters find the slots' tokens."""
     token_ids, num_tokens, states = (_cpu.address(each) for each in (slots.token_ids, slots.num_tokens, slots.draft_states))
     return _cpu.DraftSlots(token_ids, slots.token_ids.shape[1], num_tokens, states)

@@ -10,14 +10,14 @@ import numpy as np
 
 from engine.config import SpeculativeConfig
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.native import NativeDrafter, draft_slots
 
 
 class NgramDrafter(NativeDrafter):
     """A native index over the tokens of each slot."""
 
-    def __init__(self, config: SpeculativeConfig, slots: Slots) -> None:
+    def __init__(self, config: SpeculativeConfig, slots: BatchSlots) -> None:
         lookup = config.prompt_lookup_min, config.prompt_lookup_max
         priors = 1 - 0.6 / (1 + np.arange(_cpu.NgramDrafts.NUM_CLASSES))  # the more agreed before, the better
         self._index = _cpu.NgramDrafts(slots.num_slots, *lookup, draft_slots(slots))

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.config import SUFFIX_SHARED_BYTES, SpeculativeConfig
 from ops import _cpu
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.native import NativeDrafter, draft_slots
 
 _BY_LENGTH, _BY_COUNT = [0.3, 0.45, 0.65, 0.85, 0.95], [0.35, 0.7, 0.85, 1.0]  # of a match; of what followed
@@ -21,7 +21,7 @@ _BY_LENGTH, _BY_COUNT = [0.3, 0.45, 0.65, 0.85, 0.95], [0.35, 0.7, 0.85, 1.0]  #
 class SuffixDrafter(NativeDrafter):
     """Native trees: one of each slot, one of all answers."""
 
-    def __init__(self, config: SpeculativeConfig, slots: Slots, shared_bytes: int = SUFFIX_SHARED_BYTES) -> None:
+    def __init__(self, config: SpeculativeConfig, slots: BatchSlots, shared_bytes: int = SUFFIX_SHARED_BYTES) -> None:
         self._trees = _cpu.SuffixDrafts(
             slots.num_slots,
             config.suffix_decoding_max_tree_depth,

@@ -13,9 +13,9 @@ import numpy as np
 
 from engine.messages import Step
 from workers.devices.device import Device
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.extension import Extension
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 from workers.engine.step_run import StepRun
 from workers.extensions.media.encoder import Encoder
 from workers.extensions.media.features import Features, together
@@ -32,7 +32,7 @@ class Media(Extension):
     def __init__(
         self,
         features: Features | None,
-        slots: Slots,
+        slots: BatchSlots,
         device: Device,
         ranks: Collectives,
         plan: str,

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.messages import MediaUnit, SlotStart
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 
 NO_ROW = -1
 
@@ -84,9 +84,9 @@ class PromptMedia(msgspec.Struct, eq=False):
 
 
 class MediaSlots:
-    """Media of every batch slot's prompt (`Slots.add_part`)."""
+    """Media of every batch slot's prompt (`BatchSlots.add_part`)."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: BatchSlots) -> None:
         self.prompts = slots.register("media", None, dtype=object)  # PromptMedia
         self.ends = slots.register("media_ends", 0)  # from here on a prompt is text
         self.text_shifts = slots.register("text_shifts", 0)  # added there to positions

@@ -11,7 +11,7 @@ import pytest
 from engine.messages import SamplingParams, SlotStart
 from ops._cpu import StepTimes
 from tests.workers.serving import swap_slots
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.draft_length_policy import Lengths
 from workers.extensions.drafts.drafter import Drafts
 
@@ -32,12 +32,12 @@ def steep(num_rows: int) -> float:
 
 
 class Rig:
-    """Slots with drafts of one class, steps in which they are verified, and what those would take."""
+    """BatchSlots with drafts of one class, steps in which they are verified, and what those would take."""
 
     def __init__(
         self, num_slots: int = 4, time_of: Callable[[int], float] = flat, *, is_adaptive: bool = True, are_layers: bool = False
     ) -> None:
-        self.slots = Slots(np.zeros((num_slots + 1, 4), np.int32), 100, 100, K)
+        self.slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 100, 100, K)
         self.lengths = Lengths(self.slots, PRIORS, [0], [are_layers], is_adaptive=is_adaptive)
         self.which = np.arange(num_slots, dtype=np.int32)
         self.time_of = time_of

@@ -9,8 +9,8 @@ import pytest
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart, Step
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.rows import StepRows
-from workers.engine.slots import Slots
 from workers.extensions.drafts.drafter import Drafts
 from workers.extensions.drafts.drafting import Drafting, make_drafting
 from workers.rank_group.collectives import OneRank
@@ -23,10 +23,10 @@ def int32(*values: int) -> bytes:
 
 
 class Rig:
-    """Slots, and all methods that need no layers."""
+    """BatchSlots, and all methods that need no layers."""
 
     def __init__(self, method: str = "ngram,suffix") -> None:
-        self.slots = Slots(np.zeros((4, 4), np.int32), 300, 1000, K)
+        self.slots = BatchSlots(np.zeros((4, 4), np.int32), 300, 1000, K)
         config = SpeculativeConfig(method=method, num_speculative_tokens=K, adaptive=False, suffix_decoding_max_spec_factor=4.0)
         drafting = make_drafting(config, self.slots)
         assert drafting is not None
@@ -134,7 +134,7 @@ def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
     """Where layers alone guess; others may find something at any time, and are looked at in each sixteenth step."""
     num_looks = []
     for needs_hidden in (True, False):
-        slots, one = Slots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
+        slots, one = BatchSlots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
         drafting = Drafting({"mtp": OneTokenDrafter(needs_hidden=needs_hidden)}, slots, OneRank(), is_adaptive=True)
         coming, have_looked = deque([b"", b""]), []
         for number in range(3000):
@@ -158,7 +158,7 @@ def test_remembered_answers_fit_the_memory_left(method: str) -> None:
     texts = [rng.integers(0, most, length) for most in (2, 3, 20, 999)] + [np.arange(length) % size for size in (1, 7, 500)]
     found = []
     for text in texts:
-        slots = Slots(np.zeros((3, 4), np.int32), length + 10, 3000, K)
+        slots = BatchSlots(np.zeros((3, 4), np.int32), length + 10, 3000, K)
         drafting = make_drafting(config, slots)
         assert drafting is not None
         at_first = drafting.num_bytes

@@ -7,34 +7,34 @@ import pytest
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.ngram import NgramDrafter
 
 K = 4
 NONE = np.zeros(0, np.int32)
 
 
-def slots_of(num_slots: int = 3, length: int = 5000) -> Slots:
-    return Slots(np.zeros((num_slots + 1, 4), np.int32), length, 1000, K)
+def slots_of(num_slots: int = 3, length: int = 5000) -> BatchSlots:
+    return BatchSlots(np.zeros((num_slots + 1, 4), np.int32), length, 1000, K)
 
 
-def drafter_of(slots: Slots, least: int = 2, most: int = 5) -> NgramDrafter:
+def drafter_of(slots: BatchSlots, least: int = 2, most: int = 5) -> NgramDrafter:
     config = SpeculativeConfig(method="ngram", num_speculative_tokens=K, prompt_lookup_min=least, prompt_lookup_max=most)
     return NgramDrafter(config, slots)
 
 
-def put(slots: Slots, drafter: NgramDrafter, slot: int, tokens: list[int]) -> None:
+def put(slots: BatchSlots, drafter: NgramDrafter, slot: int, tokens: list[int]) -> None:
     token_ids = np.array(tokens, np.int32)
     slots.start(SlotStart(slot, "r", token_ids.tobytes(), len(tokens), SamplingParams(), b""))
     drafter.start(slot, token_ids, len(tokens), NONE)
 
 
-def say(slots: Slots, slot: int, token_id: int) -> None:
+def say(slots: BatchSlots, slot: int, token_id: int) -> None:
     place = np.array([slots.num_tokens[slot]])
     slots.append(np.array([slot]), place, np.array([token_id]))
 
 
-def draft_tokens(slots: Slots, drafter: NgramDrafter, slot: int, num_calls: int = 4) -> list[int]:
+def draft_tokens(slots: BatchSlots, drafter: NgramDrafter, slot: int, num_calls: int = 4) -> list[int]:
     """After so many steps, which is time for long texts to be indexed."""
     which = np.array([slot], np.int32)
     for _ in range(num_calls):

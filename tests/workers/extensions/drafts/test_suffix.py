@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.config import SUFFIX_SHARED_BYTES, SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart
 from tests.workers.serving import swap_slots
-from workers.engine.slots import Slots
+from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.suffix import SuffixDrafter
 
 K = 8
@@ -20,12 +20,12 @@ NONE = np.zeros(0, np.int32)
 
 
 class Rig:
-    """Slots and a drafter over them."""
+    """BatchSlots and a drafter over them."""
 
     def __init__(self, depth: int = 6, shared_bytes: int = SUFFIX_SHARED_BYTES, **options: float) -> None:
         named = {f"suffix_decoding_{name}": value for name, value in options.items()}
         self.config = SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=depth, **named)  # type: ignore[arg-type]
-        self.slots = Slots(np.zeros((5, 4), np.int32), 5000, 1000, K)
+        self.slots = BatchSlots(np.zeros((5, 4), np.int32), 5000, 1000, K)
         self.drafter = SuffixDrafter(self.config, self.slots, shared_bytes)
 
     def put(self, slot: int, prompt: list[int], answer: list[int]) -> None:
@@ -186,7 +186,7 @@ def test_long_texts_take_several_steps() -> None:
 def test_no_slot_waits_for_those_before_it() -> None:
     """However much a step brings them all."""
     num_slots, num_new = 64, 9
-    slots = Slots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
+    slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
     drafter = SuffixDrafter(SpeculativeConfig(method="suffix"), slots)
     which = np.arange(num_slots, dtype=np.int32)
     for slot in range(num_slots):

@@ -15,9 +15,9 @@ from engine.messages import MediaUnit, SamplingParams, SlotStart, Step
 from engine.scheduler.results import finish_reason_of
 from tests.engine.scheduler.sequences import make_sample
 from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner, swap_slots
+from workers.engine.batch_slots import BatchSlots
 from workers.engine.rows import StepRows
 from workers.engine.runner import ModelRunner
-from workers.engine.slots import Slots
 from workers.extensions.media.prompt_media import MediaSlots
 from workers.sampling.slot_sampling import SlotSampling
 
@@ -27,19 +27,19 @@ NUM_SLOTS = 5
 class Parts:
     """Of slots: all that extensions and sampling register."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: BatchSlots) -> None:
         self.slots, self.media, self.sampling = slots, MediaSlots(slots), SlotSampling(slots)
 
 
 def empty_parts() -> Parts:
-    return Parts(Slots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3))
+    return Parts(BatchSlots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3))
 
 
-def empty_slots() -> Slots:
+def empty_slots() -> BatchSlots:
     return empty_parts().slots
 
 
-def filled_slots() -> Slots:
+def filled_slots() -> BatchSlots:
     return filled_parts().slots
 
 
@@ -77,7 +77,7 @@ def test_mask_bounds_that_cannot_be(bounds: list[int]) -> None:
         filled_slots().start(start)
 
 
-def contents(slots: Slots) -> dict[str, list[object]]:
+def contents(slots: BatchSlots) -> dict[str, list[object]]:
     return {name: array.tolist() for name, array in slots.arrays()}
 
 

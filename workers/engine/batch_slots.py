@@ -18,13 +18,13 @@ from ops import _cpu
 
 
 class SlotPart(Protocol):
-    """Arrays of one part of a step, registered with `Slots.register`."""
+    """Arrays of one part of a step, registered with `BatchSlots.register`."""
 
     def start(self, message: SlotStart) -> None:
         """Fill the slot of a sequence that takes it; it was reset."""
 
 
-class Slots:
+class BatchSlots:
     """`num_slots` batch slots of at most `max_model_len` tokens each, over `block_tables` (int32 [capacity + 1, max_blocks],
     the step inputs' own; its last row belongs to the padded rows, not to a slot). `hidden_size`: of models that draft."""
 
