@@ -193,7 +193,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n that a head has, times its own weights
     head_linear: Callable[[Tensor, HeadLinear], Tensor]
 
-    # Of encoders.
+    # Ops of encoders.
     layer_norm: Callable[[Tensor, LayerNorm], Tensor]  # as rms_norm
     add_layer_norm: Callable[[Tensor, Tensor, LayerNorm], tuple[Tensor, Tensor]]  # as add_rms_norm
     activate: Callable[[Tensor, str], Tensor]  # [R, n], activation's name -> [R, n]

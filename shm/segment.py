@@ -33,7 +33,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _READY_POLL_S = 0.001
 
-# Of this process, as its descriptors are: name -> descriptor of a segment that it made or was passed by who started it.
+# This process: name -> descriptor of a segment that it made, or that was passed to it at its start.
 _held: dict[str, int] = {}
 
 

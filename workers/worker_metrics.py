@@ -1,6 +1,6 @@
-"""What a rank shows of its work, in the engine's counters: steps, drafts, forms, collectives, experts, its device, its weights.
+"""Metrics of a rank, in the engine's counters: steps, drafts, structured output, collectives, experts, its device, its weights.
 
-Part of `WorkerActor`, which says when; each cell has this rank as its one writer. What is shown is asked of the runner's core.
+Part of `WorkerActor`, which says when; each cell has this rank as its one writer. The values come from the runner's core.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class WorkerMetrics:
             self._encoder_seconds.set(self._media.encode_ns / 1e9)
 
     def ended_without_rows(self, busy_ns: int, communicators: Sequence[Communicator]) -> None:
-        """As `ended`, of a step of the rank group in which this replica had nothing to do."""
+        """Count a step of the rank group in which this replica had no rows."""
         self._take_collectives(communicators)
         self._busy_seconds.add(busy_ns / 1e9)
 
@@ -129,7 +129,7 @@ class WorkerMetrics:
     # ----------------------------------------------------------------------------------------------- device and weights
 
     def show_device(self, core: ModelRunner) -> None:
-        """What it can, and which ops had no right candidate."""
+        """Show what the device can, and the ops without a right candidate."""
         from workers.extensions.drafts.mtp import MtpDrafter
         from workers.extensions.grammars.grammars import Grammars
         from workers.extensions.media.media import Media

@@ -143,7 +143,7 @@ def _token_id(options: JsonOptions, name: str, vocab_size: int) -> int:
 
 
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What each family reads of its encoder by itself, as `VisionConfig` has it."""
+    """Values of an encoder that each family reads in its own way, for `VisionConfig`."""
 
     activation: str  # where the checkpoint does not say
     out_hidden_size: int

@@ -54,7 +54,7 @@ class MediaItems:
         self._beat = beat
         self.num_pixels = 0  # that were decoded, of all items; a float of features counts as one
         self._whole: dict[bytes, None] = {}  # pictures that were decoded without fault, the latest last
-        # What was used last, by the hash of its first unit: it, or its next unit, is asked for next.
+        # The items used last, by the hash of the first unit: the same item, or its next unit, is asked for next.
         self._picture: tuple[bytes, Image.Image] | None = None
         self._clips: dict[bytes, video.Clip] = {}  # the one used last at the end
         self._rows: tuple[bytes, NDArray[np.float32]] | None = None

@@ -112,7 +112,7 @@ _SAME = (
 )
 
 
-# What is asked for ("auto" or a variant), the type of keys and values, and where an answer is kept -> variant of each part.
+# Wanted variant (or "auto"), type of keys and values, directory of the choice -> variant of each part.
 ChooseKernels = Callable[[str, str, Path], dict[str, str]]
 
 

@@ -19,7 +19,7 @@ from shm.blake2 import blake2b
 Policy = Literal["prefix", "load", "round-robin"]
 REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
 
-# What an open sample costs a new request: a row of a decode step takes 1.1 to 1.4 times as long as a prompt's token
+# Cost of an open sequence for a new request: a row of a decode step takes 1.1 to 1.4 times as long as a prompt's token
 # (Qwen3-0.6B's shape in bfloat16 and int4, Zen: (141 - 37) / 15 ms beside 3.2 s / 512; (81 - 14) / 15 ms beside 1.6 s / 512),
 # and about 50 steps are shared.
 OPEN_SAMPLE_TOKENS = 64

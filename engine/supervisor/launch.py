@@ -140,7 +140,7 @@ def _open_run(
     return run, lock
 
 
-# What to try: path, content of the body, and by the openai client, where it knows the route, a method and the rest of its call.
+# Examples to try: path, content of the body; and the method and arguments of the openai client, where it has the route.
 _TRIALS = {
     "generate": (
         "/v1/chat/completions",

@@ -25,7 +25,7 @@ from workers.devices.kernels import Timing
 BODIES = mixed_bodies(4, seed=5, max_tokens=200, max_prompt=40)
 OPTIONS = ("--max-model-len", "400", "--dtype", "float32", "--kv-cache-dtype", "float32")
 
-# What each variant serves besides float32: where it multiplies otherwise than the one that it builds on, and among them every
+# Types that each variant serves besides float32: where it multiplies otherwise than its base, and among them every
 # precision and kind of layers. All other pairs are in `tests/workers/test_kernels.py`, in one process.
 NARROW = {
     "portable": ("qwen3_moe", "int8"),

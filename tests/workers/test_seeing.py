@@ -121,7 +121,7 @@ def test_text_step_after_a_picture_step_reads_no_picture(architecture: str, nati
 
 
 def test_a_prefix_that_ends_within_a_picture(architecture: str, native: Seeing) -> None:
-    """Of a picture with a cached beginning exactly the other rows are read; the earlier rows may be anything by then."""
+    """The beginning of a picture is cached, and exactly its other rows are read; the earlier rows may be anything by then."""
     runner, arena = native
     whole = seeing_samples(architecture, arena)
     run_alone(runner, whole)

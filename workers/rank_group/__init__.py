@@ -1,2 +1,3 @@
-"""What a rank does with its peers. Read `communicator.py` first: the calls that they meet in; `share.py` says what each of them
-computes of a model."""
+"""A rank and its peers. Read `communicator.py` first: the calls in which they meet; `share.py` says which part of a model each
+of them computes.
+"""

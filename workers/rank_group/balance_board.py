@@ -1,8 +1,8 @@
-"""What ranks that share experts tell each other of where these lie, in the segment `experts.main` (`shm/experts.py`).
+"""Words by which ranks agree on the places of shared experts, in the segment `experts.main` (`shm/experts.py`).
 
-The word of what is in force changes by compare-and-exchange alone: by the leader, who puts a version in force, or by the first
-rank that joins a new epoch, which seals what was in force. So a death decides between the old placement and the new one for all
-alike. The words `proposed` and `ready` are epoch << 12 | version.
+The word in force changes by compare-and-exchange alone: by the leader, who puts a version in force, or by the first rank that
+joins a new epoch, which seals the version that was in force. So a death decides between the old placement and the new one for
+all alike. The words `proposed` and `ready` are epoch << 12 | version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def next_version(version: int) -> int:
 
 
 class BalanceBoard:
-    """Of rank `rank`. `counts`: uint64 [ranks, layers, experts]; each rank writes its own."""
+    """The board as rank `rank` sees it. `counts`: uint64 [ranks, layers, experts]; each rank writes its own."""
 
     def __init__(self, table: ExpertTable, rank: int) -> None:
         self._table, self._rank = table, rank
@@ -35,7 +35,7 @@ class BalanceBoard:
 
     @property
     def words(self) -> tuple[int, int]:
-        """What is in force and what is proposed: while these stay, nobody has said anything new."""
+        """Return the words in force and proposed: while these stay, nothing is new."""
         return _native.load_u64(self._table.words, IN_FORCE), _native.load_u64(self._table.words, PROPOSED)
 
     def replace(self, before: InForce, after: InForce) -> bool:
@@ -43,7 +43,7 @@ class BalanceBoard:
         return _native.compare_exchange_u64(self._table.words, IN_FORCE, before.word, after.word)
 
     def seal(self, epoch: int) -> InForce:
-        """What is in force in `epoch` from its beginning on: what was last in the epochs before."""
+        """Return what is in force in `epoch` from its beginning on: the last version of the epochs before."""
         while (found := self.in_force).epoch < epoch:
             self.replace(found, InForce.of(epoch, 0, found.version))
         return found
@@ -59,11 +59,11 @@ class BalanceBoard:
         _native.store_u64(self._table.words, PROPOSED, epoch << VERSION_BITS | version)
 
     def placement(self, version: int) -> tuple[LayerPlacement, ...]:
-        """That was proposed under this version."""
+        """Return the placement that was proposed under this version."""
         return tuple(placement_of(table) for table in self._tables[version % 2])
 
     def show_window(self, since_s: float, counts: np.ndarray) -> None:
-        """What all had counted when the time that is looked back at began."""
+        """Show the counts of all ranks at the beginning of the window."""
         self._table.show_window(int(since_s * 1e9), counts.tobytes())
 
     def say_ready(self, epoch: int, version: int) -> None:

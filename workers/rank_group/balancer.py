@@ -32,7 +32,7 @@ _PAGE = 4096
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """What the leader saw."""
+    """Counts that the leader saw at one time."""
 
     at_s: float
     num_steps: int  # of the rank group, that it has run
@@ -40,7 +40,7 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class _Order(msgspec.Struct):
-    """What an operator asks for."""
+    """An operator's command."""
 
     command_id: str
     is_forced: bool
@@ -50,8 +50,8 @@ class _Order(msgspec.Struct):
 
 
 class Balancer:
-    """Of one rank. `mixtures`: of the weights in use, by layer. `on_change(moved, imbalance)` is called on the leader when it
-    puts a version in force, `answer` when an order is done."""
+    """Balances the experts of one rank. `mixtures`: of the weights in use, by layer. `on_change(moved, imbalance)` is called on
+    the leader when it puts a version in force, `answer` when a command is done."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Balancer:
             self._found = self._thread.submit(rebalanced, present, counts, topology, self._config.min_gain)
 
     def _counts(self) -> list[list[int]]:
-        """Of the time that is looked back at."""
+        """Return the counts of the window."""
         found: list[list[int]] = (self._looks[-1].counts - self._looks[0].counts).tolist()
         return found
 

@@ -1,4 +1,4 @@
-"""What a step asks of the ranks that run it together; a rank by itself is one of them."""
+"""Collectives that a step needs of the ranks that run it together; a single rank is such a group too."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ assert _cpu.COMM_LAYOUT == _OURS, "shm/rank_group.py and ops/cpu/native/comm.h l
 
 
 class Communicator:
-    """Of rank `rank` in the group of `count` ranks from `first` on. `spin_ns`: how long a wait looks before it sleeps; 0 where
-    ranks have no cores of their own. `shares_experts`: it is the group of all ranks, and goes on without those that are
-    missing. `needs_all`: nobody is a member of a rank group that is not complete. RuntimeError: a peer did not come within
+    """Collectives of rank `rank` in the group of `count` ranks from `first` on. `spin_ns`: how long a wait looks before it
+    sleeps; 0 where ranks have no cores of their own. `shares_experts`: it is the group of all ranks, and goes on without
+    missing ones. `needs_all`: no rank is a member of an incomplete rank group. RuntimeError: a peer did not come within
     `timeout_s`, or made another call."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Communicator:
 
     @property
     def epoch(self) -> int:
-        """That it joined last."""
+        """Epoch that it joined last."""
         return self.native.epoch
 
     @property
@@ -130,7 +130,7 @@ class Communicator:
         return y
 
     def broadcast(self, x: np.ndarray, root: int = 0) -> np.ndarray:
-        """What the rank at place `root` of the group has; the others' x say how much that is."""
+        """Return the array of the rank at place `root` of the group; the others' x give its shape."""
         y = np.array(x, order="C")
         self.native.broadcast(y.ctypes.data, y.nbytes, root)
         return y

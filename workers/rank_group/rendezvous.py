@@ -27,8 +27,8 @@ class Rendezvous(msgspec.Struct, frozen=True):
     def of(
         config: EngineConfig, rank: int, tensor: Communicator | None, experts: Communicator | None, epoch: int = 1
     ) -> Rendezvous | None:
-        """Of rank `rank` of the engine; None: it exchanges no tensors with Paddle's groups. `epoch`: of its process, which is
-        the others' too, since they end and begin together."""
+        """Return the rendezvous of rank `rank` of the engine; None: it exchanges no tensors with Paddle's groups. `epoch`: of
+        its process, which is the others' too, since they end and begin together."""
         if config.ops == "native" or (tensor is None and experts is None):
             return None
         ports = config.group_ports

@@ -1,5 +1,5 @@
-"""What each of several ranks computes of a model: whole heads, and whole panels of a linear's outputs. Pure; used by the models
-when they declare their weights.
+"""A rank's share of a model: whole heads, and whole panels of a linear's outputs. Pure; used by the models when they declare
+their weights.
 
 Nothing is cut along inputs and nothing is added up across ranks, so each number is made by the same operations as on one rank.
 """
@@ -37,7 +37,7 @@ class TensorShare(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(shape, own=HeadRange(self.rank * count, count, first_kv, kv_count))
 
     def columns(self, num_outputs: Sequence[int]) -> Columns:
-        """Of outputs one after another the same part of each; none: all, as it is too little to be cut."""
+        """Return the same part of each run of outputs; none: all, as there are too few to cut."""
         if self.size == 1 or min(num_outputs) < MIN_PANELS * self.size * PANEL:
             return ()
         ranges, first = [], 0
@@ -49,20 +49,20 @@ class TensorShare(msgspec.Struct, frozen=True):
         return tuple(ranges)
 
     def expert_columns(self, inner: int, hidden: int) -> tuple[Columns, Columns]:
-        """Of an expert's gate and up, and of its down: of both, or all of both."""
+        """Return the columns of an expert's gate and up, and of its down: of both, or all of both."""
         gate_up, down = self.columns((inner, inner)), self.columns((hidden,))
         return (gate_up, down) if gate_up and down and not self.shares_experts else ((), ())
 
 
 def query_columns(shape: AttentionShape | LatentShape) -> Columns:
-    """Of queries; none: all."""
+    """Return the columns of queries; none: all."""
     if shape.own is None:
         return ()
     return ((shape.own.first * shape.head_dim, (shape.own.first + shape.own.count) * shape.head_dim),)
 
 
 def head_columns(shape: AttentionShape) -> Columns:
-    """Of queries, keys and values one after another; none: all."""
+    """Return the columns of queries, keys and values one after another; none: all."""
     if shape.own is None:
         return ()
     own, dim = shape.own, shape.head_dim

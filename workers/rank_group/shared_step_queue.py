@@ -64,7 +64,7 @@ class SharedStepQueue:
         return self._has_slept and (self._balancer is None or self._balancer.is_settled)
 
     def receive(self) -> int:
-        """What has come; how much that was."""
+        """Receive messages, and return how many."""
         if self._balancer is not None:
             self._balancer.advance(time.monotonic())
         messages = [decode(payload) for payload in self._reader.receive()]
@@ -73,12 +73,12 @@ class SharedStepQueue:
         return len(messages)
 
     def take_grammars(self) -> list[CompileGrammar]:
-        """What is no matter of turns."""
+        """Take the grammars, which wait for no turn."""
         grammars, self._grammars = self._grammars, []
         return grammars
 
     def next_order(self) -> Message | None:
-        """What is no Step and is not to wait for one. Steps that were meant for another epoch are dropped."""
+        """Return the next message that is no Step and has not to wait for one. Steps of another epoch are dropped."""
         while self._waiting:
             message = self._waiting[0]
             if not isinstance(message, Step):
@@ -135,8 +135,8 @@ class SharedStepQueue:
             bells.close()
 
     def _awaited(self, step_id: int) -> Step:
-        """That Step, which tensor rank 0 has received, and so every peer does. Orders before it come first, and there is none:
-        who has one to carry out has no Step to name."""
+        """Return that Step, which tensor rank 0 has received, and so every peer does. No order lies before it: a rank with an
+        order to carry out names no Step."""
         while True:
             order = self.next_order()
             assert order is None, (

@@ -50,7 +50,7 @@ class GroupStore(socketserver.ThreadingTCPServer):
 
 @functools.cache
 def open_store(port: int) -> GroupStore:
-    """That of this process."""
+    """Return this process's store."""
     return GroupStore(port)
 
 

@@ -13,7 +13,7 @@ from engine.messages import SamplingParams, SlotStart
 from ops import _cpu
 from workers.engine.batch_slots import BatchSlots
 
-# As SlotSampling in ops/cpu/native/sampling.h, with the byte offsets there.
+# SlotSampling in ops/cpu/native/sampling.h, with the byte offsets there.
 SAMPLING = np.dtype(
     [
         ("seed", np.uint64),

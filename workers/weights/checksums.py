@@ -37,7 +37,7 @@ class Checksums:
         self._settled_ns = settled_ns
 
     def of(self, files: Sequence[MappedFile], on_piece: Callable[[], None]) -> list[str]:
-        """Of the contents of each file; `on_piece` is called now and then while they are read."""
+        """Return the checksum of each file; `on_piece` is called now and then while they are read."""
         known = self._remembered()
         begin_ns = time.time_ns()
         found = {file: known.get(_key(file)) or _checksum(file, on_piece) for file in files}

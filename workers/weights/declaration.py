@@ -1,4 +1,4 @@
-"""What weights a model has: its modules, declared by name and shape, to be filled from a checkpoint or at random.
+"""Weights of a model: its modules, declared by name and shape, to be filled from a checkpoint or at random.
 
 A model declares its modules while it is made; the loader checks all of them against the checkpoint before it reads any, and
 then fills them. So a wrong checkpoint is reported whole, and costs no memory.
@@ -79,7 +79,7 @@ class Weights(msgspec.Struct):
         return first, second
 
     def encoder_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int]) -> Linear:
-        """As `linear`, in an encoder: with a bias, and whole in every rank, for ranks share pictures out."""
+        """Declare a linear of an encoder: with a bias, and whole in every rank, since ranks share out pictures."""
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias=True)
         self.encoder_linears.append(module)
         return module
@@ -117,7 +117,7 @@ class Weights(msgspec.Struct):
     def head_linear(
         self, name: str, shape: LatentShape, rows_of_head: int, rows: range, *, is_turned: bool = False
     ) -> HeadLinear:
-        """Of a linear [num_heads * rows_of_head, latent_dim] the `rows` of each head, by itself."""
+        """Declare the `rows` of each head, out of a linear [num_heads * rows_of_head, latent_dim]."""
         heads = shape.heads
         own = range(heads.first, heads.first + heads.count)
         module = HeadLinear(name, shape.num_heads, rows_of_head, rows, shape.latent_dim, is_turned, own=own)
@@ -165,7 +165,8 @@ class Weights(msgspec.Struct):
         correction_shape: tuple[int, ...],
         set: int | None = None,
     ) -> Router:
-        """Of several sets each has a tensor, `weight`, `weight_1` and so on, [inputs, experts], and a row of the correction."""
+        """Declare a router. Several sets have a tensor each, `weight`, `weight_1` and so on, [inputs, experts], and a row of
+        the correction."""
         module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
         if set is not None:
             module.set, module.weight_name = set, f"{name}.weight_{set}" if set else f"{name}.weight"
@@ -238,5 +239,5 @@ class Weights(msgspec.Struct):
 
 
 def stored_inputs(linear: Linear) -> int:
-    """Of what the checkpoint has of it."""
+    """Return the linear's inputs in the checkpoint."""
     return linear.stored_inputs if isinstance(linear, LinearPart) else linear.num_inputs

@@ -247,7 +247,7 @@ class PackedFile:
         return _array(self._memory, kept, shape, self._begin + offset)
 
     def _check(self, begin: int, end: int) -> None:
-        """What was not checked before of these bytes from the first array on."""
+        """Check the bytes from the first array on that were not checked before."""
         for piece in range(begin // _PIECE, -(-end // _PIECE)):
             if piece not in self._used and self._is_checked and not self._is_intact(piece):
                 raise DamagedFileError("its contents do not have the checksum they were written with")

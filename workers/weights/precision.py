@@ -39,7 +39,7 @@ _HEADS = ("lm_head", "shared_head.head")  # the trunk's, and that of a layer tha
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """What was asked for, as in EngineConfig."""
+    """Wanted precision, from EngineConfig."""
 
     dtype: str = "float32"
     quantization: str = "none"

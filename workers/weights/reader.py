@@ -134,8 +134,8 @@ class Checkpoint:
                 raise CheckpointError(f"{file.path} was changed while it was read; load it again when it is complete")
 
     def contents(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> str:
-        """What tells the values that are read here from any others of the same shape: how they are stored, and the bytes and
-        checksum of the contents of each file."""
+        """Return what distinguishes the values that are read here from any others of the same shape: their format, and the
+        bytes and checksum of each file."""
         files = self._mapped()
         sums = checksums.of(files, partial(on_progress, 0, sum(file.status.st_size for file in files)))
         self.release()
@@ -241,7 +241,7 @@ class Checkpoint:
 
 
 def digest_of(value: object) -> str:
-    """Of what JSON can write, as 16 hexadecimal digits."""
+    """Return a digest of a JSON value, as 16 hexadecimal digits."""
     return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 

@@ -58,7 +58,7 @@ def _pairs(rope: RopeConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attention_scale(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by; not 1 only with yarn."""
+    """Return the factor of cosines and sines; not 1 only with yarn."""
     if rope.rope_type != "yarn":
         return 1.0
     if rope.attention_factor:
@@ -69,7 +69,7 @@ def attention_scale(rope: RopeConfig) -> float:
 
 
 def score_scale(rope: RopeConfig) -> float:
-    """What DeepSeek multiplies scores by beside head_dim^-0.5, whatever the type of scaling."""
+    """Return DeepSeek's factor of scores beside head_dim^-0.5, with any type of scaling."""
     return 1.0 if rope.rope_type == "default" else _yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
 
 

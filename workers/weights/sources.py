@@ -1,4 +1,4 @@
-"""What the numbers of each kind of module are made of: tensors of a checkpoint, by their names there. Used by `packing.py`."""
+"""Sources of the numbers of each kind of module: tensors of a checkpoint, by their names there. Used by `packing.py`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_spellings(given: list[str]) -> None:
 
 
 def test_sizes() -> None:
-    """As many slots as adapters; memory by slots and ranks. A path becomes absolute."""
+    """Adapters and slots are equal in number; memory by slots and ranks. A path becomes absolute."""
     modules = [f"a{number}=somewhere" for number in range(6)]
     config = config_of("--enable_lora", "--lora_modules", *modules, "--max_lora_rank", "8")
     assert config.max_loras == 6

@@ -167,7 +167,7 @@ def test_prompts_come_before_drafts(directory: Path) -> None:
 
 
 def test_a_step_with_its_drafts_keeps_the_token_budget(directory: Path) -> None:
-    """As far as there are tokens left: six rows, and eleven of the thirty draft tokens that they want."""
+    """Six rows, and eleven of the thirty draft tokens that they want: the tokens that are left."""
     with simulate(directory, **DRAFTS, max_num_batched_tokens=17) as simulation:
         simulation.num_wanted_drafts = K
         submit_all(simulation, 6, longest=10)

@@ -72,7 +72,7 @@ def test_asked_to_stop(tmp_path: Path, number: signal.Signals) -> None:
         assert engine.stop(number) == 0
         assert all(map(is_gone, pids))
         assert is_clean(run)
-        # Of the states before, only what was looked at is said.
+        # Earlier states are reported only where they were looked at.
         reached = [line.split()[2] for line in engine.output if line.endswith(" ready")]
         assert sorted(reached) == ["echo0", "echo1", "ping0"]
         assert any(line == f"ready http://127.0.0.1:{run_port(engine)}" for line in engine.output)

@@ -121,7 +121,7 @@ def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **s
 
 
 def test_the_longest_cached_prefix_is_found(engine: Engine) -> None:
-    """As far as both have it, and never the whole prompt: its last token is computed."""
+    """The common prefix, and never the whole prompt: its last token is computed."""
     engine.cached(0, PROMPT[:32])
     engine.cached(1, PROMPT[:96])
     assert engine.replicas.choose(request_of(PROMPT)) == (1, 4)

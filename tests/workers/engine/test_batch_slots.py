@@ -25,7 +25,7 @@ NUM_SLOTS = 5
 
 
 class Parts:
-    """Of slots: all that extensions and sampling register."""
+    """Slots with all arrays that extensions and sampling register."""
 
     def __init__(self, slots: BatchSlots) -> None:
         self.slots, self.media, self.sampling = slots, MediaSlots(slots), SlotSampling(slots)

@@ -36,7 +36,7 @@ def inputs() -> StepInputs:
 
 @pytest.mark.parametrize(("num_drafts", "num_rows"), [(0, 64), (3, 64), (15, 112), (99, 256)])
 def test_the_head_is_read_once_for_all_rows_that_verify_drafts(num_drafts: int, num_rows: int) -> None:
-    """As many rows as before for few sequences; for many, no more than there is memory for."""
+    """Few sequences have the rows that they had before; many have no more than there is memory for."""
     made = StepInputs(PaddleDevice("cpu"), InputSizes(7, 512, 512, BLOCK_SIZE, num_drafts=num_drafts))
     assert (made.max_logit_rows, len(made.logit_row_ids.numpy())) == (num_rows, num_rows)
 

@@ -86,9 +86,9 @@ def k_values(blocks: np.ndarray, num_bits: int) -> np.ndarray:
 
 
 def k_factors(blocks: np.ndarray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What the 8 parts are multiplied by, and what is then subtracted, [n, 8] each: d * scale and m * minimum. The 8 scales and
-    8 minima of 6 bits are packed in 12 bytes: 4 bytes with scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the
-    others, whose high bits are the upper two before."""
+    """Return the factors of the 8 parts, and their offsets, [n, 8] each: d * scale and m * minimum. The 8 scales and 8 minima
+    of 6 bits are packed in 12 bytes: 4 bytes with scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the others;
+    their high bits are the upper two before."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], axis=1)

@@ -1,4 +1,4 @@
-"""What the loader needs of a tensor, whatever it is stored as."""
+"""Interface of a tensor for the loader, in any stored format."""
 
 from __future__ import annotations
 
