@@ -75,6 +75,7 @@ async def create_chat_completion(request: Request) -> Response:
     custom_names = as_functions(fields)
     echoed = _echo_of(body, fields)
     generation, n = await open_chat(request, fields, body)
+    del fields  # while it is answered, the request has the conversation in its encoded form alone
     if body.stream:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body, context.services.fingerprints, echoed, custom_names))
@@ -101,7 +102,7 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
     )
     format_ = format_of(body)
     if parsing is not None and format_ is not None and format_.kind != "structural_tag":  # which says itself where calls are
-        parsing = msgspec.structs.replace(parsing, has_form=True)
+        parsing = msgspec.structs.replace(parsing, has_format=True)
     if (leaves_reasoning := _leaves_reasoning(body)) and body.include_reasoning is False:
         raise invalid("include_reasoning", "include_reasoning=false conflicts with reasoning inside content; remove one")
     if parsing is not None and (leaves_reasoning or body.parse_tool_calls is False):

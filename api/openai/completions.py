@@ -59,6 +59,7 @@ async def create_completion(request: Request) -> Response:
     fields = await context.fields(request)
     body, behind = requests.convert(fields, CompletionRequest), requests.convert(fields, CompletionMedia)
     check_supported(fields, is_chat=False)
+    del fields  # the prompts are in `body`
     await asyncio.sleep(0)  # what comes next may take as long
     head = CompletionHead(f"cmpl-{context.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body.prompt, model, body.add_special_tokens is not False, suffix=body.suffix)

@@ -94,7 +94,7 @@ class Parsing(msgspec.Struct, array_like=True, frozen=True, gc=False):
     thinking_token_budget: int = -1  # tokens of reasoning at most; -1: any number
     leaves_calls: bool = False  # in the content, as the model writes them
     leaves_reasoning: bool = False  # likewise
-    has_form: bool = False  # the answer is calls, or has the format of `TextOptions.format`
+    has_format: bool = False  # the answer is calls, or has the format of `TextOptions.format`
 
     @property
     def has_grammar(self) -> bool:

@@ -151,5 +151,5 @@ class StepResult(msgspec.Struct, tag=True, array_like=True, gc=False):
     num_drafts: bytes = b""  # int32 [n]: that were verified; empty: none
     num_wanted: bytes = b""  # int32 [n]: drafts that would pay in the next step; empty: none
     num_wanted_by_new_requests: int = 0  # likewise of sequences that have no row yet
-    failed: dict[int, str] = {}  # rows whose answer's form is too much for the limits, and why: they have no next token
+    failed: dict[int, str] = {}  # rows with a grammar beyond the limits, and why: they have no next token
     pooled: dict[int, bytes] = {}  # row that ends its prompt -> float32, where the engine pools

@@ -73,7 +73,7 @@ class CallFamily(ABC):
     def call_rule(self, lark: Lark, rule: str, name: str, parameters: Mapping[str, Any], id_of: MarkerIds, strict: bool) -> str:
         """The body of a rule of the name `rule`: a call of the function `name`."""
 
-    def call_beside(self, form: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
+    def call_beside(self, format_lark: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
         """Return the rule of a call beside a structured answer that may begin alike; empty: `call_rule` will do."""
         return ""
 
@@ -81,17 +81,17 @@ class CallFamily(ABC):
         """Before the first call, between two, behind the last."""
         return "", literal("\n"), ""
 
-    def grammar(self, tools: Tools, parsing: Parsing, id_of: MarkerIds, free: Sequence[str] = (), form: str = "") -> str:
+    def grammar(self, tools: Tools, parsing: Parsing, id_of: MarkerIds, free: Sequence[str] = (), format_lark: str = "") -> str:
         """Lark, in llguidance's dialect, of calls as the family writes them, as `parsing.choice` asks for them. "auto": any
         text, `free` markers in it, and from a call's beginning on a call, which has the parameters of a strict function as they
-        are. With a `form`, the Lark of a structured answer, "auto" is calls or that answer, and no other text."""
+        are. With a `format_lark`, the Lark of a structured answer, "auto" is calls or that answer, and no other text."""
         lark = Lark()
         is_forced = parsing.choice != "auto"
         rules = []
         for index, name in enumerate(parsing.names or tools.functions):
             is_strict = name in tools.strict
-            parameters = tools.functions.get(name, {}) if is_forced or is_strict or form else {}
-            rule = self.call_beside(form, name, parameters, is_strict) if form else ""
+            parameters = tools.functions.get(name, {}) if is_forced or is_strict or format_lark else {}
+            rule = self.call_beside(format_lark, name, parameters, is_strict) if format_lark else ""
             rule = rule or self.call_rule(lark, f"call{index}", name, parameters, id_of, is_strict)
             rules.append(lark.add(f"call{index}", rule))
         call = lark.one_of("call", rules)
@@ -100,10 +100,10 @@ class CallFamily(ABC):
         calls = lark.add("calls", f"{before} {call}{more} {after}")
         if is_forced:
             return lark.with_start(calls)
-        if form:
+        if format_lark:
             lark.add("SPACE", r"/\n{1,2}/")  # few: a model that may write space for ever does
             marked = self._marked(calls, id_of) if self.openings else []
-            return lark.with_start(f"SPACE? {lark.one_of('any_calls', [calls, *marked])} | {nested(form)}")
+            return lark.with_start(f"SPACE? {lark.one_of('any_calls', [calls, *marked])} | {nested(format_lark)}")
         if self.openings:
             lark.add("SPACE", f"/[{_SPACE}]+/")
             lark.add("TEXT", f"/(?s:[{_SPACE}]*[^{_SPACE}{re.escape(self.openings)}].*)/")

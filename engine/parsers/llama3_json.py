@@ -17,7 +17,7 @@ from engine.parsers.grammar import Lark, MarkerIds, literal, object_schema
 from engine.parsers.reader import Malformed, Reader, Reading
 
 _KEY = re.compile(r"[a-z]*")
-_JSON_FORM = "start: %json "  # as `engine/grammars/formats.py` writes it
+_JSON_FORMAT = "start: %json "  # as `engine/grammars/formats.py` writes it
 _DEFINITIONS = ("$defs", "definitions")
 _KEYS = ("name", "parameters", "arguments", "type", "function")
 
@@ -52,10 +52,10 @@ class Llama3Json(CallFamily):
     def call_rule(self, lark: Lark, rule: str, name: str, parameters: Mapping[str, Any], id_of: MarkerIds, strict: bool) -> str:
         return json_call(name, "parameters", parameters, strict)
 
-    def call_beside(self, form: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
+    def call_beside(self, format_lark: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
         """Beside a JSON answer a call is JSON with the same white space. llguidance's lexer takes the longest piece and never
         goes back, so that pieces of the two must be the same up to where they differ."""
-        _, _, schema = form.rpartition(_JSON_FORM)
+        _, _, schema = format_lark.rpartition(_JSON_FORMAT)
         try:
             options = json.loads(schema)["x-guidance"]
         except (ValueError, KeyError, TypeError, RecursionError):

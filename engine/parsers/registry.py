@@ -64,14 +64,15 @@ class Parsers:
         said = msgspec.json.decode(prompt.messages, type=list[_Said])[-1].content
         return isinstance(said, str) and said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
 
-    def grammar(self, parsing: Parsing, tools: bytes, form: str = "") -> str:
-        """Lark of the calls that are demanded, or may come in place of an answer of `form`; empty: calls bind nothing."""
-        if self.call_family is None or not (parsing.binds or (form and parsing.finds_calls and tools)):
+    def grammar(self, parsing: Parsing, tools: bytes, format_lark: str = "") -> str:
+        """Lark of the calls that are demanded, or may come in place of an answer of `format_lark`; empty: calls bind
+        nothing."""
+        if self.call_family is None or not (parsing.binds or (format_lark and parsing.finds_calls and tools)):
             return ""
         from engine.parsers.family import Tools
 
         marks = (self.thinking.begin, self.thinking.end) if self.thinking else ()
-        return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks, form)
+        return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks, format_lark)
 
     def parser_for(self, parsing: Parsing | None, prompt: Prompt, request_id: str, is_thinking: bool) -> AnswerParser | None:
         """Return the parser of a sequence's answer; None: it is content alone. `is_thinking`: it begins inside thinking."""
@@ -94,5 +95,5 @@ class Parsers:
             request_id=request_id,
             is_parallel=parsing.is_parallel,
             has_thinking_budget=parsing.thinking_token_budget >= 0,
-            must_begin=parsing.has_form,
+            must_begin=parsing.has_format,
         )

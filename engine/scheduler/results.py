@@ -22,7 +22,7 @@ MAX_PART_VALUES = 512  # log-probabilities of a prompt in one Output: small in a
 
 def finish_reason_of(sequence: Sequence) -> str:
     """ "stop" or "length"; "" while there is more to come. Stop tokens count only after `min_tokens` others, but where the
-    answer has a form: before, the ranks draw one only when it is complete."""
+    answer has a format: before, the ranks draw one only when it is complete."""
     num_outputs = sequence.num_output_tokens
     sampling = sequence.request.sampling
     counts = num_outputs > sampling.min_tokens or (num_outputs > 0 and sampling.grammar is not None)

@@ -161,7 +161,7 @@ class Sequence(msgspec.Struct, eq=False):
         return min(self.num_computed + self.num_ahead, self.max_total_tokens)
 
     def drew_nothing(self, end: int, num_drafts: int) -> None:
-        """A step that was to sample after position `end - 1` drew no token, since the mask of its form was late."""
+        """A step that was to sample after position `end - 1` drew no token, since the mask of its grammar was late."""
         self.num_unknown -= 1
         self.num_ahead -= num_drafts
         self.num_confirmed = max(self.num_confirmed, min(end, len(self.token_ids)) - 1)

@@ -240,7 +240,7 @@ class TokenizerActor(Actor):
         for request_id in job.ids:
             self._jobs.pop(request_id, None)
         if isinstance(job.work, Submit) and job.work.shared.text.is_bound:
-            self._answers.on_form(isinstance(answer, Refusal), job.begun_ns)
+            self._answers.on_format(isinstance(answer, Refusal), job.begun_ns)
         if isinstance(answer, Refusal):
             self._refuse(job, answer)
         elif isinstance(answer, (Tokenized, Detokenized)):

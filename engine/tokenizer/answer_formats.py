@@ -37,7 +37,7 @@ class AnswerFormats:
         self._matching: Matching | None = None
         self._marks: dict[str, int] = {}  # of the vocabulary: to look for them among all tokens takes as long as to compile
 
-    def form(self, format_: AnswerFormat) -> str:
+    def lark(self, format_: AnswerFormat) -> str:
         """The format as Lark. RequestError says why there is none. That is a matter of counts alone, so that each machine says
         the same, also after a crash; a helper's bound of time is for what hangs."""
         num_bytes = len(format_.text.encode(errors="surrogatepass"))
@@ -73,9 +73,9 @@ class AnswerFormats:
             raise _refused(param, cause_of(refusal))
         return Grammar(lark, self._end_of_thinking)
 
-    def of_calls(self, lark: str, form: str = "") -> Grammar:
-        """The grammar of calls, or of calls or an answer of `form`, which is part of `lark`."""
-        num_characters = len(lark) - len(form)
+    def of_calls(self, lark: str, format_lark: str = "") -> Grammar:
+        """The grammar of calls, or of calls or an answer of `format_lark`, which is part of `lark`."""
+        num_characters = len(lark) - len(format_lark)
         if num_characters > self._max_bytes:
             raise _refused(
                 "tools",
@@ -85,7 +85,7 @@ class AnswerFormats:
         return self.grammar(lark, "tools")
 
     def check_tokens(self, grammar: Grammar, sampling: SamplingParams) -> None:
-        """RequestError where what is asked for besides leaves nothing to begin an answer of this form with: the form alone
+        """RequestError where what is asked for besides leaves nothing to begin an answer of this format with: the format alone
         would decide. Later on it does where need be, as how an answer goes on nobody knows before."""
         allowed, banned = sampling.allowed_token_ids, {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
         if not allowed and not banned:

@@ -28,8 +28,9 @@ class AnswerMeasures:
         if num_malformed:
             self._num_malformed.add(num_malformed)
 
-    def on_form(self, is_refused: bool, begun_ns: int) -> None:
-        """A request whose answers have a form was prepared, or was not; a helper began at `begun_ns` (0: none was needed)."""
+    def on_format(self, is_refused: bool, begun_ns: int) -> None:
+        """A request whose answers have structured output was prepared, or was not; a helper began at `begun_ns` (0: none was
+        needed)."""
         (self._num_refused if is_refused else self._num_compiled).add(1)
         if begun_ns:
             self._compile_seconds.observe((time.monotonic_ns() - begun_ns) / 1e9)

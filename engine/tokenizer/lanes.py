@@ -4,11 +4,11 @@ Used by the tokenizer's loop, which looks in often and never waits here.
 
     text    prompts of text                     chat    conversations, rendered with the model's own template
     calls   /tokenize and /detokenize           heavy   whatever is long, and templates that requests bring
-    form    whose answer is to have a form          huge    what is very long: encoding it takes seconds
-                                                    slow    forms that take long
+    format  structured output                   huge    what is very long: encoding it takes seconds
+                                                    slow    formats that take long
 
 In a lane those take turns whose requests they are (by key or address; requests, where that is unknown): who sends many delays
-himself, and leaves room for others (`shares.py`). While others wait, a form that is not compiled in a moment goes on to the
+himself, and leaves room for others (`shares.py`). While others wait, a format that is not compiled in a moment goes on to the
 slow ones, from its beginning. A lane whose queue is full refuses new requests (429); what was begun before a crash it takes.
 """
 
@@ -36,7 +36,7 @@ MAX_IDLE_JOB_BYTES = 1 << 20  # a helper that had a longer job is not kept
 MAX_TRIES = 2
 LOOK_NS = 500_000  # until a helper is done nobody wakes the loop
 LONG_JOB_NS, LONG_LOOK_NS = 50_000_000, 5_000_000
-FORM_NS, FIRST_FORM_NS = 300_000_000, 3_000_000_000  # of processor time, while others wait; the latter: with a vocabulary
+FORMAT_NS, FIRST_FORMAT_NS = 300_000_000, 3_000_000_000  # of processor time, while others wait; the latter: with a vocabulary
 RETRY_AFTER_S = 1
 
 
@@ -111,7 +111,7 @@ class Lanes:
             "calls": _Lane(1, MAX_CALLS),
             "heavy": _Lane(2, MAX_HEAVY_JOBS),
             "huge": _Lane(1, MAX_HEAVY_JOBS),
-            "form": _Lane(2, max_waiting),
+            "format": _Lane(2, max_waiting),
             "slow": _Lane(1, max_waiting),
         }
 
@@ -141,9 +141,9 @@ class Lanes:
         """RequestError 429 where too many wait."""
         name = self._lane_of(job)
         lane = self._lanes[name]
-        is_form = name == "form"  # which may go on to the slow ones: half of the places are kept for that
-        queues = [self._lanes[each].waiting for each in ((name, "slow") if is_form else (name,))]
-        limit = max(1, lane.max_waiting // 2) if is_form else lane.max_waiting
+        is_format = name == "format"  # which may go on to the slow ones: half of the places are kept for that
+        queues = [self._lanes[each].waiting for each in ((name, "slow") if is_format else (name,))]
+        limit = max(1, lane.max_waiting // 2) if is_format else lane.max_waiting
         num_all = sum(map(len, queues))
         num_own = sum(queue.count(job.source) for queue in queues) if job.source else num_all
         if is_new_request and not has_room(num_own, num_all, limit):
@@ -189,7 +189,7 @@ class Lanes:
                         helper.has_worked = True
                     yield job, decode_answer(answer)
             self._begin(lane)
-        self._move_slow_form()
+        self._move_slow_format()
         failed, self._failed = self._failed, []
         yield from failed
         self._has_jobs = bool(self._failed) or any(lane.busy or lane.waiting for lane in self._lanes.values())
@@ -208,11 +208,11 @@ class Lanes:
                 del lane.busy[helper]
                 helper.end()
 
-    def _move_slow_form(self) -> None:
+    def _move_slow_format(self) -> None:
         """Where another waits for its helper, it leaves the lane."""
-        lane, slow = self._lanes["form"], self._lanes["slow"]
+        lane, slow = self._lanes["format"], self._lanes["slow"]
         for helper, job in list(lane.busy.items()) if lane.waiting else ():
-            if helper.job_cpu_ns > (FORM_NS if helper.has_worked else FIRST_FORM_NS):
+            if helper.job_cpu_ns > (FORMAT_NS if helper.has_worked else FIRST_FORMAT_NS):
                 del lane.busy[helper]
                 helper.end()
                 if len(slow.waiting) < slow.max_waiting:
@@ -250,7 +250,7 @@ class Lanes:
         chats = [prompt for prompt in job.prompts if isinstance(prompt, ChatPrompt)]
         has_foreign = any(chat.chat_template and not self._is_own_template(chat.chat_template) for chat in chats)
         if isinstance(job.work, Submit) and job.work.shared.text.is_bound:
-            return "form"
+            return "format"
         if len(job.record) >= HUGE_BYTES:
             return "huge"
         if has_foreign or len(job.record) >= HEAVY_BYTES:

@@ -130,30 +130,30 @@ class Preparation:
         if format_ is None and (parsing is None or not parsing.has_grammar):
             return sampling
         (tools,) = {prompt.tools for prompt in work.prompts if isinstance(prompt, ChatPrompt)} or {b""}
-        form = self._formats.form(format_) if format_ is not None else ""
+        format_lark = self._formats.lark(format_) if format_ is not None else ""
         lark = ""
-        if parsing is not None and (format_ is None or parsing.has_form or parsing.choice != "auto"):
-            lark = self.parsers.grammar(parsing, tools, form)
-        if (lark or form) and not sampling.stop_token_ids:
+        if parsing is not None and (format_ is None or parsing.has_format or parsing.choice != "auto"):
+            lark = self.parsers.grammar(parsing, tools, format_lark)
+        if (lark or format_lark) and not sampling.stop_token_ids:
             raise RequestError("the model has no end token; send stop_token_ids", param="stop_token_ids")
         grammar = None
         if lark:
-            grammar = self._of_calls(lark, form, format_)
+            grammar = self._of_calls(lark, format_lark, format_)
         elif format_ is not None:
-            grammar = self._formats.grammar(form, format_.param)
+            grammar = self._formats.grammar(format_lark, format_.param)
         if grammar is not None:
             self._formats.check_tokens(grammar, sampling)
         if parsing is not None and parsing.thinking_token_budget >= 0:
             grammar = self._formats.with_budget(grammar, parsing.thinking_token_budget)
         return msgspec.structs.replace(sampling, grammar=grammar)
 
-    def _of_calls(self, lark: str, form: str, format_: AnswerFormat | None) -> Grammar:
+    def _of_calls(self, lark: str, format_lark: str, format_: AnswerFormat | None) -> Grammar:
         """The grammar of calls, or of calls or an answer. An error names the format where that alone cannot be compiled."""
         try:
-            return self._formats.of_calls(lark, form)
+            return self._formats.of_calls(lark, format_lark)
         except RequestError:
             if format_ is not None:
-                self._formats.grammar(form, format_.param)
+                self._formats.grammar(format_lark, format_.param)
             raise
 
     def _prompt(self, prompt: Prompt, shared: SharedPart) -> PreparedPrompt | Refusal:

@@ -243,4 +243,4 @@ def test_answer_follows_tools_or_format(thinker: ApiServer, form: dict[str, Any]
     assert thinker.post("/v1/chat/completions", body).status_code == 200
     parsing = thinker.peer.submits()[-1].text.parsing
     assert parsing is not None
-    assert (parsing.finds_calls, parsing.has_form) == (True, has_form)
+    assert (parsing.finds_calls, parsing.has_format) == (True, has_form)

@@ -41,7 +41,7 @@ def matching() -> Matching:
 
 
 def compiled(formats: AnswerFormats, format_: AnswerFormat) -> Grammar:
-    return formats.grammar(formats.form(format_), format_.param)
+    return formats.grammar(formats.lark(format_), format_.param)
 
 
 def is_taken(matching: Matching, format_: AnswerFormat, text: str) -> bool:

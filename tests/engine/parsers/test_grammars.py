@@ -193,7 +193,7 @@ def test_a_form_with_a_call_in_it_is_no_call(forced: tuple[str, Forced]) -> None
     name, family = forced
     call = ANSWERS["hermes" if name in ("llama3_json", "pythonic") else name]
     text = json.dumps({"place": call}, ensure_ascii=False)
-    submit = submit_of(TOOLS, has_form=True)
+    submit = submit_of(TOOLS, has_format=True)
     parts = parse(stream_of(family.parsers, family.vocabulary, submit), [list(text.encode())])
     assert (calls(parts), content(parts)) == ([], text)
     parts = parse(stream_of(family.parsers, family.vocabulary, submit), [tokens_of(written(name, family), family.vocabulary)])

@@ -138,7 +138,7 @@ def test_what_is_slow_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
 
 def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, and whoever else sends slow ones."""
-    monkeypatch.setattr("engine.tokenizer.lanes.FIRST_FORM_NS", 100_000_000)
+    monkeypatch.setattr("engine.tokenizer.lanes.FIRST_FORMAT_NS", 100_000_000)
     flood = [form(f"slow{index}", "flood", "spin") for index in range(9)]
     for job in (*flood, form("small", "other")):
         lanes.add(job, is_new_request=False)
@@ -156,7 +156,7 @@ def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: py
 def test_a_source_has_half_of_the_queue(lanes: Bench, gate: Path) -> None:
     lanes.ask(*(form(f"a{index}", "a", f"wait:{gate}") for index in range(3)))  # two have helpers
     with pytest.raises(
-        RequestError, match="the queue of the form helper is full: 1 requests are waiting, 1 of them yours"
+        RequestError, match="the queue of the format helper is full: 1 requests are waiting, 1 of them yours"
     ) as caught:
         lanes.ask(form("a3", "a"))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
