@@ -31,6 +31,7 @@ from workers.engine.weights import ModelLoader
 from workers.extensions.adapters.columns import AdapterColumns
 from workers.extensions.drafts.drafting import make_drafting, mtp_kind
 from workers.extensions.drafts.mtp import MtpDrafter
+from workers.extensions.drafts.mtp_steps import MtpSteps
 from workers.extensions.grammars.grammars import Grammars
 from workers.extensions.media.features import Features
 from workers.extensions.media.media import Media
@@ -182,7 +183,8 @@ class _Assembly:
         extensions: list[Extension] = []
         layers = self._draft_layers() if self._has_drafts else None
         drafting = make_drafting(config.speculative_config, self._slots, layers, ranks)
-        extensions += [each for each in (layers, drafting) if each is not None]
+        extensions += [MtpSteps(layers)] if layers is not None else []
+        extensions += [drafting] if drafting is not None else []
         max_drafts = config.speculative_config.max_drafts
         extensions.append(Grammars(sampling, max_drafts, lambda: _matching(config), ranks))
         rank, runs_ahead = self._peers.rank % config.tensor_parallel_size, drafting is None

@@ -130,11 +130,11 @@ class WorkerMetrics:
 
     def show_device(self, core: ModelRunner) -> None:
         """Show what the device can, and the ops without a right candidate."""
-        from workers.extensions.drafts.mtp import MtpDrafter
+        from workers.extensions.drafts.mtp_steps import MtpSteps
         from workers.extensions.grammars.grammars import Grammars
         from workers.extensions.media.media import Media
 
-        self._grammars, self._media, self._layers = core.find(Grammars), core.find(Media), core.find(MtpDrafter)
+        self._grammars, self._media, self._mtp = core.find(Grammars), core.find(Media), core.find(MtpSteps)
         can = core.device.capabilities
         self._context.counter("device_has_graphs").set(can.has_graphs)
         self._context.counter("device_keeps_cache").set(can.is_arena_lasting)
@@ -157,6 +157,6 @@ class WorkerMetrics:
         self._device_memory.set(core.device.memory_bytes())
 
     def _show_captures(self, core: ModelRunner) -> None:
-        plan, num_of_drafts = core.weights.plan, self._layers.num_uncaptured if self._layers else 0
+        plan, num_of_drafts = core.weights.plan, self._mtp.layers.num_uncaptured if self._mtp else 0
         self._uncaptured_sizes.set((len(plan.failed_sizes) if plan else 0) + num_of_drafts)
         self._captured_sizes.set(len(plan.captured) if plan else 0)

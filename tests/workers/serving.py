@@ -24,6 +24,7 @@ from workers.engine.runner import ModelRunner
 from workers.extensions.adapters.arena import AdapterArena
 from workers.extensions.adapters.reader import AdapterFiles
 from workers.extensions.drafts.mtp import MtpDrafter
+from workers.extensions.drafts.mtp_steps import MtpSteps
 from workers.extensions.grammars.grammars import Grammars
 from workers.extensions.media.encoder import Encoder
 from workers.extensions.media.features import Features
@@ -74,9 +75,9 @@ def make_runner(
 
 def layers_of(runner: ModelRunner) -> MtpDrafter:
     """The draft layers of a runner that has them."""
-    layers = runner.find(MtpDrafter)
-    assert layers is not None
-    return layers
+    steps = runner.find(MtpSteps)
+    assert steps is not None
+    return steps.layers
 
 
 def grammars_of(runner: ModelRunner) -> Grammars:

@@ -16,7 +16,7 @@ from workers.engine.captured_plan import CapturedPlan
 from workers.engine.rows import StepRows
 from workers.engine.runner import ModelRunner
 from workers.extensions.drafts.draft_plan import TapeDraftPlan
-from workers.extensions.drafts.mtp import MtpDrafter
+from workers.extensions.drafts.mtp_steps import MtpSteps
 from workers.rank_group.communicator import Communicator
 
 Replays = list[tuple[str, int]]  # by the model, or by layers that draft; 0: with the rows that there were
@@ -54,8 +54,9 @@ def keep(runner: ModelRunner) -> Replays:
     kept = KeptPlan.__new__(KeptPlan)
     vars(kept).update(vars(plan), replays=replays)
     runner.weights = msgspec.structs.replace(runner.weights, plan=kept)
-    layers = runner.find(MtpDrafter)
-    if layers is not None:
+    steps = runner.find(MtpSteps)
+    if steps is not None:
+        layers = steps.layers
         kept_drafts = KeptDraftPlan.__new__(KeptDraftPlan)
         vars(kept_drafts).update(vars(layers._plan), replays=replays)
         layers._plan = kept_drafts

@@ -1,7 +1,7 @@
 """Layers of the checkpoint that draft further tokens (`workers/models/mtp.py`): when which of their rows are run, and what is
 kept of a slot for them.
 
-Used by the runner, twice a step, on every rank alike; `device_mtp.py` does the same where the host sees no hidden state:
+Called by `mtp_steps.py`, twice a step, on every rank alike; `device_mtp.py` does the same where the host sees no hidden state:
 
     before the trunk   `draft`: the rows' draft tokens, when the blocks that they need are there. The first of a row is made of
                        its last token and the hidden state before it, which is kept per slot; each further one of the draft
@@ -22,9 +22,7 @@ by it and by the place in the chain (ops/cpu/native/draft_tokens.h), and end cha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,19 +36,14 @@ from ops.modules import KvCache
 from workers.devices.device import Device
 from workers.engine.batch_slots import BatchSlots
 from workers.engine.captures import Phase, StepMode
-from workers.engine.extension import Extension
 from workers.engine.inputs import StepInputs
 from workers.engine.plan import Plan
 from workers.engine.row_inputs import Room
 from workers.engine.rows import StepRows
-from workers.engine.step_run import StepRun
 from workers.extensions.drafts.draft_inputs import DraftInputs
 from workers.extensions.drafts.draft_plan import DraftPlan, TapeDraftPlan, make_draft_plan
 from workers.extensions.drafts.drafter import Drafts
 from workers.models import Model
-
-if TYPE_CHECKING:
-    from workers.models.loading import LoadedModel
 
 
 def likeliest(logits: np.ndarray) -> np.ndarray:
@@ -60,7 +53,7 @@ def likeliest(logits: np.ndarray) -> np.ndarray:
     return token_ids
 
 
-class MtpDrafter(Extension):
+class MtpDrafter:
     """The layers' inputs and what they have of each slot. What it proposes has no tokens yet: `draft` puts them behind those
     of the slots for which it was chosen."""
 
@@ -87,7 +80,6 @@ class MtpDrafter(Extension):
         self._config = config
         self._device = device
         self._on_op, self._rank_group = on_op, rank_group
-        self._are_drafting: np.ndarray | None = None  # rows of the step whose tokens get entries; None: no row drafts
         seats = config.max_num_seqs
         # what was captured with so many sequences; a step of one size of these has that many at most, or one for each row
         num_rows = 1 + config.speculative_config.num_speculative_tokens
@@ -131,52 +123,6 @@ class MtpDrafter(Extension):
     def num_bytes(self) -> int:
         """Entries are in the KV arena, hidden states in the slots."""
         return 0
-
-    # -------------------------------------------------------------------------------------------------------- hooks
-
-    def on_load(self, loaded: LoadedModel, version: int) -> None:
-        self.load(loaded.model)
-
-    def on_unload(self) -> None:
-        self._are_drafting = None
-        self.clear()
-
-    def on_capture(self, plan: Plan, mode: StepMode) -> None:
-        self.store(plan, mode)
-
-    def on_warm_up(self) -> None:
-        self.warm_up()
-
-    def on_forget_captures(self) -> None:
-        self.cool()
-
-    def before_inputs(self, run: StepRun) -> None:
-        step, rows, self._are_drafting = run.step, run.rows, None
-        if step.starts or step.block_slots:
-            self.begin(rows, step)
-        if step.num_drafts or step.wants_drafts:  # else no layer runs, and nothing is kept for one
-            begin_ns = time.monotonic_ns()
-            run.keeps_all = self._are_drafting = self.are_drafting(rows, step.wants_drafts)
-            self.prepare(rows, run.mode, run.keeps_all)
-            run.draft_in_step_ns = time.monotonic_ns() - begin_ns
-
-    def before_run(self, run: StepRun) -> None:
-        if self._are_drafting is None:
-            return
-        self.draft_token()
-        if self.has_draft_tokens:
-            run.fetch_draft_tokens = self.tell
-
-    def after_run(self, run: StepRun) -> None:
-        if self._are_drafting is not None and run.num_tokens and self._are_drafting.any():
-            self.store(run.plan, run.mode)
-
-    def after_send(self, run: StepRun) -> None:
-        if run.keeps_all is None or not run.keeps_all.any():
-            return
-        begin_ns = time.monotonic_ns()
-        self.keep(run.rows, run.counts, run.keeps_all, run.kept_ends, run.plan)
-        run.draft_ns += time.monotonic_ns() - begin_ns
 
     # ------------------------------------------------------------------------------------------------------ weights
 
