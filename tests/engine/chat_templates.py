@@ -1,4 +1,4 @@
-"""Chat templates for tests: the repository's own, one for each format of calls, and published ones where they were fetched."""
+"""Chat templates for tests: our own, one for each format of calls, and published ones if they were fetched."""
 
 from __future__ import annotations
 

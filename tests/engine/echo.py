@@ -18,14 +18,14 @@ PING_INTERVAL_NS = 10_000_000
 
 
 class EchoActor(Actor):
-    """Sends each message back."""
+    """Actor that sends each message back."""
 
     def on_message(self, sender: str, message: Message) -> None:
         self.context.outbox(sender).send(message)
 
 
 class PingActor(Actor):
-    """Sends a message to every `echo*` each 10 ms; what comes back is in its counter `messages_received_total`."""
+    """Actor that sends a message to every `echo*` each 10 ms; replies are counted in `messages_received_total`."""
 
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
@@ -52,7 +52,7 @@ class PingActor(Actor):
 
 
 class SchedulerStandIn(Actor):
-    """Named `scheduler`, so that it gets the operators' orders: answers some at once, some later, some never."""
+    """Actor named `scheduler`, so that it gets commands: answers some at once, some later, some never."""
 
     def on_command(self, command: Command) -> Reply | None:
         match command.order:
@@ -68,28 +68,28 @@ class SchedulerStandIn(Actor):
 
 
 class FailingActor(Actor):
-    """Cannot start."""
+    """Actor that cannot start."""
 
     def on_start(self) -> None:
         raise CheckpointError("the weights are made of cheese; use others")
 
 
 class KilledActor(Actor):
-    """Is killed while it starts, as where memory runs out."""
+    """Actor that is killed while it starts, as by the out-of-memory killer."""
 
     def on_start(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class CrashingActor(Actor):
-    """Gets ready and then fails in its loop."""
+    """Actor that gets ready and then fails in its loop."""
 
     def do_work(self) -> int:
         raise RuntimeError("it broke")
 
 
 class VictimActor(Actor):
-    """Named `media0`, so that it has notes: takes a file in hands that kills it, until it has done so four times."""
+    """Actor named `media0`, so that it has death notes: it opens a file that kills it, four times."""
 
     FILE = b"f" * 32
 
@@ -104,7 +104,7 @@ class VictimActor(Actor):
 
 
 class SlowActor(Actor):
-    """Takes for ever to start."""
+    """Actor with an endless start."""
 
     def on_start(self) -> None:
         while True:
@@ -112,7 +112,7 @@ class SlowActor(Actor):
 
 
 class StuckActor(Actor):
-    """Gets ready and then never comes back from a step."""
+    """Actor that gets ready and then never returns from a step."""
 
     def do_work(self) -> int:
         while True:
@@ -120,7 +120,7 @@ class StuckActor(Actor):
 
 
 class StubbornActor(Actor):
-    """Never ends by itself."""
+    """Actor that never ends by itself."""
 
     def run(self) -> None:
         self.context.announce_ready()

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 class EchoEngine:
-    """One engine under test, in `root` as its XDG_RUNTIME_DIR."""
+    """One engine under test, with `root` as its XDG_RUNTIME_DIR."""
 
     def __init__(self, root: Path, plan: str = ECHO_PLAN, **fields: str | int | float) -> None:
         self.root = root / "tokamak"
@@ -98,17 +98,17 @@ class EchoEngine:
         return "\n".join(self.output)
 
     def run_directories(self) -> list[Path]:
-        """Run directories that are there now."""
+        """Return the present run directories."""
         with contextlib.suppress(FileNotFoundError):
             return [entry for entry in self.root.iterdir() if not entry.name.startswith(".")]
         return []
 
     def new_run_directories(self) -> list[Path]:
-        """Those that were not there when this engine was started."""
+        """Return run directories that did not exist when this engine was started."""
         return [path for path in self.run_directories() if path not in self._known_runs]
 
     def run(self) -> Run:
-        """This engine's run, by the owner that its lock names."""
+        """Return this engine's run, found by the owner of its lock."""
 
         def own() -> Run | None:
             assert self.process.poll() is None, self.text
@@ -157,7 +157,7 @@ class EchoEngine:
             counters.close()
 
     def pids(self) -> list[int]:
-        """Pids of all its processes, the supervisor's included."""
+        """Return the pids of all its processes, including the supervisor."""
         counters = self.counters()
         try:
             return [actor.pid for actor in counters.actors()]
@@ -165,13 +165,13 @@ class EchoEngine:
             counters.close()
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> ActorSnapshot:
-        """Signal one actor; its row as it was before."""
+        """Send a signal to one actor; return its row from before."""
         before = self.actor(name)
         os.kill(before.pid, number)
         return before
 
     def wait_for_epoch(self, name: str, epoch: int) -> ActorSnapshot:
-        """Until the actor runs with at least this epoch."""
+        """Wait until the actor runs with at least this epoch."""
 
         def is_back() -> ActorSnapshot | None:
             assert self.process.poll() is None, self.text
@@ -181,7 +181,7 @@ class EchoEngine:
         return wait_until(is_back, what=f"{name} with epoch {epoch}")
 
     def wait_for_traffic(self) -> None:
-        """Until messages come back to the ping actor (again)."""
+        """Wait until messages come back to the ping actor (again)."""
         before = self.value("messages_received_total", "ping0")
         wait_until(lambda: self.value("messages_received_total", "ping0") >= before + 10, what="messages flow")
 
@@ -201,7 +201,7 @@ class EchoEngine:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended (a zombie that nobody collects counts as ended)."""
+    """Return whether the process has ended (zombies count as ended)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:
@@ -209,7 +209,7 @@ def is_gone(pid: int) -> bool:
 
 
 def is_clean(run: Run) -> bool:
-    """Whether nothing of a run is left."""
+    """Return whether nothing of a run is left."""
     return not run.directory.exists() and not segment_names(run.run_id)
 
 

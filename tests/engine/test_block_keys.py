@@ -1,4 +1,4 @@
-"""Block keys of prompts with media and masks: equal exactly where what the KV depends on is equal."""
+"""Block keys of prompts with media and masks: equal exactly where the inputs of the KV are equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAT, DOG = picture("cat", 5), picture("dog", 5)
 
 
 def described(parts: list[list[int] | MediaItem], sees: list[tuple[int, int, int]]) -> tuple[list[bytes], list[int]]:
-    """The keys of a prompt, and what each of its tokens counts as. `sees`: tokens with other first and last keys."""
+    """Return the keys of a prompt, and the value of each token. `sees`: tokens with other first and last keys."""
     prompt, fields = prompt_of(*parts)
     bounds = causal(len(prompt)) if sees else []
     for position, before, ahead in sees:
@@ -37,7 +37,7 @@ SEES = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14), st.integers(0,
 @settings(max_examples=300)
 @example([[1, 2, 3]], [[1], [2]], [(3, 0, 0)], [], True)  # another token in the place of one that sees itself alone
 @given(PARTS, PARTS, SEES, SEES, st.booleans())
-def test_keys_are_equal_where_all_they_stand_for_is(
+def test_keys_are_equal_exactly_where_inputs_are(
     first: list[list[int] | MediaItem],
     second: list[list[int] | MediaItem],
     first_sees: list[tuple[int, int, int]],
@@ -51,7 +51,7 @@ def test_keys_are_equal_where_all_they_stand_for_is(
         assert (keys[index] == other_keys[index]) == (values[:end] == other_values[:end])
 
 
-def test_what_ends_where_a_block_begins_does_not_overlap_it() -> None:
+def test_unit_that_ends_at_a_block_is_outside() -> None:
     prompt, fields = prompt_of([1, 2, 3], CAT, [7] * 4)
     extras = BlockExtras.of(fields["units"], fields["media"], b"")
     assert extras is not None
@@ -74,7 +74,7 @@ def test_a_salt_parts_all_blocks_of_a_prompt(parts: list[list[int] | MediaItem])
 
 
 def test_an_adapter_is_in_every_key() -> None:
-    """By its contents alone; nobody's salt reads like it."""
+    """Only its contents count; no salt gives the same key."""
     tokens = array("i", range(12))
     adapters = [AdapterUse(1, 0, "ab" * 32), AdapterUse(2, 1, "ab" * 32), AdapterUse(3, 0, "cd" * 32), None]
     keys: list[list[bytes]] = [[] for _ in range(4)]
@@ -88,7 +88,7 @@ def test_an_adapter_is_in_every_key() -> None:
     assert of_adapter.of_block(tokens, 4, 8) == ((b"\xab" * 32, -1),)
 
 
-def test_plain_text_has_nothing_else() -> None:
+def test_plain_text_has_no_extra_keys() -> None:
     assert BlockExtras.of((), [], b"") is None
 
 

@@ -1,4 +1,4 @@
-"""A clock that somebody sets: nothing may be early, late or stuck for it."""
+"""Changes of the wall clock: nothing may be early, late or stuck."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 from tests.paths import REPOSITORY
 
-AWAITING_RANKS = {  # where the time of day is told to somebody, or compared with a file's
+WALL_CLOCK_USERS = {  # where the time of day is shown, or compared with that of a file
     "api/batches",
     "api/files",
     "api/media/download.py",  # signatures of an object store
@@ -37,11 +37,11 @@ def tells_time_of_day(tree: ast.AST) -> bool:
 
 
 def test_deadlines_are_of_the_monotonic_clock() -> None:
-    """Waits, deadlines and measurements use `time.monotonic_ns`; a new use of the time of day is named here."""
+    """Waits, deadlines and measurements use `time.monotonic_ns`; new uses of the time of day are listed here."""
     found = []
     for package in ("api", "engine", "shm", "workers", "ops"):
         for file in sorted((REPOSITORY / package).rglob("*.py")):
             name = file.relative_to(REPOSITORY).as_posix()
-            if not any(name == place or name.startswith(f"{place}/") for place in AWAITING_RANKS):
+            if not any(name == place or name.startswith(f"{place}/") for place in WALL_CLOCK_USERS):
                 found += [name] if tells_time_of_day(ast.parse(file.read_text())) else []
     assert found == []

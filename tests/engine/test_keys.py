@@ -1,4 +1,4 @@
-"""Secrets are in no file, no foreign process and no list of processes."""
+"""Secrets are in no file, no foreign process and no process list."""
 
 from __future__ import annotations
 

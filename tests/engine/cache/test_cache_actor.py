@@ -1,4 +1,4 @@
-"""The cache actor on real rings: KV events on its PUB socket, its greeting, and the answers to moves."""
+"""The cache actor on real rings: KV events on its PUB socket, its hello, and the answers to moves."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Bench:
         return [decode(payload) for _, payload in self.mailbox.receive()]
 
     def batch(self) -> tuple[int, list[dict[str, Any]]]:
-        """The next batch: its number and its events."""
+        """Return number and events of the next batch."""
         assert self.socket.poll(1000 * WATCHDOG_S), "no event came"
         topic, sequence, payload = self.socket.recv_multipart()
         assert topic == b"kv"
@@ -94,7 +94,7 @@ class Bench:
         return int.from_bytes(sequence, "big"), events
 
     def wait_for_subscription(self) -> None:
-        """A PUB socket hears of its subscribers in the background."""
+        """Wait until the PUB socket knows its subscriber, which it learns in the background."""
 
         def is_heard() -> bool:
             self.tell(BlocksCleared())
@@ -117,7 +117,7 @@ def stored(keys: list[bytes], parent: bytes, token_ids: list[int]) -> BlocksStor
     return BlocksStored(keys, parent, array("i", token_ids).tobytes(), 4, list(range(len(keys))))
 
 
-def test_one_batch_per_turn_in_order(bench: Bench) -> None:
+def test_batches_are_sent_in_order(bench: Bench) -> None:
     bench.wait_for_subscription()
     first = stored([b"a", b"b"], b"", list(range(8)))
     bench.tell(first, stored([b"c"], b"b", [9, 9, 9, 9]), BlocksRemoved([b"c"]), BlocksCleared())
@@ -155,7 +155,7 @@ def test_counts(bench: Bench) -> None:
     assert bench.segments.counters.counter("kv_arena_bytes", "cache").value == ARENA_BYTES
 
 
-def test_every_incarnation_greets_and_counts_from_zero(bench: Bench) -> None:
+def test_every_life_sends_hello_and_counts_from_zero(bench: Bench) -> None:
     bench.loop.turn()
     assert bench.heard() == [Hello("cache", 1)]
     bench.stop()
@@ -198,8 +198,8 @@ def test_a_full_ring_is_tried_again(bench: Bench) -> None:
     assert bench.actor.deadline_ns() == 0
 
 
-def test_a_socket_that_was_removed_is_made_again(bench: Bench) -> None:
-    """Later subscribers find it, and earlier ones go on hearing."""
+def test_removed_socket_is_recreated(bench: Bench) -> None:
+    """Later subscribers find it, and earlier ones still receive."""
     bench.wait_for_subscription()
     path = Path(bench.run.kv_events_endpoint().removeprefix("ipc://"))
     path.unlink()

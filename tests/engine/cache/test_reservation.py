@@ -1,4 +1,4 @@
-"""The arena's memory is there before it is written, and a want of it is said."""
+"""The arena's memory is reserved before it is written, and a shortage is reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_all_of_it_slice_by_slice(bench: Bench) -> None:
     assert int(written.sum()) == 700
 
 
-def test_a_want_of_memory_is_said_once_and_waited_for(bench: Bench) -> None:
+def test_memory_shortage_is_logged_once(bench: Bench) -> None:
     bench.advance_until(SLICE_BYTES)
     bench.available = SLICE_BYTES + MARGIN_BYTES - 1
     wait_until(lambda: bench.reservation.advance() or bench.said, what="it is said")

@@ -40,7 +40,7 @@ def test_golden() -> None:
 
 
 def test_defaults(tmp_path: Path) -> None:
-    """Those of transformers' own configuration class."""
+    """They equal those of transformers' own configuration class."""
     config = read(tmp_path, DEEPSEEK)
     assert config.latents == Latents(1536, 512, 128, 64, 128)
     assert not config.has_qkv_bias
@@ -56,7 +56,7 @@ def test_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "slot_bytes"), [("float32", 48 * 4), ("bfloat16", 48 * 2), ("int8", 48 + 2 * 4)])
 def test_bytes_of_the_kv_cache(dtype: str, slot_bytes: int) -> None:
-    """One latent of 32 and one rotated key of 16 for all heads; of int8 each has its scale."""
+    """One latent of 32 and one rotated key of 16 for all heads; each has its scale in int8."""
     spec = KVCacheSpec.of(ModelConfig.read(GOLDEN / "deepseek_v3"), 8, dtype)
     assert spec.bytes_per_block == 3 * 8 * slot_bytes
 

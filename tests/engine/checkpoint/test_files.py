@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, in a directory to which others may write."""
+"""Files that are replaced atomically, in a directory that other users may write to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_directories_are_made_for_this_user_alone(tmp_path: Path) -> None:
-    """Whatever the umask allows, and all that were missing; one that is there stays as it is."""
+def test_directories_are_private(tmp_path: Path) -> None:
+    """Whatever the umask: all missing directories are private, existing ones stay unchanged."""
     tmp_path.chmod(0o755)
     before = os.umask(0)
     try:
@@ -31,7 +31,7 @@ def test_directories_are_made_for_this_user_alone(tmp_path: Path) -> None:
 
 
 def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the file's own place nor where somebody guessed under what name it is written."""
+    """Neither at the path of the file nor at the guessed name of its temporary file."""
     other, path = tmp_path / "other", tmp_path / "kept.json"
     other.write_bytes(b"somebody's")
     path.symlink_to(other)
@@ -45,7 +45,7 @@ def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (other.read_bytes(), path.read_bytes()) == (b"somebody's", b"ours")
 
 
-def test_what_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_replacement_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     path.mkdir()
     with pytest.raises(IsADirectoryError):

@@ -56,7 +56,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def write_small(path: Path, **metadata: Any) -> Path:
-    """A file with one tensor, for what is in the metadata."""
+    """Write a file with one tensor, for tests of metadata."""
     writer = shape_writer(path, json.loads((DEMO / "config.json").read_text()))
     for key, value in metadata.items():
         writer.kv_data[0].pop(key.replace("__", "."), None)  # the package writes no key twice
@@ -148,7 +148,7 @@ def trained(rule: str) -> Tokenizer:
 
 @pytest.fixture(scope="module", params=["qwen2", "llama-bpe", "gpt-2"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, Vocabulary]:
-    """The original and the one from the file."""
+    """Return the original tokenizer and the one from the file."""
     folder = tmp_path_factory.mktemp("pair")
     tokenizer = trained(request.param)
     roles = {"bos": "<|begin|>", "eos": "<|im_end|>"}

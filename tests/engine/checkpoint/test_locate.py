@@ -1,4 +1,4 @@
-"""Resolving a model's name: local directories, and a hub that runs here."""
+"""Resolution of a model's name: local directories, and a hub that runs here."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The endpoint of a hub that lives as long as the test, with a cache of its own."""
+    """Endpoint of a hub that lives as long as the test, with a cache of its own."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -111,7 +111,7 @@ def test_neither_path_nor_hub_name(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_hub(hub: str) -> None:
-    """The files of a checkpoint, and no others."""
+    """Only the files of the checkpoint are downloaded."""
     path = resolve_model("owner/tiny", hub)
     found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert found == {name: FILES[name] for name in ("config.json", "model.safetensors", "tokenizer.json")}
@@ -145,7 +145,7 @@ def test_hub_not_reachable(hub: str) -> None:
         resolve_model("owner/tiny", "http://127.0.0.1:9")
 
 
-def test_a_gguf_file_of_the_hub_by_its_quantization(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_file_is_chosen_by_quantization(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
     data = (tmp_path / "demo.gguf").read_bytes()

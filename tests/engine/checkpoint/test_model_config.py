@@ -1,4 +1,4 @@
-"""config.json in every style that checkpoints come in, and every value that is refused."""
+"""config.json in every published style, and every refused value."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_unreadable(text: str, directory: Path) -> None:
 
 
 def test_no_file(directory: Path) -> None:
-    """A FIFO's other end would be waited for."""
+    """Opening a FIFO would wait for its other end."""
     os.mkfifo(directory / "config.json")
     with pytest.raises(CheckpointError, match="not a regular file"):
         ModelConfig.read(directory)

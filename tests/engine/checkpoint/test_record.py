@@ -1,4 +1,4 @@
-"""The record of a checkpoint from the start, as every later life finds it."""
+"""The record of a checkpoint made at the start, which every later life reads."""
 
 from __future__ import annotations
 

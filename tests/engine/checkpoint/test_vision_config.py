@@ -1,4 +1,4 @@
-"""config.json of models that see, nested and flat, and every value of it that is refused."""
+"""config.json of vision models, nested and flat, and every refused value."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def read(directory: Path, config: dict[str, Any], processor: dict[str, Any] | No
 
 
 def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """With the option at `path` set, or taken away where the value is `...`."""
+    """Return the configuration with the option at `path` set, or removed if the value is `...`."""
     config = deepcopy(config)
     *outer, name = path.split(".")
     inner = config
@@ -150,7 +150,7 @@ def test_flat_and_nested_are_the_same(tmp_path: Path) -> None:
 
 
 def test_other_values_count(tmp_path: Path) -> None:
-    """None of them is taken for granted."""
+    """No value is assumed."""
     tower = {"patch_size": 8, "spatial_merge_size": 3, "temporal_patch_size": 4, "window_size": 64, "tokens_per_second": 7}
     more = {"num_heads": 4, "hidden_act": "gelu", "rope_parameters": {"rope_type": "axial", "rope_theta": 77.0}}
     vision = read(tmp_path, {**QWEN2_5, "vision_config": {**TOWER, **tower, **more}}).vision
@@ -181,7 +181,7 @@ def test_paddleocr(tmp_path: Path) -> None:
 
 
 def test_processor_files(tmp_path: Path) -> None:
-    """Newer checkpoints have one file for all processors, which wins; what is turned off has no effect."""
+    """Newer checkpoints have one file for all processors, which takes precedence; disabled steps have no effect."""
     read(tmp_path, QWEN3)
     (tmp_path / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is missing"):

@@ -1,4 +1,4 @@
-"""Structured output of a request as a grammar: what it accepts, what it does not, and what is refused."""
+"""Structured output of a request as a grammar: accepted and rejected answers, and refused formats."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def is_taken(matching: Matching, format_: AnswerFormat, text: str) -> bool:
         ),
     ],
 )  # fmt: skip
-def test_what_a_format_takes(matching: Matching, kind: Any, text: str, right: list[str], wrong: list[str]) -> None:
+def test_format_accepts_and_rejects(matching: Matching, kind: Any, text: str, right: list[str], wrong: list[str]) -> None:
     format_ = AnswerFormat(kind, text, "x")
     assert [each for each in right if not is_taken(matching, format_, each)] == []
     assert [each for each in wrong if is_taken(matching, format_, each)] == []
@@ -144,7 +144,7 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
         ("structural_tag", nested(900, '{"format": {"type": "or", "elements": [', "", "]}}"), ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_a_form_is_refused_with_its_cause(tmp_path: Path, kind: Any, text: str, cause: str) -> None:
+def test_invalid_format_is_refused_with_its_cause(tmp_path: Path, kind: Any, text: str, cause: str) -> None:
     formats = AnswerFormats(lambda: TOKENS, tmp_path / "vocabulary", 65536)
     with pytest.raises(RequestError, match="field cannot be used: ") as caught:
         compiled(formats, AnswerFormat("json" if kind == "strict" else kind, text, "field", is_strict=kind == "strict"))
@@ -166,14 +166,14 @@ def test_the_vocabulary_is_written_for_the_ranks(tmp_path: Path) -> None:
     assert TOKENS.num_tokens == 300
 
 
-def test_a_model_without_text_has_no_forms(tmp_path: Path) -> None:
+def test_model_without_text_has_no_formats(tmp_path: Path) -> None:
     formats = AnswerFormats(lambda: GrammarTokens.of([b""] * 9, [], [], [3], 9), tmp_path / "vocabulary", 65536)
     with pytest.raises(RequestError, match="no tokenizer"):
         compiled(formats, AnswerFormat("regex", "a", "x"))
 
 
-def test_what_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many came since it was new: a rank makes no matcher a second time that its scheduler counts on."""
+def test_reused_grammar_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many formats came in between: a rank must not compile a matcher again that its scheduler relies on."""
     made: list[str] = []
     make = MatcherVocabulary.matcher
 
@@ -190,4 +190,4 @@ def test_what_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not matching.matcher(first).is_error()
     assert made.count(first) == 1
     matching.prepare("start: /b0/")
-    assert made.count("start: /b0/") == 2, "what nobody asked for since is not kept"
+    assert made.count("start: /b0/") == 2, "an unused grammar is not kept"

@@ -1,4 +1,4 @@
-"""JSON Schemas that clients send: words that llguidance does not have, integers beyond 2^53, keys that come once."""
+"""JSON Schemas from clients: keywords that llguidance lacks, integers beyond 2^53, unique keys."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ FORMATS += ("password", "json-string", "uri-reference", "multi-host-uri", "regex
 
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_unknown_format_says_nothing(matching: Matching, format_: str, is_strict: bool) -> None:
+def test_unknown_format_is_ignored(matching: Matching, format_: str, is_strict: bool) -> None:
     schema = {"type": "object", "properties": {"format": {"type": "string", "format": format_}}, "required": ["format"]}
     assert takes(matching, schema, '{"format": "any /text"}', is_strict)
     assert not takes(matching, schema, '{"format": 1}', is_strict)
 
 
-def test_known_formats_still_bind(matching: Matching) -> None:
+def test_known_formats_are_enforced(matching: Matching) -> None:
     right, wrong = '"123e4567-e89b-12d3-a456-426614174000"', '"no id"'
     for name in ("uuid", "uuid1", "uuid4", "uuid7"):
         assert takes(matching, {"type": "string", "format": name}, right)
@@ -97,7 +97,7 @@ def test_values_that_look_like_schemas_are_left_alone(matching: Matching) -> Non
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "1.5", '"a"'),
     ],
 )
-def test_what_a_grammar_cannot_hold_is_left_out(matching: Matching, schema: Any, right: str, wrong: str) -> None:
+def test_unsupported_keywords_are_ignored(matching: Matching, schema: Any, right: str, wrong: str) -> None:
     assert takes(matching, schema, right)
     assert not takes(matching, schema, wrong)
 
@@ -146,7 +146,7 @@ def test_large_bounds_in_other_places_are_kept(matching: Matching) -> None:
 
 @pytest.mark.timeout(30)
 def test_schemas_with_large_bounds_stay_small(matching: Matching) -> None:
-    """Optional properties, references to one definition and to itself make no rule that grows without end."""
+    """Optional properties, references to one definition and to itself make no endless rule."""
     bounded = {"type": "integer", "maximum": 2**63 - 1}
     wide = {"type": "object", "properties": {f"p{index}": bounded for index in range(40)}}
     tree: dict[str, Any] = {
@@ -215,8 +215,8 @@ OPEN: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("schema", OPEN)
-def test_no_key_comes_twice(matching: Matching, schema: Any) -> None:
-    """Whatever is drawn of the tokens that are allowed, some of several characters."""
+def test_keys_are_unique(matching: Matching, schema: Any) -> None:
+    """Whichever allowed tokens are sampled, some of several characters."""
     num_keys = 0
     for seed in range(30):
         draw, matcher = random.Random(seed), matching.matcher(lark(schema))

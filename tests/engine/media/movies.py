@@ -1,5 +1,5 @@
-"""Files of video that tests make: MP4 box by box (ISO 14496-12), WebM of packets that are given, and Matroska element by
-element (RFC 9559)."""
+"""Video files made by tests: MP4 box by box (ISO 14496-12), WebM of given packets, and Matroska element by element (RFC
+9559)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def movie(samples: bytes, *tracks: bytes, behind: bytes = b"") -> bytes:
 
 
 def edits_of(count: int) -> bytes:
-    """Entries of an edit list, each of which shows everything."""
+    """Return an edit list of `count` entries, each of which shows everything."""
     return box(b"edts", box(b"elst", struct.pack(">II", 0, count), struct.pack(">IiI", 1000, 0, 1 << 16) * count))
 
 
@@ -85,7 +85,7 @@ def jpeg() -> bytes:
 
 
 def vp8(num_frames: int, side: int = 64) -> list[bytes]:
-    """Packets, each a key frame of noise of its own."""
+    """Return packets, each a key frame with noise of its own."""
     chance = np.random.default_rng(0)
     packets: list[bytes] = []
     with av.open(BytesIO(), "w", format="webm") as made:
@@ -100,7 +100,7 @@ def vp8(num_frames: int, side: int = 64) -> list[bytes]:
 
 
 def hidden(packet: bytes) -> bytes:
-    """The same key frame, not to be shown (RFC 6386, 9.1)."""
+    """Return the same key frame, marked as not shown (RFC 6386, 9.1)."""
     return bytes([packet[0] & ~0x10]) + packet[1:]
 
 
@@ -124,8 +124,8 @@ def element(name: bytes, *parts: bytes) -> bytes:
 
 
 def matroska(packets: list[bytes], num_laced: int = 0, num_cues: int = 0) -> bytes:
-    """Video of VP8, behind so many blocks of 256 packets each of subtitles, of one byte; and an index with so many entries, the
-    last time first."""
+    """Return VP8 video after `num_laced` blocks of 256 subtitle packets of one byte each, with an index of `num_cues` entries,
+    the last time first."""
     sides = element(b"\xe0", element(b"\xb0", b"\x40"), element(b"\xba", b"\x40"))
     tracks = element(
         b"\x16\x54\xae\x6b",

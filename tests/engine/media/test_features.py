@@ -1,4 +1,4 @@
-"""Features that clients encoded: two harmless formats, and numbers in every refusal."""
+"""Features that clients encoded: two safe formats, and the numbers in every refusal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bomb:
         (b"\xff" * 8 + b"{" + bytes(20), "neither npy nor safetensors"),
     ],
 )
-def test_anything_else_is_refused(data: bytes, message: str) -> None:
+def test_invalid_features_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         read_features(bytearray(data), 4, 6)
     assert (caught.value.status, caught.value.code) == (400, "invalid_features")
@@ -92,8 +92,8 @@ def test_anything_else_is_refused(data: bytes, message: str) -> None:
         (b"\x93NUMPY\x01\0\xff\xff" + b"\x01" * 65535, "cannot be read: .* "),
     ],
 )
-def test_a_refusal_fits_a_record_whatever_a_file_says_of_itself(data: bytes, message: str) -> None:
-    """It would end the process that decodes files, and each life after it."""
+def test_refusal_fits_a_record_for_any_file(data: bytes, message: str) -> None:
+    """A longer refusal would end the process that decodes files, and each life after it."""
     with pytest.raises(RequestError, match=message) as caught:
         read_features(bytearray(data), 4, 6)
     assert len(encode(Prepared("call", None, caught.value.status, caught.value.message, caught.value.code))) < 16384

@@ -1,4 +1,4 @@
-"""Files of strangers, changed at random: each is an item or a refusal with status 400, and the process goes on."""
+"""Untrusted files, changed at random: each is an item or a refusal with status 400, and the process keeps running."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def features(form: str) -> bytes:
 
 
 def changed(data: bytes, chance: random.Random) -> bytes:
-    """Bytes overwritten, most of them where headers are, cut out, doubled, or the end missing."""
+    """Return the file with bytes overwritten, most of them in headers, cut out, doubled, or the end missing."""
     made = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 8))):
         place = chance.randrange(min(len(made), chance.choice((32, 256, len(made))))) if made else 0

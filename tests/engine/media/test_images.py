@@ -1,4 +1,4 @@
-"""Pictures: pixels as transformers' Pillow processors give them, and what is refused before memory is taken."""
+"""Pictures: the pixels of transformers' Pillow processors, and refusals before memory is taken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.media.settings import PictureSettings
 from engine.media.video import Clip
 from tests.engine.media.visions import PIXELS, VISION, settings_of
 
-MODELS = {"old": "qwen2_5_vl", "bilinear": "qwen2_5_vl", "paddleocr_vl": "qwen2_5_vl"}  # whose settings are changed below
+MODELS = {"old": "qwen2_5_vl", "bilinear": "qwen2_5_vl", "paddleocr_vl": "qwen2_5_vl"}  # their settings are changed below
 MOST = 89_000_000
 
 
@@ -40,7 +40,7 @@ def png(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("processor", PIXELS)
-def test_pixels_equal_those_of_transformers(processor: str) -> None:
+def test_pixels_equal_transformers(processor: str) -> None:
     settings = picture_settings(processor)
     for name, expected in PIXELS[processor]["files"].items():
         data = (VISION / name).read_bytes()
@@ -50,7 +50,7 @@ def test_pixels_equal_those_of_transformers(processor: str) -> None:
 
 
 @pytest.mark.parametrize("name", PIXELS["old"]["files"])
-def test_the_header_tells_the_sides_that_the_pixels_will_have(name: str) -> None:
+def test_header_gives_the_size_of_the_pixels(name: str) -> None:
     data = (VISION / name).read_bytes()
     image = upright(data, MOST)
     assert sides_of(data, MOST) == (image.height, image.width)
@@ -74,7 +74,7 @@ def zeros(num_mib: int) -> bytes:
 
 
 def with_chunk(kind: bytes, content: bytes) -> bytes:
-    """A PNG with a chunk more behind its header."""
+    """Return a PNG with one more chunk after its header."""
     file = png(8, 8)
     chunk = len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
     return file[:33] + chunk + file[33:]
@@ -101,7 +101,7 @@ def animation(kind: str, num_frames: int) -> bytes:
     ],
     ids=["profile", "text", "international text", "pixels", "APNG", "GIF", "WEBP", "TIFF"],
 )
-def test_little_that_unpacks_to_much_takes_little_memory(make_data: Callable[[], bytes], is_refused: bool) -> None:
+def test_compression_bombs_take_little_memory(make_data: Callable[[], bytes], is_refused: bool) -> None:
     """Neither data beyond the stated pixels nor further frames are unpacked. Within 128 MiB more."""
     data = make_data()
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -128,14 +128,14 @@ def test_little_that_unpacks_to_much_takes_little_memory(make_data: Callable[[],
         (png(300, 1), "invalid_image", "sides of 300 x 1, but the longer side may be at most 200 times the shorter"),
     ],
 )
-def test_what_is_no_picture_is_refused(data: bytes, code: str, message: str) -> None:
+def test_other_files_are_refused(data: bytes, code: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         sides_of(data, MOST)
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
 def test_a_picture_of_many_scans_is_refused() -> None:
-    """Each is a few bytes that a decoder goes through all pixels for."""
+    """Each scan is a few bytes that make a decoder go through all pixels."""
     file = BytesIO()
     Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
     data = file.getvalue()
@@ -148,7 +148,7 @@ def test_a_picture_of_many_scans_is_refused() -> None:
 
 
 def test_a_frame_of_many_scans_is_refused() -> None:
-    """No frame of a video is seen before it is whole, and no heartbeat: the process would be taken for one that hangs."""
+    """A frame of a video is decoded without a heartbeat: the process would seem to hang."""
     file = BytesIO()
     Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
     data = file.getvalue()
@@ -167,7 +167,7 @@ def test_a_frame_of_many_scans_is_refused() -> None:
             assert Clip([file.getvalue()], 2.0, MOST, int).num_frames == 1
 
 
-def test_a_picture_cut_short_is_refused_when_it_is_decoded() -> None:
+def test_truncated_picture_is_refused_at_decoding() -> None:
     data = (VISION / "large.jpg").read_bytes()
     assert sides_of(data[: len(data) // 2], MOST) == (500, 640)
     with pytest.raises(RequestError, match="truncated") as caught:

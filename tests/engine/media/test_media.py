@@ -1,4 +1,4 @@
-"""The media process on real rings and slabs: facts of files, pixels that are pulled, deaths of everybody around it."""
+"""The media process on real rings and slabs: facts of files, pixels on request, and deaths of all processes around it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         assert all(least < limit < least + (2 << 30) for limit in limits)
 
 
-def test_a_picture_is_looked_at_and_its_pixels_are_pulled(bench: Bench) -> None:
+def test_picture_is_inspected_and_its_pixels_sent(bench: Bench) -> None:
     item = bench.item((VISION / "large.jpg").read_bytes())
     expected = PIXELS["qwen2_5_vl"]["files"]["large.jpg"]
     assert item.grid_thw == (1, expected["height"] // 14, expected["width"] // 14)
@@ -182,7 +182,7 @@ def test_every_byte_and_setting_is_part_of_the_name(bench: Bench) -> None:
     assert bench.item(PLAIN, settings=b'{"mm_processor_kwargs":{"size":{"longest_edge":50176}}}').unit_hashes == names[0]
 
 
-def test_what_is_wrong_is_answered_and_nothing_else_suffers(bench: Bench) -> None:
+def test_invalid_files_are_answered_with_errors(bench: Bench) -> None:
     answer = bench.prepared(bench.source(b"%PDF-1.7 no picture"))
     assert (answer.item, answer.status, answer.code) == (None, 400, "unsupported_image_media_type")
     answer = bench.prepared(bench.source(PLAIN, settings=b'{"mm_processor_kwargs": {"max_pixels": 10000000}}'))
@@ -224,14 +224,14 @@ def test_units_wait_in_order_for_room(bench: Bench) -> None:
     assert first == [str(number) for number in range(len(first))]
     assert 1 < len(first) < 9
     assert bench.context.counter("units_waiting").value == 9 - len(first)
-    bench.tell("scheduler", PixelsDone(str(len(first))))  # nobody wants it any more
+    bench.tell("scheduler", PixelsDone(str(len(first))))  # it is not wanted any more
     bench.tell("scheduler", PixelsDone("0"))
     (message,) = bench.heard("scheduler")
     assert isinstance(message, Pixels)
     assert message.call_id == str(len(first) + 1)
 
 
-def test_what_nobody_wants_any_more_keeps_no_room_waiting(bench: Bench) -> None:
+def test_unwanted_pixels_release_their_room(bench: Bench) -> None:
     large = bench.item((VISION / "large.jpg").read_bytes(), settings=b"")
     for number in range(8):
         bench.wanted(f"large{number}", large, request="a")
@@ -244,8 +244,8 @@ def test_what_nobody_wants_any_more_keeps_no_room_waiting(bench: Bench) -> None:
     assert [message.call_id for message in bench.heard("scheduler") if isinstance(message, Pixels)] == ["small"]
 
 
-def test_requests_take_turns_by_what_was_decoded(bench: Bench) -> None:
-    """One request's large pictures, one after the other, let another's through: each large one once, then all of these."""
+def test_requests_take_turns_by_decoded_pixels(bench: Bench) -> None:
+    """One request's large pictures let another's small ones pass: each large one once, then all of these."""
     large = [bench.item(blank(2000, 1000, number)) for number in range(3)]
     small = [bench.item(blank(64, 48, 9 + number), request="small") for number in range(4)]
     for number, item in enumerate(large):
@@ -279,8 +279,8 @@ def test_new_file_is_looked_at_before_pixels_of_others(bench: Bench) -> None:
     assert len(bench.heard("scheduler")) == 3
 
 
-def test_videos_that_are_wanted_in_turns_are_decoded_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The most videos that may be open; another one waits, and its file is only looked at."""
+def test_interleaved_videos_are_decoded_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as may be open; another one waits, and its file is only inspected."""
     monkeypatch.setattr("engine.media.items.MAX_OPEN_CLIPS", 2)
     monkeypatch.setattr("engine.media.video.BYTE_PIXELS", 0)  # frames alone are counted
     data = (VISION / "clip.mp4").read_bytes()
@@ -294,7 +294,7 @@ def test_videos_that_are_wanted_in_turns_are_decoded_once(bench: Bench, monkeypa
     before = bench.actor._items.num_pixels
     for _ in range(4):
         bench.loop.turn()
-    item = bench.item(data + b"new", kind="video", settings=settings, request="new")  # takes nobody's place
+    item = bench.item(data + b"new", kind="video", settings=settings, request="new")  # takes no place of another
     made = [message.call_id for message in bench.heard("scheduler") if isinstance(message, Pixels)]
     assert sorted(made) == [f"{number}.{index}" for number in range(3) for index in range(num_units)]
     under_way = [{name[0] for name in made[:end]} & {name[0] for name in made[end:]} for end in range(len(made))]
@@ -305,8 +305,8 @@ def test_videos_that_are_wanted_in_turns_are_decoded_once(bench: Bench, monkeypa
     assert len(bench.heard("scheduler")) == 1
 
 
-def test_others_have_turns_while_a_unit_is_decoded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chosen frames of the video lie far apart."""
+def test_others_have_turns_during_a_long_unit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chosen frames of the video are far apart."""
     settings = json.dumps({"mm_processor_kwargs": {"num_frames": 2}}).encode()
     clip = bench.item((VISION / "clip.mp4").read_bytes(), kind="video", settings=settings)
     pictures = [bench.item(blank(10, 10, number), request=f"another{number}") for number in range(3)]
@@ -323,7 +323,7 @@ def test_others_have_turns_while_a_unit_is_decoded(bench: Bench, monkeypatch: py
 
 
 class Packets:
-    """Calls `then` before the packet `at` of whatever the process decodes next, the first being 0."""
+    """Hook that calls `then` before packet `at` of the next decoded file, counted from 0."""
 
     def __init__(self, bench: Bench, at: int, then: Callable[[], object]) -> None:
         self.num_seen = 0
@@ -371,7 +371,7 @@ def test_unwanted_unit_is_left_while_in_progress(bench: Bench) -> None:
     assert slab.read(pixels.handle) == slab.read(whole.handle)
 
 
-def test_a_file_in_hands_is_left_when_its_time_is_over(bench: Bench) -> None:
+def test_decoding_ends_at_its_deadline(bench: Bench) -> None:
     source = bench.source(CLIP, kind="video", settings=b"")
     prepare = Prepare("late", "api0", 1, source, "r", deadline_ns=1 << 62)
 
@@ -385,7 +385,7 @@ def test_a_file_in_hands_is_left_when_its_time_is_over(bench: Bench) -> None:
 
 
 def test_file_with_uncounted_processor_time_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packet may hold more pictures than anybody looks for."""
+    """A packet may hold more pictures than are counted."""
     item = bench.item(CLIP, kind="video", settings=b"")
     monkeypatch.setattr("engine.media.actor.MAX_CPU_S", -1.0)  # any time is more, also one that the clock is too coarse for
     answer = bench.prepared(bench.source(CLIP + b"another", kind="video", settings=b""))
@@ -411,7 +411,7 @@ def test_facts_that_fit_no_record_are_refused(bench: Bench) -> None:
     assert "comes to 384 units" in answer.message
 
 
-def test_what_nobody_waits_for_any_more_is_not_looked_at(bench: Bench) -> None:
+def test_expired_and_abandoned_files_are_skipped(bench: Bench) -> None:
     """Its deadline has passed, or its client has left and with it the file."""
     source = bench.source(PLAIN)
     bench.tell("api0", Prepare("late", "api0", 1, source, "r", 1), Prepare("now", "api0", 1, source, "r", 1 << 62))
@@ -432,7 +432,7 @@ def test_the_queue_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     assert getattr(answers["2"], "status", 0) == 503
 
 
-def test_nobody_waits_for_what_a_dead_peer_asked_for(bench: Bench) -> None:
+def test_requests_of_a_dead_peer_are_dropped(bench: Bench) -> None:
     item = bench.item(PLAIN)
     bench.wanted("held", item)
     assert len(bench.heard("scheduler")) == 1
@@ -450,7 +450,7 @@ def test_nobody_waits_for_what_a_dead_peer_asked_for(bench: Bench) -> None:
 
 
 def test_requests_between_dead_processes_are_dropped(bench: Bench) -> None:
-    """It lies in the ring still, and nobody would let go of it."""
+    """They are still in the ring, and their pixels would never be released."""
     item = bench.item(PLAIN)
     bench.segments.counters.actor("scheduler").begin_epoch(2, 0)
     bench.context.close()
@@ -462,7 +462,7 @@ def test_requests_between_dead_processes_are_dropped(bench: Bench) -> None:
     assert isinstance(answer, Pixels)
 
 
-def test_answers_that_waited_for_room_go_to_nobody_else(bench: Bench) -> None:
+def test_waiting_answers_do_not_reach_a_successor(bench: Bench) -> None:
     item = bench.item(PLAIN)
     for length in (4000, 0):
         while bench.context.outbox("scheduler").send(PixelsFailed("filler", 503, "t" * length)):
@@ -475,7 +475,7 @@ def test_answers_that_waited_for_room_go_to_nobody_else(bench: Bench) -> None:
 
 
 def test_early_requests_of_a_new_scheduler_are_kept(bench: Bench) -> None:
-    """Its first messages may come before the look at the peers' epochs: what they ask for is not what its predecessor did."""
+    """Its first messages may come before the check of the peers' epochs: they are not its predecessor's."""
     item, other = bench.item(PLAIN), bench.item((VISION / "plain.jpg").read_bytes())
     bench.wanted("old", item)
     (old,) = bench.heard("scheduler")
@@ -493,7 +493,7 @@ def test_early_requests_of_a_new_scheduler_are_kept(bench: Bench) -> None:
 
 
 def die_over(bench: Bench, item: MediaItem) -> None:
-    """End the process with a file in hands, and start the next life."""
+    """End the process while it has a file open, and start the next life."""
     DeathNotes.attach(bench.config.run_id, "media0").open(item.unit_hashes[0])
     assert bench.segments.blame_file("media0")
     bench.context.close()
@@ -513,7 +513,7 @@ def test_file_that_killed_twice_is_refused_by_the_third_life(bench: Bench) -> No
     assert bench.item((VISION / "plain.jpg").read_bytes())
 
 
-def test_a_death_is_forgotten_when_the_file_does_no_harm(bench: Bench) -> None:
+def test_death_is_forgotten_after_a_success(bench: Bench) -> None:
     item = bench.item(PLAIN)
     for _ in range(3):
         die_over(bench, item)
@@ -560,16 +560,16 @@ def test_features_of_a_client_are_cut_into_rows(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("dtype", [r'"\ud800"', '"' + "\u20ac" * 20_000 + '"'])
-def test_what_a_file_says_of_itself_ends_no_process(bench: Bench, dtype: str) -> None:
-    """Half a character fits no record, sixty thousand bytes not every ring: the answer would have ended each life anew."""
+def test_hostile_metadata_ends_no_process(bench: Bench, dtype: str) -> None:
+    """Half a character fits no record, sixty thousand bytes not every ring: the answer would have ended each life again."""
     header = f'{{"rows": {{"dtype": {dtype}, "shape": [4, 64], "data_offsets": [0, 4]}}}}'.encode()
     source = bench.source(len(header).to_bytes(8, "little") + header + bytes(4), settings=b"")
     answer = bench.prepared(msgspec.structs.replace(source, is_features=True, grid_thw=(1, 4, 4)))
     assert (answer.item, answer.status, answer.code) == (None, 400, "invalid_features")
 
 
-def test_rows_are_those_of_the_file_that_is_asked_for(bench: Bench) -> None:
-    """The file that was read last is kept open; it is not taken for another one."""
+def test_rows_are_of_the_requested_file(bench: Bench) -> None:
+    """The file that was read last is kept open and not confused with another one."""
     items: list[MediaItem] = []
     for number in range(2):
         file = BytesIO()
@@ -596,8 +596,8 @@ def test_checked_file_is_not_decoded_again_soon(bench: Bench, monkeypatch: pytes
     assert work == [100, 0, 100, 0, 100, 0, 100]
 
 
-def test_features_have_another_name_in_another_grid(bench: Bench) -> None:
-    """4 x 6 beside 6 x 4 patches of the same rows: another order in the model's eyes."""
+def test_feature_hash_depends_on_the_grid(bench: Bench) -> None:
+    """4 x 6 and 6 x 4 patches of the same rows have another order for the model."""
     file = BytesIO()
     np.save(file, np.zeros((6, 64), np.float32))
     source = bench.source(file.getvalue(), settings=b"")
@@ -610,7 +610,7 @@ def test_features_have_another_name_in_another_grid(bench: Bench) -> None:
 
 
 def test_feature_hash_depends_on_frame_distance(bench: Bench) -> None:
-    """Their positions in time differ, and so does the KV behind them."""
+    """Their positions in time differ, and so does the KV of later tokens."""
     file = BytesIO()
     np.save(file, np.zeros((8, 64), np.float32))
     names: list[bytes] = []
@@ -622,8 +622,8 @@ def test_feature_hash_depends_on_frame_distance(bench: Bench) -> None:
     assert len({*names}) == len(names)
 
 
-def test_a_grid_is_believed_when_the_features_are_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naming a million units would take seconds, in which nobody else is served."""
+def test_grid_is_checked_against_the_features(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing a million units would take seconds in which no other request is served."""
     file = BytesIO()
     np.save(file, np.zeros((8, 64), np.float32))
     monkeypatch.setattr("engine.media.items.unit_hash", unit_hash_of_few())

@@ -1,4 +1,4 @@
-"""Settings: every value from the checkpoint's files of whatever age, the server's options over them, a request below these."""
+"""Settings: every value from the checkpoint's files of any age, overridden by the server's options, then by a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def of(files: dict[str, Any], **processor_kwargs: Any) -> MediaSettings:
     return MediaSettings.of(record_of("qwen2_5_vl", files), processor_kwargs, {})
 
 
-def test_values_come_from_whichever_file_has_them() -> None:
+def test_values_come_from_any_processor_file() -> None:
     size = {"shortest_edge": 1000, "longest_edge": 2000}
     old = of({IMAGE_PROCESSOR: {"min_pixels": 1000, "max_pixels": 2000}})
     middle = of({IMAGE_PROCESSOR: {"size": {"min_pixels": 1000, "max_pixels": 2000}}})

@@ -1,4 +1,4 @@
-"""Video: frames as transformers' processors choose, resize and group them, and files that lie."""
+"""Video: frames chosen, resized and grouped like transformers' processors, and files with false metadata."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_sides_are_rounded_as_by_transformers() -> None:
 
 
 @pytest.mark.parametrize("title", CLIPS)
-def test_pixels_are_those_of_torchvision_but_for_its_rounding(title: str) -> None:
-    """Its weights have fewer bits than Pillow's: one level for one value in a hundred, two for a few in a million."""
+def test_pixels_equal_torchvision_except_rounding(title: str) -> None:
+    """torchvision's weights have fewer bits than Pillow's: one level for one value in a hundred, two for a few in a million."""
     family, name = title.split()
     expected = CLIPS[title]
     data = (VISION / name).read_bytes()
@@ -67,7 +67,7 @@ def test_pixels_are_those_of_torchvision_but_for_its_rounding(title: str) -> Non
     items.close()
 
 
-def test_an_odd_frame_is_repeated_and_times_are_those_of_units() -> None:
+def test_odd_frame_is_repeated_and_units_have_times() -> None:
     title = "qwen3_vl clip.mp4"
     chosen, data = CLIPS[title]["chosen"], (VISION / "clip.mp4").read_bytes()
     assert len(chosen) % 2 == 1
@@ -95,8 +95,8 @@ def test_pictures_make_a_video_too() -> None:
         look(items_of("qwen2_5_vl", {"max_frames": 2}), *pictures)
 
 
-def test_times_are_drawn_with_the_font_of_the_checkpoint() -> None:
-    """A font that Pillow brings stands for the checkpoint's."""
+def test_times_use_the_font_of_the_checkpoint() -> None:
+    """A font of Pillow replaces the checkpoint's."""
     font = ImageFont.load_default(10)
     assert isinstance(font, ImageFont.FreeTypeFont)
     data = (VISION / "clip.mp4").read_bytes()
@@ -124,7 +124,7 @@ def test_times_are_drawn_with_the_font_of_the_checkpoint() -> None:
         (b"\x1a\x45\xdf\xa3" + bytes(100), "the video cannot be decoded"),
     ],
 )
-def test_what_is_no_video_is_refused(data: bytes, message: str) -> None:
+def test_other_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         look(items_of("qwen2_5_vl"), data)
     assert (caught.value.status, caught.value.code) == (400, "invalid_video")
@@ -156,7 +156,7 @@ def test_frames_larger_than_the_limit_are_refused() -> None:
 
 
 def encoded(codec: str, container: str) -> bytes:
-    """Two frames of 64 x 48 with a colour in each quarter."""
+    """Return two frames of 64 x 48 with a colour in each quarter."""
     frame = np.zeros((48, 64, 3), np.uint8)
     frame[:24, :32], frame[:24, 32:], frame[24:, :32], frame[24:, 32:] = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
     file = BytesIO()
@@ -186,7 +186,7 @@ def test_video_of_the_usual_codecs_is_seen(codec: str, container: str) -> None:
 
 
 def test_units_beyond_the_servers_memory_are_refused() -> None:
-    """Before anybody asks for their pixels, which would never find room."""
+    """Before pixels are requested that would never find room."""
     record = record_of("qwen2_5_vl")
     assert record.config.vision is not None
     settings = MediaSettings.of(record, {}, {})
@@ -202,8 +202,8 @@ def test_units_beyond_the_servers_memory_are_refused() -> None:
         assert caught.value.code == "image_too_large"
 
 
-def test_ffmpeg_is_told_what_it_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holds for all streams of a file, before any is chosen."""
+def test_ffmpeg_gets_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits hold for all streams of a file, before any is chosen."""
     told: list[dict[str, Any]] = []
     original = av.open
 
@@ -221,7 +221,7 @@ def test_ffmpeg_is_told_what_it_may_open(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "mpeg2video" not in options["container_options"]["codec_whitelist"].split(",")
 
 
-def test_a_frame_of_other_sides_than_the_first_is_looked_at_anew() -> None:
+def test_frame_of_another_size_is_checked_again() -> None:
     file = BytesIO()
     with av.open(file, "w", format="avi") as container:
         stream = container.add_stream("mjpeg", rate=1)
@@ -248,14 +248,14 @@ def test_a_frame_of_other_sides_than_the_first_is_looked_at_anew() -> None:
     ],
 )
 def test_other_codecs_are_refused_by_name(codec: str, container: str, name: str) -> None:
-    """FFmpeg has hundreds, most of which nobody looks after."""
+    """FFmpeg has hundreds of codecs, most of them unmaintained."""
     with pytest.raises(RequestError, match=rf"codec is {name}, expected H\.264, HEVC, .*; convert it") as caught:
         Clip([encoded(codec, container)], 2.0, MOST, int)
     assert (caught.value.status, caught.value.code) == (400, "invalid_video")
 
 
-def test_ffmpeg_opens_no_other_file_and_no_other_format() -> None:
-    """A playlist does not get there (its first bytes say what it is), and would open nothing if it did."""
+def test_ffmpeg_opens_no_other_file_or_format() -> None:
+    """A playlist is refused by its first bytes, and would open nothing in any case."""
     with pytest.raises(PermissionError, match="refers to another file"):
         _refuse_to_open("https://localhost/", 1, {})
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:1/a.ts\n"
@@ -273,8 +273,9 @@ def test_ffmpeg_opens_no_other_file_and_no_other_format() -> None:
         ((-1, 0, 0, 1), "wbgr"),
     ],
 )
-def test_a_phones_video_is_turned_as_by_torchcodec(matrix: tuple[int, int, int, int], corners: str) -> None:
-    """`corners`: what torchcodec 0.14 makes of the same files, by rows. It turns a mirrored one too, and does not mirror it."""
+def test_phone_video_is_rotated_like_torchcodec(matrix: tuple[int, int, int, int], corners: str) -> None:
+    """`corners`: torchcodec 0.14's result for the same files, by rows. It rotates a mirrored one too, and does not mirror
+    it."""
     data = bytearray(encoded("mpeg4", "mp4"))
     place = data.index(b"tkhd") + 44  # version 0: where the matrix of the track header begins
     a, b, c, d = (int(value * 65536) for value in matrix)
@@ -288,7 +289,7 @@ def test_a_phones_video_is_turned_as_by_torchcodec(matrix: tuple[int, int, int, 
     clip.close()
 
 
-def test_a_file_that_ends_early_goes_on_with_its_last_frame() -> None:
+def test_truncated_file_repeats_its_last_frame() -> None:
     whole = (VISION / "clip.avi").read_bytes()
     clip = Clip([bytearray(whole)], 2.0, MOST, int)
     last = np.asarray(clip.frame(8))

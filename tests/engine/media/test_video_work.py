@@ -65,8 +65,8 @@ def test_frames_that_are_never_shown_end_the_look(monkeypatch: pytest.MonkeyPatc
     Clip([webm([hidden(packet)] * 9 + [packet])], 2.0, MOST, counted.append).close()
 
 
-def test_a_file_takes_so_much_work_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However near to each other the chosen frames lie: to the last of them all are decoded."""
+def test_work_of_a_file_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However close the chosen frames are: all up to the last of them are decoded."""
     items = items_of("qwen3_vl")
     packets = vp8(12)
     file = webm(packets)
@@ -78,8 +78,8 @@ def test_a_file_takes_so_much_work_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert (e.value.status, e.value.code) == (400, "invalid_video")
 
 
-def test_hidden_frames_count_as_much_when_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The container does not say which they are: the look takes each packet for a frame."""
+def test_hidden_frames_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container does not mark them: the inspection takes each packet for a frame."""
     shown, *_ = packets = vp8(2)
     packets = [shown, *[hidden(packets[1])] * 8, packets[1]]
     clip = Clip([webm(packets)], 2.0, MOST, int)
@@ -90,7 +90,7 @@ def test_hidden_frames_count_as_much_when_they_are_decoded(monkeypatch: pytest.M
     clip.close()
 
 
-def test_a_unit_takes_as_many_turns_as_its_work_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_is_decoded_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = b'{"mm_processor_kwargs": {"num_frames": 2}}'
     whole, parts = (items_of("qwen3_vl") for _ in range(2))
     item = look(whole, DATA, settings=settings)
@@ -110,8 +110,8 @@ def test_a_unit_takes_as_many_turns_as_its_work_needs(monkeypatch: pytest.Monkey
         items.close()
 
 
-def test_two_who_want_frames_behind_each_other_both_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would else have the file read from its beginning in its turn, past what the other wants."""
+def test_two_units_of_a_file_both_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each would restart the file in its turn and pass the frame that the other needs."""
     settings = b'{"mm_processor_kwargs": {"num_frames": 24}}'
     items, parts = items_of("qwen3_vl"), [bytearray(DATA)]
     item = look(items, DATA, settings=settings)
@@ -129,8 +129,8 @@ def test_two_who_want_frames_behind_each_other_both_get_on(monkeypatch: pytest.M
     items.close()
 
 
-def test_a_damaged_video_is_refused_as_often_as_it_is_asked_for() -> None:
-    """A decoder that stopped in the middle must not go on with its last frame for what follows."""
+def test_damaged_video_is_refused_each_time() -> None:
+    """A decoder that failed in the middle must not continue with its last frame."""
     packets = vp8(4)
     packets[2] = b"\0" * 5
     file = webm(packets)
@@ -153,7 +153,7 @@ def test_repeated_identical_frames_are_refused() -> None:
         look(items_of("qwen2_5_vl"), movie(frame, track(b"vide", tables(len(frame), 60, [START] * 60))))
 
 
-def test_a_frame_that_takes_long_in_one_piece_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     (packet,) = vp8(1)
     monkeypatch.setattr("engine.media.video.MAX_PACKET_BYTES", len(packet))
     Clip([webm([packet])], 2.0, MOST, int).close()
@@ -190,16 +190,16 @@ def moof(count: int) -> bytes:
     ],
     ids=["stsz", "elst", "trun", "ctts", "sbgp", "elsewhere", "text", "cmov"],
 )
-def test_tables_are_not_believed(file: bytes, claim: str) -> None:
-    """FFmpeg would make room for all samples before the first is read."""
+def test_tables_are_checked_before_allocation(file: bytes, claim: str) -> None:
+    """FFmpeg would allocate all samples before the first is read."""
     assert len(file) < 16_000
     with pytest.raises(RequestError, match=claim) as caught:
         Clip([file], 2.0, MOST, int)
     assert (caught.value.status, caught.value.code) == (400, "invalid_video")
 
 
-def test_sound_has_as_many_samples_as_it_likes() -> None:
-    """One for each value, where it is not compressed. Nobody listens: FFmpeg is not shown it."""
+def test_samples_of_sound_are_not_limited() -> None:
+    """Uncompressed sound has one for each value. It is hidden from FFmpeg, as it is not used."""
     picture, sound = track(b"vide", tables(len(jpeg()), 1, [START])), track(b"soun", tables(4, MANY, [START], MANY))
     file = movie(jpeg(), sound, picture)
     shown = checked_movie(file, 100)
@@ -212,7 +212,7 @@ def test_sound_has_as_many_samples_as_it_likes() -> None:
 
 
 @pytest.mark.parametrize("header", [box, lambda name, content: struct.pack(">I4sQ", 1, name, 16 + len(content)) + content])
-def test_samples_may_hold_anything(header: Callable[[bytes, bytes], bytes]) -> None:
+def test_media_data_may_contain_anything(header: Callable[[bytes, bytes], bytes]) -> None:
     table = tables(1, MANY, [START])[2]
     file = movie(jpeg(), track(b"vide", tables(9, 1, [START])))
     assert checked_movie(header(b"mdat", table) + file, 100)
@@ -220,7 +220,7 @@ def test_samples_may_hold_anything(header: Callable[[bytes, bytes], bytes]) -> N
         checked_movie(header(b"free", table) + file, 100)
 
 
-def test_what_is_cut_off_is_looked_at_as_far_as_it_goes() -> None:
+def test_truncated_movie_is_checked_to_its_end() -> None:
     file = movie(jpeg(), track(b"vide", tables(9, 1, [START]), edits_of(2)), behind=moof(1))
     for length in range(len(file)):
         checked_movie(file[:length], 100)
@@ -253,8 +253,9 @@ def test_a_packet_of_too_many_pictures_is_refused(part: bytes) -> None:
 
 
 @pytest.mark.parametrize(("file", "guessed"), [(DATA, "yuv420p"), (webm(vp8(5)), None)], ids=["mp4", "webm"])
-def test_large_frames_are_not_decoded_when_a_file_is_opened(file: bytes, guessed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FFmpeg would decode twenty to guess their order, uncounted: six seconds of the largest. They come out as others do."""
+def test_opening_a_file_decodes_no_large_frames(file: bytes, guessed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg would decode twenty to guess their order, uncounted: six seconds of the largest. Their frames are the same as
+    others."""
     clips, formats = [], []
     for limit in (MAX_PROBED_PIXELS, 1):
         monkeypatch.setattr("engine.media.video.MAX_PROBED_PIXELS", limit)
@@ -271,7 +272,7 @@ def test_large_frames_are_not_decoded_when_a_file_is_opened(file: bytes, guessed
 
 @pytest.mark.slow
 def test_packets_of_subtitles_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block of 262 bytes has 256: of what was read when the file was opened alone there may be some, and no more."""
+    """A block of 262 bytes has 256: only those that were read when the file was opened may remain."""
     looked: list[int] = []
     file = matroska(vp8(3), num_laced=MAX_PROBED_BYTES // 256 + 100)
     clip = Clip([file], 2.0, MOST, looked.append)
@@ -280,8 +281,8 @@ def test_packets_of_subtitles_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
     clip.close()
 
 
-def test_the_index_of_a_matroska_file_is_not_read() -> None:
-    """FFmpeg sorts it as it comes."""
+def test_matroska_index_is_not_read() -> None:
+    """FFmpeg sorts it while reading."""
     clip = Clip([matroska(vp8(3), num_cues=100)], 2.0, MOST, int)
     assert len(clip._container.streams.video[0].index_entries) == clip.num_frames == 3
     clip.close()
@@ -292,7 +293,7 @@ def test_a_movie_of_too_many_boxes_is_refused() -> None:
         checked_movie(b"\0\0\0\x08free" * 300_001, 1000)
 
 
-def test_entries_that_count_nothing_are_counted_all_the_same() -> None:
+def test_empty_table_entries_are_counted() -> None:
     table = b"\0\0\0\0ctts\0\0\0\0" + (3000).to_bytes(4, "big") + bytes(8 * 3000)
     with pytest.raises(RequestError, match="the video's tables claim 6000 samples"):
         checked_movie(table * 2, 1000)

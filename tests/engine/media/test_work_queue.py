@@ -1,4 +1,4 @@
-"""Order of work: shares, new requests, large files, and that no request waits for ever."""
+"""Order of work: shares, new requests, large files, and no endless wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.media.work_queue import WorkQueue
 
 
 class Requests:
-    """Requests with files of so many pixels each, worked on one after the other."""
+    """Requests with files of given numbers of pixels, decoded one after the other."""
 
     def __init__(self) -> None:
         self.turns: WorkQueue[tuple[str, int], int] = WorkQueue()
@@ -24,7 +24,7 @@ class Requests:
             self.turns.add(request, (request, self.num_added[request]), size)
 
     def work(self, num_turns: int = 1) -> str:
-        """The requests that had these turns."""
+        """Return the requests that had these turns."""
         for _ in range(num_turns):
             turn = self.turns.next(lambda size: True)
             assert turn is not None
@@ -56,8 +56,8 @@ def test_many_small_files_go_before_the_second_large_one(requests: Requests) -> 
     assert requests.work(11) == " ".join(["large"] * 11)
 
 
-def test_new_request_waits_for_the_work_in_progress_alone(requests: Requests) -> None:
-    """Also while others that came before have a share: it is due at once."""
+def test_new_request_waits_only_for_work_in_progress(requests: Requests) -> None:
+    """Also while earlier requests have a share: it is next."""
     requests.ask("large", *[1000] * 50)
     for number in range(40):
         requests.work()
@@ -68,8 +68,8 @@ def test_new_request_waits_for_the_work_in_progress_alone(requests: Requests) ->
     assert sorted(requests.work(2).split()) == ["one", "two"]
 
 
-def test_who_comes_again_and_again_gets_no_more_than_its_share(requests: Requests) -> None:
-    """One file at a time, as an api process asks for those of a request: what was done for it is not forgotten."""
+def test_frequent_request_gets_only_its_share(requests: Requests) -> None:
+    """One file at a time, as an api process asks for those of a request: earlier work is remembered."""
     requests.ask("patient", *[100] * 30)
     requests.ask("greedy", 1000)
     shares: Counter[str] = Counter()
@@ -81,10 +81,10 @@ def test_who_comes_again_and_again_gets_no_more_than_its_share(requests: Request
     assert shares["patient"] >= shares["greedy"] - 1000
 
 
-def test_new_requests_without_end_starve_nobody(requests: Requests) -> None:
+def test_endless_new_requests_starve_no_other(requests: Requests) -> None:
     requests.ask("large", 1000, 1000)
     assert requests.work() == "large"
-    requests.ask("newcomer0", 100)
+    requests.ask("new request0", 100)
     for number in range(1, 100):
         requests.ask(f"new request{number}", 100)  # there is always one more
         if requests.work() == "large":
@@ -92,7 +92,7 @@ def test_new_requests_without_end_starve_nobody(requests: Requests) -> None:
     assert number <= 3 * 1000 // 100 + 3  # three lines at most share what is done meanwhile
 
 
-def test_request_that_caught_up_alone_has_no_debt_or_credit(requests: Requests) -> None:
+def test_request_alone_builds_no_debt_or_credit(requests: Requests) -> None:
     """A request catches up while it is alone."""
     requests.ask("large", 1000)
     requests.ask("many", *[10] * 60)
@@ -102,8 +102,8 @@ def test_request_that_caught_up_alone_has_no_debt_or_credit(requests: Requests) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shares_of_all_who_wait_are_equal(requests: Requests, seed: int) -> None:
-    """Whatever the sizes: nobody is behind another by more than a file of each."""
+def test_shares_of_waiting_requests_are_equal(requests: Requests, seed: int) -> None:
+    """Whatever the sizes: no request is behind another by more than a file of each."""
     chance = random.Random(seed)
     names = [f"r{index}" for index in range(chance.randrange(2, 6))]
     largest = 500
@@ -120,7 +120,7 @@ def test_shares_of_all_who_wait_are_equal(requests: Requests, seed: int) -> None
         assert max(work[name] for name in names) - min(work[name] for name in names) <= 2 * largest
 
 
-def test_what_cannot_go_lets_others_go(requests: Requests) -> None:
+def test_blocked_file_lets_others_pass(requests: Requests) -> None:
     requests.ask("video", 70, 7)
     requests.ask("picture", 3)
     turn = requests.turns.next(lambda size: size != 70)
@@ -129,7 +129,7 @@ def test_what_cannot_go_lets_others_go(requests: Requests) -> None:
     assert requests.turns.next(lambda size: False) is None
 
 
-def test_what_leaves_leaves_nothing(requests: Requests) -> None:
+def test_removed_file_leaves_nothing(requests: Requests) -> None:
     requests.ask("a", 5, 6)
     requests.ask("b", 7)
     assert requests.turns.remove(("a", 1)) == 5
@@ -138,7 +138,7 @@ def test_what_leaves_leaves_nothing(requests: Requests) -> None:
     assert (len(requests.turns), requests.turns._lines) == (0, {})
 
 
-def test_what_is_asked_for_twice_is_done_once(requests: Requests) -> None:
+def test_repeated_request_is_done_once(requests: Requests) -> None:
     requests.turns.add("a", ("a", 1), 5)
     requests.turns.add("a", ("a", 1), 5)
     assert len(requests.turns) == 1

@@ -1,4 +1,4 @@
-"""Vision models that tests of the media process make settings for, and the small files of `tests/golden/vision`."""
+"""Vision models for settings of the media process, and the small files of `tests/golden/vision`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIXELS: dict[str, Any] = json.loads((VISION / "pixels.json").read_text())
 
 
 def record_of(family: str, files: dict[str, Any] | None = None) -> ModelRecord:
-    """A golden model, with other processor files where they are given: JSON objects, or bytes."""
+    """Return the record of a golden model, with other processor files if given: JSON objects, or bytes."""
     record = ModelRecord.read(GOLDEN / family)
     if files is None:
         return record

@@ -1,4 +1,4 @@
-"""Figures from two snapshots: rates, shares, distributions."""
+"""Derived metrics from two snapshots: rates, shares, distributions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_step_is_split() -> None:
     assert result.step["sample"].time.is_recent
 
 
-def test_a_quiet_window_shows_what_was_since_the_start() -> None:
+def test_quiet_window_falls_back_to_the_whole_run() -> None:
     quiet = snapshot(20.0, busy(8.0).rows)
     result = figures(quiet, tick=snapshot(19.0, quiet.rows), window=snapshot(10.0, quiet.rows))
     assert result.latency["ttft"].count == 40
@@ -89,7 +89,7 @@ def test_idle_of_each_worker() -> None:
     assert result.rank_idle_share == pytest.approx(0.25)
 
 
-def test_nothing_happened_yet() -> None:
+def test_empty_engine_has_no_values() -> None:
     result = figures(snapshot(1.0), tick=snapshot(0.0), window=snapshot(0.0))
     assert result.latency["ttft"].p50 is None
     assert result.step_mean_s is None
@@ -173,7 +173,7 @@ class TestHistogram:
 
 
 def drafting(taken_s: float) -> Snapshot:
-    """Ten rows a second, of which eight have three drafts; a word of an eleventh row in each."""
+    """Return a snapshot with ten rows a second, eight of them with three drafts, and part of an eleventh row in each."""
     rows = [
         counter("spec_decode_num_rows_total", "scheduler", 10 * taken_s),
         counter("spec_decode_num_draft_tokens_total", "scheduler", 24 * taken_s),

@@ -1,4 +1,4 @@
-"""Pictures and video in the figures and on the screen of `tokamak top`."""
+"""Pictures and video in the derived metrics and on the screen of `tokamak top`."""
 
 from __future__ import annotations
 

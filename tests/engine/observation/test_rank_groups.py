@@ -1,4 +1,4 @@
-"""Rank groups and shared experts in the figures and on the screen of `tokamak top`."""
+"""Rank groups and shared experts in the derived metrics and on the screen of `tokamak top`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOADS = [
 def rank_group_snapshot(
     taken_s: float, num_replicas: int = 2, tensor_ranks: int = 1, *, shares_experts: bool = True
 ) -> Snapshot:
-    """Each second 10 steps of the rank group, a fifth of the time in steps waited; worker1 has rows in none of them. The last
-    rank is an epoch behind."""
+    """Return a snapshot with 10 steps of the rank group a second, a fifth of the step time spent waiting; worker1 has rows in
+    none. The last rank is an epoch behind."""
     base = snapshot(taken_s)
     like = base.actors[-1]
     num_ranks = num_replicas * tensor_ranks

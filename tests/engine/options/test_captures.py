@@ -1,4 +1,4 @@
-"""The options of captured plans: what is captured by default, what is left out, and what is refused."""
+"""The options of captured plans: default sizes, skipped sizes, and refused values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sizes(*arguments: str) -> list[int]:
     return list(config.cudagraph_capture_sizes)
 
 
-def test_what_is_captured() -> None:
+def test_captured_sizes() -> None:
     assert sizes() == [20, 16, 8, 4, 2, 1]
     assert sizes(*DRAFTS) == [80, 64, 32, 16, 8, 4]
     assert sizes("--max-cudagraph-capture-size", "35", *DRAFTS) == [32, 16, 8, 4]
@@ -38,7 +38,7 @@ def test_what_is_captured() -> None:
     assert (config.plan, config.cudagraph_capture_sizes, config.max_cudagraph_capture_size) == ("tape", (), 0)
 
 
-def test_what_is_left_out_is_one_line() -> None:
+def test_skipped_sizes_are_one_note() -> None:
     config, notes = configure(*CAPTURED, "--cudagraph-capture-sizes", "5,8,8,64", "--max-cudagraph-capture-size", "32", *DRAFTS)
     assert config.cudagraph_capture_sizes == (8,)
     (note,) = [note for note in notes if "capture" in note]
@@ -46,8 +46,8 @@ def test_what_is_left_out_is_one_line() -> None:
     assert "8 (duplicate); 64 (more than 32" in note
 
 
-def test_mixed_steps_have_a_setting_of_their_own() -> None:
-    """Plans leave it as it is."""
+def test_mixed_steps_have_their_own_option() -> None:
+    """Plans do not change it."""
     experts = ("--enable-expert-parallel", "-dp", "2")
     for plan in ((), CAPTURED):
         assert configure(*experts, *plan)[0].ep_mixed_steps
@@ -74,7 +74,7 @@ def test_mixed_steps_have_a_setting_of_their_own() -> None:
         ((*CAPTURED, "--ops", "reference"), "--plan captured: on --device cpu only native ops can be recorded"),
     ],
 )
-def test_what_cannot_be_is_said(arguments: Any, text: str) -> None:
+def test_invalid_sizes_are_refused(arguments: Any, text: str) -> None:
     with pytest.raises(OptionError) as error:
         configure(*arguments)
     assert text in str(error.value)

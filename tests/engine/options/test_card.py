@@ -1,4 +1,4 @@
-"""How large the KV cache is on a card whose memory is known."""
+"""Size of the KV cache on a card with known memory."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_weights_are_counted_in_the_files(tmp_path: Path) -> None:
     stored = sum(path.stat().st_size for path in MODEL.glob("*.safetensors"))
     assert stored / 4.1 < num_weights(MODEL) < stored
     (tmp_path / "model.safetensors").write_bytes(b"short")
-    assert num_weights(tmp_path) == 0, "whoever loads them says what is wrong"
+    assert num_weights(tmp_path) == 0, "the loader reports the error"
 
 
-def test_the_cache_has_what_all_else_leaves() -> None:
+def test_cache_gets_the_remaining_memory() -> None:
     config = configure("--device", "gpu")
     assert config.is_cache_estimated
     smaller = configure("--device", "gpu", "--gpu-memory-utilization", "0.6")
@@ -74,7 +74,7 @@ def test_rounded_weights_leave_more_of_it() -> None:
     assert found["wint4"] == pytest.approx(embedding + 0.625 * (count - embedding), abs=1)
 
 
-def test_a_mixture_has_weights_beside_its_rows() -> None:
+def test_mixture_needs_memory_beside_its_rows() -> None:
     """Its weights, or 64 MiB of them; and for each row the results of all its experts."""
     model, values = ModelConfig.read(GOLDEN / "qwen3_moe"), read_options([str(MODEL)], {}).values
 
@@ -88,7 +88,7 @@ def test_a_mixture_has_weights_beside_its_rows() -> None:
     assert step_of(large) - dense > (64 << 20) + 4 * 512 * 100 * 64
 
 
-def test_what_is_asked_for_wins() -> None:
+def test_explicit_size_wins() -> None:
     for arguments in (["--num-kv-blocks", "77"], ["--kv-cache-memory", "8MiB", "--gpu-memory-utilization", "0.2"]):
         config = configure("--device", "gpu", *arguments)
         assert not config.is_cache_estimated
@@ -104,7 +104,7 @@ def test_what_is_asked_for_wins() -> None:
         (["--device", "gpu", "--num-kv-blocks", "77"], "the size of the KV cache is set"),
     ],
 )
-def test_a_share_that_nothing_comes_of_is_said(arguments: list[str], why: str) -> None:
+def test_ineffective_memory_share_is_noted(arguments: list[str], why: str) -> None:
     cards = InstalledPaddle("3.3.1", {"gpu": 1, "npu": 1}, memory={"gpu": 2 * GIB})
     options = read_options([str(MODEL), "--gpu-memory-utilization", "0.5", *arguments], {})
     resolve(options, ask_paddle=lambda: cards)

@@ -1,4 +1,4 @@
-"""Devices that are asked for: what Paddle must have for them, and that none switches anything off in silence."""
+"""Requested devices: the Paddle that they need, and no feature silently disabled."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def configure(*arguments: str, paddle: InstalledPaddle = WITH_CARDS, model: Path
         ),
     ],
 )
-def test_what_a_device_lacks_is_named_with_a_remedy(arguments: list[str], paddle: InstalledPaddle, said: str) -> None:
+def test_unsupported_device_error_has_a_remedy(arguments: list[str], paddle: InstalledPaddle, said: str) -> None:
     with pytest.raises(OptionError) as error:
         configure(*arguments, paddle=paddle)
     assert said in str(error.value)
@@ -79,7 +79,7 @@ def test_cudas_kernels_take_rounded_weights_on_several_ranks() -> None:
 @pytest.mark.parametrize("device", ["gpu", "xpu", "npu"])
 @pytest.mark.parametrize("model", [MODEL, VISION_MODEL])
 def test_no_device_switches_a_feature_off(device: str, model: Path) -> None:
-    """With a vision model too: prefix caching, media in chunks and all else are as with the same ops on the CPU."""
+    """Also with a vision model: prefix caching, chunked media and all other features are those of the same ops on the CPU."""
     found = {"run_id": "", "run_dir": "", "device": "", "device_arena_library": ""}
     plain = configure("--ops", "fused", model=model)
     other = configure("--device", device, model=model)
@@ -88,6 +88,6 @@ def test_no_device_switches_a_feature_off(device: str, model: Path) -> None:
     assert plain.enable_prefix_caching
 
 
-def test_a_device_takes_graphs_where_the_cpu_takes_tapes() -> None:
+def test_captured_plan_uses_graphs_on_a_device() -> None:
     config = configure("--device", "gpu", "--plan", "captured", "--max-num-seqs", "4")
     assert (config.plan, config.cudagraph_capture_sizes) == ("captured", (4, 2, 1))

@@ -1,4 +1,4 @@
-"""`--eplb-config`: what it holds, and what is said of wrong values."""
+"""`--eplb-config`: its fields, and messages for invalid values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.config import EplbConfig
 from engine.options.eplb_config import parse_eplb_config
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_missing_fields_have_defaults() -> None:
     assert parse_eplb_config("{}") == EplbConfig()
     text = '{"num_redundant_experts": 3, "window_size": 10, "step_interval": 20, "min_gain": 0, "use_async": true}'
     found = EplbConfig(num_redundant_experts=3, window_size=10, step_interval=20, min_gain=0.0)

@@ -1,4 +1,4 @@
-"""Options that nothing comes of are said, each in a note of its own cause."""
+"""Options without effect are reported, each in a note of its own cause."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tools.demo import MODEL
         (["--weight-cache-limit", "1GiB", "--no-weight-cache"], "--weight-cache-limit has no effect: packed weights"),
     ],
 )
-def test_what_nothing_comes_of_is_said(arguments: list[str], note: str) -> None:
+def test_ineffective_options_are_noted(arguments: list[str], note: str) -> None:
     options = read_options([str(MODEL), *arguments], {})
     resolve(options)
     assert len(options.notes) == 1
     assert options.notes[0].startswith(note)
 
 
-def test_media_of_a_model_that_is_to_take_text_alone() -> None:
+def test_media_options_of_a_text_only_engine() -> None:
     options = read_options([str(GOLDEN / "qwen2_5_vl"), "--language-model-only", "--max-image-pixels", "100000"], {})
     resolve(options)
     assert options.notes == ["--max-image-pixels has no effect: the vision encoder is disabled by --language-model-only"]
@@ -53,7 +53,7 @@ def test_media_of_a_model_that_is_to_take_text_alone() -> None:
         ["--limit-mm-per-prompt", '{"image": 0, "video": 0}'],
     ],
 )
-def test_what_acts_is_not(arguments: list[str]) -> None:
+def test_effective_options_are_not_noted(arguments: list[str]) -> None:
     options = read_options([str(MODEL), *arguments], {})
     resolve(options)
     assert options.notes == []

@@ -1,4 +1,4 @@
-"""Options of LoRA adapters: as vLLM spells them, and what contradicts the model or each other."""
+"""Options of LoRA adapters in vLLM's spelling, and contradictions with the model or each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def config_of(*arguments: str, model: str = QWEN3) -> EngineConfig:
     return resolve(read_options(["--model", model, "--served-model-name", "base", *arguments], {}))[0]
 
 
-def test_without_the_option_there_is_nothing() -> None:
+def test_lora_is_off_by_default() -> None:
     config = config_of()
     assert (config.max_loras, config.max_lora_rank, config.adapter_bytes, config.lora_modules) == (0, 0, 0, ())
 
@@ -40,7 +40,7 @@ def test_spellings(given: list[str]) -> None:
 
 
 def test_sizes() -> None:
-    """Adapters and slots are equal in number; memory by slots and ranks. A path becomes absolute."""
+    """There are as many slots as adapters; memory depends on slots and ranks. A path becomes absolute."""
     modules = [f"a{number}=somewhere" for number in range(6)]
     config = config_of("--enable_lora", "--lora_modules", *modules, "--max_lora_rank", "8")
     assert config.max_loras == 6
@@ -70,7 +70,7 @@ def test_sizes() -> None:
         ("--enable-lora --enable-lora-bias", "biases in adapters are not supported"),
     ],
 )
-def test_what_is_refused(arguments: str, cause: str) -> None:
+def test_invalid_options_are_refused(arguments: str, cause: str) -> None:
     with pytest.raises(OptionError) as caught:
         config_of(*arguments.split(" "))
     assert cause in str(caught.value)

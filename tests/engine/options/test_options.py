@@ -1,4 +1,4 @@
-"""Options: their three sources, what is said of wrong ones, and the configuration that comes of them."""
+"""Options: their three sources, messages for invalid ones, and the resulting configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROCESSORS = {"float32": frozenset({"avx2"}), "bfloat16": frozenset({"avx2", "av
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A checkpoint without weights: options look at its config alone."""
+    """A checkpoint without weights: options read only its config."""
     directory = tmp_path / "small-model"
     directory.mkdir()
     config = {
@@ -61,7 +61,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=PROCESSORS)
 def dtype(request: pytest.FixtureRequest) -> str:
-    """The dtype that `auto` gives on a processor of each kind."""
+    """Return the dtype that `auto` gives on a processor of each kind."""
     name: str = request.param
     return name
 
@@ -88,7 +88,7 @@ def test_defaults(model: Path, dtype: str) -> None:
 
 
 def test_every_engine_option_is_on_the_command_line() -> None:
-    """Everything in EngineConfig that is not worked out can be set, and every option ends up there."""
+    """Everything in EngineConfig that is not derived can be set, and every option ends up there."""
     worked_out = {
         "adapter_bytes",
         "comm_bytes",
@@ -290,7 +290,7 @@ def test_kv_cache_dtype(model: Path) -> None:
         configure(model, "--ops", "reference", "--kv-cache-dtype", "int8")
 
 
-def test_the_models_own_limit_is_lowered_to_what_the_cache_holds(model: Path) -> None:
+def test_model_limit_is_lowered_to_the_cache_size(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10"], {})
     assert resolve(options)[0].max_model_len == 160
     assert "10 KV blocks hold 160 tokens, but the limit 1024 of the model needs 64 blocks" in options.notes[0]
@@ -311,8 +311,8 @@ def test_chat_templates(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
-def test_any_text_is_a_value_or_is_refused_with_the_reason(model: Path, option: Option) -> None:
-    """Never an exception of another kind, and what is taken can be written into the run's manifest."""
+def test_any_text_is_accepted_or_an_option_error(model: Path, option: Option) -> None:
+    """No other kind of exception is raised, and accepted values can be written to the run's manifest."""
     variable = f"TOKAMAK_{option.key.upper()}"
     for text in ODD_TEXTS:
         if option.key == "model" and len(text) < 200 and "/" not in text:  # the hub might have it
@@ -374,7 +374,7 @@ def test_exit_codes(arguments: list[str], code: int) -> None:
 
 
 def test_replicas(model: Path) -> None:
-    """Cores and the memory for caches are shared out; limits are for each."""
+    """Cores and cache memory are divided; limits are per replica."""
     cores = available_cores()
     two = configure(model, "-dp", "2", "--num-kv-blocks", "100")
     assert (two.data_parallel_size, two.tensor_parallel_size, two.num_ranks) == (2, 1, 2)
@@ -393,7 +393,7 @@ def test_replicas(model: Path) -> None:
 
 
 def test_tensor_ranks(model: Path) -> None:
-    """Two KV heads: also of four ranks each has one."""
+    """Two KV heads: of four ranks, each still has one."""
     assert configure(model).comm_bytes == 0
     for size in (2, 4):
         config = configure(model, "-tp", str(size), "--max-num-batched-tokens", "48", "--max-num-seqs", "8")
@@ -413,7 +413,7 @@ def test_tensor_ranks(model: Path) -> None:
         (("--pipeline-parallel-size", "2"), "2: pipeline parallelism is not supported, only 1; use --tensor-parallel-size"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(model: Path, arguments: tuple[str, ...], text: str) -> None:
+def test_indivisible_layouts_are_refused(model: Path, arguments: tuple[str, ...], text: str) -> None:
     with pytest.raises(OptionError) as error:
         configure(model, *arguments)
     assert text in str(error.value)
@@ -421,7 +421,7 @@ def test_what_cannot_be_cut_is_refused(model: Path, arguments: tuple[str, ...], 
 
 @pytest.mark.parametrize("key", OTHER_HOSTS)
 def test_options_for_several_hosts_are_refused(model: Path, key: str, tmp_path: Path) -> None:
-    """Each says what was given and what to do instead, wherever it comes from."""
+    """The error has the given value and an alternative, whatever its source."""
     name = key.replace("_", "-")
     path = tmp_path / "options.yaml"
     path.write_text(f"{name}: '7'\n")
@@ -438,7 +438,7 @@ def test_options_for_several_hosts_are_refused(model: Path, key: str, tmp_path: 
         assert any(text in str(error.value) for text in ("start one engine per host", "--data-parallel-size", "remove it"))
 
 
-def test_one_host_is_what_there_is(model: Path) -> None:
+def test_only_one_host_is_supported(model: Path) -> None:
     configure(model, "--nnodes", "1", "--node-rank", "0")
     with pytest.raises(OptionError, match=r"^--headless: an engine runs on 1 host; start one engine per host"):
         configure(model, "--headless")
@@ -458,7 +458,7 @@ def test_ranks_and_kv_heads_must_divide_each_other(model: Path) -> None:
 
 
 def give_experts(model: Path) -> None:
-    """The checkpoint has 8 experts of which a row chooses 2."""
+    """Give the checkpoint 8 experts with 2 chosen per row."""
     config = json.loads((model / "config.json").read_text())
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8, "hidden_act": "silu"}
     config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "rms_norm_eps": 1e-6, **experts}
@@ -466,7 +466,7 @@ def give_experts(model: Path) -> None:
 
 
 def test_ranks_that_share_experts(model: Path) -> None:
-    """All of them have one arena: it grows with the ranks, and with the rows of a step."""
+    """They share one arena, which grows with the ranks and with the rows of a step."""
     give_experts(model)
     two, three, six, longer = (
         configure(model, "--enable-expert-parallel", *arguments).comm_bytes
@@ -492,8 +492,8 @@ def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
     assert (config.ep_batched_token_timeout_ms, config.ep_mixed_steps) == (0, False)
 
 
-def test_dispatch_tokens_are_a_decode_step_with_its_drafts(model: Path) -> None:
-    """By default; an explicit value wins."""
+def test_dispatch_tokens_default_to_a_decode_step(model: Path) -> None:
+    """This is the default; an explicit value wins."""
     give_experts(model)
     options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
     limit = "--num-max-dispatch-tokens-per-rank"

@@ -1,4 +1,4 @@
-"""Where spans go: what is a collector's address, and what is missing to send them."""
+"""The collector of spans: valid addresses, and missing packages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_an_address(given: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "given", ["grpc://localhost:4317", "localhost:4318", "http://", "http://a:b", "http://a:99999", "http://["]
 )
-def test_what_is_none(given: str) -> None:
+def test_invalid_url_is_refused(given: str) -> None:
     with pytest.raises(OptionError, match="expected the OTLP over HTTP URL of a collector"):
         resolve_collector(given)
 
 
-def test_what_sends_them_is_missing() -> None:
+def test_missing_packages_are_named() -> None:
     with pytest.raises(OptionError, match="pip install"):
         resolve_collector("http://127.0.0.1:4318", ("opentelemetry.no_such_package.trace",))

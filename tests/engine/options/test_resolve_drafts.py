@@ -1,4 +1,4 @@
-"""Layers that draft are asked for: of checkpoints that have some, and of those that have none."""
+"""Options for layers that draft, with checkpoints that have some and that have none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_their_keys_and_values_are_one_more_layer(name: str, num_layers: int) ->
         (("-tp", "2"), ""),
     ],
 )
-def test_the_embedded_model_drafts_where_nothing_is_said(arguments: tuple[str, ...], method: str) -> None:
+def test_embedded_model_drafts_by_default(arguments: tuple[str, ...], method: str) -> None:
     assert resolve(read_options(list(arguments), {}, MODELS))[0].speculative_config.method == method
 
 
@@ -63,7 +63,7 @@ def test_a_model_that_has_none() -> None:
 
 
 @pytest.mark.parametrize("has_index", [False, True])
-def test_a_checkpoint_without_those_that_its_config_promises(has_index: bool, tmp_path: Path) -> None:
+def test_promised_draft_layers_are_missing(has_index: bool, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))

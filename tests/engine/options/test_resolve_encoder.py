@@ -1,4 +1,4 @@
-"""How much of the encoder a step runs, from the shapes of both models."""
+"""Encoder budget of a step, from the shapes of both models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_by_default_as_much_as_the_tokens_cost() -> None:
 
 
 def test_attention_costs_more_beside_faster_matrices() -> None:
-    """Float32, as it is, next to weights of 8 bits; a layer of windows costs as good as none."""
+    """Float32, as it is, next to weights of 8 bits; a layer with windows costs almost nothing."""
     plain, rounded = (configure("qwen2_5_vl", *arguments) for arguments in ((), ("--vision-quantization", "wint8")))
     vision = ModelRecord.read(GOLDEN / "qwen2_5_vl").config.vision
     assert vision is not None
@@ -44,7 +44,7 @@ def test_attention_costs_more_beside_faster_matrices() -> None:
     assert whole.encoder_whole_layers == tuple(range(whole.encoder_depth))
 
 
-def test_what_is_asked_for() -> None:
+def test_explicit_options_win() -> None:
     config = configure(
         "qwen3_vl", "--max-num-batched-encoder-embeds", "77", "--mm-chunk-tokens", "64", "--disable-chunked-mm-input"
     )

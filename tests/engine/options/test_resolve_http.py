@@ -1,4 +1,4 @@
-"""How the API is reached: options that contradict each other, and certificates that cannot be used."""
+"""Options of the HTTP server: contradictions, and unusable certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TLS = REPOSITORY / "tests" / "api" / "tls"
 KEY, CERTIFICATE = str(TLS / "key.pem"), str(TLS / "certificate.pem")
 
 
-def test_what_there_is_by_default() -> None:
+def test_defaults_are_empty() -> None:
     assert not any(resolve_http(read_options([], {}), "").values())
 
 
@@ -43,7 +43,7 @@ def test_one_file_or_two(tmp_path: Path) -> None:
         (["--root-path", "/a?b"], "such as /llm"),
     ],
 )
-def test_what_cannot_be(arguments: list[str], why: str) -> None:
+def test_invalid_options_are_refused(arguments: list[str], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         resolve_http(read_options(arguments, {}), "")
 

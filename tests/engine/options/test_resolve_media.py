@@ -1,4 +1,4 @@
-"""Options of vision models: what they come to, and what a model cannot do."""
+"""Options of vision models: their resolved values, and unsupported ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_text_alone_needs_none(arguments: tuple[str, ...]) -> None:
         (("--mm-processor-cache-gb", "nan"), "expected a number of GiB from 0.001 to 1024"),
     ],
 )
-def test_too_little_is_said_with_what_is_needed(arguments: tuple[str, ...], message: str) -> None:
+def test_too_small_sizes_name_the_needed_ones(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         resolved("qwen2_5_vl", *arguments)
 

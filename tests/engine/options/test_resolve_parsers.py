@@ -1,4 +1,4 @@
-"""Which parsers an engine has: by its options, else by the chat template and the vocabulary that it was started with."""
+"""Choice of parsers: by options, otherwise by the chat template and vocabulary of the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an engine pools, and how: by its checkpoint's files, and by what is asked for."""
+"""Whether and how an engine pools: by its checkpoint's files, and by options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_by_the_files(name: str, tmp_path: Path) -> None:
     assert found == EXPECTED[name]
 
 
-def test_by_what_is_asked(tmp_path: Path) -> None:
+def test_options_decide(tmp_path: Path) -> None:
     generating = GOLDEN / "qwen3"
     assert configure(generating).pooling is None
     pooling = configure(generating, "--runner", "pooling").pooling

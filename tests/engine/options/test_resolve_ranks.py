@@ -11,7 +11,7 @@ from engine.options.table import read_options
 @pytest.mark.parametrize(
     ("num_ranks", "sizes", "expected"), [(1, (9,), 9), (2, (6, 3), 3), (4, (8, 8), 4), (3, (4, 4), 2), (4, (1, 1), 1)]
 )
-def test_a_rank_has_no_more_threads_than_its_node_has_for_it(
+def test_threads_fit_the_node_of_the_rank(
     num_ranks: int, sizes: tuple[int, ...], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert available_cores() >= 1

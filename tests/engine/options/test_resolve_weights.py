@@ -1,4 +1,4 @@
-"""Options about weights: what each comes to, and what is refused."""
+"""Options about weights: resolved and refused values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_dtype() -> None:
 
 
 def test_dtype_of_pinned_kernels() -> None:
-    """Depends on them alone: engines on several machines that pin the same agree."""
+    """It depends only on them: engines on several machines that pin the same agree."""
     for flags in (frozenset({"avx2"}), frozenset({"avx2", "avx512_bf16"})):
         for kernels, dtype in (("avx2", "float32"), ("avx512", "float32"), ("avx512bf16", "bfloat16"), ("amx", "bfloat16")):
             config = resolve(read_options(["--cpu-kernels", kernels], {}, MODELS), flags)[0]
@@ -48,7 +48,7 @@ def test_dtype_of_pinned_kernels() -> None:
 
 
 def test_kernels(tmp_path: Path, user_cache: Path) -> None:
-    """They are chosen by whoever knows them, who is told the type of keys and values, and where answers are kept."""
+    """The given function chooses them, from the type of keys and values and the directory of stored choices."""
     asked = []
 
     def choose(kernels: str, kv_cache_dtype: str, directory: Path) -> dict[str, str]:
@@ -120,7 +120,7 @@ def test_weight_cache(user_cache: Path, tmp_path: Path) -> None:
         (["--ops", "reference"], "stores nothing"),
     ],
 )
-def test_what_is_kept_in_a_directory_is_noted(tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_limited_use_of_a_cache_directory_is_noted(tmp_path: Path, arguments: list[str], expected: str) -> None:
     options = read_options(["--weight-cache-dir", str(tmp_path), *arguments], {}, MODELS)
     assert (resolve(options)[0].weight_cache_dir == "") == (expected != "")
     assert [note.partition(":")[0] for note in options.notes] == ([f"--weight-cache-dir {expected}"] if expected else [])

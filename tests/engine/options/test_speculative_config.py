@@ -1,4 +1,4 @@
-"""`--speculative-config`: what it takes, and what it says of what it does not."""
+"""`--speculative-config`: accepted values, and messages for others."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def test_other_names_of_mtp(name: str) -> None:
         ('{"method": "suffix", "suffix_decoding_max_tree_depth": 1}', "expected an integer from 2 to 256"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, message: str) -> None:
+def test_invalid_values_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_speculative_config(text)

@@ -1,4 +1,4 @@
-"""Command lines of `vllm serve`: what they come to here, what is noted, and what is refused with the reason."""
+"""Command lines of `vllm serve`: their effect here, notes, and refusals with the reason."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODEL = GOLDEN / "qwen3"
         ("--limit-mm-per-prompt.image 2", {"limit_mm_per_prompt": {"image": 2}}),
     ],
 )
-def test_what_acts(arguments: str, expected: dict[str, Any]) -> None:
+def test_effective_options(arguments: str, expected: dict[str, Any]) -> None:
     options = read_options(["owner/model", *arguments.split()], {})
     assert options.values["model"] == "owner/model"
     assert {key: options.values[key] for key in expected} == expected
@@ -69,7 +69,7 @@ def test_flags_of_older_versions_are_known() -> None:
         assert any(note.startswith(flag) and "has no effect: " in note for note in options.notes), flag
 
 
-def test_what_has_no_effect_is_noted() -> None:
+def test_ineffective_options_are_noted() -> None:
     given = "--trust-remote-code m --swap_space 4 --enforce-eager -O3 -O.mode=3 --enable-chunked-prefill"
     options = read_options(given.split(), {"TOKAMAK_SWAP_SPACE": "4"})
     assert options.values["model"] == "m"
@@ -100,7 +100,7 @@ def test_what_has_no_effect_is_noted() -> None:
         ('--override-generation-config {"temperature":-1}', "temperature"),
     ],
 )
-def test_what_is_refused_says_why(arguments: str, why: str) -> None:
+def test_refusals_give_a_reason(arguments: str, why: str) -> None:
     with pytest.raises(OptionError, match=why):
         resolve(read_options([str(MODEL), *arguments.split()], {}), frozenset())
 
@@ -108,7 +108,7 @@ def test_what_is_refused_says_why(arguments: str, why: str) -> None:
 @pytest.mark.parametrize(
     "arguments", ["--cpu-offload-gb 0", "--response-role assistant", "--tokenizer-mode auto", "--task generate"]
 )
-def test_values_that_ask_for_what_there_is(arguments: str) -> None:
+def test_values_that_equal_the_defaults(arguments: str) -> None:
     assert not read_options(arguments.split(), {}).notes
 
 
@@ -121,7 +121,7 @@ def test_a_file_may_have_them(tmp_path: Path) -> None:
     assert len(options.notes) == 1
 
 
-def test_a_path_as_it_was_typed_is_a_served_name() -> None:
+def test_typed_path_is_a_served_name() -> None:
     config, _ = resolve(read_options([f"{MODEL}/"], {}), frozenset())
     assert config.served_model_name == ("qwen3", f"{MODEL}/")
 

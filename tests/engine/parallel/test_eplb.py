@@ -1,4 +1,4 @@
-"""Balancing of experts: properties of what comes of any counts, and that it balances."""
+"""Balancing of experts: properties that hold for any counts, and actual balance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_GAIN = 0.05
 
 @st.composite
 def topologies(draw: st.DrawFn) -> tuple[int, Topology]:
-    """Experts, and what they are placed for; with nodes and groups that divide, and that do not."""
+    """Draw experts and their topology, with nodes and groups that divide and that do not."""
     num_nodes, num_groups = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     num_ranks = draw(st.integers(1, 3)) * num_nodes if draw(st.booleans()) else draw(st.integers(1, 7))
     num_experts = num_groups * draw(st.integers(1, 5))
@@ -36,7 +36,8 @@ def layers(draw: st.DrawFn) -> tuple[Topology, LayerPlacement, list[int]]:
 
 @given(layer=layers())
 def test_any_counts(layer: tuple[Topology, LayerPlacement, list[int]]) -> None:
-    """Every expert is there, capacity is kept, it is a function of its arguments, and never worse than what it replaces."""
+    """Every expert is placed, capacity is kept, the result is a function of the arguments and never worse than the present
+    placement."""
     topology, present, counts = layer
     found = balanced(present, counts, topology)
     check_placement(found, len(counts), topology.num_ranks, topology.num_slots)
@@ -64,7 +65,7 @@ def test_replicas_stay_within_nodes(layer: tuple[Topology, LayerPlacement, list[
 
 
 def test_a_hot_expert_gets_the_replicas() -> None:
-    """Three more slots make up for it."""
+    """Three more slots compensate for it."""
     counts, present = [50, 50, 50, 50, 900, 100, 0, 0], linear(8, 2, 11)
     assert imbalance(present, counts) > 1.3
     (found,) = rebalanced([present], [counts], Topology(2, 11), MIN_GAIN) or ()
@@ -74,15 +75,15 @@ def test_a_hot_expert_gets_the_replicas() -> None:
 
 
 def test_a_skewed_layer_without_replicas() -> None:
-    """Half of the experts have all the rows, and lie on one rank."""
+    """Half of the experts have all the rows, and are on one rank."""
     counts, present = [100] * 4 + [0] * 4, linear(8, 2, 8)
     (found,) = rebalanced([present], [counts], Topology(2, 8), MIN_GAIN) or ()
     assert (imbalance(present, counts), imbalance(found, counts)) == (2.0, 1.0)
     assert num_moved([present], [found]) == 4
 
 
-def test_little_to_be_gained_moves_nothing() -> None:
-    """Layers that gain too little stay, whatever others do."""
+def test_small_gain_moves_nothing() -> None:
+    """Layers that gain too little stay, whatever other layers do."""
     present, even, skewed = linear(4, 2, 4), [51, 50, 50, 49], [10, 10, 0, 0]
     assert rebalanced([present], [even], Topology(2, 4), MIN_GAIN) is None
     assert rebalanced([present], [[0] * 4], Topology(2, 4), 0.0) is None
@@ -94,7 +95,7 @@ def test_little_to_be_gained_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_ranks_keep_what_they_have(num_nodes: int) -> None:
+def test_ranks_keep_their_experts(num_nodes: int) -> None:
     """The same packs on other ranks are no move."""
     topology = Topology(4, 8, num_nodes, 4)
     counts = [8, 7, 6, 5, 4, 3, 2, 1]

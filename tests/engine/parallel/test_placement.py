@@ -1,5 +1,4 @@
-"""Placements of experts: what holds for all of them, for those that make up for missing ranks, and for the rule of who computes
-what."""
+"""Placements of experts: common properties, placements without missing ranks, and the choice of the computing rank."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from engine.parallel.placement import (
 
 
 def check_placement(placement: LayerPlacement, num_experts: int, num_ranks: int, num_slots: int) -> None:
-    """Every expert is there, on no rank twice, and ranks have as many as each other or one fewer."""
+    """Check that every expert is placed, on no rank twice, and that numbers per rank differ by at most one."""
     assert len(placement) == num_ranks
     assert {expert for experts in placement for expert in experts} == set(range(num_experts))
     assert all(len(set(experts)) == len(experts) for experts in placement)
@@ -31,7 +30,7 @@ def check_placement(placement: LayerPlacement, num_experts: int, num_ranks: int,
 
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[int, int, int]:
-    """Experts, ranks, slots."""
+    """Draw experts, ranks, slots."""
     num_experts, num_ranks = draw(st.integers(1, 24)), draw(st.integers(1, 9))
     redundant = draw(st.integers(0, max_redundant_experts(num_experts, num_ranks)))
     return num_experts, num_ranks, num_experts + redundant
@@ -52,8 +51,8 @@ def test_neighbours_lie_together_or_apart() -> None:
 
 
 @given(shape=shapes(), data=st.data())
-def test_the_others_make_up_for_missing_ranks(shape: tuple[int, int, int], data: st.DataObject) -> None:
-    """They have what they had, and each expert that lay on missing ranks alone lies on one of them."""
+def test_present_ranks_replace_missing_ones(shape: tuple[int, int, int], data: st.DataObject) -> None:
+    """Present ranks keep their experts, and each expert that was only on missing ranks is on one of them."""
     placement = FIRST_PLACEMENTS["linear"](*shape)
     members = data.draw(st.sets(st.integers(0, shape[1] - 1), min_size=1))
     left = without_missing(placement, members)
@@ -70,13 +69,13 @@ def test_the_others_make_up_for_missing_ranks(shape: tuple[int, int, int], data:
     assert without_missing(placement, range(shape[1])) == placement
 
 
-def test_what_is_lost_is_shared_out() -> None:
+def test_lost_experts_are_distributed() -> None:
     assert without_missing(((0, 1, 2), (3, 4, 5), (6, 7, 8)), {0, 2}) == ((0, 1, 2, 3, 5), (), (4, 6, 7, 8))
 
 
 @given(shape=shapes())
 def test_each_pair_is_computed_once(shape: tuple[int, int, int]) -> None:
-    """By a rank that has the expert; and all that have it take turns."""
+    """By a rank that has the expert; all that have it take turns."""
     num_experts, num_ranks, _ = shape
     placement = FIRST_PLACEMENTS["round_robin"](*shape)
     table = owners(placement, num_experts)

@@ -1,4 +1,6 @@
-"""Where a prompt goes: the lowest cost, ties to the longest prefix and then to one place, and never to who cannot take it."""
+"""Routing of a prompt: to the lowest cost, ties to the longest prefix and then by hash, and never to a replica that cannot take
+it.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ def test_equal_costs_go_to_the_longest_prefix() -> None:
     assert routed(*loads[::-1]) == (0, "prefix")
 
 
-def test_equal_beginnings_meet_and_are_spread() -> None:
-    """Whatever the turn; and where a replica is added only those move that it gets."""
+def test_equal_prefixes_share_a_replica() -> None:
+    """Independent of the turn; when a replica is added, only prompts that it gets move."""
     keys = [hash_block(ROOT, bytes([index])) for index in range(200)]
     places = {key: routed(ReplicaLoad(), ReplicaLoad(), key=key)[0] for key in keys}
     assert all(routed(ReplicaLoad(), ReplicaLoad(), key=key, turn=7) == (places[key], "hash") for key in keys)
@@ -46,7 +48,7 @@ def test_equal_beginnings_meet_and_are_spread() -> None:
     assert all(of_three[key] in (places[key], 2) for key in keys)
 
 
-def test_what_is_missing_costs() -> None:
+def test_missing_resources_add_cost() -> None:
     assert routed(ReplicaLoad(num_free_blocks=49), ReplicaLoad(num_free_blocks=50)) == (1, "load")
     assert routed(ReplicaLoad(num_free_slots=0), ReplicaLoad(num_free_slots=1)) == (1, "load")
     cached = ReplicaLoad(num_free_blocks=2, num_cached_tokens=768)  # which it need not allocate again
@@ -54,8 +56,8 @@ def test_what_is_missing_costs() -> None:
 
 
 @pytest.mark.parametrize("policy", ["prefix", "load", "round-robin"])
-def test_who_cannot_take_it_gets_nothing(policy: str) -> None:
-    """Not one that is full either, while another is not; where none is ready it waits at one of them."""
+def test_unavailable_replica_gets_nothing(policy: str) -> None:
+    """Nor does a full one while another is not; if none is ready, the prompt waits at one of them."""
     best = ReplicaLoad(num_cached_tokens=768)
     busy = ReplicaLoad(num_tokens=10_000)
     for hindered in (replace(best, is_ready=False), replace(best, is_full=True)):

@@ -1,4 +1,4 @@
-"""Answers for the parsers: a vocabulary whose tokens are known, texts cut into tokens of it, and parts put together again."""
+"""Answers for the parsers: a small vocabulary, texts as its tokens, and parts joined again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALL_FAMILIES = {name: call_family(name) for name in CALL_PARSERS}
 
 
 def vocabulary_of(markers: Sequence[str], special: Sequence[str] = ()) -> Vocabulary:
-    """Tokens 0 to 255 are bytes; then the markers, each a token of its own."""
+    """Return a vocabulary: tokens 0 to 255 are bytes; then the markers, each a single token."""
 
     def rule(piece: str, is_first: bool) -> bytes:
         return bytes([int(piece[1:])])
@@ -39,7 +39,7 @@ def vocabulary_of(markers: Sequence[str], special: Sequence[str] = ()) -> Vocabu
 
 
 def tokens_of(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Markers as their tokens, all else as bytes."""
+    """Return the tokens of a text: markers as single tokens, the rest as bytes."""
     token_ids: list[int] = []
     markers = {vocabulary.pieces[token_id]: token_id for token_id in sorted(vocabulary.verbatim_ids)}
     place = 0
@@ -69,7 +69,7 @@ def stream_of(parsers: Parsers, vocabulary: Vocabulary, submit: Submitted, promp
 
 
 def pieces_of(items: Sequence[int], seed: int) -> Iterable[Sequence[int]]:
-    """Cut at random places."""
+    """Yield the tokens, cut at random places."""
     draw = random.Random(seed)
     place = 0
     while place < len(items):
@@ -79,7 +79,7 @@ def pieces_of(items: Sequence[int], seed: int) -> Iterable[Sequence[int]]:
 
 
 def parse(stream: PartStream, pieces: Iterable[Sequence[int]]) -> list[Part]:
-    """All parts, those that belong together as one; the text that was released is that of the content."""
+    """Return all parts, adjacent ones joined; the released text must be that of the content."""
     parts: list[Part] = []
     for piece in pieces:
         text = stream.push(piece)
@@ -96,7 +96,7 @@ def checked(parts: list[Part], text: str) -> list[Part]:
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """Those that belong together as one, without the places of their tokens."""
+    """Return adjacent parts of the same kind as one, without the positions of their tokens."""
     together: list[Part] = []
     for given in parts:
         part = Part(given.kind, given.text, given.call_index, given.call_id)

@@ -1,4 +1,4 @@
-"""An answer becomes parts: markers by token and by text, thinking, calls, and what only looks like one."""
+"""Answers split into parts: markers by token and by text, thinking, calls, and text that only resembles one."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_thinking(vocabulary: Vocabulary, text: str, prompt_end: str, expected: 
     assert (reasoning(parts), content(parts)) == expected
 
 
-def test_models_own_end_after_the_budgets_is_dropped(vocabulary: Vocabulary) -> None:
+def test_end_after_the_budgets_end_is_dropped(vocabulary: Vocabulary) -> None:
     for text, prompt_end in (("a</think>\n\nb</think>c", "<think>"), ("<think>a</think>b</think>c", "")):
         parts = parts_of(text, vocabulary, prompt_end, thinking_token_budget=3)
         assert (reasoning(parts), content(parts)) == ("a", "bc")
 
 
-def test_a_cut_call_after_a_whole_one_stays_as_written(vocabulary: Vocabulary) -> None:
+def test_truncated_second_call_stays_text(vocabulary: Vocabulary) -> None:
     text = f"{CALL}\n{CALL}"
     token_ids = tokens_of(text, vocabulary)
     parsers = Parsers("hermes", "qwen3", vocabulary.pieces)
@@ -108,7 +108,7 @@ def test_a_call_within_thinking_ends_it(vocabulary: Vocabulary) -> None:
         "</tool_call> <tool_cal",
     ],
 )
-def test_what_is_no_call_is_text(vocabulary: Vocabulary, text: str) -> None:
+def test_malformed_call_is_text(vocabulary: Vocabulary, text: str) -> None:
     assert parts_of(f"Well,\n{text}", vocabulary) == [Part("content", f"Well,\n{text}")]
     assert content(parts_of(text, vocabulary)) == text
     assert reasoning(parts_of(f"Well,\n{text}", vocabulary, "<think>")) == f"Well,\n{text}"
@@ -133,7 +133,7 @@ def test_a_call_after_one_that_is_none(vocabulary: Vocabulary) -> None:
         "<tool_call><",
     ],
 )
-def test_a_call_right_behind_one_that_is_none(vocabulary: Vocabulary, broken: str) -> None:
+def test_call_after_a_malformed_one(vocabulary: Vocabulary, broken: str) -> None:
     whole = parts_of(f"{broken}{CALL}", vocabulary)
     assert (content(whole), calls(whole)) == (broken.rstrip("\n"), [("f", ARGUMENTS)])
     for seed in range(5):
@@ -157,8 +157,8 @@ def test_leading_space_of_an_answer_belongs_to_its_markers(vocabulary: Vocabular
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_newlines_that_are_held_back_are_sought_for_stop_strings(vocabulary: Vocabulary, seed: int) -> None:
-    """At the very token that completes one, whatever follows."""
+def test_held_newlines_are_checked_for_stop_strings(vocabulary: Vocabulary, seed: int) -> None:
+    """A stop string is found at the token that completes it, whatever follows."""
     for follows in (CALL, "more", "\n", ""):
         text = f"a</think>\n\nb\n\n{follows}"
         stream = stream_of(
@@ -176,8 +176,8 @@ def test_newlines_that_are_held_back_are_sought_for_stop_strings(vocabulary: Voc
     assert content(parts_of(f"b\nEN{CALL}", vocabulary, stop=["END"])) == "b\nEN"
 
 
-def test_each_part_knows_its_tokens(vocabulary: Vocabulary) -> None:
-    """Those of markers, and of newlines that belong to none, are nobody's; a stream's are those of the whole."""
+def test_parts_have_their_token_ranges(vocabulary: Vocabulary) -> None:
+    """Tokens of markers, and of newlines outside of parts, belong to no part; those of a stream equal those of the whole."""
     text = f"<think>\nwell\n\n</think>\n\nLook:\n{CALL}\nDone"
     token_ids = tokens_of(text, vocabulary)
 
@@ -199,7 +199,7 @@ def test_each_part_knows_its_tokens(vocabulary: Vocabulary) -> None:
         assert (found["content"], found["reasoning"]) == ("Look:Done", "well")
 
 
-def test_spelled_markers_are_text_where_there_are_tokens() -> None:
+def test_spelled_markers_are_text_if_tokens_exist() -> None:
     vocabulary = vocabulary_of(MARKERS)
     parsers = Parsers("hermes", "qwen3", vocabulary.pieces)
     parts = parse(stream_of(parsers, vocabulary, submit_of(TOOLS)), [list(f"<think>a</think>{CALL}".encode())])
@@ -214,7 +214,7 @@ def test_one_call_alone_ends_the_answer(vocabulary: Vocabulary) -> None:
     assert stream.num_tokens == num_tokens
 
 
-def test_only_what_may_be_called_is(vocabulary: Vocabulary) -> None:
+def test_unknown_tool_is_not_called(vocabulary: Vocabulary) -> None:
     parts = parts_of(CALL, vocabulary, names=["g"])
     assert parts == [Part("content", CALL)]
 
@@ -232,7 +232,7 @@ def test_tokens_of_thinking_are_counted() -> None:
     assert stream.num_reasoning_tokens == 5
 
 
-def test_hidden_markers_stay_hidden_where_they_mean_nothing() -> None:
+def test_meaningless_special_markers_stay_hidden() -> None:
     vocabulary = vocabulary_of(MARKERS, special=MARKERS)
     parts = parts_of("a</tool_call></think>b", vocabulary)
     assert parts == [Part("content", "ab")]
@@ -245,7 +245,7 @@ def test_no_stop_string_reaches_over_a_call(vocabulary: Vocabulary) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "mistral", "qwen3_coder", "pythonic", "llama3_json"])
 @pytest.mark.parametrize("has_tokens", [False, True])
-def test_of_each_family_a_call_behind_one_that_is_none(name: str, has_tokens: bool) -> None:
+def test_call_after_a_malformed_one_in_each_family(name: str, has_tokens: bool) -> None:
     begin, separator, end = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
     broken, good = {
         "deepseek_v3": (
@@ -276,7 +276,7 @@ def test_of_each_family_a_call_behind_one_that_is_none(name: str, has_tokens: bo
 
 @pytest.mark.parametrize("space", ["", " ", "\n", " \n "])
 @pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
-def test_a_call_that_needs_no_marker_may_stand_behind_space(name: str, space: str) -> None:
+def test_call_without_marker_may_follow_space(name: str, space: str) -> None:
     answer = {"llama3_json": '{"name": "f", "parameters": {}}', "pythonic": "[f()]"}[name]
     for pieces in ([space + answer], [space, answer], [*space, *answer]):
         vocabulary = vocabulary_of([])

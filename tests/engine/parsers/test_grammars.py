@@ -1,4 +1,4 @@
-"""Grammars that demand calls: what a family's parser reads is what its grammar allows, and nothing but what was asked for."""
+"""Grammars that enforce calls: each allows what its family's parser reads, and only the requested calls."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ ANSWERS = {  # a call of get_weather({"place": "Rome", "days": 3}), as the famil
 ANSWERS["ernie45"] = ANSWERS["hermes"]
 MADE = [("get_weather", {"place": "Rome", "days": 3})]
 EOS = "</s>"
-VALUE_ENDS = list(b"\n</parameter>\n")  # which nobody finds who draws letters
+VALUE_ENDS = list(b"\n</parameter>\n")  # which random letters never give
 
 
 class Forced:
-    """A family with a vocabulary, and what its grammars allow."""
+    """A family with a vocabulary and its grammars."""
 
     def __init__(self, name: str, has_tokens: bool) -> None:
         family = CALL_FAMILIES[name]
@@ -77,13 +77,13 @@ class Forced:
         return self.matching.matcher(HEAD + lark)
 
     def allows(self, text: str, tools: Sequence[Any] = TOOLS, **parsing: Any) -> bool:
-        """Whether it is all of an answer."""
+        """Return whether it is a complete answer."""
         matcher = self.matcher(tools, **parsing)
         token_ids = tokens_of(text, self.vocabulary)
         return matcher.num_valid(token_ids) == len(token_ids) and matcher.consume(*token_ids) and matcher.is_accepting()
 
     def draw(self, seed: int, **parsing: Any) -> str:
-        """An answer of random tokens, of those that are allowed; brackets and quotes come oftener, so that it ends."""
+        """Return an answer of random allowed tokens; brackets and quotes are likelier, so that it ends."""
         draw, matcher = random.Random(seed), self.matcher(TOOLS, **parsing)
         token_ids: list[int] = []
         while not matcher.is_stopped() and len(token_ids) < 2000:
@@ -114,13 +114,13 @@ def forced(request: pytest.FixtureRequest) -> tuple[str, Forced]:
 
 
 def written(name: str, forced: Forced) -> str:
-    """Without a token for arguments, Mistral's models write a list."""
+    """Return the answer of a family; without a token for arguments, Mistral's models write a list."""
     if name == "mistral" and forced.parsers.id_of("[ARGS]") is None:
         return '[TOOL_CALLS][{"name": "get_weather", "arguments": {"place": "Rome", "days": 3}}]'
     return ANSWERS[name]
 
 
-def test_what_is_demanded_is_what_is_read(forced: tuple[str, Forced]) -> None:
+def test_grammar_allows_what_the_parser_reads(forced: tuple[str, Forced]) -> None:
     name, family = forced
     answer = written(name, family)
     stream = stream_of(family.parsers, family.vocabulary, submit_of(TOOLS))
@@ -143,7 +143,7 @@ def test_whatever_is_allowed_is_a_call_of_the_tools(forced: tuple[str, Forced]) 
         assert arguments.keys() <= SCHEMA["properties"].keys()
 
 
-def test_strict_tools_bind_from_the_beginning_of_a_call_on(forced: tuple[str, Forced]) -> None:
+def test_strict_tools_are_enforced_within_calls(forced: tuple[str, Forced]) -> None:
     name, family = forced
     answer = written(name, family)
     assert family.allows("It rains.", STRICT)
@@ -175,7 +175,7 @@ FORMS = {  # of a structured answer: its Lark, an answer, what is none
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_answer_is_calls_or_of_the_form(forced: tuple[str, Forced], form: str) -> None:
+def test_answer_is_calls_or_follows_the_format(forced: tuple[str, Forced], form: str) -> None:
     name, family = forced
     lark, right, wrong = FORMS[form]
     answer = written(name, family)
@@ -189,7 +189,7 @@ def test_an_answer_is_calls_or_of_the_form(forced: tuple[str, Forced], form: str
         assert not family.allows(answer.replace("days", "dais"), tools, form=lark)
 
 
-def test_a_form_with_a_call_in_it_is_no_call(forced: tuple[str, Forced]) -> None:
+def test_call_inside_structured_output_is_text(forced: tuple[str, Forced]) -> None:
     name, family = forced
     call = ANSWERS["hermes" if name in ("llama3_json", "pythonic") else name]
     text = json.dumps({"place": call}, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Hostile answers and hostile tools: nothing is raised, nothing is lost, and the work is linear in what was written."""
+"""Hostile answers and tools: no exception, no lost text, and work linear in the length."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_any_text_is_parts_and_cuts_do_not_matter(name: str) -> None:
 
 
 def squeezed(text: str) -> str:
-    """Without newlines, which around sections belong to nobody."""
+    """Return the text without newlines, which belong to no part around sections."""
     return text.replace("\n", "")
 
 
 @pytest.mark.parametrize("name", CALL_FAMILIES)
-def test_a_replay_goes_on_where_the_first_life_was(name: str) -> None:
-    """After any number of tokens: what a new life releases after these is what the old one does."""
+def test_replay_continues_the_first_life(name: str) -> None:
+    """After any number of tokens, a new life releases the same as the old one."""
     draw = random.Random(name)
     for vocabulary in vocabularies(name):
         text = "<think>a\n</think>\n\nSee:\n" + "".join(draw.choices(PIECES, k=30))
@@ -103,7 +103,7 @@ def rest_of(stream: PartStream, token_ids: list[int]) -> list[Part]:
 
 
 class Lines:
-    """Counts the lines of Python that are run: a measure of work that is the same on every machine."""
+    """Counter of executed Python lines, a measure of work that is the same on every machine."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Real chat templates: which parsers they are read as, and random calls that they wrote, cut at the prompt, come back equal."""
+"""Real chat templates: the parsers that are chosen for them, and random calls that they rendered and that are parsed back."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ WITH_REASONING = ("hermes", "qwen3_coder", "ernie45", "Qwen-Qwen3-0.6B", "Qwen3.
 MOST_CALLS = {name: 1 for name in CALLING if CALLING[name] == "llama3_json"} | {  # in one answer
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": 2  # from the second on, it writes the end of all behind each
 }
-SAYING = ("hermes", "qwen3_coder", "ernie45", "deepseek_v31")  # show a content beside calls, but for Nous's
+SAYING = ("hermes", "qwen3_coder", "ernie45", "deepseek_v31")  # show a content beside calls, except Nous's
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string", "description": "d"},
     "count": {"type": "integer", "description": "d"},
@@ -134,7 +134,7 @@ TEXTS = (
 
 
 def value_of(key: str, draw: random.Random, depth: int = 2) -> Any:
-    """A value as the schema says."""
+    """Return a value that matches the schema."""
     if key == "text":
         return draw.choice(TEXTS)
     if key == "count":
@@ -167,8 +167,8 @@ def rendered(name: str, messages: list[dict[str, Any]], has_prompt: bool) -> str
 
 
 def answer_of(name: str, message: dict[str, Any]) -> tuple[str, str]:
-    """The prompt, and the answer that the template writes as history: its text behind the prompt. Where the prompt has begun to
-    think and history does not show that, behind what both have in common."""
+    """Return the prompt, and the answer as the template renders it in history: the text after the prompt. Where the prompt
+    begins to think and history does not show that, the text after the common prefix."""
     prompt, history = rendered(name, [USER], True), rendered(name, [USER, message], False)
     if history.startswith(prompt):
         return prompt, history[len(prompt) :]
@@ -184,7 +184,7 @@ def markers_of(name: str) -> list[str]:
 
 
 def bare(text: str) -> str:
-    """The text without what a parser may leave out of it: space, and ERNIE's markers around a content."""
+    """Return the text without parts that a parser may drop: space, and ERNIE's markers around a content."""
     return re.sub(r"\s|\ufffd|</?response>", "", text)
 
 
@@ -195,7 +195,7 @@ def test_auto_is_right_on_every_template() -> None:
     assert {name: family for name, family in thinking.items() if family != "none"} == THINKING
 
 
-def test_the_vocabulary_decides_where_the_template_does_not() -> None:
+def test_vocabulary_decides_if_the_template_does_not() -> None:
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}{{ tools }}"
     assert choose_call_parser({"default": plain}, lambda marker: marker == "<|tool_call_start|>") == "pythonic"
     cutting = "{% for message in messages %}{{ message.content.split('</think>')[-1] }}{% endfor %}"
@@ -206,7 +206,7 @@ def test_the_vocabulary_decides_where_the_template_does_not() -> None:
 
 
 @pytest.mark.parametrize("name", CALLING)
-def test_calls_come_back(name: str) -> None:
+def test_rendered_calls_are_parsed_back(name: str) -> None:
     draw = random.Random(name)
     thinking = THINKING.get(name, "none")
     for number in range(8):

@@ -1,4 +1,4 @@
-"""Grammars of texts that calls carry: as they are, and within JSON, in every family."""
+"""Grammars of the text arguments of calls: as plain text, and within JSON, in every family."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ def test_within_json(lark: str, right: list[str], wrong: list[str]) -> None:
 @pytest.mark.parametrize(
     "lark", ["start: /(?=a)b/", "start: /a/i", "start: %json {}", 'start: "a".."z"', "start: /[/", "%ignore /a/"]
 )
-def test_what_cannot_be_said_is_refused(lark: str) -> None:
+def test_unsupported_grammars_are_refused(lark: str) -> None:
     with pytest.raises(RequestError) as raised:
         escaped(lark)
     assert (raised.value.status, raised.value.param) == (400, "tools")
 
 
 @pytest.mark.parametrize("text", ["<", "<a", '"', '"\\', "/", "/a\\", "%", "@", "<[", "A", "//"])
-def test_the_work_is_linear_in_the_grammar(text: str) -> None:
-    """Quadratic work on so many would take minutes, and the test would not end."""
+def test_work_is_linear_in_the_grammar(text: str) -> None:
+    """Quadratic work on that many would take minutes, and the test would time out."""
     many = "start: " + text * 200_000
     with suppress(RequestError):
         assert len(escaped(many)) >= len(many)

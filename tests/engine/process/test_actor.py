@@ -27,7 +27,7 @@ NAMES = ("left0", "right0")
 
 
 class Recorder(Actor):
-    """Keeps what it is told; works off `num_todo`."""
+    """Actor that records its messages and works off `num_todo`."""
 
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
@@ -66,7 +66,7 @@ class Engine:
         return ActorContext(self.run, self.config, name, epoch, events_fd=self.events.sender)
 
     def event(self) -> Control:
-        """The next that was sent."""
+        """Return the next event that was sent."""
         self.received += self.events.received()
         return self.received.pop(0)
 
@@ -217,7 +217,7 @@ def test_a_whole_life(engine: Engine) -> None:
 
 
 def test_peer_restarted_during_the_start_is_noticed(engine: Engine) -> None:
-    """A worker greets the scheduler at the end of its start; one that dies with the greeting has a successor to be greeted."""
+    """A worker sends its hello to the scheduler at the end of its start; a restarted scheduler must get one too."""
     peers: list[tuple[str, int]] = []
 
     class Slow(Actor):
@@ -251,7 +251,7 @@ def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
 
 
 def test_idle_processes_sleep(tmp_path: Path) -> None:
-    """Nothing spins: an idle supervisor and two idle actors cost less than a tenth of their time in processor time."""
+    """An idle supervisor and two idle actors use less than a tenth of the time in CPU time."""
     with EchoEngine(tmp_path, "echo0=EchoActor,echo1=EchoActor") as engine:
         engine.wait_ready()
         pids = engine.pids()

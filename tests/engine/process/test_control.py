@@ -1,4 +1,4 @@
-"""Operators' orders through the real control socket of a real engine of small actors."""
+"""Commands through the real control socket of a real engine of small actors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_restart_is_answered_when_ready_and_is_no_crash(engine: EchoEngine) -> N
     assert engine.value("actor_restarts_total", "supervisor") == 0
 
 
-def test_who_carries_the_order_is_answered_before_it_ends(engine: EchoEngine) -> None:
+def test_carrier_is_answered_before_its_restart(engine: EchoEngine) -> None:
     epoch = engine.actor("echo0").epoch
     assert engine.control().ask(RestartActor("echo0", "echo0"), WATCHDOG_S).status == 202
     wait_until(lambda: engine.actor("echo0").epoch > epoch, what="echo0 restarted")
@@ -73,11 +73,11 @@ def test_a_stopped_actor_is_restarted_by_force(engine: EchoEngine) -> None:
 
 
 @pytest.mark.parametrize(("actor", "status"), [("nobody", 404), ("supervisor", 400)])
-def test_what_cannot_be_restarted(engine: EchoEngine, actor: str, status: int) -> None:
+def test_invalid_restarts_are_refused(engine: EchoEngine, actor: str, status: int) -> None:
     assert engine.control().ask(RestartActor(actor), WATCHDOG_S).status == status
 
 
-def test_orders_reach_the_scheduler_and_their_answers_come_back(engine: EchoEngine) -> None:
+def test_commands_reach_the_scheduler(engine: EchoEngine) -> None:
     client = engine.control()
     assert client.ask(AbortRequest("r1"), WATCHDOG_S).message == "aborted r1"
     refused = client.ask(ResetPrefixCache(), WATCHDOG_S)
@@ -92,7 +92,7 @@ def test_orders_reach_the_scheduler_and_their_answers_come_back(engine: EchoEngi
 @pytest.mark.parametrize(
     "order", [ReloadWeights("/other", ranks=[70] * 300_000), AbortRequest("r" * 30_000), RestartActor("a" * 2_000_000)]
 )
-def test_order_too_long_for_a_ring_is_refused(engine: EchoEngine, order: ReloadWeights | AbortRequest | RestartActor) -> None:
+def test_too_long_command_is_refused(engine: EchoEngine, order: ReloadWeights | AbortRequest | RestartActor) -> None:
     with pytest.raises(RequestError, match="the limit is 24576"):
         engine.control().ask(order, WATCHDOG_S)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:  # a client that looks at nothing
@@ -108,7 +108,7 @@ def test_order_too_long_for_a_ring_is_refused(engine: EchoEngine, order: ReloadW
     assert engine.control().ask(AbortRequest("r1"), WATCHDOG_S).message == "aborted r1"
 
 
-def test_an_answer_that_comes_later(engine: EchoEngine) -> None:
+def test_late_answer_is_delivered(engine: EchoEngine) -> None:
     assert engine.control().ask(ReloadWeights("/other"), WATCHDOG_S).message == "later"
     assert engine.run().weights() == WeightsRecord.of_start(engine.run().manifest().config)
 
@@ -130,7 +130,7 @@ def test_command_of_a_dead_scheduler_gets_503_once(engine: EchoEngine) -> None:
     counters.close()
 
     def taken() -> Reply | None:
-        """The answer of the one who came after, from when the supervisor has heard that it is ready."""
+        """Return the answer of the successor, once the supervisor knows that it is ready."""
         reply = engine.control().ask(AbortRequest("next"), WATCHDOG_S)
         return None if reply.status == 503 else reply
 

@@ -1,4 +1,4 @@
-"""Actors tell their supervisor what happened."""
+"""Events from actors to their supervisor."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from engine.messages import Reply
 from engine.process.events import MAX_ANSWER_CHARACTERS, EventChannel, EventSender
 
 
-def test_a_long_answer_is_cut_and_ends_nobody() -> None:
-    """An error may quote hundreds of kilobytes of a checkpoint; a socket takes fewer at once."""
+def test_long_answer_is_truncated() -> None:
+    """An error may quote hundreds of kilobytes of a checkpoint; a socket takes less at once."""
     channel = EventChannel()
     sender = EventSender(channel.sender)
     sender.send(Reply("c1", 503, "x" * 1_000_000))

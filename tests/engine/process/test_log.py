@@ -26,6 +26,6 @@ def test_lines_from_outside() -> None:
         assert all(line.startswith("    ") for line in lines[1:])
 
 
-def test_what_moves_the_cursor_is_spelt() -> None:
+def test_control_characters_are_escaped() -> None:
     assert "\\x1b[2J" in formatted("\x1b[2J")
     assert formatted("glüht ⚛\t1").endswith("glüht ⚛\t1 failed")

@@ -1,4 +1,4 @@
-"""An actor that gets no memory says which limit it has."""
+"""The error of an actor that gets no memory names its limit."""
 
 from __future__ import annotations
 

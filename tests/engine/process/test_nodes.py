@@ -1,4 +1,4 @@
-"""Ranks on the machine's memory nodes: where each belongs, and that a process and its threads stay there."""
+"""Ranks on the machine's memory nodes: the node of each, and processes and threads that stay there."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ print(found[0] == os.sched_getaffinity(0), len(found[0]))
         (2, 3, Seat(1, 0, 1, TWO[1])),
     ],
 )
-def test_where_a_rank_belongs(rank: int, num_ranks: int, expected: Seat) -> None:
+def test_node_of_a_rank(rank: int, num_ranks: int, expected: Seat) -> None:
     assert seat_of(rank, num_ranks, TWO) == expected
 
 
 @pytest.mark.parametrize("num_nodes", range(1, 9))
 @pytest.mark.parametrize("num_ranks", range(1, 17))
-def test_every_rank_has_a_place_of_its_own(num_ranks: int, num_nodes: int) -> None:
+def test_ranks_are_spread_evenly(num_ranks: int, num_nodes: int) -> None:
     nodes = [(number,) for number in range(num_nodes)]
     seats = [seat_of(rank, num_ranks, nodes) for rank in range(num_ranks)]
     assert len({(seat.node, seat.place) for seat in seats}) == num_ranks

@@ -1,4 +1,4 @@
-"""Records that wait for room in a ring: none is lost, none overtakes, and the sender looks again."""
+"""Records that wait for room in a ring: none is lost, none overtakes another, and the sender tries again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.process.outbox import BackloggedOutbox, earliest
 
 
 class Ring:
-    """Takes as many records as it has room for."""
+    """Ring that takes as many records as it has room for."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
@@ -25,7 +25,7 @@ class Ring:
 
 
 @given(st.lists(st.integers(0, 4), max_size=30))
-def test_everything_arrives_in_order_whatever_the_room(rooms: list[int]) -> None:
+def test_records_arrive_in_order(rooms: list[int]) -> None:
     ring = Ring()
     outbox = BackloggedOutbox(ring.try_send)
     posted: list[bytes] = []
@@ -41,7 +41,7 @@ def test_everything_arrives_in_order_whatever_the_room(rooms: list[int]) -> None
     assert ring.records == posted[: len(ring.records)]
 
 
-def test_messages_and_what_is_forgotten() -> None:
+def test_cleared_messages_are_not_sent() -> None:
     ring = Ring()
     outbox = BackloggedOutbox(ring.try_send)
     outbox.post(BlocksCleared())

@@ -1,4 +1,4 @@
-"""Runs and the reaper: what a dead engine left is removed, and nothing else is ever touched."""
+"""Runs and the reaper: the remains of dead engines are removed, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def configuration(run_id: str, directory: Path) -> EngineConfig:
 
 
 class Owner:
-    """The process above."""
+    """A process with the program above."""
 
     def __init__(self, run_id: str, directory: Path) -> None:
         self.process = subprocess.Popen(
@@ -119,7 +119,7 @@ def owner(root: Path) -> Iterator[Owner]:
     reap(root)
 
 
-def test_a_living_run_is_left_alone_and_a_dead_one_removed(root: Path, owner: Owner) -> None:
+def test_only_dead_runs_are_removed(root: Path, owner: Owner) -> None:
     [run] = find_runs()
     assert run.is_alive()
     assert run.run_id not in reap(root)
@@ -127,7 +127,7 @@ def test_a_living_run_is_left_alone_and_a_dead_one_removed(root: Path, owner: Ow
     owner.kill()
     assert not run.is_alive()
     assert not is_gone(owner.child_pid)
-    assert find_runs() == [run]  # still to be looked at, until somebody starts
+    assert find_runs() == [run]  # still readable until the next start
     assert run.run_id in reap(root)
     assert not run.directory.exists()
     assert segment_names(run.run_id) == []
@@ -166,8 +166,8 @@ def test_a_dead_run_elsewhere_is_found_by_its_link(root: Path, tmp_path: Path) -
     remove_run(run)
 
 
-def test_the_same_directory_again_after_a_death(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the link is not there, because the dead engine had another XDG_RUNTIME_DIR."""
+def test_run_directory_is_reused_after_a_death(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the link, because the dead engine had another XDG_RUNTIME_DIR."""
     directory = tmp_path / "elsewhere"
     first = Owner(new_run_id(), directory)
     first.kill()
@@ -185,7 +185,7 @@ def test_the_same_directory_again_after_a_death(root: Path, tmp_path: Path, monk
 
 
 def test_killed_at_any_moment_of_the_removal(root: Path) -> None:
-    """The next start removes what a dead engine left of its run."""
+    """The next start removes the remains of a dead engine."""
     for num_removals in range(20):
         run_id = new_run_id()
         arguments = [run_id, str(root / run_id), str(num_removals)]
@@ -201,7 +201,7 @@ def test_killed_at_any_moment_of_the_removal(root: Path) -> None:
     raise AssertionError("the removal never came to its end")
 
 
-def test_a_directory_whose_owner_died_before_its_lock(root: Path) -> None:
+def test_directory_without_a_lock_is_removed(root: Path) -> None:
     root.mkdir(mode=0o700)
     (root / "0123abcd").mkdir(mode=0o700)
     (root / "not-a-run").mkdir()
@@ -209,7 +209,7 @@ def test_a_directory_whose_owner_died_before_its_lock(root: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["not-a-run"]
 
 
-def test_segments_without_a_run_go_only_if_their_creator_is_dead(root: Path) -> None:
+def test_only_segments_of_dead_creators_are_removed(root: Path) -> None:
     root.mkdir(mode=0o700)
     mine, dead = new_run_id(), new_run_id()
     Segment.create(segment_name(mine, "test", "a"), 4096)
@@ -274,8 +274,8 @@ HOSTILE = (put_loop, os.mkfifo, os.mkdir, put_garbage, put_unreadable, put_huge)
 
 
 @pytest.mark.parametrize("put", HOSTILE)
-def test_what_cannot_be_examined_in_shared_memory_is_left_alone(root: Path, put: Callable[[Path], None]) -> None:
-    """Anybody may make any of these there; the next start, and `tokamak top`, must not mind."""
+def test_unreadable_shared_memory_is_left_alone(root: Path, put: Callable[[Path], None]) -> None:
+    """Any user may create any of these there; the next start, and `tokamak top`, must work."""
     root.mkdir(mode=0o700)
     run_id, dead = new_run_id(), new_run_id()
     code = f"from shm.counters import Counters; Counters.create('{dead}', ('supervisor',), lambda role: ())"
@@ -298,7 +298,7 @@ def test_what_cannot_be_examined_in_shared_memory_is_left_alone(root: Path, put:
 
 
 @pytest.mark.parametrize("put", HOSTILE)
-def test_what_cannot_be_examined_among_the_runs_is_left_alone(root: Path, owner: Owner, put: Callable[[Path], None]) -> None:
+def test_unreadable_runs_are_left_alone(root: Path, owner: Owner, put: Callable[[Path], None]) -> None:
     [living] = find_runs()
     put(root / "00000000")
     for number, name in enumerate(("lock", "manifest.json")):
@@ -316,16 +316,16 @@ def test_what_cannot_be_examined_among_the_runs_is_left_alone(root: Path, owner:
     remove_run(run)
 
 
-def test_runs_that_others_may_write_are_none_of_ours(root: Path, owner: Owner) -> None:
-    """Another user made /tmp/tokamak-<uid> first: a command must not go to his socket."""
+def test_runs_writable_by_others_are_ignored(root: Path, owner: Owner) -> None:
+    """Another user made /tmp/tokamak-<uid> first: a command must not go to their socket."""
     assert len(find_runs()) == 1
     root.chmod(0o755)
     assert find_runs() == []
     root.chmod(0o700)
 
 
-def test_a_directory_that_vanished_under_a_living_engine(root: Path, tmp_path: Path) -> None:
-    """Its link leads nowhere, but its shared memory is held."""
+def test_removed_directory_of_a_living_engine(root: Path, tmp_path: Path) -> None:
+    """Its link is dangling, but its shared memory is locked."""
     run_id, directory = new_run_id(), tmp_path / "elsewhere"
     living = Owner(run_id, directory)
     try:
@@ -342,7 +342,7 @@ def test_a_directory_that_vanished_under_a_living_engine(root: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("pid", ["0", "-1", "9" * 30])
-def test_a_lock_with_an_impossible_owner_names_nobody(root: Path, pid: str) -> None:
+def test_lock_with_an_impossible_owner_is_dead(root: Path, pid: str) -> None:
     run, lock = create_run(new_run_id(), root / "01234567")
     os.close(lock)
     run.lock_path.write_text(f"{pid} 1 {boot_id()}")
@@ -356,7 +356,7 @@ def test_socket_paths_are_checked() -> None:
 
 
 def test_segments_held_by_an_invisible_process_stay(root: Path) -> None:
-    """Containers share /dev/shm: a pid of the other container means nothing here, its lock does."""
+    """Containers share /dev/shm: a pid of another container means nothing here, its lock does."""
     root.mkdir(mode=0o700)
     run_id = new_run_id()
     code = f"from shm.counters import Counters; Counters.create('{run_id}', ('supervisor',), lambda role: ())"

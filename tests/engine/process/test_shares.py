@@ -1,4 +1,4 @@
-"""Whoever fills a queue leaves room in it for others."""
+"""Shares of a bounded queue: a source that fills it leaves room for others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.process.shares import has_room
 
 
 @pytest.mark.parametrize("limit", [1, 3, 64, 1024])
-def test_one_alone_has_the_limit_and_the_next_has_room(limit: int) -> None:
+def test_single_source_gets_the_limit_and_others_room(limit: int) -> None:
     num_hog = 0
     while has_room(num_hog, num_hog, limit):
         num_hog += 1
@@ -19,8 +19,8 @@ def test_one_alone_has_the_limit_and_the_next_has_room(limit: int) -> None:
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 5), max_size=200))
-def test_who_is_refused_has_as_much_as_is_left(limit: int, new_requests: list[int]) -> None:
-    """In any order of arrivals."""
+def test_refused_source_has_its_share(limit: int, new_requests: list[int]) -> None:
+    """A refused source has at least as much as is left, for any order of arrivals."""
     waiting = [0] * 6
     for source in new_requests:
         if has_room(waiting[source], sum(waiting), limit):

@@ -62,7 +62,7 @@ def test_the_control_ring_is_first(receiver: str, senders: tuple[str, ...]) -> N
         ("cache1", ("scheduler1",)),
     ],
 )
-def test_a_replica_hears_its_own(receiver: str, senders: tuple[str, ...]) -> None:
+def test_replica_receives_only_its_own_messages(receiver: str, senders: tuple[str, ...]) -> None:
     assert senders_of(receiver, REPLICAS) == ("supervisor", *senders)
 
 
@@ -73,7 +73,7 @@ def test_ranks_are_numbered_replica_by_replica() -> None:
     assert [partner_of(name, "cache", REPLICAS) for name in ("worker1", "worker2")] == ["cache0", "cache1"]
 
 
-def test_each_replica_has_its_own_arena_and_ring() -> None:
+def test_replicas_have_separate_arenas_and_rings() -> None:
     config = engine_config(**CONFIG | {"kv_cache_bytes": 4096}, data_parallel_size=2, tensor_parallel_size=2)
     segments = RunSegments.of(config, REPLICAS)
     try:
@@ -146,15 +146,15 @@ def test_ranks_read_pixels_of_media_processes() -> None:
 
 
 def test_two_default_engines_fit_64_mb() -> None:
-    """Also where the model sees."""
+    """Also with a vision model."""
     text = ("api0", "tokenizer0", "scheduler", "cache", "worker0")
     for names in (text, ("media0", *text)):
         assert 2 * required_bytes(names, ring_sizes(names, 4096)) <= 64 << 20
 
 
 @pytest.mark.parametrize("max_model_len", [4096, 32768, 131072])
-def test_a_vision_models_rings_are_hardly_larger(max_model_len: int) -> None:
-    """By those that it has besides, where the longest request leaves nothing to shrink."""
+def test_rings_of_vision_models_are_hardly_larger(max_model_len: int) -> None:
+    """Only by its additional rings, even where the longest request leaves nothing to shrink."""
     text = ("api0", "tokenizer0", "scheduler", "cache", "worker0")
     seeing = ("media0", *text)
     plain = ring_sizes(text, max_model_len)

@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short path: a socket's may have 107 bytes."""
+    """A directory with a short path: that of a socket may have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="tokamak-test-") as name:
         yield Path(name)

@@ -42,14 +42,14 @@ def digest(*parts: object) -> int:
 
 
 def picture(name: str, num_tokens: int, num_units: int = 1) -> MediaItem:
-    """A picture, or a video of so many units, of `num_tokens` each."""
+    """Return a picture, or a video of `num_units` units, of `num_tokens` each."""
     source = MediaSource("api0", (SlabHandle(0, 0, 1, 1),), "image")
     hashes = tuple(blake2b(f"{name}-{num_tokens}-{index}".encode(), digest_size=32).digest() for index in range(num_units))
     return MediaItem(source, "image", (num_units, 2, 2 * num_tokens), hashes, num_tokens)
 
 
 def prompt_of(*parts: list[int] | MediaItem) -> tuple[list[int], dict[str, Any]]:
-    """The prompt with placeholders, and the fields of its Request."""
+    """Return the prompt with placeholders, and the fields of its Request."""
     prompt: list[int] = []
     media = [part for part in parts if isinstance(part, MediaItem)]
     units: list[MediaUnit] = []
@@ -65,14 +65,14 @@ def prompt_of(*parts: list[int] | MediaItem) -> tuple[list[int], dict[str, Any]]
 
 
 def causal(num_tokens: int) -> list[int]:
-    """Bounds to change: first and last key of each token."""
+    """Return the causal bounds, to be changed: first and last key of each token."""
     return [bound for position in range(num_tokens) for bound in (0, position)]
 
 
 def values_of(
     token_ids: Sequence[int], units: Sequence[MediaUnit], hashes: Sequence[bytes], bounds: Sequence[int] = ()
 ) -> list[int]:
-    """Return the value that each token of a prompt counts as."""
+    """Return the value of each token of a prompt in the arithmetic model."""
     bases = list(token_ids)
     for unit, unit_hash in zip(units, hashes, strict=True):
         for row in range(unit.num_tokens):
@@ -92,8 +92,8 @@ def expected_values(request: Request) -> list[int]:
 
 
 class EchoMedia:
-    """media<index>: holds pixels until they are given back. `failures`: what it answers first, by unit; `withheld`: units for
-    which it has no answer."""
+    """Stand-in for media<index>: holds pixels until they are released. `failures`: its first answers by unit; `withheld`: units
+    without an answer."""
 
     def __init__(self, simulation: Simulation, index: int, epoch: int = 1) -> None:
         run_id = simulation.config.run_id
@@ -101,13 +101,13 @@ class EchoMedia:
         self.name = f"media{index}"
         self.epoch = epoch
         self.held: dict[str, tuple[SlabHandle, bytes]] = {}
-        self._scheduler_epoch = 1  # whose they are
+        self._scheduler_epoch = 1  # the scheduler that requested them
         self.failures: dict[bytes, list[tuple[int, str]]] = {}
         self.capacity = 1 << 30
         self.waits_for_room = False  # or says that there is none
         self._wanted: dict[str, bytes] = {}
         self.num_asked: dict[bytes, int] = {}
-        self.requests: dict[bytes, str] = {}  # by unit, in whose name it was asked for
+        self.requests: dict[bytes, str] = {}  # by unit, the request that it was asked for
         self.withheld: set[bytes] = set()
         self.is_silent = False
         self._num_made = epoch << 20
@@ -140,7 +140,7 @@ class EchoMedia:
         return num_done
 
     def read(self, handle: SlabHandle) -> bytes | None:
-        """Return the hash of the unit whose pixels are there; None: none."""
+        """Return the hash of the unit with pixels there; None: none."""
         return next((unit_hash for held, unit_hash in self.held.values() if held == handle), None)
 
     def close(self) -> None:
@@ -165,19 +165,19 @@ class EchoMedia:
 
 @dataclass
 class FeatureArena:
-    """Row -> unit, row in it, and version of the weights; outlives its ranks."""
+    """Arena from row to unit, row in it, and version of the weights; outlives its ranks."""
 
     rows: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
     damaged: set[bytes] = field(default_factory=set)
 
     def damage(self, unit_hash: bytes) -> None:
-        """Its header says something else now."""
+        """Corrupt the header of a unit."""
         self.damaged.add(unit_hash)
 
 
 @dataclass
 class EchoEncoder:
-    """A rank's: `calls` are what it ran."""
+    """Encoder of a rank; `calls` are those that it ran."""
 
     simulation: Simulation
     calls: list[EncoderCall] = field(default_factory=list)
@@ -214,7 +214,7 @@ class EchoEncoder:
         return [unit.unit_hash for unit in call.units], {}
 
     def missing(self, unit_hash: bytes, first_row: int, num_rows: int, version: int) -> str:
-        """Why a unit cannot be read; empty: it can. What the test did not damage must be there."""
+        """Return why a unit cannot be read; empty: it can. Units that the test did not damage must be there."""
         if unit_hash in self.simulation.features.damaged:
             return "its header is damaged"
         found = [self.simulation.features.rows.get(first_row + row) for row in range(num_rows)]

@@ -1,4 +1,4 @@
-"""Samples for the tests of the scheduler's pure parts."""
+"""Sequences for the tests of the scheduler's pure parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.requests import sequence_request
 
 @dataclass(slots=True)
 class ListReader:
-    """A reader that keeps what it is told."""
+    """Reader that records its outputs."""
 
     is_slow: bool = False
     outputs: list[Output] = field(default_factory=list)

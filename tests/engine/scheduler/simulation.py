@@ -71,12 +71,12 @@ def ints(data: bytes) -> list[int]:
 
 
 def mix(kv: int, token_id: int, path: str) -> int:
-    """The KV of a token after that of the one before."""
+    """Return the KV of a token after that of the one before."""
     return (kv * 6364136223846793005 + (token_id + 1) * 1442695040888963407 + sum(path.encode())) & MASK
 
 
 def draw(kv: int, seed: int) -> int:
-    """The token after a position with this KV."""
+    """Return the token after a position with this KV."""
     mixed = ((kv ^ (kv >> 29)) * 0x9E3779B97F4A7C15 + seed * 0xBF58476D1CE4E5B9) & MASK
     return (mixed >> 32) % VOCAB_SIZE
 
@@ -119,12 +119,13 @@ class Slot:
 
 
 class EchoRank:
-    """worker<index>: a reader of the broadcast ring. `turn` runs what has come, at most `max_steps` steps."""
+    """Stand-in for worker<index>: a reader of the broadcast ring. `turn` runs the received steps, at most `max_steps`."""
 
     def __init__(
         self, simulation: Simulation, index: int, epoch: int, weights: tuple[str, int] | None = None, files: str = ""
     ) -> None:
-        """`weights`: where those of the record are gone, and it starts with others. `files`: what checkpoints hold now."""
+        """Start a rank. `weights`: those that it loads instead if those of the record are gone. `files`: present contents of
+        checkpoints."""
         run_id = simulation.config.run_id
         path, version = weights or simulation.run.weights(simulation.name).ranks[index]
         self.index = index
@@ -155,7 +156,7 @@ class EchoRank:
         assert self._sender.try_send(encode(message))
 
     def turn(self, max_records: int = 100, answers: bool = True) -> int:
-        """Run what has come. `answers=False`: die before the results leave."""
+        """Run received steps. `answers=False`: die before the results are sent."""
         self.pending += self._reader.receive()
         num_done = 0
         while self.pending and num_done < max_records:
@@ -231,7 +232,7 @@ class EchoRank:
                     continue
                 self.late.discard(slot_index)
             if following[index]:
-                assert (is_sampling, num_tokens) == (1, 1), "only rows of one token begin where nobody knows yet"
+                assert (is_sampling, num_tokens) == (1, 1), "only rows of one token begin at an unknown position"
                 start_position = len(slot.token_ids) - 1
                 assert start_position >= least, "a row begins at the least where it is said to"
             if is_sampling and len(slot.token_ids) >= slot.start.max_total_tokens:
@@ -277,8 +278,8 @@ class EchoRank:
         )
 
     def _verify(self, slot: Slot, num_drafts: int, chance: random.Random) -> list[tuple[int, float]]:
-        """The token after the slot's last one; then, of drafts of which some are right, what stands. All are computed, as by a
-        rank, before it is known which these are."""
+        """Return the token after the slot's last one and, of the drafts, of which some are right, the tokens that are accepted.
+        Like a rank, compute all before it is known which ones are right."""
         first = len(slot.token_ids)
         num_right = chance.randint(0, num_drafts)
         found: list[tuple[int, float]] = []
@@ -294,7 +295,7 @@ class EchoRank:
         return found
 
     def _missing(self, rows: list[tuple[int, int, int, int]]) -> dict[bytes, str]:
-        """Units whose features the rows read, and which are not where they should be."""
+        """Return the units that the rows read and that are not where they should be."""
         missing: dict[bytes, str] = {}
         for slot_index, start, num_tokens, _ in rows:
             slot, end = self.slots[slot_index], start + num_tokens
@@ -311,7 +312,7 @@ class EchoRank:
             return 0
         size = self.simulation.config.block_size
         place = self.index, slot.block_ids[position // size], position % size
-        if self.index:  # nobody asks for its tokens, and what it had not run when it died it does not have
+        if self.index:  # its tokens are not used, and steps that it had not run when it died are lost
             return self.simulation.arena.get(place, 0)
         return self.simulation.arena[place]
 
@@ -350,7 +351,8 @@ class Stream:
 
 
 class Simulation:
-    """The whole: rings, the scheduler's loop, the ranks, and the tokenizers' ends. Of several replicas it is the first."""
+    """The whole simulation: rings, the scheduler's loop, the ranks, and the tokenizers' ends. With several replicas it is the
+    first one."""
 
     def __init__(self, directory: Path, config: EngineConfig, ring_bytes: int, broadcast_bytes: int) -> None:
         self.config = config
@@ -391,7 +393,7 @@ class Simulation:
 
     @property
     def rank(self) -> EchoRank:
-        """worker0."""
+        """The first rank, worker0."""
         return self.ranks[0]
 
     # ------------------------------------------------------------------------------------------------ lives and deaths
@@ -409,7 +411,7 @@ class Simulation:
         self.context.row.set_state(State.READY)
 
     def restart_scheduler(self) -> None:
-        """It dies; the edge submits everything open again, and the ranks greet the new one."""
+        """Kill the scheduler and start the next one; the api submits everything open again, and the ranks send a hello."""
         self._collect_events()
         self.context.close()
         self.start_scheduler(self.scheduler_epoch + 1)
@@ -423,7 +425,8 @@ class Simulation:
                 self.resubmit(stream)
 
     def restart_rank(self, answers: bool = False, weights: tuple[str, int] | None = None, files: str = "") -> None:
-        """It dies in the middle of the steps that it has; the next one loads what is in use, or has only `weights`."""
+        """Kill the rank in the middle of its steps and start the next one, which loads the weights in use, or has only
+        `weights`."""
         self.rank.turn(answers=answers)
         self.kill_rank()
         self.revive_rank(weights=weights, files=files)
@@ -440,7 +443,7 @@ class Simulation:
         self.ranks[index] = EchoRank(self, index, epoch, weights, files)
 
     def restart_media(self, index: int = 0) -> None:
-        """It dies; what it held is gone."""
+        """Kill a media process with everything that it held, and start the next one."""
         self.media[index].close()
         epoch = self.media[index].epoch + 1
         self.begin_epoch(f"media{index}", epoch)
@@ -459,10 +462,10 @@ class Simulation:
         self.segments.close()
         unlink_segments(self.config.run_id)
 
-    # ---------------------------------------------------------------------------------------------- what the edge sends
+    # ---------------------------------------------------------------------------------------------- what the api sends
 
     def submit(self, prompt: list[int], request_id: str = "", tokenizer: str = "tokenizer0", **options: Any) -> Stream:
-        """A new request. `options`: fields of Request, and of its sampling parameters."""
+        """Submit a new request. `options`: fields of Request, and of its sampling parameters."""
         self._num_arrivals += 1
         request = sequence_request(
             array("i", prompt).tobytes(),
@@ -489,22 +492,22 @@ class Simulation:
         self.run_until(lambda: self._senders[sender].try_send(encode(message)), "room in the scheduler's mailbox")
 
     def order(self, order: Order) -> str:
-        """Send an order; its command id."""
+        """Send a command; return its id."""
         self._num_commands += 1
         command_id = f"c{self._num_commands}"
         self._senders["supervisor"].try_send(encode(Command(command_id, order, self.scheduler_epoch)))
         return command_id
 
     def ask(self, order: Order) -> Reply:
-        """Send an order and run until it is answered."""
+        """Send a command and run until it is answered."""
         command_id = self.order(order)
         self.run_until(lambda: command_id in self.replies, f"a reply to {order}")
         return self.replies[command_id]
 
-    # -------------------------------------------------------------------------------------------------------- running
+    # --------------------------------------------------------------------------------------------------------- running
 
     def turn(self, rank_records: int = 100) -> int:
-        """Everybody once."""
+        """Let each actor do one turn."""
         num_done = self.loop.turn() + sum(rank.turn(rank_records) for rank in self.ranks)
         num_done += sum(media.turn() for media in self.media)
         return num_done + self.collect()
@@ -526,7 +529,7 @@ class Simulation:
         return len(events)
 
     def run_until(self, predicate: Callable[[], object], what: str, timeout_s: float = WATCHDOG_S) -> None:
-        """Turns until `predicate` holds."""
+        """Run turns until `predicate` holds."""
         deadline = time.monotonic() + timeout_s
         while not predicate():
             self.turn()
@@ -547,7 +550,7 @@ class Simulation:
         return float(self.segments.counters.counter(name, self.name, **labels).value)
 
     def check(self, *streams: Stream, path: str = MODEL) -> None:
-        """These (none: all) streams ended with what an undisturbed run gives."""
+        """Check that these (none: all) streams ended with the result of an undisturbed run."""
         for stream in streams or self.streams.values():
             sampling = stream.request.sampling
             expected = expected_tokens(expected_values(stream.request), sampling, path)
@@ -556,7 +559,7 @@ class Simulation:
             assert stream.finish_reason == ("stop" if is_stopped else "length")
 
     def check_idle(self) -> None:
-        """Nothing is held when nothing runs."""
+        """Check that nothing is held when nothing runs."""
         batch = self.scheduler.batch
         assert (len(batch.running), batch.num_waiting, batch.num_leaving) == (0, 0, 0)
         assert batch.pool.num_free == self.config.num_kv_blocks
@@ -593,7 +596,7 @@ class Simulation:
 
 
 def small_config(directory: Path, **options: Any) -> EngineConfig:
-    """An engine for tokens 0 to 60, with blocks of 4."""
+    """Return the configuration of an engine for tokens 0 to 60, with blocks of 4."""
     defaults: dict[str, Any] = {
         "model": MODEL,
         "max_model_len": 256,
@@ -612,7 +615,7 @@ def small_config(directory: Path, **options: Any) -> EngineConfig:
 def simulate(
     directory: Path, ring_bytes: int = 1 << 17, broadcast_bytes: int = 1 << 19, **options: Any
 ) -> Iterator[Simulation]:
-    """A simulation of `small_config` with these options; its segments are gone afterwards."""
+    """Run a simulation of `small_config` with these options; remove its segments afterwards."""
     simulation = Simulation(directory, small_config(directory, **options), ring_bytes, broadcast_bytes)
     try:
         yield simulation

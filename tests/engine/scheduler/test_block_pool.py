@@ -1,4 +1,4 @@
-"""The block pool: every block is in one place, references balance, and a key stands for one chain of tokens."""
+"""The block pool: every block is in one place, references balance, and a key identifies one chain of tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def keys_of(token_ids: list[int]) -> list[bytes]:
 
 
 def fill(pool: BlockPool, token_ids: list[int]) -> list[int]:
-    """A block table with these tokens, all of its full blocks in the index."""
+    """Return a block table with these tokens and all of its full blocks in the index."""
     keys = keys_of(token_ids)
     block_ids = pool.allocate(len(keys))
     for index, key in enumerate(keys):
@@ -51,7 +51,7 @@ def test_keys_grow_with_the_tokens() -> None:
 
 
 def test_extra_keys_tell_blocks_with_equal_tokens_apart() -> None:
-    """Another image, no hit."""
+    """Another image is no hit."""
     tokens = array("i", [1, 2, 3, 4]).tobytes()
     assert len({hash_block(ROOT, tokens), hash_block(ROOT, tokens, (b"image",)), hash_block(ROOT, tokens, ("image",))}) == 3
 
@@ -111,7 +111,7 @@ def test_clear_forgets_the_index_but_not_the_users() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any sequence of allocations, hits, releases and clears keeps the books."""
+    """State machine that runs any sequence of allocations, hits, releases and clears and checks the invariants."""
 
     def __init__(self) -> None:
         super().__init__()

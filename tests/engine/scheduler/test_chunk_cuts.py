@@ -1,4 +1,4 @@
-"""Balanced chunks of prompts with media, against all ways to cut them."""
+"""Balanced chunks of prompts with media, compared with all possible cuts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.scheduler.chunk_cuts import Span, balanced_cut, last_cut, merged, un
 
 
 def cuts(end: int, max_tokens: int, *lists: list[Span]) -> list[int]:
-    """Where chunk after chunk ends."""
+    """Return the end of each chunk."""
     found = [0]
     while found[-1] < end:
         cut = balanced_cut(found[-1], end, max_tokens, *lists)
@@ -22,7 +22,8 @@ def cuts(end: int, max_tokens: int, *lists: list[Span]) -> list[int]:
 
 
 def best(end: int, max_tokens: int, spans: list[Span]) -> tuple[int, int] | None:
-    """Fewest chunks and, of those, the smallest largest one, by trying everything: a table over all legal positions."""
+    """Return the fewest chunks and, of those, the smallest largest one, by trying everything: a table over all legal
+    positions."""
     legal = [p for p in range(end + 1) if not any(first < p < stop for first, stop in spans)]
     table: dict[int, dict[int, int]] = {0: {0: 0}}  # position -> number of chunks -> their smallest largest one
     for position in legal[1:]:
@@ -36,7 +37,7 @@ def best(end: int, max_tokens: int, spans: list[Span]) -> tuple[int, int] | None
     return min(table[end].items()) if table.get(end) else None
 
 
-def test_nothing_to_cut() -> None:
+def test_prompts_without_a_cut() -> None:
     assert cuts(0, 8) == [0]
     assert cuts(8, 8) == [0, 8]
 
@@ -54,7 +55,7 @@ def test_several_pictures_in_a_run_and_a_long_video() -> None:
     assert sum(after - before for before, after in pairwise(chunks)) == 300
 
 
-def test_every_boundary_of_rows_is_legal_and_nothing_inside() -> None:
+def test_cuts_are_only_at_boundaries_of_rows() -> None:
     rows = [(4, 8), (8, 12)]
     assert [last_cut(0, end, rows) for end in range(1, 14)] == [1, 2, 3, 4, 4, 4, 4, 8, 8, 8, 8, 12, 13]
     assert last_cut(4, 7, rows) == 4
@@ -83,7 +84,7 @@ def test_empty_input(max_tokens: int) -> None:
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=6), st.integers(0, 6), st.integers(1, 12))
-def test_against_all_ways(parts: list[tuple[int, int]], num_last: int, max_tokens: int) -> None:
+def test_cuts_are_optimal(parts: list[tuple[int, int]], num_last: int, max_tokens: int) -> None:
     """`parts`: text, then a unit."""
     spans: list[Span] = []
     end = 0

@@ -1,5 +1,8 @@
-"""Kill -9 at every point of every order: whatever dies, the engine is as before the order or as after it, never a mixture, and
-no version number is used twice. Two ranks; what they hold, what is written down and what the streams get must agree."""
+"""Kill -9 at every point of every command.
+
+Whatever dies, the engine is in the state before the command or in the one after it, never in a mixture, and no version number
+is used twice. There are two ranks; their weights, the record and the streams must agree.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ MIXED = ReloadWeights(C, ranks=[1])  # each rank has weights of its own then
 
 @dataclass(frozen=True)
 class Case:
-    """Orders that were carried out before, and the one in which something dies."""
+    """Commands that were carried out before, and the one in which a process dies."""
 
     before: tuple[Order, ...]
     order: Order
@@ -61,7 +64,7 @@ CASES = {
 
 
 class Killed(BaseException):
-    """Here the scheduler dies."""
+    """Death of the scheduler at this point."""
 
 
 Point = tuple[str, str, int]  # function, call or return, which time
@@ -73,7 +76,7 @@ _CODES = {function.__code__ for function in _FUNCTIONS}
 
 
 class Mortal:
-    """Lets the scheduler run, and die at a point: before or after anything that somebody else can see."""
+    """Runs the scheduler and kills it at a point: before or after anything that another process can see."""
 
     def __init__(self, death: Point | None = None) -> None:
         self.points: list[Point] = []
@@ -109,7 +112,7 @@ class Mortal:
 
 @contextmanager
 def prepared(case: Case) -> Iterator[tuple[Simulation, WeightsRecord]]:
-    """Two sequences that run, one that waits, and what is true before the order."""
+    """Return two running sequences, a waiting one, and the state before the command."""
     with (
         tempfile.TemporaryDirectory(prefix="tokamak-test-") as directory,
         simulate(Path(directory), max_num_seqs=2, tensor_parallel_size=2) as simulation,
@@ -122,7 +125,7 @@ def prepared(case: Case) -> Iterator[tuple[Simulation, WeightsRecord]]:
 
 
 def walk(simulation: Simulation, case: Case, mortal: Mortal, after_turn: Callable[[int], None] = lambda turn: None) -> int:
-    """Carry out the order, a record of one rank a turn; the status of the reply."""
+    """Carry out the command, one record of one rank per turn; return the status of the reply."""
     command_id = simulation.order(case.order)
     turn = 0
     while command_id not in simulation.replies:
@@ -145,7 +148,8 @@ def outcome(case: Case) -> tuple[WeightsRecord, list[Point], int]:
 
 
 def check(simulation: Simulation, case: Case, *allowed: WeightsRecord) -> None:
-    """All agree on one of these; then everything goes on, to the end of every stream and to weights of a new number."""
+    """Check that all agree on one of these states, and that everything continues to the end of every stream and to weights of a
+    new version."""
     record = simulation.run.weights()
     facts = [(found.path, found.version, found.state, found.ranks) for found in (record, *allowed)]
     assert facts[0] in facts[1:]
@@ -176,7 +180,7 @@ def check(simulation: Simulation, case: Case, *allowed: WeightsRecord) -> None:
 
 
 def check_stream(simulation: Simulation, stream: Stream) -> None:
-    """Its tokens are of one version after another, never of an earlier one again, and each version's are right."""
+    """Check that the versions of its tokens only increase, and that the tokens of each version are right."""
     versions = [output.weight_version for output in stream.outputs if output.token_ids]
     assert versions == sorted(versions)
     tokens, seed = ints(stream.request.prompt.token_ids), stream.request.sampling.seed
@@ -190,7 +194,7 @@ def check_stream(simulation: Simulation, stream: Stream) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_scheduler_dies(name: str) -> None:
-    """Ranks that had not read its last orders yet do so under its successor."""
+    """Ranks that had not read its last messages yet read them under its successor."""
     case = CASES[name]
     after, points, _ = outcome(case)
     assert points
@@ -208,7 +212,7 @@ def test_the_scheduler_dies(name: str) -> None:
 @pytest.mark.parametrize("name", ["sleep", "wake", "reload of what is paused", "reload of one rank"])
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_rank_dies(name: str, index: int) -> None:
-    """The answer says which it is."""
+    """The answer names the rank."""
     case = CASES[name]
     after, _, num_turns = outcome(case)
     for death in range(num_turns - 1):

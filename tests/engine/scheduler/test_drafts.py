@@ -1,5 +1,6 @@
-"""Drafts in the scheduler: rows that bring several tokens, which nobody can count before they are back. The rank of the
-simulation has some of its drafts right and some wrong, and computes both."""
+"""Drafts in the scheduler: rows with several tokens, the number of which is unknown until the result. The rank of the
+simulation has some drafts right and some wrong, and computes both.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +60,13 @@ def test_the_same_tokens_in_every_condition(directory: Path, options: dict[str, 
             simulation.finish()
         simulation.check()
         simulation.check_idle()
-        assert max(map(most_tokens, streams)) > 1, "drafts were granted and stood"
+        assert max(map(most_tokens, streams)) > 1, "drafts were granted and accepted"
         if not options:
             assert simulation.metric("prefix_cache_hits_total") > 0
 
 
-def test_ends_inside_what_accepted(directory: Path) -> None:
-    """Stop tokens, lengths and `min_tokens` end a sequence at the same token, with what is said of each."""
+def test_sequence_ends_inside_accepted_drafts(directory: Path) -> None:
+    """Stop tokens, lengths and `min_tokens` end a sequence at the same token, with the same details."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
         simulation.num_wanted_drafts = K
         for max_tokens in range(1, 12):
@@ -84,7 +85,7 @@ def test_ends_inside_what_accepted(directory: Path) -> None:
 
 
 def test_drafts_are_counted_by_position(directory: Path) -> None:
-    """Verified, accepted, and those that became part of an answer."""
+    """Verified ones, accepted ones, and those that became part of an answer."""
     with simulate(directory, **DRAFTS, num_kv_blocks=512) as simulation:
         simulation.num_wanted_drafts = simulation.scheduler.batch.num_wanted_by_new_requests = K
         streams = submit_all(simulation, 30, stop_token_ids=[9, 27, 40], max_tokens=60)
@@ -107,8 +108,8 @@ def test_drafts_are_counted_by_position(directory: Path) -> None:
         assert num_rows + sum(accepted) >= num_tokens
 
 
-def test_ranks_hear_which_answers_are_complete(directory: Path) -> None:
-    """Once each, with its length, before another takes the slot; not of those that give way."""
+def test_ranks_learn_of_completed_answers(directory: Path) -> None:
+    """Ranks get each completed answer once, with its length, before its slot is reused; preempted ones are not reported."""
     with simulate(directory, **DRAFTS, num_kv_blocks=24) as simulation:
         simulation.num_wanted_drafts = K
         streams = submit_all(simulation, 12, longest=60)
@@ -127,8 +128,8 @@ def test_ranks_hear_which_answers_are_complete(directory: Path) -> None:
         assert steps[-1].generation != generation
 
 
-def test_ranks_do_not_hear_of_answers_with_a_salt(directory: Path) -> None:
-    """Nobody else's are guessed from them."""
+def test_ranks_do_not_learn_salted_answers(directory: Path) -> None:
+    """They must not provide drafts for other requests."""
     with simulate(directory, **DRAFTS) as simulation:
         for number, salt in enumerate(("a", "", "b", "")):
             simulation.submit([1, 2, 3], max_tokens=2 + number, options=PromptOptions(cache_salt=salt))
@@ -139,7 +140,7 @@ def test_ranks_do_not_hear_of_answers_with_a_salt(directory: Path) -> None:
         assert sorted(ended) == [3 + 3, 3 + 5]
 
 
-def test_no_draft_goes_past_the_length(directory: Path) -> None:
+def test_drafts_stay_within_the_length(directory: Path) -> None:
     with simulate(directory, **DRAFTS) as simulation:
         simulation.num_wanted_drafts = K
         stream = simulation.submit([1, 2, 3], max_tokens=9)
@@ -150,7 +151,7 @@ def test_no_draft_goes_past_the_length(directory: Path) -> None:
         assert len(stream.token_ids) == 9
 
 
-def test_prompts_come_before_drafts(directory: Path) -> None:
+def test_prompts_take_precedence_over_drafts(directory: Path) -> None:
     """A step's tokens go to drafts only where no prompt wants them."""
     with simulate(directory, **DRAFTS, max_num_batched_tokens=16) as simulation:
         simulation.num_wanted_drafts = K
@@ -166,8 +167,8 @@ def test_prompts_come_before_drafts(directory: Path) -> None:
         simulation.check()
 
 
-def test_a_step_with_its_drafts_keeps_the_token_budget(directory: Path) -> None:
-    """Six rows, and eleven of the thirty draft tokens that they want: the tokens that are left."""
+def test_step_with_drafts_keeps_the_token_budget(directory: Path) -> None:
+    """Six rows, and eleven of the thirty draft tokens that they want."""
     with simulate(directory, **DRAFTS, max_num_batched_tokens=17) as simulation:
         simulation.num_wanted_drafts = K
         submit_all(simulation, 6, longest=10)
@@ -179,8 +180,8 @@ def test_a_step_with_its_drafts_keeps_the_token_budget(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [12, 14, 16])
-def test_drafts_preempt_nobody(directory: Path, num_blocks: int) -> None:
-    """Four sequences that fit as long as nothing is kept for drafts: 3 blocks each at their end."""
+def test_drafts_preempt_no_sequence(directory: Path, num_blocks: int) -> None:
+    """Four sequences fit as long as no block is kept for drafts: 3 blocks each at their end."""
     with simulate(directory, **DRAFTS, num_kv_blocks=num_blocks, max_num_seqs=4, enable_prefix_caching=False) as simulation:
         simulation.num_wanted_drafts = K
         for seed in range(4):
@@ -191,8 +192,8 @@ def test_drafts_preempt_nobody(directory: Path, num_blocks: int) -> None:
         assert simulation.metric("num_preemptions_total") == 0
 
 
-def test_blocks_for_drafts_come_back_before_anybody_gives_way(directory: Path) -> None:
-    """Blocks given for drafts and not used serve a sequence that lacks one."""
+def test_draft_blocks_are_returned_before_preemption(directory: Path) -> None:
+    """Unused blocks for drafts serve a sequence that lacks one."""
     with simulate(
         directory, **DRAFTS, num_kv_blocks=10, max_num_seqs=3, enable_prefix_caching=False, block_size=2
     ) as simulation:
@@ -207,8 +208,8 @@ def test_blocks_for_drafts_come_back_before_anybody_gives_way(directory: Path) -
         assert simulation.metric("num_preemptions_total") == 0
 
 
-def test_new_requests_begin_as_recent_samples(directory: Path) -> None:
-    """Where those of the last steps want no drafts, one that comes has none granted, nor is its prompt made ready for any."""
+def test_new_requests_start_like_recent_ones(directory: Path) -> None:
+    """If those of the last steps want no drafts, a new one is granted none, and its prompt is not prepared for any."""
     with simulate(directory, **DRAFTS) as simulation:
         for seed, (num_wanted, wants) in enumerate([(K, True), (0, True), (0, False), (K, False), (K, True)]):
             simulation.num_wanted_drafts = num_wanted
@@ -222,7 +223,7 @@ def test_new_requests_begin_as_recent_samples(directory: Path) -> None:
 
 
 def test_results_fit_their_record(directory: Path) -> None:
-    """Drafts of a step are as many as the ring takes log-probabilities of: 8 rows and 4 drafts, not 8 rows of 17 tokens."""
+    """The log-probabilities of a result limit the drafts of a step: 8 rows and 4 drafts, not 8 rows of 17 tokens."""
     least = RESULT_BYTES + 216 * (8 + 4) + MIN_RESULT_BYTES
     with simulate(directory, max_num_batched_tokens=256, num_kv_blocks=512, **DRAFTS) as simulation:
         assert simulation.scheduler.limits.max_drafts == 8 * 16
@@ -237,7 +238,7 @@ def test_results_fit_their_record(directory: Path) -> None:
 
 
 def test_drafts_keep_no_block_from_a_prompt(directory: Path) -> None:
-    """A prompt that fits in what the tokens of running sequences leave begins at once, whatever was kept for drafts."""
+    """A prompt that fits beside the tokens of running sequences begins at once, whatever was kept for drafts."""
     with simulate(directory, **DRAFTS, num_kv_blocks=200, block_size=2, enable_prefix_caching=False) as simulation:
         simulation.num_wanted_drafts = 16
         streams = [simulation.submit([seed + 1] * 8, max_tokens=100, seed=seed) for seed in range(4)]
@@ -256,11 +257,11 @@ def test_drafts_keep_no_block_from_a_prompt(directory: Path) -> None:
         simulation.check_idle()
 
 
-def test_what_goes_on_begins_one_position_early(directory: Path) -> None:
-    """Layers that draft need the hidden state before the next token: of a prefix that is found, and of a worker that is new."""
+def test_resumed_sequence_begins_one_position_early(directory: Path) -> None:
+    """Layers that draft need the hidden state before the next token: after a prefix-cache hit, and on a new worker."""
 
     def first_rows(simulation: Simulation) -> list[tuple[int, int]]:
-        """Where sequences began, of how many known tokens."""
+        """Return the start of each sequence and its number of known tokens."""
         steps = [step for step in simulation.rank.steps if step.starts]
         return [(ints(step.start)[0], len(ints(step.starts[0].token_ids))) for step in steps]
 
@@ -283,9 +284,9 @@ def test_what_goes_on_begins_one_position_early(directory: Path) -> None:
         simulation.check_idle()
 
 
-def test_a_rejected_draft_never_reaches_the_prefix_cache(directory: Path) -> None:
-    """Whatever lies in a block that may be found is what its tokens give, from the moment on when it is there: no step in
-    flight writes a guess to it."""
+def test_rejected_drafts_never_reach_the_prefix_cache(directory: Path) -> None:
+    """A findable block holds only the KV of its tokens, from the moment it is indexed: no step in flight writes a draft token
+    to it."""
     with simulate(directory, **DRAFTS, num_kv_blocks=1024, block_size=4) as simulation:
         simulation.num_wanted_drafts = K
         submit_all(simulation, 10)
@@ -311,7 +312,8 @@ def test_a_rejected_draft_never_reaches_the_prefix_cache(directory: Path) -> Non
 @pytest.mark.parametrize("num_blocks", [400, 120], ids=["room", "evicted"])
 @pytest.mark.parametrize("drafts", [DRAFTS, LAYERS], ids=["ngram", "mtp"])
 def test_prefixes_are_found_as_often(directory: Path, drafts: dict[str, Any], num_blocks: int) -> None:
-    """Conversations with one beginning, a turn after the other: 0.98 of the tokens that are found without drafts."""
+    """Conversations with one beginning, one turn after the other, find at least 0.98 of the tokens that they find without
+    drafts."""
 
     def share_found(**options: Any) -> float:
         with simulate(directory, num_kv_blocks=num_blocks, block_size=8, **options) as simulation:
@@ -330,8 +332,8 @@ def test_prefixes_are_found_as_often(directory: Path, drafts: dict[str, Any], nu
     assert share_found(**drafts) >= 0.98 * without
 
 
-def test_aborts_within_what_accepted(directory: Path) -> None:
-    """The tokens sent are the beginning of the answer; other sequences go on, and nothing is held."""
+def test_aborts_inside_accepted_drafts(directory: Path) -> None:
+    """The tokens sent are the beginning of the answer; other sequences continue, and nothing is held."""
     with simulate(directory, **DRAFTS, num_kv_blocks=60) as simulation:
         simulation.num_wanted_drafts = K
         streams = submit_all(simulation, 12, max_tokens=60)

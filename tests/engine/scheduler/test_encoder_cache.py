@@ -1,4 +1,4 @@
-"""The encoder cache against a plain oracle: an array that says for each row whose it is."""
+"""The encoder cache against a plain model: an array with the owner of each row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_empty_cache_fills() -> None:
     assert cache.num_used_rows == 8
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_least_recently_used_is_evicted_first() -> None:
     cache = EncoderCache(9)
     units = [encoded(cache, name, 3) for name in (b"a", b"b", b"c")]
     assert units[0] is not None
@@ -37,7 +37,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert cache.num_evictions == 1
 
 
-def test_only_what_lies_in_the_way_goes() -> None:
+def test_only_units_in_the_way_are_evicted() -> None:
     cache = EncoderCache(6)
     for name, num_rows in ((b"a", 1), (b"b", 2), (b"c", 1), (b"d", 2)):
         encoded(cache, name, num_rows)
@@ -45,7 +45,7 @@ def test_only_what_lies_in_the_way_goes() -> None:
     assert {unit.unit_hash for unit in cache} == {b"c", b"d", b"e"}
 
 
-def test_nothing_goes_in_vain() -> None:
+def test_nothing_is_evicted_in_vain() -> None:
     cache = EncoderCache(6)
     kept = encoded(cache, b"a", 2)
     encoded(cache, b"b", 4)
@@ -55,7 +55,7 @@ def test_nothing_goes_in_vain() -> None:
     assert (len(cache), cache.num_evictions) == (2, 0)
 
 
-def test_rows_that_a_step_reads_are_not_given_out_again() -> None:
+def test_rows_in_use_are_not_reused() -> None:
     cache = EncoderCache(4)
     unit = encoded(cache, b"a", 4)
     assert unit is not None
@@ -73,7 +73,7 @@ def test_rows_that_a_step_reads_are_not_given_out_again() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 24), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12), st.integers(0, 9)), max_size=60))
 def test_against_an_array_of_rows(num_rows: int, actions: list[tuple[int, int, int]]) -> None:
-    """Rows have one owner each; what is refused would not fit even without all that may go."""
+    """Rows have one owner each; a refused unit would not fit even without all units that can be removed."""
     cache = EncoderCache(num_rows)
     known: list[CachedUnit] = []
     used: list[CachedUnit] = []

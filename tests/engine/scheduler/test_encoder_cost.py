@@ -1,4 +1,4 @@
-"""How much of the encoder a step runs: balanced, within the budget, with what attention costs, cut inside of large pictures."""
+"""Encoder work of a step: balanced, within the budget, with the cost of attention, and split inside large pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE: dict[str, Any] = {"encoder_depth": 12, "encoder_passes": 13, "max_num_bat
 
 
 def steps(rows: list[int], **fields: Any) -> list[int]:
-    """Parts of each step."""
+    """Return the parts of each step."""
     cost = EncoderCost(small_config(Path("/"), **SHAPE | fields))
     found, first, parts = [], 0, cost.parts_of(rows)
     while first < len(parts):
@@ -27,7 +27,7 @@ def steps(rows: list[int], **fields: Any) -> list[int]:
     return found
 
 
-def test_passes_that_cost_the_same_are_shared_out_evenly() -> None:
+def test_equal_passes_are_divided_evenly() -> None:
     """The first one, up to the keys of a layer, costs a quarter."""
     assert steps([10]) == [13]
     assert steps([11]) == [7, 6]
@@ -37,16 +37,16 @@ def test_passes_that_cost_the_same_are_shared_out_evenly() -> None:
     assert steps([]) == [13]  # features: nothing is computed
 
 
-def test_attention_to_a_whole_picture_counts() -> None:
-    """It grows with the square: of one large picture, and not of many small ones in one call."""
+def test_attention_over_a_picture_counts() -> None:
+    """It grows with the square of one large picture, but not of many small ones in one call."""
     whole: dict[str, Any] = {"encoder_whole_layers": (5, 11), "encoder_attention_cost": 0.1}
     assert steps([20], **whole | {"encoder_whole_layers": ()}) == [5, 4, 4]
     assert steps([20], **whole) == [6, 4, 3]  # 5 and 20 a pass, 60 where all is seen: 105, then 60 and 3 x 20, then 40 and 60
     assert steps([2] * 9, **whole) == [7, 6] != steps([18], **whole)
 
 
-def test_a_large_picture_is_cut_inside() -> None:
-    """A step goes on within a pass: ones of a third of a pass each have a third of its rows."""
+def test_large_picture_is_split_inside() -> None:
+    """A step can stop within a pass: steps of a third of a pass each run a third of its rows."""
     rows = 6 * SLICE_ROWS
     budget: dict[str, Any] = {"max_num_batched_encoder_embeds": 21}
     assert steps([rows], **budget) == [5, *[3] * 25] or steps([rows], **budget)
@@ -56,7 +56,7 @@ def test_a_large_picture_is_cut_inside() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_step_costs_more_than_it_may_unless_it_is_one_part(seed: int) -> None:
+def test_only_single_parts_exceed_the_budget(seed: int) -> None:
     chance = random.Random(seed)
     rows = [chance.randrange(1, chance.choice((40, 400))) for _ in range(chance.randrange(1, 5))]
     whole = {layer for layer in range(12) if chance.random() < 0.4}

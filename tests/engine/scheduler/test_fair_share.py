@@ -1,4 +1,5 @@
-"""A source with many requests delays itself: sequences begin by turns between sources, and between the requests of each."""
+"""A source with many requests delays only itself: sequences begin in turns between sources, and between the requests of
+each."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ def owners(queue: WaitingQueue) -> str:
     return "".join(map(key_of, queue))
 
 
-def test_sources_take_turns_and_so_do_the_requests_of_one() -> None:
+def test_sources_and_their_requests_take_turns() -> None:
     queue = WaitingQueue()
     for order, name in enumerate(["1A"] * 5 + ["1B"] * 2 + ["2C"] * 3 + ["3D"]):
         queue.push(sample(name[0], name[1], order))
     assert owners(queue) == "ACDBCACBAAA"
 
 
-def test_who_runs_much_comes_behind_who_runs_little() -> None:
+def test_source_with_more_running_goes_later() -> None:
     queue = WaitingQueue()
     many = [sample("1", "A", order) for order in range(5)]
     for sequence in many:
@@ -55,7 +56,7 @@ def test_who_runs_much_comes_behind_who_runs_little() -> None:
     assert owners(queue) == "ABABA"  # all were there before B came
 
 
-def test_sources_come_before_priority() -> None:
+def test_sources_take_precedence_over_priority() -> None:
     """The best priority gives a source no more turns than the others."""
     queue = WaitingQueue()
     for order in range(3):
@@ -87,8 +88,8 @@ def test_flood_with_best_priority_delays_no_other_source(priority: int) -> None:
     assert small not in list(world.batch.waiting)
 
 
-def test_a_small_request_waits_for_what_is_in_flight_alone() -> None:
-    """With 1,000 samples before it, of another source and of its own."""
+def test_small_request_waits_only_for_steps_in_flight() -> None:
+    """With 1,000 sequences before it, of another source or of its own."""
     world = World(make_limits(max_tokens=16, max_running=8, has_prefix_cache=False), 64)
     world.add(*(sample("1", "A", order, num_tokens=12) for order in range(1000)))
     for source, key, order in (("2", "B", 2000), ("1", "C", 2001)):
@@ -109,10 +110,8 @@ def test_a_small_request_waits_for_what_is_in_flight_alone() -> None:
     st.lists(st.tuples(st.sampled_from("123"), st.sampled_from("AB"), st.integers(-3, 3), st.integers(1, 30)), max_size=30),
     st.randoms(use_true_random=False),
 )
-def test_all_are_served_each_once_whatever_comes_when(
-    max_running: int, wanted: list[tuple[str, str, int, int]], chance: object
-) -> None:
-    """Also where samples are preempted, or leave while they wait; whoever has the least gets the next turn."""
+def test_every_sequence_is_served_once(max_running: int, wanted: list[tuple[str, str, int, int]], chance: object) -> None:
+    """Also where sequences are preempted, or leave while they wait; the source with the fewest gets the next turn."""
     world = World(make_limits(max_tokens=16, max_running=max_running), 16)
     waiting = [
         sample(source, source + key, order, priority=priority, num_tokens=size)
@@ -135,8 +134,8 @@ def test_all_are_served_each_once_whatever_comes_when(
     world.run_to_the_end()
 
 
-def test_a_source_alone_with_one_slot_still_gives_way() -> None:
-    """Nothing of it runs at the moment at which the slot is free: it was served last."""
+def test_single_slot_source_still_yields() -> None:
+    """None of its sequences runs at the moment when the slot is free, but it was served last."""
     world = World(make_limits(max_running=1), 64)
     world.add(*(sample("1", "A", order) for order in range(10)))
     world.dispatch()
@@ -148,7 +147,7 @@ def test_a_source_alone_with_one_slot_still_gives_way() -> None:
     assert small not in list(world.batch.waiting)
 
 
-def test_a_source_is_not_passed_over_by_new_requests_for_ever() -> None:
+def test_new_sources_do_not_starve_an_old_one() -> None:
     world = World(make_limits(max_running=1), 64)
     first, second = sample("1", "A", 0), sample("1", "A", 1)
     world.add(first, second)

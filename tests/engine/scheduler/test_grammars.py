@@ -1,4 +1,4 @@
-"""Sequences whose grammar the ranks have yet to compile: they wait, the others do not."""
+"""Sequences with grammars that the ranks have not compiled yet wait; others do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def form(simulation: Simulation, text: str = "start: /a/", **options: object) ->
     return simulation.submit([1, 2, 3], grammar=Grammar(text), **options)
 
 
-def test_a_form_waits_for_its_grammar_and_nobody_for_the_form(directory: Path) -> None:
+def test_only_constrained_sequences_wait_for_grammars(directory: Path) -> None:
     with simulate(directory) as simulation:
         simulation.rank.compiles = False
         bound, again = form(simulation), form(simulation)
@@ -35,7 +35,7 @@ def test_a_form_waits_for_its_grammar_and_nobody_for_the_form(directory: Path) -
 
 
 def test_lives_and_deaths(directory: Path) -> None:
-    """A rank that dies knows no grammar afterwards; the scheduler dies; a waiting sequence ends."""
+    """A restarted rank knows no grammar; the scheduler dies; a waiting sequence ends."""
     with simulate(directory) as simulation:
         simulation.finish(form(simulation))
         running = form(simulation, max_tokens=30)
@@ -74,7 +74,7 @@ def sequence_with(text: str) -> Sequence:
     return sequence
 
 
-def test_so_many_are_known() -> None:
+def test_number_of_known_grammars_is_bounded() -> None:
     asked: list[CompileGrammar] = []
     grammars = Grammars(1, asked.append)
     for number in (*range(MAX_KNOWN + 1), MAX_KNOWN, 1, 0):
@@ -87,8 +87,8 @@ def test_so_many_are_known() -> None:
     assert [message.text for message in asked] == [*map(str, range(MAX_KNOWN + 1)), "0"]
 
 
-def test_those_that_come_first_are_asked_for_and_none_who_left() -> None:
-    """However many wait: else all of them would be compiled ahead, and forgotten before their turn."""
+def test_only_the_first_waiting_grammars_are_requested() -> None:
+    """Only the first few, or all would be compiled ahead and forgotten before their turn."""
     asked: list[CompileGrammar] = []
     grammars = Grammars(1, asked.append)
     waiting = [sequence_with(f"{number}") for number in range(3 * MAX_SEEN)]

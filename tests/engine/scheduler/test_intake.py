@@ -1,4 +1,4 @@
-"""New requests where ranks share experts: who is held and until when, and prefill apart from decode."""
+"""New requests where ranks share experts: which are held and until when, and prefill apart from decode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HELD_FOREVER = {"enable_expert_parallel": True, "ep_batched_token_timeout_ms": 3
 
 @dataclass
 class RankGroupWorld(World):
-    """A replica of a rank group at a time of its own. Whoever is added comes at that time."""
+    """A replica of a rank group with a clock of its own; added sequences arrive at its time."""
 
     kind: StepKind = StepKind.MIXED
     now_ns: int = 1
@@ -64,14 +64,14 @@ class RankGroupWorld(World):
             self.kinds.append(plan.kind)
         if plan.kind is not StepKind.MIXED:
             assert {row.is_prefill for row in plan.rows} <= {plan.kind is StepKind.PREFILL}
-        if plan.held_until_ns:  # else than who waits for another of its group
+        if plan.held_until_ns:  # unlike a sequence that waits for another of its group
             held = [sequence for sequence in self.batch.waiting if sequence.held_since_ns and not sequence.request.own.group_id]
             assert all(plan.held_until_ns <= sequence.held_since_ns + TIMEOUT_NS for sequence in held)
             assert self.now_ns < plan.held_until_ns
             assert not plan.admitted
 
     def run_to_the_end(self, max_steps: int = 5000) -> None:
-        """While nothing else can happen, time goes on to where somebody is held no longer."""
+        """Run to the end; while nothing else can happen, the clock advances to the end of the next hold."""
         for _ in range(max_steps):
             while len(self.flights) < 2:
                 plan = self.dispatch()
@@ -89,7 +89,7 @@ class RankGroupWorld(World):
 
 
 def started(world: RankGroupWorld, num_samples: int = 1, max_tokens: int = 1000) -> RankGroupWorld:
-    """Samples decode, and this has been so for long."""
+    """Return the world with sequences that have been decoding for long."""
     world.add(*(make_sample(f"old{index}", [5], max_tokens, order=-9 + index) for index in range(num_samples)))
     world.now_ns += TIMEOUT_NS
     world.dispatch()
@@ -97,7 +97,7 @@ def started(world: RankGroupWorld, num_samples: int = 1, max_tokens: int = 1000)
     return world
 
 
-# ------------------------------------------------------------------------------------------------------ who is held
+# ---------------------------------------------------------------------------------------------------------- held requests
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=8), st.integers(1, 700))
@@ -140,8 +140,8 @@ def test_later_ones_do_not_hold_up_the_first() -> None:
         (make_limits(max_tokens=64, max_running=8), 9, [5, 5, 9], 2),  # blocks: the last one lacks some
     ],
 )
-def test_who_fills_a_step_goes_in(limits: Any, num_blocks: int, lengths: list[int], num_admitted: int) -> None:
-    """Held requests, and those without room, do not count: the same prompts go in once the time is over."""
+def test_prompts_that_fill_a_step_are_admitted(limits: Any, num_blocks: int, lengths: list[int], num_admitted: int) -> None:
+    """Held requests, and those without room, do not count: the same prompts are admitted once the time is over."""
     world = started(RankGroupWorld(limits, num_blocks))
     world.add(*(make_sample(f"s{order}", [7 + order] * length, order=order) for order, length in enumerate(lengths)))
     plan = world.plan()
@@ -168,7 +168,7 @@ def test_held_requests_leave_drafts_their_room() -> None:
 
 
 def test_the_wait_counts_from_the_clock(directory: Path) -> None:
-    """A new request that is alone goes in when its time is over, and not before."""
+    """A new request that is alone is admitted when its time is over, and not before."""
     options = {"enable_expert_parallel": True, "ep_batched_token_timeout_ms": 150, "max_model_len": 8192, "num_kv_blocks": 2200}
     with simulate(directory, **options) as simulation:
         simulation.start(simulation.submit([1, 2, 3], max_tokens=8000))
@@ -193,7 +193,7 @@ def test_preempted_requests_count_as_waiting_on_their_way_back() -> None:
     assert (world.batch.num_leaving, world.batch.num_waiting) == (0, 1)
 
 
-def test_an_idle_rank_group_holds_nobody() -> None:
+def test_idle_rank_group_holds_no_request() -> None:
     world = RankGroupWorld(make_limits(max_tokens=64), 64)
     world.add(make_sample("a", [1, 2, 3]))
     assert world.plan().held_until_ns == world.now_ns + TIMEOUT_NS  # others compute
@@ -203,7 +203,7 @@ def test_an_idle_rank_group_holds_nobody() -> None:
     assert world.plan().held_until_ns > 0
 
 
-def test_who_finds_prompts_under_way_goes_along() -> None:
+def test_request_joins_running_prompts() -> None:
     world = started(RankGroupWorld(make_limits(max_tokens=16), 64))
     world.add(make_sample("long", [1] * 20, order=1))
     assert [row.num_tokens for row in world.dispatch().rows] == [1, 15]
@@ -211,8 +211,8 @@ def test_who_finds_prompts_under_way_goes_along() -> None:
     assert [row.sequence.request.own.request_id for row in world.dispatch().rows] == ["old0", "long", "late"]
 
 
-def test_who_was_admitted_before_is_not_held() -> None:
-    """A preempted sample, and one whose group is there, which take others along."""
+def test_preempted_sequence_is_not_held() -> None:
+    """A preempted sequence, and one of a group that runs already; held ones are admitted along with them."""
     world = RankGroupWorld(make_limits(max_tokens=64, max_running=8, has_prefix_cache=False), 64, is_rest_idle=True)
     world.add(make_sample("a", [5], group_id="g"), make_sample("b", [5], order=1))
     world.dispatch()
@@ -226,7 +226,7 @@ def test_who_was_admitted_before_is_not_held() -> None:
     assert [admission.sequence.request.own.request_id for admission in world.dispatch().admitted] == ["c", "d"]
 
 
-# ------------------------------------------------------------------------------------------- prefill apart from decode
+# ---------------------------------------------------------------------------------------------- prefill apart from decode
 
 
 def test_prefill_and_decode_take_turns() -> None:
@@ -281,7 +281,7 @@ def test_everything_ends_whoever_is_held(
         if len(world.flights) > 1:
             world.land()
     world.run_to_the_end()
-    if is_apart:  # nobody waits for two steps of the other kind in vain
+    if is_apart:  # no request waits for two steps of the other kind in vain
         assert set(world.kinds) <= {StepKind.PREFILL, StepKind.DECODE}
 
 
@@ -297,8 +297,8 @@ def submit(simulation: Simulation, count: int, length: int = 5, **options: Any) 
     return [simulation.submit([index + 1] * length, seed=index, **options) for index in range(count)]
 
 
-def test_what_is_held_waits_and_is_counted(directory: Path) -> None:
-    """The loop sleeps until the first one's time; what comes later changes nothing of it. Who fills a step ends the wait."""
+def test_held_requests_are_counted(directory: Path) -> None:
+    """The loop sleeps until the first one's time; later requests do not change it. One that fills a step ends the wait."""
     with simulate(directory, **HELD_FOREVER) as simulation:
         first = simulation.submit([1, 2, 3], max_tokens=200)
         simulation.start(first)
@@ -319,7 +319,7 @@ def test_what_is_held_waits_and_is_counted(directory: Path) -> None:
         simulation.check_idle()
 
 
-def test_who_waits_for_the_last_one_goes_in_when_it_ends(directory: Path) -> None:
+def test_held_request_is_admitted_when_the_last_ends(directory: Path) -> None:
     with simulate(directory, **HELD_FOREVER) as simulation:
         first = simulation.submit([1, 2, 3], max_tokens=40)
         simulation.start(first)
@@ -327,8 +327,8 @@ def test_who_waits_for_the_last_one_goes_in_when_it_ends(directory: Path) -> Non
         simulation.check()
 
 
-def test_nobody_is_held_longer(directory: Path) -> None:
-    """Another replica computes all the time. The loop is woken by its own deadline."""
+def test_hold_ends_at_its_deadline(directory: Path) -> None:
+    """Another replica computes all the time. The loop wakes at its own deadline."""
     with simulate(directory, enable_expert_parallel=True, ep_batched_token_timeout_ms=5, data_parallel_size=2) as simulation:
         simulation.segments.counters.counter("num_requests_running", "scheduler1").set(2)
         stream = simulation.submit([1, 2, 3])
@@ -339,7 +339,7 @@ def test_nobody_is_held_longer(directory: Path) -> None:
         simulation.check()
 
 
-def test_another_replica_that_computes(directory: Path) -> None:
+def test_request_is_held_while_another_replica_runs(directory: Path) -> None:
     with simulate(directory, data_parallel_size=2, **HELD_FOREVER) as simulation:
         other = simulation.segments.counters.counter("num_requests_running", "scheduler1")
         other.set(2)

@@ -1,4 +1,4 @@
-"""Pictures and video in the scheduler, on real rings, with a rank that checks every row of features that it is told to read."""
+"""Pictures and video in the scheduler, on real rings, with a rank that checks every row of features that it has to read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show(simulation: Simulation, *parts: list[int] | MediaItem, **options: Any) 
 
 
 def finish(simulation: Simulation, *streams: Stream) -> None:
-    """All end as they should, and nothing is held."""
+    """Finish all streams with the expected tokens, and check that nothing is held."""
     simulation.finish()
     simulation.run_until(lambda: not simulation.scheduler.dispatcher.num_in_flight, "no step in flight")
     simulation.run_until(lambda: simulation.turn() == 0, "what is given back has arrived")
@@ -60,8 +60,8 @@ def unit(item: MediaItem) -> bytes:
 # ---------------------------------------------------------------------------------------------------------------- calls
 
 
-def test_a_picture_is_encoded_once_and_read_by_all(simulation: Simulation) -> None:
-    """Each distinct hash once, also across requests. Later ones find it."""
+def test_picture_is_encoded_once_for_all_requests(simulation: Simulation) -> None:
+    """Each distinct hash is encoded once, also across requests; later ones find it."""
     for index in range(5):
         show(simulation, [index, 7], CAT, [8, 9, index])
     finish(simulation)
@@ -83,7 +83,7 @@ def test_missing_units_are_one_call_in_prompt_order(simulation: Simulation) -> N
     assert [encode.unit_hash for encode in call.units] == [unit(CAT), unit(DOG), unit(picture("bird", 3))]
 
 
-def test_calls_are_cut_between_passes_and_freeze_nobody(directory: Path) -> None:
+def test_calls_are_split_and_block_no_stream(directory: Path) -> None:
     with simulate(directory, **VISION | {"max_num_batched_encoder_embeds": 6}) as simulation:
         text = simulation.submit([1, 2, 3], max_tokens=40)
         simulation.start(text)
@@ -95,7 +95,7 @@ def test_calls_are_cut_between_passes_and_freeze_nobody(directory: Path) -> None
         assert all(ints(step.num_tokens) == [1] for step in steps), "the text stream has a token, and waits for no chunk"
 
 
-def test_features_of_a_client_cost_nothing(directory: Path) -> None:
+def test_client_features_cost_no_encoding(directory: Path) -> None:
     with simulate(directory, **VISION | {"max_num_batched_encoder_embeds": 6}) as simulation:
         item = picture("large", 20)
         show(simulation, replace(item, source=replace(item.source, is_features=True)), [5])
@@ -103,7 +103,7 @@ def test_features_of_a_client_cost_nothing(directory: Path) -> None:
         assert parts(simulation) == [(1, 0, 5)]
 
 
-def test_text_goes_on_while_pixels_do_not_come(simulation: Simulation) -> None:
+def test_text_continues_without_pixels(simulation: Simulation) -> None:
     simulation.media[0].is_silent = True
     seen = show(simulation, CAT, [1, 2])
     simulation.finish(simulation.submit([1, 2, 3]), show(simulation, [3, 4, 5]))
@@ -121,7 +121,7 @@ def test_text_before_a_picture_is_computed_meanwhile(simulation: Simulation) -> 
     finish(simulation)
 
 
-def test_who_holds_the_slots_gets_on_though_another_is_before_it(directory: Path) -> None:
+def test_sequence_with_a_slot_progresses_despite_the_first(directory: Path) -> None:
     """The first in line fills the cache and waits for a slot; the one with the slot needs rows."""
     with simulate(directory, **VISION | {"encoder_cache_size": 12}, max_num_seqs=1) as simulation:
         simulation.media[0].is_silent = True
@@ -133,7 +133,7 @@ def test_who_holds_the_slots_gets_on_though_another_is_before_it(directory: Path
         finish(simulation, holder, first)
 
 
-def test_the_first_takes_rows_of_what_is_behind_it(directory: Path) -> None:
+def test_first_in_line_takes_rows_of_later_ones(directory: Path) -> None:
     """Both wait for the slot, and the features of the second are there already."""
     with simulate(directory, **VISION | {"encoder_cache_size": 12}, max_num_seqs=1) as simulation:
         text = simulation.submit([1], max_tokens=100)
@@ -146,9 +146,9 @@ def test_the_first_takes_rows_of_what_is_behind_it(directory: Path) -> None:
         finish(simulation)
 
 
-def test_pixels_make_way_for_those_before_them(directory: Path) -> None:
-    """A lost unit waits for room in the media process, which a later one fills, which waits for rows: those that are free lie
-    apart until the lost one is read."""
+def test_pixels_yield_to_earlier_ones(directory: Path) -> None:
+    """A lost unit waits for room in the media process, which a later one fills, and that one waits for rows: the free ones are
+    fragmented until the lost unit is read."""
     with simulate(directory, **VISION | {"encoder_cache_size": 16, "max_num_batched_tokens": 4}) as simulation:
         low, kept, lost, late = picture("low", 6), picture("kept", 3), picture("lost", 5), picture("late", 8)
         for item in (low, kept):
@@ -166,8 +166,8 @@ def test_pixels_make_way_for_those_before_them(directory: Path) -> None:
         assert simulation.metric("encoder_losses_total") == 1
 
 
-def test_ranks_hear_where_features_lie_now(directory: Path) -> None:
-    """In the middle of a picture they are forgotten, and then lie elsewhere."""
+def test_ranks_learn_new_feature_rows(directory: Path) -> None:
+    """In the middle of a picture its features are dropped, and then encoded into other rows."""
     with simulate(directory, **VISION | {"max_num_batched_tokens": 4}) as simulation:
         text = simulation.submit([1], max_tokens=200)
         simulation.start(text)
@@ -191,7 +191,7 @@ def test_waits_for_a_media_process_that_is_there(simulation: Simulation) -> None
 
 
 def conversation(simulation: Simulation, seed: int, max_tokens: int = 6) -> Stream:
-    """A request at random: text, pictures, video."""
+    """Return a random request: text, pictures, video."""
     rng = random.Random(seed)
     parts: list[list[int] | MediaItem] = [[rng.randrange(60) for _ in range(rng.randrange(4))]]
     for _ in range(rng.randrange(4)):
@@ -230,7 +230,7 @@ def test_the_same_tokens_in_every_condition(directory: Path, options: dict[str, 
 # ---------------------------------------------------------------------------------------------------------------- keys
 
 
-def test_the_same_tokens_with_another_picture_are_no_hit(simulation: Simulation) -> None:
+def test_same_tokens_with_another_picture_are_no_hit(simulation: Simulation) -> None:
     streams = [show(simulation, [1, 2, 3], item, [4] * 8) for item in (CAT, DOG)]
     finish(simulation)
     assert streams[0].token_ids != streams[1].token_ids
@@ -241,7 +241,7 @@ def test_the_same_tokens_with_another_picture_are_no_hit(simulation: Simulation)
     assert [len(call.units) for call in simulation.rank.encoder.calls] == [2]
 
 
-def test_what_is_cached_needs_no_features(simulation: Simulation) -> None:
+def test_cached_prompt_needs_no_features(simulation: Simulation) -> None:
     show(simulation, CAT, [1] * 9)
     finish(simulation)
     simulation.ask(ResetEncoderCache())
@@ -261,7 +261,7 @@ def test_events_name_units(simulation: Simulation) -> None:
 # ---------------------------------------------------------------------------------------------------------------- cuts
 
 
-def test_whole_pictures_are_never_cut_and_hits_end_before_them(directory: Path) -> None:
+def test_unchunked_pictures_are_never_cut(directory: Path) -> None:
     with simulate(directory, **VISION, disable_chunked_mm_input=True, max_num_batched_tokens=9) as simulation:
         for _ in range(2):
             show(simulation, [1, 2, 3], CAT, [4] * 3, DOG, [5])
@@ -280,7 +280,7 @@ def test_whole_pictures_are_never_cut_and_hits_end_before_them(directory: Path) 
         assert "10 tokens, a step has 9" in refused.rejected.message
 
 
-def test_what_is_larger_than_the_cache_is_refused(simulation: Simulation) -> None:
+def test_picture_larger_than_the_cache_is_refused(simulation: Simulation) -> None:
     refused = show(simulation, picture("huge", 65), [2])
     simulation.finish(refused)
     assert refused.rejected is not None
@@ -343,7 +343,7 @@ def test_a_mask_that_no_step_can_hold_is_refused(simulation: Simulation) -> None
 # -------------------------------------------------------------------------------------------------------------- faults
 
 
-def test_an_item_that_cannot_be_decoded_fails_its_requests_alone(simulation: Simulation) -> None:
+def test_undecodable_item_fails_only_its_requests(simulation: Simulation) -> None:
     simulation.media[0].failures[unit(DOG)] = [(400, "the picture is truncated")]
     refused = [show(simulation, [3, 4], DOG, [index]) for index in range(2)]
     show(simulation, CAT, [1])
@@ -379,8 +379,8 @@ def test_damaged_features_are_encoded_again(simulation: Simulation) -> None:
     assert parts(simulation) == [(1, 0, 5), (1, 0, 5)]
 
 
-def test_losses_with_reads_between_fail_nobody(simulation: Simulation) -> None:
-    """However long somebody needs the unit."""
+def test_losses_with_reads_between_fail_no_request(simulation: Simulation) -> None:
+    """However long a request needs the unit."""
     simulation.media[0].withheld = {unit(DOG)}
     waits = show(simulation, DOG, CAT, [1])
     for index in range(7):
@@ -391,7 +391,7 @@ def test_losses_with_reads_between_fail_nobody(simulation: Simulation) -> None:
     finish(simulation, waits)
 
 
-def test_what_stays_missing_fails_its_requests(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_stay_missing_fail_requests(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(simulation.rank.encoder), "missing", lambda *_: "its rows cannot be read")
     refused = show(simulation, CAT, [1, 2])
     finish(simulation, simulation.submit([1, 2, 3]))
@@ -411,7 +411,7 @@ def test_a_rank_that_dies_between_parts_starts_anew(directory: Path) -> None:
         assert simulation.metric("encoder_calls_total") == 3
 
 
-def test_a_rank_that_dies_before_the_last_parts_runs_them_again(simulation: Simulation) -> None:
+def test_restarted_rank_runs_lost_parts_again(simulation: Simulation) -> None:
     show(simulation, CAT, [1])
     while not simulation.scheduler.encoder.cache.get(unit(CAT)):
         simulation.loop.turn()
@@ -457,8 +457,8 @@ def test_aborted_requests_leave_nothing(simulation: Simulation, has_pixels: bool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_all_at_once(directory: Path, seed: int) -> None:
-    """At random: whoever dies, and whatever is aborted or damaged, the others end byte for byte, and nothing is held."""
+def test_random_deaths_and_damage(directory: Path, seed: int) -> None:
+    """Random deaths, aborts and damage: the other streams end byte for byte, and nothing is held."""
     rng = random.Random(seed)
     options: dict[str, Any] = {
         "media_processes": rng.choice([1, 2]),
@@ -513,7 +513,7 @@ def test_all_at_once(directory: Path, seed: int) -> None:
 # ---------------------------------------------------------------------------------------------------------------- turns
 
 
-def test_pixels_are_asked_for_in_the_name_of_who_needs_them(simulation: Simulation) -> None:
+def test_pixel_requests_name_their_request(simulation: Simulation) -> None:
     simulation.media[0].is_silent = True
     show(simulation, [1], CAT, [2], group_id="first")
     show(simulation, [3], CAT, DOG, group_id="second")
@@ -523,7 +523,7 @@ def test_pixels_are_asked_for_in_the_name_of_who_needs_them(simulation: Simulati
 
 
 def test_long_video_without_pixels_blocks_no_other(directory: Path) -> None:
-    """A request asks for as much as a call takes, though the arena would be full if all of it came."""
+    """A request asks for as many units as a call takes, although the arena would be full if all came."""
     with simulate(directory, **VISION | {"max_num_batched_encoder_embeds": 4}) as simulation:
         video = picture("video", 8, num_units=8)  # all of the arena's 64 rows
         simulation.media[0].withheld = {*video.unit_hashes}

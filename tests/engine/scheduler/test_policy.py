@@ -1,4 +1,4 @@
-"""The policy as functions: budget, order, chunks, preemption, and that everything ends in the smallest pools."""
+"""The policy as functions: budget, order, chunks, preemption, and progress to the end in the smallest pools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.requests import with_shared
 
 @dataclass
 class World:
-    """A batch, and a rank that samples 0 for ever; two steps in flight. Of `num_wanted` drafts a part stands."""
+    """A batch, and a rank that samples 0 for ever; two steps in flight. Some of `num_wanted` drafts are accepted."""
 
     limits: Limits
     num_blocks: int
@@ -57,7 +57,7 @@ class World:
         )
 
     def dispatch(self) -> SchedulerOutput:
-        """SchedulerOutput a step and put it in flight."""
+        """Plan a step and put it in flight."""
         plan = self.plan()
         self.passed_over = plan.passed_over
         if plan.preempted is not None:
@@ -82,7 +82,7 @@ class World:
             assert row.num_tokens > 0
 
     def land(self) -> None:
-        """The result of the oldest step in flight."""
+        """Apply the result of the oldest step in flight."""
         for row in self.flights.popleft():
             sequence = row.sequence
             sequence.num_in_flight -= 1
@@ -132,7 +132,7 @@ def test_long_prompt_is_cut_to_the_budget() -> None:
     assert cuts == [(0, 16, False), (16, 16, False), (32, 8, True)]
 
 
-def test_one_ahead_counts_the_token_that_is_not_known_yet() -> None:
+def test_step_ahead_counts_the_unknown_token() -> None:
     world = World(make_limits(), 64)
     sequence = make_sample("a", [1, 2, 3], max_tokens=3)
     world.add(sequence)
@@ -156,7 +156,7 @@ def test_decode_and_prefill_share_a_step_in_order() -> None:
 
 
 def world_with_stream(num_tokens: int = 16) -> tuple[World, Sequence]:
-    """A stream that decodes, of a user of its own."""
+    """Return a world with a decoding stream of another user."""
     world = World(make_limits(max_tokens=num_tokens, max_running=8), 256)
     stream = make_sample("stream", [1, 2, 3], max_tokens=100)
     world.add(stream)
@@ -255,7 +255,7 @@ def test_long_prefill_token_threshold_caps_a_prompt() -> None:
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_max_long_partial_prefills(most: int) -> None:
-    """Shorter prompts go before the long ones that wait."""
+    """Shorter prompts overtake the long ones that wait."""
     world = limited(long_prefill_tokens=8, max_long_prefills=most)
     samples = [make_sample(f"s{order}", [1] * size, order=order) for order, size in enumerate([40, 40, 40, 5])]
     for sample in samples:
@@ -339,7 +339,7 @@ def test_priority_then_arrival() -> None:
     assert [row.sequence for row in world.dispatch().rows] == [urgent, early]
 
 
-def test_what_does_not_fit_is_not_overtaken() -> None:
+def test_request_without_room_is_not_overtaken() -> None:
     world = World(make_limits(), 4)
     big, small = make_sample("big", [1] * 13, max_tokens=1), make_sample("small", [1], order=1)
     world.add(make_sample("now", [1] * 4, order=-1))
@@ -348,7 +348,7 @@ def test_what_does_not_fit_is_not_overtaken() -> None:
     assert [row.sequence.request.own.request_id for row in world.dispatch().rows] == ["now"]
 
 
-def test_the_last_in_order_gives_way_and_returns_to_its_place() -> None:
+def test_last_in_order_is_preempted_and_requeued() -> None:
     world = World(make_limits(max_tokens=64, max_running=3, has_prefix_cache=False), 6)
     sequences = [make_sample(name, [1] * 7, max_tokens=9, order=order) for order, name in enumerate("ab")]
     world.add(*sequences)
@@ -362,7 +362,7 @@ def test_the_last_in_order_gives_way_and_returns_to_its_place() -> None:
     world.run_to_the_end()
 
 
-def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
+def test_no_preemption_while_blocks_are_returning() -> None:
     world = World(make_limits(max_tokens=64, has_prefix_cache=False), 6)
     sequences = [make_sample(name, [1] * 7, max_tokens=9, order=order) for order, name in enumerate("ab")]
     world.add(*sequences)
@@ -374,7 +374,7 @@ def test_nobody_is_preempted_while_blocks_are_on_their_way_back() -> None:
     assert world.plan().preempted is None
 
 
-def test_hits_are_taken_and_the_last_token_is_computed_again() -> None:
+def test_cached_prompt_recomputes_its_last_token() -> None:
     world = World(make_limits(max_tokens=64), 16)
     world.add(make_sample("a", list(range(8)), max_tokens=1))
     world.dispatch()
@@ -468,9 +468,10 @@ def test_the_end_is_known_ahead(max_tokens: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 40), st.data())
-def test_nobody_starves(max_wait_ns: int, max_running: int, victim_priority: int, data: st.DataObject) -> None:
-    """Better priorities arrive for ever, faster than they are served. Whatever arrives `max_wait_ns` after a request never runs
-    while that one waits, however little room there is and whoever is preempted; so every request ends after finitely many."""
+def test_no_request_starves(max_wait_ns: int, max_running: int, victim_priority: int, data: st.DataObject) -> None:
+    """Better priorities arrive for ever, faster than they are served. A request that arrives `max_wait_ns` after another one
+    never runs while that one waits, however little room there is and whatever is preempted; so every request ends after
+    finitely many."""
     world = World(make_limits(max_tokens=8, max_running=max_running, has_prefix_cache=False), 2 * max_running + 1)
     victim = make_sample("victim", [1] * 4, 4, victim_priority, max_wait_ns=max_wait_ns)
     world.add(victim)
@@ -529,7 +530,7 @@ def test_everything_ends_in_any_pool_that_holds_the_longest(
 
 
 def num_new_blocks(world: World, plan: SchedulerOutput) -> int:
-    """Return the blocks that the chunks of a plan will take."""
+    """Return the number of blocks that the chunks of a plan will take."""
     size, found = world.limits.block_size, {id(each.sequence): len(each.block_ids) for each in plan.admitted}
     held = [found.get(id(row.sequence), len(row.sequence.block_ids)) for row in plan.rows]
     needed = [max(row.end, 0 if id(row.sequence) not in found else row.sequence.num_tokens) for row in plan.rows]
@@ -538,11 +539,11 @@ def num_new_blocks(world: World, plan: SchedulerOutput) -> int:
 
 @settings(max_examples=150)
 @given(PROMPTS, st.integers(1, 24), st.integers(1, 5), st.integers(1, 5), st.integers(0, 12), st.integers(1, 6))
-def test_drafts_take_what_is_left(
+def test_drafts_take_only_spare_resources(
     prompts: list[tuple[int, int, int, str]], budget: int, max_running: int, block_size: int, spare_blocks: int, num_wanted: int
 ) -> None:
-    """In any state the rows, the admissions and the one who gives way are those of a step without drafts; drafts get tokens
-    and blocks that nobody else wants, and give blocks back before anybody gives way."""
+    """In any state the rows, the admissions and the preempted sequence are those of a step without drafts; drafts get only
+    spare tokens and blocks, and give blocks back before a sequence is preempted."""
     longest = max(num_prompt + max_tokens for num_prompt, max_tokens, _, _ in prompts)
     limits = replace(make_limits(budget, max_running, block_size, False), max_drafts=64)
     world = World(limits, -(-longest // block_size) + spare_blocks, num_wanted)
@@ -579,14 +580,14 @@ def test_drafts_take_what_is_left(
 
 
 def pooled_sample(name: str, num_tokens: int, num_bytes: int, is_whole: bool = False) -> Sequence:
-    """A prompt without an answer, of which a result carries so many bytes."""
+    """Return a prompt without an answer and with `num_bytes` of a result."""
     sequence = make_sample(name, [*range(num_tokens)], max_tokens=0)
     sequence.num_pooled_bytes, sequence.is_pooled_whole = num_bytes, is_whole
     return sequence
 
 
-def test_what_is_pooled_fits_the_result() -> None:
-    """The last token of a prompt waits for a step whose result has room for what is made of it; no other does."""
+def test_pooled_values_fit_the_result() -> None:
+    """The last token of a prompt waits for a step with room in its result; other tokens do not."""
     world = World(replace(make_limits(max_tokens=64), max_result_bytes=100), 100)
     world.add(pooled_sample("a", 6, 60), pooled_sample("b", 7, 60), pooled_sample("c", 9, 40))
     rows = world.dispatch().rows
@@ -603,8 +604,8 @@ def test_whole_prompts_are_never_cut() -> None:
 
 
 @pytest.mark.parametrize(("is_whole", "start"), [(True, 0), (False, 8)])
-def test_a_mean_begins_anew_where_the_worker_lost_it(is_whole: bool, start: int) -> None:
-    """A last token's state is in the KV cache still."""
+def test_lost_mean_is_recomputed(is_whole: bool, start: int) -> None:
+    """A last token's state is still in the KV cache."""
     world = World(make_limits(max_tokens=8), 100)
     world.add(pooled_sample("a", 20, 4, is_whole))
     world.dispatch()

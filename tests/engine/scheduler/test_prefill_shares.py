@@ -1,4 +1,4 @@
-"""How prompts share a step: none is blocked, and neither tokens nor time are given out twice."""
+"""Prompts share a step: none is blocked, and neither tokens nor time are given out twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFILLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100_000), s
 
 
 def known_cost() -> StepCost:
-    """10 microseconds a token, and 10 more for each 4,096 keys."""
+    """Return a cost of 10 microseconds a token, and 10 more for each 4,096 keys."""
     cost = StepCost(100_000_000)
     for _ in range(400):
         for start in (0, 50_000, 100_000):
@@ -40,7 +40,7 @@ def test_all_tokens_are_shared_and_no_more(wanted: list[tuple[str, int, int]], n
     assert taken_ns <= time_ns + least_ns
 
 
-def test_short_prompts_of_a_source_go_before_its_long_ones() -> None:
+def test_short_prompts_of_a_source_go_first() -> None:
     long, second, short = Prefill("a", 0, 5000), Prefill("a", 0, 5000), Prefill("a", 0, 30)
     share([long, second, short], 64, math.inf, StepCost(0))
     assert (short.num_tokens, long.num_tokens, second.num_tokens) == (30, 16, 18)

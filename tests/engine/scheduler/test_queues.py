@@ -1,4 +1,4 @@
-"""Order: priority, then arrival, then intake; new requests stand aside while the intake is held."""
+"""Order: priority, then arrival, then intake; new requests are skipped while the intake is held."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def samples_of(ranks: list[tuple[int, int]]) -> list[Sequence]:
 
 
 @given(RANKS)
-def test_total_order_whatever_is_taken_out(ranks: list[tuple[int, int]]) -> None:
+def test_order_holds_after_removals(ranks: list[tuple[int, int]]) -> None:
     sequences = samples_of(ranks)
     queue = SequenceQueue()
     for sequence in sequences:
@@ -39,7 +39,7 @@ def test_total_order_whatever_is_taken_out(ranks: list[tuple[int, int]]) -> None
     assert len(queue) == len(left)
 
 
-def test_lower_priority_first_then_first_come() -> None:
+def test_order_is_priority_then_arrival() -> None:
     queue = SequenceQueue()
     for sequence in samples_of([(1, 0), (0, 7), (0, 5), (-1, 9)]):
         queue.push(sequence)

@@ -1,4 +1,4 @@
-"""Present ranks, and ranks with wrong weights: several ranks, which the simulation lacks."""
+"""Present ranks, and ranks with wrong weights: cases of several ranks, which the simulation lacks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def both_there() -> Ranks:
     return ranks
 
 
-def test_a_greeting_twice_is_no_news() -> None:
+def test_repeated_hello_is_no_restart() -> None:
     ranks = both_there()
     assert not ranks.greet(1, hello(1, 1))
     assert ranks.greet(1, hello(1, 2))
     assert not ranks.greet(1, hello(1, 1))
 
 
-def test_a_new_epoch_is_not_there_before_it_says_so() -> None:
+def test_restarted_rank_is_absent_until_its_hello() -> None:
     ranks = both_there()
     ranks.restarted(0, 2)
     assert not ranks.are_complete
@@ -46,7 +46,7 @@ def in_rank_group(rank: int, epoch: int, rank_group_epoch: int) -> Hello:
 
 
 def test_ranks_of_different_epochs_are_not_complete() -> None:
-    """One dies and comes back; the other greets again, which is no return of it."""
+    """One dies and comes back; the other sends another hello, which is no restart."""
     ranks = Ranks(2)
     for rank in ranks.all:
         assert ranks.greet(rank, in_rank_group(rank, 1, 3))
@@ -69,8 +69,8 @@ def record(*ranks: tuple[str, int], state: WeightsState = WeightsState.NORMAL) -
     return WeightsRecord(*NEW, 2, state, ranks)
 
 
-def test_each_rank_has_weights_of_its_own() -> None:
-    """A reload of one rank leaves the other with what it has."""
+def test_ranks_may_have_different_weights() -> None:
+    """A reload of one rank leaves the other with its weights."""
     ranks = both_there()
     ranks.changed(1, *NEW)
     assert (ranks.weights_of(0), ranks.weights_of(1)) == (OLD, NEW)
@@ -80,8 +80,8 @@ def test_each_rank_has_weights_of_its_own() -> None:
     assert ranks.have_wrong_weights(record(OLD, NEW))
 
 
-def test_contents_are_those_of_the_first_rank_that_has_them() -> None:
-    """And a number has the same for all."""
+def test_first_rank_defines_the_contents() -> None:
+    """A version has the same contents on all ranks."""
     ranks, start = Ranks(2), record(OLD, OLD)
     ranks.greet(0, Hello("worker0", 1, 1, "/old", "a"))
     ranks.greet(1, Hello("worker1", 1, 1, "/old", "a"))

@@ -1,4 +1,4 @@
-"""The scheduler on real rings, with a rank whose tokens show every misplaced block."""
+"""The scheduler on real rings, with a rank that reveals every misplaced block in its tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def submit_all(simulation: Simulation, count: int = 16, seed: int = 1, max_token
     ]
 
 
-# -------------------------------------------------------------------------------------------------- batches, chunks, ends
+# ---------------------------------------------------------------------------------------------------- batches, chunks, ends
 
 
 def test_one_request(simulation: Simulation) -> None:
@@ -96,7 +96,7 @@ def test_one_step_ahead(simulation: Simulation) -> None:
     simulation.check()
 
 
-def test_a_stop_token_ends_and_what_is_under_way_is_dropped(simulation: Simulation) -> None:
+def test_tokens_after_a_stop_token_are_dropped(simulation: Simulation) -> None:
     undisturbed = expected_tokens([7, 8, 9], SamplingParams(max_tokens=20))
     stop = undisturbed[9]
     first = undisturbed.index(stop)
@@ -111,7 +111,7 @@ def test_a_stop_token_ends_and_what_is_under_way_is_dropped(simulation: Simulati
     simulation.check_idle()
 
 
-def test_prompt_progress_is_sent_where_asked_for(directory: Path) -> None:
+def test_prompt_progress_is_sent_on_request(directory: Path) -> None:
     with simulate(directory, max_num_batched_tokens=16, num_kv_blocks=64) as simulation:
         asking = simulation.submit([3] * 50, max_tokens=4, options=PromptOptions(returns_progress=True))
         silent = simulation.submit([4] * 50, max_tokens=4)
@@ -124,7 +124,7 @@ def test_prompt_progress_is_sent_where_asked_for(directory: Path) -> None:
     assert not any(output.num_computed_tokens for output in silent.admissions)
 
 
-def test_no_step_goes_past_the_length(simulation: Simulation) -> None:
+def test_steps_stay_within_the_length(simulation: Simulation) -> None:
     simulation.submit([1] * 10, max_tokens=3)
     simulation.finish()
     assert sum(step.is_sampling.count(1) for step in simulation.rank.steps) == 3
@@ -141,7 +141,7 @@ def test_zero_max_tokens_computes_the_prompt_only(simulation: Simulation) -> Non
 @pytest.mark.parametrize(
     "options", [{}, {"max_num_batched_tokens": 3}, {"num_kv_blocks": 24}], ids=["whole", "chunked", "small"]
 )
-def test_prompt_logprobs_come_whole_and_once(directory: Path, options: dict[str, Any]) -> None:
+def test_prompt_logprobs_are_complete_and_sent_once(directory: Path, options: dict[str, Any]) -> None:
     with simulate(directory, **options) as simulation:
         streams = [simulation.submit([3, 1, 4, 1, 5, 9, 2, 6] * 3, num_prompt_logprobs=0, max_tokens=30) for _ in range(4)]
         simulation.start(streams[0])
@@ -156,7 +156,7 @@ def test_prompt_logprobs_come_whole_and_once(directory: Path, options: dict[str,
 
 
 def test_prompt_logprobs_of_any_length_pass_a_small_ring(directory: Path) -> None:
-    """They leave chunk by chunk, in parts that fit a record; a crash between two parts asks for the rest alone."""
+    """They are sent chunk by chunk, in parts that fit a record; after a crash between two parts only the rest is requested."""
     with simulate(directory, ring_bytes=4096, max_num_batched_tokens=64) as simulation:
         prompt = [index % 61 for index in range(240)]
         whole, resumed = (simulation.submit(prompt, num_prompt_logprobs=0, max_tokens=4) for _ in range(2))
@@ -170,7 +170,7 @@ def test_prompt_logprobs_of_any_length_pass_a_small_ring(directory: Path) -> Non
         assert len([output for output in whole.outputs if output.prompt_logprobs]) > 4
 
 
-def test_tops_where_asked_for(simulation: Simulation) -> None:
+def test_top_logprobs_are_sent_on_request(simulation: Simulation) -> None:
     plain = simulation.submit([1, 2], max_tokens=2)
     wanted = simulation.submit([1, 2], max_tokens=2, num_logprobs=1)
     simulation.finish()
@@ -178,11 +178,11 @@ def test_tops_where_asked_for(simulation: Simulation) -> None:
     assert all(entry.top_token_ids == [entry.token_id] for output in wanted.outputs for entry in output.logprobs)
 
 
-# ------------------------------------------------------------------------------------------------ who is let in, and when
+# ---------------------------------------------------------------------------------------------------------------- admission
 
 
-def test_never_fitting_is_a_400_that_says_why(simulation: Simulation) -> None:
-    """It is neither stuck nor in anybody's way."""
+def test_request_that_never_fits_is_a_400(simulation: Simulation) -> None:
+    """It neither hangs nor blocks other requests."""
     too_long = simulation.submit([1] * 250, max_tokens=7)
     empty = simulation.submit([])
     fits = simulation.submit([1] * 249, max_tokens=7)
@@ -231,7 +231,7 @@ def test_a_full_queue_is_a_429(directory: Path) -> None:
         simulation.check(*(stream for stream in streams if stream.rejected is None))
 
 
-def test_who_fills_the_queue_leaves_room_for_others(directory: Path) -> None:
+def test_busy_source_leaves_room_for_others(directory: Path) -> None:
     with simulate(directory, max_waiting=6, max_num_seqs=1) as simulation:
         running = simulation.submit([1], max_tokens=200, source="many")
         simulation.start(running)
@@ -246,7 +246,7 @@ def test_who_fills_the_queue_leaves_room_for_others(directory: Path) -> None:
         simulation.check(running, *many[:6], *few)
 
 
-def test_what_was_begun_is_not_refused_after_a_restart(directory: Path) -> None:
+def test_begun_requests_are_accepted_after_a_restart(directory: Path) -> None:
     with simulate(directory, max_waiting=3, max_num_seqs=2) as simulation:
         streams = []
         for _ in range(5):
@@ -282,7 +282,7 @@ def test_priorities(directory: Path) -> None:
         assert ended == [high, middle, low]
 
 
-def test_better_priorities_starve_nobody(directory: Path) -> None:
+def test_better_priorities_starve_no_request(directory: Path) -> None:
     """Each arrives 1 ns after the one before; a priority moves a request by less than 10 ns."""
     with simulate(directory, max_num_seqs=1, max_priority_wait_s=2e-8) as simulation:
         victim = simulation.submit([1], max_tokens=1, priority=9)
@@ -304,8 +304,8 @@ def test_siblings_share_their_prompt(simulation: Simulation) -> None:
     simulation.check_idle()
 
 
-def test_a_rank_whose_cache_died_with_it(directory: Path) -> None:
-    """Its blocks are not found any more, and running sequences are computed again: the same tokens."""
+def test_rank_loses_its_cache(directory: Path) -> None:
+    """Its blocks are not found any more, and running sequences are recomputed with the same tokens."""
     with simulate(directory) as simulation:
         prompt = list(range(40))
         simulation.submit(prompt, max_tokens=2)
@@ -342,7 +342,7 @@ def test_deadlines(simulation: Simulation) -> None:
     simulation.check_idle()
 
 
-# ------------------------------------------------------------------------------------------------------------------ aborts
+# ------------------------------------------------------------------------------------------------------------------- aborts
 
 
 def test_an_abort_frees_within_two_steps(simulation: Simulation) -> None:
@@ -379,8 +379,8 @@ def test_aborts_by_http_request_id(simulation: Simulation) -> None:
     assert simulation.ask(AbortRequest("x")).status == 404
 
 
-def test_an_abort_means_no_other_request(simulation: Simulation) -> None:
-    """Ids as `api/submission.py` makes them of what clients choose."""
+def test_abort_affects_no_other_request(simulation: Simulation) -> None:
+    """With ids that `api/client/submission.py` makes from those that clients choose."""
     streams = [
         simulation.submit([1], name, max_tokens=60) for name in ("job-1~aa", "job-1-2~bb", "job-1~cc-0", "job-1~dd~p0-1")
     ]
@@ -441,7 +441,7 @@ def test_streams_survive_scheduler_restarts(simulation: Simulation) -> None:
 
 
 def test_streams_survive_a_tokenizer_restart(simulation: Simulation) -> None:
-    """Its sequences are dropped at once, and go on as another attempt."""
+    """Its sequences are dropped at once and continue as another attempt."""
     streams = submit_all(simulation, count=6, max_tokens=60)
     simulation.start(streams[0], num_tokens=5)
     simulation.begin_epoch("tokenizer0", 2)
@@ -455,8 +455,8 @@ def test_streams_survive_a_tokenizer_restart(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("is_dropped_first", [True, False])
-def test_a_later_attempt_does_not_count_its_own_prompt_as_cached(simulation: Simulation, is_dropped_first: bool) -> None:
-    """Whatever is noticed first: that the tokenizer died, or the sample that comes again."""
+def test_own_prompt_is_uncached_for_a_later_attempt(simulation: Simulation, is_dropped_first: bool) -> None:
+    """Whichever is noticed first: the death of the tokenizer, or the resubmission."""
     prompt = list(range(1, 41))
     simulation.submit(prompt[:9], max_tokens=1)
     simulation.finish()
@@ -467,7 +467,7 @@ def test_a_later_attempt_does_not_count_its_own_prompt_as_cached(simulation: Sim
     if is_dropped_first:
         simulation.begin_epoch("tokenizer0", 2)
         wait_until(lambda: (simulation.turn(rank_records=0), not simulation.scheduler.batch.sequences)[1], what="dropped")
-    stream.token_ids.clear()  # nothing had reached the edge
+    stream.token_ids.clear()  # nothing had reached the api
     stream.outputs.clear()
     simulation.resubmit(stream)
     simulation.finish()
@@ -498,7 +498,7 @@ def test_an_end_that_was_lost_is_told_again(simulation: Simulation) -> None:
     simulation.check_idle()
 
 
-def test_a_slow_tokenizer_holds_up_only_its_own(directory: Path) -> None:
+def test_slow_tokenizer_delays_only_its_streams(directory: Path) -> None:
     with simulate(directory, ring_bytes=4096, tokenizer_processes=2, max_model_len=120) as simulation:
         simulation.is_reading["tokenizer1"] = False
         slow = [simulation.submit([index], tokenizer="tokenizer1", max_tokens=100) for index in range(4)]
@@ -514,7 +514,7 @@ def test_a_slow_tokenizer_holds_up_only_its_own(directory: Path) -> None:
         simulation.check_idle()
 
 
-def test_gauges_are_shown_before_what_they_tell_of_is_sent(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gauges_are_updated_before_outputs(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client with its answer does not see its sequence running."""
     batch, flush = simulation.scheduler.batch, simulation.scheduler.delivery.flush
     seen: list[tuple[float, int]] = []
@@ -529,8 +529,8 @@ def test_gauges_are_shown_before_what_they_tell_of_is_sent(simulation: Simulatio
     assert set(seen) == {(0, 0), (1, 1)}
 
 
-def test_nothing_said_to_a_new_tokenizer_is_lost_with_the_old(directory: Path) -> None:
-    """The ring is still full of the old one's outputs when the new one's first words queue up behind them."""
+def test_messages_to_a_new_tokenizer_are_not_lost(directory: Path) -> None:
+    """The ring is still full of the old one's outputs when the first messages to the new one queue up."""
     with simulate(directory, ring_bytes=4096, max_model_len=120) as simulation:
         complete = simulation.submit([1], max_tokens=3)
         simulation.finish()
@@ -562,7 +562,7 @@ def test_a_stop_string_is_no_abort(simulation: Simulation) -> None:
     assert simulation.context.histogram("request_inference_time_seconds").count == 1
 
 
-def test_nothing_is_dispatched_without_a_rank(simulation: Simulation) -> None:
+def test_no_step_is_dispatched_without_a_rank(simulation: Simulation) -> None:
     simulation.kill_rank()
     stream = simulation.submit([1, 2])
     simulation.begin_epoch("worker0", 2)  # started, but not there yet
@@ -575,7 +575,7 @@ def test_nothing_is_dispatched_without_a_rank(simulation: Simulation) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=5)}])
 def test_late_masks_change_no_token(directory: Path, options: dict[str, Any]) -> None:
-    """A row that got no token is sent again, alone."""
+    """A row without a token is sent again, alone."""
     with simulate(directory, num_kv_blocks=60, **options) as simulation:
         simulation.num_wanted_drafts, simulation.late_share = 5, 0.5
         submit_all(simulation, count=12, max_tokens=20)
@@ -585,8 +585,8 @@ def test_late_masks_change_no_token(directory: Path, options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_all_at_once(directory: Path, seed: int) -> None:
-    """At random: whoever dies, and whatever is aborted, the others end byte for byte; every other time with drafts."""
+def test_random_deaths_and_aborts(directory: Path, seed: int) -> None:
+    """Random deaths and aborts: the other streams end byte for byte; every other case has drafts."""
     rng = random.Random(seed)
     has_cache = rng.random() < 0.7
     options: dict[str, Any] = {"num_kv_blocks": 24, "max_num_batched_tokens": 11, "enable_prefix_caching": has_cache}
@@ -622,7 +622,7 @@ def test_all_at_once(directory: Path, seed: int) -> None:
 
 
 def replay(messages: list[Any]) -> dict[bytes, tuple[bytes, list[int]]]:
-    """The index as the cache actor must see it: key -> (parent, tokens)."""
+    """Return the index as the cache actor must see it: key -> (parent, tokens)."""
     index: dict[bytes, tuple[bytes, list[int]]] = {}
     for message in messages:
         match message:
@@ -654,7 +654,7 @@ def test_the_messenger_sees_the_index(directory: Path) -> None:
         assert isinstance(simulation.cache_messages[0], BlocksCleared)
 
 
-def test_a_messenger_that_does_not_read_gets_the_index_later(directory: Path) -> None:
+def test_slow_cache_actor_gets_the_index_later(directory: Path) -> None:
     with simulate(directory, num_kv_blocks=16, ring_bytes=4096, max_model_len=60) as simulation:
         simulation.is_reading["cache"] = False
         for seed in range(30):

@@ -1,4 +1,4 @@
-"""Estimated times of steps, from measured ones."""
+"""Estimated times of steps, learned from measured ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prompt(start: int, num_tokens: int, num_decodes: int = 0) -> StepLoad:
 
 
 def learned() -> StepCost:
-    """A step takes 2 ms, 10 microseconds a prompt token, and as much again for each 4,096 keys."""
+    """Return a learned cost: a step takes 2 ms, 10 microseconds a prompt token, and as much again for each 4,096 keys."""
     cost = StepCost(100 * MS)
     for number in range(600):
         cost.measured(StepLoad(2), 2 * MS)
@@ -42,7 +42,7 @@ def test_tokens_within_a_time_take_that_time(start: int, time_ms: float) -> None
     assert cost.prompt_ns(start, count) <= time_ms * MS <= cost.prompt_ns(start, count + 1)
 
 
-def test_long_prompts_beside_streams_take_as_long_as_the_streams() -> None:
+def test_long_prompts_take_as_long_as_streams() -> None:
     cost = learned()
     cost.dispatched(StepLoad(2))
     assert cost.long_budget_ns(has_streams=True) == pytest.approx(2 * MS, rel=0.1)
@@ -72,7 +72,7 @@ def test_max_step_time_bounds_slow_models() -> None:
 
 
 def test_some_steps_are_without_prompts() -> None:
-    """Else nobody would know any more what a step takes without them."""
+    """Otherwise the time of a step without prompts would become unknown."""
     cost = learned()
     cost.dispatched(StepLoad(2))
     for _ in range(PROBE_STEPS):

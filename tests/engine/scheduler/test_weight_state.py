@@ -1,4 +1,5 @@
-"""The state machine of the weights: every legal order, a 409 that names the state for every other, and the record after it."""
+"""The state machine of the weights: every legal command, a 409 that names the state for every other, and the record after
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def weights_in(state: WeightsState) -> WeightState:
 
 @pytest.mark.parametrize("state", WeightsState)
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_in_every_state(state: WeightsState, order: str) -> None:
+def test_every_command_in_every_state(state: WeightsState, order: str) -> None:
     weights = weights_in(state)
     record = weights.record
     if (order, state) in SHOWN:

@@ -1,4 +1,4 @@
-"""Operators' orders at the scheduler on real rings: each mode, each state, each failure."""
+"""Commands about weights at the scheduler on real rings: each mode, each state, each failure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def simulation() -> Iterator[Simulation]:
 
 
 def running_streams(simulation: Simulation, max_tokens: int = 40) -> list[Stream]:
-    """Four that run and four that wait."""
+    """Return four running and four waiting streams."""
     streams = submit_all(simulation, count=8, max_tokens=max_tokens)
     simulation.start(*streams[:4], num_tokens=4)
     return streams
@@ -61,7 +61,7 @@ def counts(simulation: Simulation) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("mode", "left"), [("abort", (0, 0)), ("wait", (0, 0)), ("requeue", (0, 8)), ("keep", (4, 4))])
 def test_pause_and_resume(simulation: Simulation, mode: str, left: tuple[int, int]) -> None:
-    """The answer comes when all is at rest; new requests are held and then served; nothing else is lost."""
+    """The answer comes when nothing runs; new requests are held and then served; nothing else is lost."""
     streams = running_streams(simulation)
     reply = simulation.ask(Pause(mode))
     assert (reply.status, reply.details["state"]) == (200, "PAUSED")
@@ -83,7 +83,7 @@ def test_pause_and_resume(simulation: Simulation, mode: str, left: tuple[int, in
     simulation.check_idle()
 
 
-def test_new_requests_stay_outside_while_others_run_to_their_end(simulation: Simulation) -> None:
+def test_new_requests_are_held_in_mode_wait(simulation: Simulation) -> None:
     streams = running_streams(simulation)
     command_id = simulation.order(Pause("wait"))
     new_request = simulation.submit([1], priority=-9)
@@ -98,7 +98,8 @@ def test_new_requests_stay_outside_while_others_run_to_their_end(simulation: Sim
 
 @pytest.mark.parametrize("mode", MODES)
 def test_reload(simulation: Simulation, mode: str) -> None:
-    """No stream fails but by mode "abort"; what comes after the answer is the new weights'; versions say whose a token is."""
+    """Only mode "abort" ends streams; requests after the answer get the new weights; versions identify the weights of each
+    token."""
     streams = running_streams(simulation)
     reply = simulation.ask(ReloadWeights(OTHER, mode))
     assert (reply.status, reply.details["weight_version"], reply.details["path"]) == (200, 2, OTHER)
@@ -121,7 +122,8 @@ def test_reload(simulation: Simulation, mode: str) -> None:
 
 
 def check_requeued(stream: Stream) -> None:
-    """Up to the reload the tokens are the old weights'; from there on the new ones', as if all before had been the prompt."""
+    """Check that tokens up to the reload are of the old weights, and later ones of the new weights with all earlier tokens as
+    the prompt."""
     num_old = sum(output.weight_version == 1 for output in stream.outputs)
     prompt, sampling = ints(stream.request.prompt.token_ids), stream.request.sampling
     assert stream.token_ids[:num_old] == expected_tokens(prompt, sampling)[:num_old]
@@ -129,7 +131,7 @@ def check_requeued(stream: Stream) -> None:
     assert stream.token_ids[num_old:] == expected_tokens(prompt + stream.token_ids[:num_old], rest, OTHER)
 
 
-def test_kept_samples_share_no_blocks_of_two_weights(simulation: Simulation) -> None:
+def test_kept_sequences_share_no_blocks_of_two_weights(simulation: Simulation) -> None:
     """KV of the old weights never serves a request of the new ones."""
     prompt = list(range(30))
     kept = simulation.submit(prompt, max_tokens=60)
@@ -184,7 +186,7 @@ def test_sleep_from_a_pause(simulation: Simulation) -> None:
     assert simulation.ask(Pause("abort", "sleep")).details["state"] == "CLEARED"
 
 
-def test_one_order_at_a_time(simulation: Simulation) -> None:
+def test_one_command_at_a_time(simulation: Simulation) -> None:
     running_streams(simulation)
     simulation.rank.hangs_on_loads = True
     command_id = simulation.order(ReloadWeights(OTHER))
@@ -209,7 +211,7 @@ def test_one_order_at_a_time(simulation: Simulation) -> None:
         (ListActors(), 400, "ListActors"),
     ],
 )
-def test_wrong_orders_change_nothing(simulation: Simulation, order: Order, status: int, word: str) -> None:
+def test_invalid_commands_change_nothing(simulation: Simulation, order: Order, status: int, word: str) -> None:
     streams = running_streams(simulation)
     reply = simulation.ask(order)
     assert (reply.status, word in reply.message) == (status, True)
@@ -225,7 +227,7 @@ def test_one_rank_of_one_is_the_whole_engine(simulation: Simulation) -> None:
 
 
 @pytest.mark.parametrize("before", [WeightsState.NORMAL, WeightsState.PAUSED, WeightsState.CLEARED])
-def test_a_broken_checkpoint_changes_nothing(simulation: Simulation, before: WeightsState) -> None:
+def test_broken_checkpoint_changes_nothing(simulation: Simulation, before: WeightsState) -> None:
     streams = running_streams(simulation)
     if before is not WeightsState.NORMAL:
         simulation.ask(Pause("requeue", "pause" if before is WeightsState.PAUSED else "sleep"))
@@ -270,8 +272,8 @@ def test_a_rank_that_dies_while_cleared_is_cleared_again(simulation: Simulation)
     assert simulation.ask(Resume()).status == 200
 
 
-def test_a_rank_with_other_weights_is_made_to_load_those_in_use(simulation: Simulation) -> None:
-    """It could not have them for a moment when it started."""
+def test_rank_with_other_weights_loads_those_in_use(simulation: Simulation) -> None:
+    """They were not available for a moment when it started."""
     streams = running_streams(simulation)
     simulation.ask(ReloadWeights(OTHER, "requeue"))
     simulation.restart_rank(weights=(MODEL, 1))
@@ -283,8 +285,8 @@ def test_a_rank_with_other_weights_is_made_to_load_those_in_use(simulation: Simu
     assert not any(stream.rejected for stream in streams)
 
 
-def test_weights_that_cannot_be_had_any_more(simulation: Simulation) -> None:
-    """Then nothing is served, above all not with other weights that the rank has, and that is said, until it gets some."""
+def test_weights_in_use_are_gone(simulation: Simulation) -> None:
+    """Nothing is served, above all not with other weights of the rank, and this is reported, until it gets some."""
     simulation.ask(ReloadWeights(OTHER))
     simulation.restart_rank(weights=(MODEL, 1))
     simulation.rank.refuses_loads = "gone"
@@ -300,8 +302,8 @@ def test_weights_that_cannot_be_had_any_more(simulation: Simulation) -> None:
     assert any("cannot be loaded again: worker0: gone" in entry.text for entry in simulation.segments.counters.errors.entries())
 
 
-def test_weights_that_one_of_two_ranks_cannot_have_any_more(tmp_path: Path) -> None:
-    """The other one lets go of them: ranks compute together."""
+def test_weights_in_use_are_gone_for_one_rank(tmp_path: Path) -> None:
+    """The other one releases them too: ranks compute together."""
     with simulate(tmp_path, tensor_parallel_size=2) as simulation:
         simulation.ask(ReloadWeights(OTHER))
         simulation.kill_rank(1)
@@ -316,8 +318,9 @@ def test_weights_that_one_of_two_ranks_cannot_have_any_more(tmp_path: Path) -> N
         simulation.check(stream, path="/weights/c")
 
 
-def test_an_order_of_a_scheduler_that_died(simulation: Simulation) -> None:
-    """The rank loads what it was told, then learns from the new scheduler what is in use; no token is the wrong weights'."""
+def test_command_of_a_dead_scheduler(simulation: Simulation) -> None:
+    """The rank carries out the old load, then learns the weights in use from the new scheduler; no token is of the wrong
+    weights."""
     streams = running_streams(simulation)
     stale = BroadcastWriter.attach(simulation.config.run_id, "scheduler", simulation.scheduler_epoch)
     stale.try_send(encode(LoadWeights("of-the-dead", OTHER, 2, [])))
@@ -329,7 +332,7 @@ def test_an_order_of_a_scheduler_that_died(simulation: Simulation) -> None:
 
 
 def test_a_step_after_the_clearing_of_a_dead_scheduler(simulation: Simulation) -> None:
-    """The rank answers that it has no weights, gets them, and the step is dispatched once more."""
+    """The rank answers that it has no weights, gets them, and the step is dispatched again."""
     streams = running_streams(simulation)
     stale = BroadcastWriter.attach(simulation.config.run_id, "scheduler", simulation.scheduler_epoch)
     stale.try_send(encode(ClearWeights("of-the-dead")))
@@ -342,8 +345,8 @@ def test_a_step_after_the_clearing_of_a_dead_scheduler(simulation: Simulation) -
     assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
 
 
-def test_a_rank_that_holds_nothing_gets_what_is_in_use(simulation: Simulation) -> None:
-    """Even where it never said so."""
+def test_rank_without_weights_gets_those_in_use(simulation: Simulation) -> None:
+    """Even if it did not report it."""
     streams = running_streams(simulation)
     simulation.rank.version = 0
     simulation.finish()
@@ -351,8 +354,8 @@ def test_a_rank_that_holds_nothing_gets_what_is_in_use(simulation: Simulation) -
     assert simulation.rank.version == 1
 
 
-def test_where_there_are_no_weights_at_all_any_more(simulation: Simulation) -> None:
-    """The engine waits without any, and takes others."""
+def test_no_weights_exist(simulation: Simulation) -> None:
+    """The engine waits without any, and accepts others."""
     simulation.ask(DropWeights())
     simulation.run.write_weights(WeightsRecord.of_start(simulation.config))
     simulation.rank.refuses_loads = "gone"
@@ -363,8 +366,8 @@ def test_where_there_are_no_weights_at_all_any_more(simulation: Simulation) -> N
 
 
 @pytest.mark.parametrize("order", [Pause("requeue"), DropWeights("requeue"), ReloadWeights(OTHER)])
-def test_an_order_that_cannot_be_written_down(simulation: Simulation, order: Order) -> None:
-    """It is refused, or given up where it was begun; nothing has changed."""
+def test_command_that_cannot_be_recorded(simulation: Simulation, order: Order) -> None:
+    """It is refused, or given up if it had begun; nothing has changed."""
     streams = running_streams(simulation)
     simulation.run.weights_path().unlink()
     simulation.run.weights_path().mkdir()
@@ -377,10 +380,10 @@ def test_an_order_that_cannot_be_written_down(simulation: Simulation, order: Ord
 
 
 class TestWaitForATokenizer:
-    """Mode "wait" promises that what runs does so to its end with the weights that it began with."""
+    """Mode "wait" lets running sequences end with the weights that they began with, also across a death of their tokenizer."""
 
     def dies(self, simulation: Simulation) -> tuple[list[Stream], str]:
-        """Streams that run, and a reload that waits for them."""
+        """Return running streams, and a reload that waits for them."""
         streams = running_streams(simulation)
         command_id = simulation.order(ReloadWeights(OTHER, "wait"))
         simulation.turn()
@@ -393,7 +396,7 @@ class TestWaitForATokenizer:
         assert (command_id in simulation.replies, simulation.rank.version) == (False, 1)
         return streams, command_id
 
-    def test_they_come_back_first(self, simulation: Simulation) -> None:
+    def test_streams_come_back_first(self, simulation: Simulation) -> None:
         streams, command_id = self.dies(simulation)
         simulation.resubmit_open()
         simulation.finish()
@@ -450,8 +453,9 @@ def test_reset_prefix_cache(simulation: Simulation) -> None:
     assert again.outputs[0].num_cached_tokens == 0
 
 
-def test_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
-    """A rank dies, and what it had is nowhere any more: what it loads instead is a version of its own, in nobody's cache."""
+def test_overwritten_checkpoint_gets_a_new_version(simulation: Simulation) -> None:
+    """A rank dies and its weights exist nowhere any more: the new contents get a version of their own, without cached
+    blocks."""
     simulation.restart_rank(files="a")
     streams = running_streams(simulation)
     assert simulation.run.weights().contents == {1: "a"}
@@ -467,8 +471,8 @@ def test_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
     assert simulation.run.weights().version == 2
 
 
-def test_nothing_is_cached_of_a_checkpoint_that_was_written_over(simulation: Simulation) -> None:
-    """Keys and values that its old contents made serve nobody who comes later."""
+def test_overwritten_checkpoint_has_no_cached_blocks(simulation: Simulation) -> None:
+    """Keys and values of its old contents serve no later request."""
     simulation.restart_rank(files="a")
     prompt = list(range(40))
     simulation.finish(simulation.submit(prompt))
@@ -480,8 +484,9 @@ def test_nothing_is_cached_of_a_checkpoint_that_was_written_over(simulation: Sim
     assert later.outputs[0].weight_version == 2
 
 
-def test_ranks_that_found_different_contents(tmp_path: Path) -> None:
-    """A checkpoint was written over between the two: what the first found is what the number stands for; all take the new."""
+def test_ranks_with_different_contents(tmp_path: Path) -> None:
+    """The checkpoint was overwritten between the two starts: the version means the first rank's contents; all load the new
+    ones."""
     with simulate(tmp_path, tensor_parallel_size=2) as simulation:
         for index, files in enumerate("ab"):
             simulation.kill_rank(index)
@@ -494,8 +499,8 @@ def test_ranks_that_found_different_contents(tmp_path: Path) -> None:
         assert simulation.run.weights().contents == {2: "b"}
 
 
-def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulation) -> None:
-    """A rank came with contents that nobody knew, and weights.json cannot be written: all wait, and people hear of it."""
+def test_nothing_runs_until_contents_are_recorded(simulation: Simulation) -> None:
+    """A rank came with unknown contents, and weights.json cannot be written: all wait, and the error is reported."""
     simulation.run.weights_path().unlink()
     simulation.run.weights_path().mkdir()
     simulation.restart_rank(weights=(MODEL, 1), files="a")
@@ -513,8 +518,8 @@ def test_nothing_runs_before_it_is_written_down_whose_it_is(simulation: Simulati
     assert simulation.run.weights().contents == {1: "a"}
 
 
-def test_weights_that_are_gone_where_that_cannot_be_written_down(simulation: Simulation) -> None:
-    """The repair goes on all the same."""
+def test_unrecordable_loss_of_weights_is_repaired(simulation: Simulation) -> None:
+    """The repair continues nevertheless."""
     simulation.ask(ReloadWeights(OTHER))
     simulation.run.weights_path().unlink()
     simulation.run.weights_path().mkdir()
@@ -523,7 +528,7 @@ def test_weights_that_are_gone_where_that_cannot_be_written_down(simulation: Sim
     simulation.run_until(lambda: state_of(simulation) is WeightsState.CLEARED, "without weights")
 
 
-def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulation) -> None:
+def test_checkpoint_overwritten_while_unloaded(simulation: Simulation) -> None:
     simulation.restart_rank(files="a")
     simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")
     simulation.ask(DropWeights())
@@ -534,8 +539,8 @@ def test_a_checkpoint_written_over_while_nothing_is_loaded(simulation: Simulatio
     assert simulation.run.weights().contents == {2: "b"}
 
 
-def test_a_checkpoint_written_over_wakes_nobody(simulation: Simulation) -> None:
-    """A rank that comes back with other contents while the engine sleeps is made to let go of them."""
+def test_overwritten_checkpoint_does_not_end_sleep(simulation: Simulation) -> None:
+    """A rank that comes back with other contents while the engine sleeps has to release them."""
     simulation.restart_rank(files="a")
     simulation.run_until(lambda: simulation.run.weights().contents == {1: "a"}, "its contents are known")
     simulation.ask(DropWeights())
@@ -561,8 +566,8 @@ def test_unused_checkpoint_may_be_overwritten(simulation: Simulation) -> None:
 
 @pytest.mark.parametrize("before", [WeightsState.NORMAL, WeightsState.PAUSED, WeightsState.CLEARED])
 @pytest.mark.parametrize("order", [Pause("keep"), Resume(), DropWeights("keep"), ReloadWeights(OTHER)], ids=str)
-def test_an_order_is_taken_back(simulation: Simulation, before: WeightsState, order: Order) -> None:
-    """Another replica failed: all is as before, but for the number that was used."""
+def test_command_is_undone(simulation: Simulation, before: WeightsState, order: Order) -> None:
+    """Another replica failed: everything is as before, except for the used version number."""
     running_streams(simulation)
     if before is not WeightsState.NORMAL:
         simulation.ask(Pause("keep", "pause" if before is WeightsState.PAUSED else "sleep"))
@@ -582,7 +587,7 @@ def test_an_order_is_taken_back(simulation: Simulation, before: WeightsState, or
     assert simulation.ask(ReloadWeights(OTHER)).details["weight_version"] == last_version + 1
 
 
-def test_it_is_taken_back_when_nothing_else_goes_on(simulation: Simulation) -> None:
+def test_undoing_waits_for_the_present_command(simulation: Simulation) -> None:
     record = simulation.run.weights()
     simulation.ask(ReloadWeights(OTHER))
     simulation.rank.hangs_on_loads = True
@@ -597,8 +602,8 @@ def test_it_is_taken_back_when_nothing_else_goes_on(simulation: Simulation) -> N
     assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
 
 
-def test_a_replica_loads_what_another_has_loaded(simulation: Simulation) -> None:
-    """With its number, and only if it finds the same contents."""
+def test_replica_loads_the_version_of_another(simulation: Simulation) -> None:
+    """With its version, and only if it finds the same contents."""
     simulation.rank.files = "b"
     reply = simulation.ask(ReloadWeights(OTHER, version=7, contents="a"))
     assert (reply.status, simulation.run.weights().version, simulation.run.weights().last_version) == (400, 1, 7)

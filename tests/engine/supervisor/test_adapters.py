@@ -1,4 +1,4 @@
-"""Adapters at the supervisor: which slot each gets, when a slot is free again, and one answer to each order, whoever dies."""
+"""Adapters at the supervisor: assignment and release of slots, and one answer to each command, whichever process dies."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TURN_NS = QUIET_NS + 1
 
 
 class Desk:
-    """`told`: name and slot of what the first rank is to load; `answers`: status and text by command. `turn` is one of the
-    supervisor's."""
+    """The commands with stand-ins: `told`: name and slot of the loads of the first rank; `answers`: status and text by command.
+    `turn` is one of the supervisor's."""
 
     def __init__(self, directory: Path, *modules: LoraModule, max_loras: int = 2) -> None:
         run_id = new_run_id()
@@ -55,7 +55,7 @@ class Desk:
         self.orders.begin(Command(command_id, UnloadAdapter(name)))
 
     def loaded(self, contents: str = "ab") -> None:
-        """The rank has done what it was told last."""
+        """Report that the rank has carried out the last load."""
         assert self.orders.take(Reply(self.told[-1][0], 200, "", {"contents": contents, "rank": 8}))
 
     def turns(self, count: int = 1) -> None:
@@ -72,7 +72,7 @@ class Desk:
 
     @property
     def names(self) -> list[str]:
-        """A dash before those that leave."""
+        """Return the names, with a dash before those that are leaving."""
         return ["-" * each.is_leaving + each.name for each in self.adapters]
 
 
@@ -84,7 +84,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.counters.unlink()
 
 
-def test_what_is_loaded_is_written_down_and_then_answered(desk: Desk) -> None:
+def test_load_is_recorded_before_its_answer(desk: Desk) -> None:
     version = desk.counters.counter("adapters_version", "supervisor")
     before = time.time()
     desk.load("1", "a")
@@ -104,8 +104,8 @@ def test_what_is_loaded_is_written_down_and_then_answered(desk: Desk) -> None:
     assert [(each.number, each.slot) for each in desk.adapters] == [(1, 0), (2, 1)]
 
 
-def test_a_slot_is_free_when_nobody_has_a_sample(desk: Desk) -> None:
-    """Every scheduler counts; a slot is free after the second look at zero."""
+def test_slot_is_released_without_open_sequences(desk: Desk) -> None:
+    """Every scheduler counts; a slot is free after zero was seen twice."""
     desk.load("1", "a")
     desk.loaded()
     for number, (actor, gauge) in enumerate(
@@ -135,7 +135,7 @@ def test_a_slot_is_free_when_nobody_has_a_sample(desk: Desk) -> None:
         desk.loaded()
 
 
-def test_a_look_between_two_samples_is_not_enough(desk: Desk) -> None:
+def test_single_zero_count_releases_no_slot(desk: Desk) -> None:
     desk.load("1", "a")
     desk.loaded()
     desk.unload("2", "a")
@@ -148,8 +148,8 @@ def test_a_look_between_two_samples_is_not_enough(desk: Desk) -> None:
     assert desk.names == ["-a"]
 
 
-def test_another_takes_its_place(desk: Desk) -> None:
-    """The one before leaves; its name is the new one's at once."""
+def test_adapter_is_replaced_under_its_name(desk: Desk) -> None:
+    """The old adapter leaves; its name is the new one's at once."""
     desk.load("1", "a")
     desk.loaded("aa")
     desk.load("2", "a")
@@ -171,7 +171,7 @@ def test_another_takes_its_place(desk: Desk) -> None:
     assert desk.names == []
 
 
-def test_orders_that_cannot_be(desk: Desk) -> None:
+def test_invalid_commands_are_refused(desk: Desk) -> None:
     for command_id, name in (("1", "a"), ("2", "b")):
         desk.load(command_id, name)
         desk.loaded()
@@ -208,7 +208,7 @@ def test_the_rank_dies_meanwhile(desk: Desk) -> None:
     assert desk.told[-1] == ("3", "a", 0)
 
 
-def test_what_cannot_be_written_down_is_not_so(desk: Desk) -> None:
+def test_unrecorded_load_is_undone(desk: Desk) -> None:
     desk.load("1", "a")
     desk.loaded()
     desk.load("2", "b")
@@ -234,8 +234,8 @@ def test_the_end_of_the_engine_is_an_answer(desk: Desk) -> None:
     desk.turns(4)
 
 
-def test_those_of_the_command_line_come_first(tmp_path: Path) -> None:
-    """Whoever dies meanwhile; what is wrong with one ends the start."""
+def test_command_line_adapters_are_loaded_first(tmp_path: Path) -> None:
+    """Whichever process dies meanwhile; an invalid one ends the start."""
     desk = Desk(tmp_path, LoraModule("a", "/a"), LoraModule("b", "/b"))
     desk.trouble = "worker0 is not ready"
     desk.turns(2)

@@ -1,4 +1,4 @@
-"""Harm from outside that does not end a living engine: files are removed, and the system has no resources."""
+"""Outside harm that does not end a living engine: removed files, and exhausted resources."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def texts(counters: Counters) -> str:
 
 
 def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
-    """A logout with RemoveIPC and a cleaner of /tmp do that. All actors come back, and are found, as if nothing had
-    happened."""
+    """A logout with RemoveIPC and a cleaner of /tmp do that. All actors come back and are found as before."""
     run = engine.run()
     names, files = segment_names(run.run_id), sorted(path.name for path in run.directory.iterdir() if path.suffix != ".log")
     counters = Counters.attach(run.run_id)
@@ -59,8 +58,8 @@ def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
     assert is_clean(run)
 
 
-def test_files_that_cannot_be_made_again(engine: EchoEngine) -> None:
-    """It is reported while everything still works; an actor that dies meanwhile is started again and again, and comes back."""
+def test_files_that_cannot_be_restored(engine: EchoEngine) -> None:
+    """This is reported while everything still works; an actor that dies meanwhile is restarted until it comes back."""
     run = engine.run()
     counters = Counters.attach(run.run_id)
     is_incomplete = counters.counter("is_run_incomplete", "supervisor")
@@ -93,8 +92,9 @@ def test_no_process_to_be_had(engine: EchoEngine) -> None:
     assert engine.stop() == 0
 
 
-def test_another_engine_in_the_directory_is_left_alone(tmp_path: Path) -> None:
-    """The directory of one was removed, and a second one has it now: the first says so, and takes nothing from the second."""
+def test_other_engine_in_the_directory_is_left_alone(tmp_path: Path) -> None:
+    """The directory of one engine was removed, and a second one has it now: the first reports that, and takes nothing from the
+    second."""
     directory = tmp_path / "mine"
     with EchoEngine(tmp_path, run_dir=str(directory)) as first:
         first.wait_ready()

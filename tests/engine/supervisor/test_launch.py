@@ -18,7 +18,7 @@ from tools.demo import MODEL, VISION_MODEL
 
 
 @pytest.mark.parametrize(("path", "depth"), [(MODEL, 0), (VISION_MODEL, 3)])
-def test_the_embedded_models_are_asked_what_they_know(path: Path, depth: int) -> None:
+def test_examples_suit_the_embedded_models(path: Path, depth: int) -> None:
     config = small_config(path, model=str(path), encoder_depth=depth, host="127.0.0.1", port=8001, api_key=("secret",))
     *asking, monitor = _examples(config, "name")
     assert monitor.endswith(f"tokamak top --run {config.run_id}")
@@ -33,7 +33,7 @@ def test_the_embedded_models_are_asked_what_they_know(path: Path, depth: int) ->
 
 
 @pytest.mark.parametrize(("task", "route"), [("embed", "/v1/embeddings"), ("classify", "/v1/rerank")])
-def test_those_that_pool_are_asked_for_what_they_make(task: Literal["embed", "classify"], route: str) -> None:
+def test_examples_suit_pooling_models(task: Literal["embed", "classify"], route: str) -> None:
     pooling = PoolingConfig(task=task, num_values=1)
     config = small_config(MODEL, model=str(MODEL), pooling=pooling, host="127.0.0.1", port=8001)
     curl, *clients, _ = _examples(config, "name")

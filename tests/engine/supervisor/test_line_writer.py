@@ -1,4 +1,4 @@
-"""Printing never waits for a reader: pipes that are full, terminals that are paused, readers that are gone."""
+"""Printing never waits for a reader: full pipes, paused terminals, closed readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = "x" * 1023 + "\n"
 
 
 class Pipe:
-    """A pipe of which nothing is read before `text`."""
+    """Pipe that is not read before `text`."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -77,7 +77,7 @@ def test_close_does_not_wait_for_a_reader(pipe: Pipe) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_close_writes_what_waits(pipe: Pipe) -> None:
+def test_close_writes_waiting_lines(pipe: Pipe) -> None:
     writer = LineWriter(pipe.writer, notice)
     writer.write("first\n")
     writer.write("last\n")
@@ -103,7 +103,7 @@ def test_full_disk_is_harmless() -> None:
 
 @pytest.mark.timeout(60)
 def test_paused_terminal_delays_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl+S in the terminal of a start: the table is drawn by a thread of its own."""
+    """Ctrl+S in the terminal of a start: a thread draws the table."""
     leader, terminal = pty.openpty()
     monkeypatch.setattr(progress, "STDERR", terminal)
     live = LiveProgress()
@@ -133,7 +133,7 @@ def test_paused_terminal_delays_no_start(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.timeout(30)
-def test_notice_is_json_where_lines_are(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notice_is_json_if_lines_are(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "STDERR", pipe.writer)
     plain = PlainProgress("json")
     while not plain.num_dropped:

@@ -1,4 +1,4 @@
-"""The actors' logs on stderr: whole lines with names, whatever the files do and whoever reads."""
+"""The actors' logs on stderr: complete lines with names, independent of changes of the files and of readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTORS = ("api0", "worker0")
 
 
 class Reader:
-    """The end of a pipe to which a relay writes; nothing is read before it is asked for."""
+    """The end of a pipe that a relay writes to; it is read only on request."""
 
     def __init__(self) -> None:
         self.end, self.writer = os.pipe()
@@ -54,7 +54,7 @@ def write(run: Run, actor: str, text: str) -> None:
         log.write(text)
 
 
-def test_lines_have_names_and_come_once(run: Run, reader: Reader) -> None:
+def test_lines_have_names_and_appear_once(run: Run, reader: Reader) -> None:
     write(run, "api0", "before it began\n")
     relay = LogRelay(run, ACTORS, reader.writer, "text")
     write(run, "worker0", "half a li")
@@ -70,7 +70,7 @@ def test_lines_have_names_and_come_once(run: Run, reader: Reader) -> None:
     assert reader.text().endswith("[worker0] unended\n")
 
 
-def test_a_log_that_is_made_again_is_read_from_its_beginning(run: Run, reader: Reader) -> None:
+def test_recreated_log_is_read_from_its_beginning(run: Run, reader: Reader) -> None:
     relay = LogRelay(run, ACTORS, reader.writer, "text")
     write(run, "api0", "a long line that was there first\n")
     relay.look()
@@ -83,8 +83,8 @@ def test_a_log_that_is_made_again_is_read_from_its_beginning(run: Run, reader: R
     assert "[api0] second\n" in reader.text()
 
 
-def test_whoever_does_not_read_holds_nobody_up(run: Run, reader: Reader) -> None:
-    """More than a pipe holds: looking and ending take no longer than they may; what is read are whole lines."""
+def test_slow_reader_blocks_nothing(run: Run, reader: Reader) -> None:
+    """More than a pipe holds: reading the logs and ending take bounded time; printed lines are complete."""
     relay = LogRelay(run, ACTORS, reader.writer, "text")
     write(run, "api0", "x" * 99 + "\n")
     for _ in range(100):
@@ -104,7 +104,7 @@ def test_whoever_is_gone_ends_the_relay(run: Run) -> None:
     os.close(writer)
 
 
-def test_a_line_without_end_comes_in_pieces(run: Run, reader: Reader) -> None:
+def test_endless_line_is_split(run: Run, reader: Reader) -> None:
     relay = LogRelay(run, ACTORS, reader.writer, "text")
     write(run, "api0", "z" * (3 * CHUNK_BYTES))
     relay.look()

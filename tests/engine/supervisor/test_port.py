@@ -1,4 +1,4 @@
-"""The port: who may have it together with the engine that holds it, and who not."""
+"""The engine's port: shared with its own api processes only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.supervisor.port import reserve_port
 
 
 def api_socket(port: int) -> socket.socket:
-    """A listener as api processes make it."""
+    """Return a listener as api processes make it."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -20,7 +20,7 @@ def api_socket(port: int) -> socket.socket:
     return listener
 
 
-def test_only_own_api_processes_share_a_held_port() -> None:
+def test_only_own_api_processes_share_the_port() -> None:
     with reserve_port("127.0.0.1", 0) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is in use"):

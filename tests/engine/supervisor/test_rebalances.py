@@ -1,4 +1,4 @@
-"""An order to move experts is answered once, whoever dies, and one at a time is under way."""
+"""A command to move experts is answered once, whichever process dies, and only one is in progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.supervisor.rebalances import Rebalances
 
 
 class Desk:
-    """`told`: whom of what; `answers`: status and text by command."""
+    """The commands with stand-ins: `told`: the actors and their messages; `answers`: status and text by command."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -57,7 +57,7 @@ def test_its_death_is_an_answer(desk: Desk) -> None:
     desk.rebalances.refuse_open("stopped")
 
 
-def test_who_cannot_be_told_is_not_waited_for(desk: Desk) -> None:
+def test_unreachable_rank_is_not_waited_for(desk: Desk) -> None:
     desk.order("a", members=())
     desk.trouble = "its ring is full"
     desk.order("b")

@@ -9,7 +9,7 @@ SECOND = 1_000_000_000
 TENTH = SECOND // 10
 
 
-def test_the_third_death_within_the_window_is_one_too_many() -> None:
+def test_third_death_within_the_window_ends_the_engine() -> None:
     table = RestartTable(limit=3, window_s=300)
     assert table.record_death("worker0", 0)
     assert table.record_death("worker0", 100)
@@ -22,7 +22,7 @@ def test_deaths_leave_the_window() -> None:
     assert all(table.record_death("worker0", 151 * number) for number in range(100))
 
 
-def test_a_limit_of_one_restarts_nothing() -> None:
+def test_limit_of_one_restarts_nothing() -> None:
     assert not RestartTable(limit=1, window_s=300).record_death("worker0", 5)
 
 
@@ -37,7 +37,7 @@ def test_starts_wait_the_longer_the_more_often_they_fail() -> None:
 
 
 def actions(watch: HangWatch, start_ns: int, num_looks: int, limit_ns: int = SECOND) -> list[tuple[float, HangAction]]:
-    """Return the actions, and after how many seconds, while the heartbeat is still and the supervisor looks every 100 ms."""
+    """Return the actions and their times in seconds while the heartbeat is still and the supervisor looks every 100 ms."""
     done = []
     for look in range(1, num_looks + 1):
         action = watch.look(start_ns + look * TENTH, 7, limit_ns)
@@ -57,7 +57,7 @@ def test_a_heartbeat_that_moves_is_left_alone() -> None:
     assert all(watch.look(look * TENTH, look, SECOND) is HangAction.NONE for look in range(1000))
 
 
-def test_one_that_comes_back_starts_anew() -> None:
+def test_recovered_child_gets_its_whole_limit() -> None:
     watch = HangWatch(0)
     watch.look(0, 7, SECOND)
     assert actions(watch, 0, 12) == [(1.1, HangAction.DUMP)]
@@ -66,7 +66,7 @@ def test_one_that_comes_back_starts_anew() -> None:
     assert actions(watch, 14 * TENTH, 11) == [(1.1, HangAction.DUMP)]
 
 
-def test_nobody_is_accused_of_the_supervisors_own_pause() -> None:
+def test_pause_of_the_supervisor_is_no_hang() -> None:
     watch = HangWatch(0)
     watch.look(0, 7, 60 * SECOND)
     assert watch.look(3600 * SECOND, 7, 60 * SECOND) is HangAction.NONE

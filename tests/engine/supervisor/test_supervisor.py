@@ -1,4 +1,4 @@
-"""Supervision with real processes: kills, hangs, restarts and their limit, failed starts, and the end in every way."""
+"""Supervision with real processes: kills, hangs, restarts and their limit, failed starts, and all ways to end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_asked_to_stop(tmp_path: Path, number: signal.Signals) -> None:
         assert engine.stop(number) == 0
         assert all(map(is_gone, pids))
         assert is_clean(run)
-        # Earlier states are reported only where they were looked at.
+        # Only the earlier states that were seen are reported.
         reached = [line.split()[2] for line in engine.output if line.endswith(" ready")]
         assert sorted(reached) == ["echo0", "echo1", "ping0"]
         assert any(line == f"ready http://127.0.0.1:{run_port(engine)}" for line in engine.output)
@@ -99,8 +99,8 @@ def test_next_start_cleans_up_after_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_of_the_start(tmp_path: Path) -> None:
-    """Whatever the dead supervisor had made by then, the next start clears it away. A moment is the first at which so much of
-    the run, and of its shared memory, is there."""
+    """The next start removes everything that the dead supervisor had made. A moment is the first one with a given number of the
+    run's files and segments."""
     runs: list[Run] = []
     for number in range(16):
         with EchoEngine(tmp_path) as engine:
@@ -115,7 +115,7 @@ def test_killed_at_any_moment_of_the_start(tmp_path: Path) -> None:
 
 
 def has_made(engine: EchoEngine, number: int) -> bool:
-    """Whether files, segments and the ready line of the engine's own run are more than `number` things, or all."""
+    """Return whether the engine's own run has more than `number` files, segments and ready lines, or all."""
     made = [*(engine.new_run_directories())]
     made += [path for directory in made for path in [*directory.iterdir(), *segment_names(directory.name)]]
     return len(made) > number or any(line.startswith("ready ") for line in engine.output)
@@ -149,8 +149,8 @@ def test_too_many_deaths_end_the_engine(tmp_path: Path) -> None:
         assert engine.run_directories() == []
 
 
-def test_a_file_that_kills_its_decoder_ends_no_engine(tmp_path: Path) -> None:
-    """Four deaths, of which none counts for the limit of two."""
+def test_file_that_kills_its_decoder_ends_no_engine(tmp_path: Path) -> None:
+    """Four deaths, and none counts toward the limit of two."""
     with EchoEngine(tmp_path, "echo0=EchoActor,media0=VictimActor", restart_limit=2) as engine:
         engine.wait_ready()
         assert engine.wait_for_epoch("media0", 5).restarts == 4
@@ -160,7 +160,7 @@ def test_a_file_that_kills_its_decoder_ends_no_engine(tmp_path: Path) -> None:
         assert engine.wait_exit() == 1
 
 
-def test_a_child_that_cannot_start_ends_the_start_with_its_cause(tmp_path: Path) -> None:
+def test_failed_child_ends_the_start_with_its_cause(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, "echo0=EchoActor,failing0=FailingActor,stubborn0=StubbornActor") as engine:
         assert engine.wait_exit() == 1
         assert "the engine cannot start: failing0 died: the weights are made of cheese; use others" in engine.text
@@ -176,7 +176,7 @@ def test_kill_at_start_names_memory(tmp_path: Path) -> None:
         )
 
 
-def test_an_actor_class_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
+def test_unknown_actor_class_ends_the_start(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, "echo0=NoSuchActor") as engine:
         assert engine.wait_exit() == 1
         assert "NoSuchActor" in engine.text
@@ -220,7 +220,7 @@ def test_two_engines_side_by_side(tmp_path: Path) -> None:
         assert second.stop() == 0
 
 
-def test_a_busy_port_is_said_at_once(tmp_path: Path) -> None:
+def test_busy_port_is_reported_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with EchoEngine(tmp_path, port=port) as engine:
@@ -229,7 +229,7 @@ def test_a_busy_port_is_said_at_once(tmp_path: Path) -> None:
             assert engine.run_directories() == []
 
 
-def test_the_port_of_another_engine_is_busy(tmp_path: Path) -> None:
+def test_port_of_another_engine_is_busy(tmp_path: Path) -> None:
     with EchoEngine(tmp_path) as first:
         port = first.wait_ready().run().manifest().config.port
         with EchoEngine(tmp_path, port=port) as second:
@@ -238,7 +238,7 @@ def test_the_port_of_another_engine_is_busy(tmp_path: Path) -> None:
         assert first.stop() == 0
 
 
-def test_a_given_run_directory_keeps_what_is_not_the_engines(tmp_path: Path) -> None:
+def test_given_run_directory_keeps_foreign_files(tmp_path: Path) -> None:
     directory = tmp_path / "mine"
     directory.mkdir(mode=0o700)
     (directory / "notes.txt").write_text("keep me")
@@ -252,14 +252,14 @@ def test_a_given_run_directory_keeps_what_is_not_the_engines(tmp_path: Path) -> 
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
 
 
-def test_too_little_shared_memory_is_said_at_once(tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_reported_at_once(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, max_model_len=1 << 40) as engine:
         assert engine.wait_exit() == 1
         assert "of shared memory, /dev/shm has" in engine.text
         assert engine.run_directories() == []
 
 
-def test_too_little_memory_for_the_arena_is_said_at_once(tmp_path: Path) -> None:
+def test_too_large_arena_is_reported_at_once(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, kv_cache_bytes=1 << 50) as engine:
         assert engine.wait_exit() == 1
         assert "--kv-cache-memory" in engine.text

@@ -1,4 +1,4 @@
-"""Chat templates: what transformers does, what clients send, and templates that mean harm."""
+"""Chat templates: the behaviour of transformers, messages that clients send, and hostile templates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_whitespace_around_blocks_is_trimmed() -> None:
         ("{{ messages[0].content.strip().split('i')[0] }}{{ undefined_name }}", "H"),
     ],
 )
-def test_what_templates_may_use(template: str, expected: str) -> None:
+def test_features_of_templates(template: str, expected: str) -> None:
     assert render(template, prompt(USER), {"bos_token": "<s>", "eos_token": "</s>"}) == expected
 
 
@@ -104,7 +104,7 @@ def test_the_final_message_is_continued(content: Any) -> None:
     assert render(stripping, chat).rstrip() == f"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{text}".rstrip()
 
 
-def test_what_cannot_be_continued() -> None:
+def test_invalid_continuations_are_refused() -> None:
     assistant = {"role": "assistant", "content": "x"}
     assert "exclude" in refusal(CHATML, prompt(assistant, continue_final_message=True)).message
     chat = prompt(assistant, continue_final_message=True, add_generation_prompt=False)
@@ -114,7 +114,7 @@ def test_what_cannot_be_continued() -> None:
 # ------------------------------------------------------------------------------------------------------ what clients send
 
 
-def test_contents_are_given_the_form_that_the_template_shows() -> None:
+def test_contents_match_the_template() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]}
     assert "user\na\nb\nc<" in render(CHATML, prompt(parts))
     assert render(PARTS_ONLY, prompt(parts, USER)) == "[text:a][text:b][text:c][text:Hi]"
@@ -197,7 +197,7 @@ def test_other_mistakes_are_named() -> None:
     assert refusal(CHATML, ChatPrompt(b"[" * 100_000)).param == "messages"
 
 
-def test_a_model_template_that_does_not_compile_stops_the_start() -> None:
+def test_invalid_model_template_ends_the_start() -> None:
     with pytest.raises(CheckpointError, match="'tool_use'"):
         ChatTemplates({"default": CHATML, "tool_use": "{% if %}"}, {}, 100, trusts_requests=False)
 
@@ -229,7 +229,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_harmful_templates_fail_their_request_alone(name: str) -> None:
-    """Within bounded time and memory (the test's watchdog and the limit of the process), and nothing of the bounds stays."""
+    """Within bounded time and memory (the test's watchdog and the limit of the process), and all limits are restored
+    afterwards."""
     before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF), gc.isenabled()
     templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)
     with pytest.raises(RequestError) as caught:
@@ -260,7 +261,7 @@ def test_no_garbage_is_collected_on_a_templates_time() -> None:
 
 @pytest.mark.slow
 def test_a_template_leaves_little_garbage() -> None:
-    """Requests one after another filled a helper with it, up to where it ended: the collector counts objects, not bytes."""
+    """Successive requests filled a helper with garbage until it ended: the collector counts objects, not bytes."""
     many = 40_000_000  # memory of its own, not what others left free
     template = Template(
         f"{{% for i in (1, 2) %}}{{% set n = namespace(a='x' * {many} ~ i) %}}{{% set n.self = n %}}{{% endfor %}}done"
@@ -292,7 +293,7 @@ def test_templates_of_requests_are_an_option() -> None:
     assert templates.render(prompt(USER, chat_template="rag"), NOW) == "rag"
 
 
-def test_what_a_template_complains_of_is_a_text() -> None:
+def test_exceptions_of_templates_become_messages() -> None:
     complaint = r"{{ raise_exception('\ud800' ~ messages[0].content) }}"
     for sources, chat in ((complaint, prompt(USER)), (CHATML, prompt(USER, chat_template=complaint))):
         assert refusal(sources, chat).message == r"the chat template failed: \ud800Hi"

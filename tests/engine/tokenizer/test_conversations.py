@@ -1,4 +1,4 @@
-"""Every part of a conversation reaches the prompt, with each chat template: a marker in each part is looked for in the text."""
+"""Every part of a conversation reaches the prompt with each chat template: a marker in each part is found in the text."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_every_part_of_a_conversation_is_shown(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_parts_are_in_their_order(name: str) -> None:
+def test_parts_keep_their_order(name: str) -> None:
     messages = [user(1), assistant("S1mark"), user(2), assistant("S2mark", call(1)), result(1), assistant("S3mark"), user(3)]
     text = render(name, messages)
     marks = ["U1mark", "S1mark", "U2mark", "A1mark", "R1mark", "S3mark", "U3mark"]
@@ -151,7 +151,7 @@ def test_foreign_call_ids_become_short_ones_that_match() -> None:
     assert kept[0]["tool_call_id"] == "abcDEF123"
 
 
-def test_each_call_is_followed_by_its_own_result() -> None:
+def test_calls_are_followed_by_their_results() -> None:
     split = with_single_calls([assistant("", call(1), call(2)), result(2), result(1), {"role": "tool", "content": "more"}])
     assert [message.get("tool_call_id") or message.get("tool_calls", [{}])[0].get("id") for message in split] == [
         call_id(1), call_id(1), call_id(2), call_id(2), None

@@ -1,4 +1,4 @@
-"""Incremental decoding: against the libraries, at every split, with stop strings."""
+"""Incremental decoding: compared with the libraries, at every split, with stop strings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bytes_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 
 def cuts(items: Sequence[int]) -> Iterator[list[Sequence[int]]]:
-    """All at once, one by one, and every way to cut in two."""
+    """Yield all at once, one by one, and every split in two."""
     yield [items]
     yield [items[i : i + 1] for i in range(len(items))]
     for place in range(len(items) + 1):
@@ -51,7 +51,7 @@ def cuts(items: Sequence[int]) -> Iterator[list[Sequence[int]]]:
 
 @many
 @given(text=texts, skips=st.booleans())
-def test_text_comes_back_as_the_library_decodes_it(family: tuple[Tokenizer, Vocabulary], text: str, skips: bool) -> None:
+def test_text_equals_that_of_the_library(family: tuple[Tokenizer, Vocabulary], text: str, skips: bool) -> None:
     tokenizer, vocabulary = family
     token_ids = tokenizer.encode(text).ids
     assert decode(vocabulary, token_ids, skip_special_tokens=skips) == tokenizer.decode(token_ids, skip_special_tokens=skips)
@@ -69,7 +69,7 @@ def test_any_ids_decode_as_in_the_library(family: tuple[Tokenizer, Vocabulary], 
 
 
 def odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    """Added tokens that are not ASCII: the library takes some of their characters for bytes, we show them as they are."""
+    """Return added tokens that are not ASCII: the library takes some of their characters for bytes, we show them unchanged."""
     return frozenset(token_id for token_id in vocabulary.verbatim_ids if not (vocabulary.pieces[token_id] or "").isascii())
 
 
@@ -82,7 +82,7 @@ def odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
 def test_released_text_depends_on_the_tokens_alone(
     family: tuple[Tokenizer, Vocabulary], token_ids: list[int], stops: list[str], least: int
 ) -> None:
-    """After each n tokens the same text is out, however they came; what is out never changes later."""
+    """After each n tokens the same text is released, however they were grouped; released text never changes."""
     _, vocabulary = family
     options = TextOptions(stop=stops)
     released: dict[int, str] = {}
@@ -129,7 +129,7 @@ def test_special_tokens_are_shown_only_when_asked_for(bytes_vocabulary: Vocabula
 
 @many
 @given(text=texts)
-def test_sentencepiece_text_comes_back(sentencepieces: tuple[Vocabulary, bytes], text: str) -> None:
+def test_sentencepiece_text_equals_that_of_the_library(sentencepieces: tuple[Vocabulary, bytes], text: str) -> None:
     vocabulary, model = sentencepieces
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     token_ids = processor.EncodeAsIds(text)
@@ -146,7 +146,7 @@ def sentencepieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """The plain definition: the match that ends first, the longest of those; (its end, it)."""
+    """Return (end, stop string) by the plain definition: the match that ends first, the longest of those."""
     ends = [(end, stop) for end in range(len(text) + 1) for stop in stops if text[:end].endswith(stop)]
     return min(ends, key=lambda match: (match[0], -len(match[1])), default=None)
 
@@ -156,7 +156,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
 @example(text="aabaabaaab", stops=["aabaaa"])
 @example(text="aab", stops=["aa", "ab", "aab"])
 @pytest.mark.parametrize("is_included", [False, True])
-def test_stop_strings_cut_where_they_are_first_complete(
+def test_stop_strings_cut_at_the_first_complete_match(
     bytes_vocabulary: Vocabulary, text: str, stops: list[str], is_included: bool
 ) -> None:
     token_ids = [bytes_vocabulary.token_bytes.index(bytes([byte])) for byte in text.encode()]
@@ -173,7 +173,7 @@ def test_stop_strings_cut_where_they_are_first_complete(
     assert "".join(released) + detokenizer.finish() == text[: end if is_included else end - len(stop)]
 
 
-def test_only_what_may_become_a_stop_string_is_held_back(bytes_vocabulary: Vocabulary) -> None:
+def test_only_possible_stop_strings_are_held_back(bytes_vocabulary: Vocabulary) -> None:
     detokenizer = Detokenizer(bytes_vocabulary, TextOptions(stop=["</tool>"]))
     tokens = [bytes_vocabulary.encode(text, False) for text in ("x <", "/to", "day </", "tool", "> more")]
     assert [detokenizer.push(token_ids) for token_ids in tokens] == ["x ", "", "</today ", "", ""]

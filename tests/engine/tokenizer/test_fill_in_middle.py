@@ -1,4 +1,4 @@
-"""Prompts with a gap, in the form that each family was trained with."""
+"""Fill-in-the-middle prompts in the format of each family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helper processes and the lanes before them: bounds, turns, and ends of every kind."""
+"""Helper processes and their lanes: limits, turns, and all ways to end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USER = b'[{"role": "user", "content": "x"}]'
 
 
 def work(record: bytes) -> bytes:
-    """A call's text is what becomes of it: "wait:FIFO" waits until somebody has opened the file for writing."""
+    """Return the text of a call; "wait:FIFO" waits until the file has been opened for writing."""
     message = decode(record)
     assert isinstance(message, Tokenize | Submit)
     prompt = message.prompts[0] if isinstance(message, Submit) else message.prompt
@@ -106,7 +106,7 @@ def lanes() -> Iterator[Bench]:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Path]:
-    """A file that is empty and cannot be read to its end until the test ends."""
+    """An empty FIFO that cannot be read to its end until the test ends."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     descriptor = os.open(path, os.O_RDWR)
@@ -122,8 +122,8 @@ def test_a_helper_is_used_again(lanes: Bench) -> None:
     assert lanes.deadline_ns == 0
 
 
-def test_what_is_slow_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
-    """A template that a request brought, and a long text, wait in their own lane; the model's own template in another."""
+def test_slow_jobs_delay_only_their_lane(lanes: Bench, gate: Path) -> None:
+    """A template in a request and a long text each wait in a lane of their own; the model's own template in another."""
     waiting = [call(f"slow{index}", f"wait:{gate}" + " " * 40_000) for index in range(2)]
     lanes.ask(*waiting, call("foreign", chat_template="{{ 1 }}"))
     lanes.ask(call("quick"), call("own", chat_template="own"))
@@ -136,8 +136,8 @@ def test_what_is_slow_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
     wait_until(lambda: (lanes.look(), "foreign" in lanes.answers or lanes.cancel(waiting[0]))[1], what="room")
 
 
-def test_slow_forms_of_one_source_hold_up_no_other(lanes: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, and whoever else sends slow ones."""
+def test_slow_formats_of_one_source_block_no_other(lanes: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and whichever other source sends slow ones."""
     monkeypatch.setattr("engine.tokenizer.lanes.FIRST_FORMAT_NS", 100_000_000)
     flood = [form(f"slow{index}", "flood", "spin") for index in range(9)]
     for job in (*flood, form("small", "other")):
@@ -177,7 +177,7 @@ def test_queues_are_bounded(lanes: Bench, gate: Path, size: int, limit: int) -> 
     lanes.add(call("again", text), is_new_request=False)  # begun before a crash
 
 
-def test_who_fills_a_queue_leaves_room_for_others(lanes: Bench, gate: Path) -> None:
+def test_busy_source_leaves_room_for_others(lanes: Bench, gate: Path) -> None:
     text = f"wait:{gate}" + " " * 40_000
     lanes.ask(*(prompt(f"m{index}", "many", text) for index in range(2 + MAX_HEAVY_JOBS)))
     with pytest.raises(RequestError, match=f"{MAX_HEAVY_JOBS} of them yours"):
@@ -187,7 +187,7 @@ def test_who_fills_a_queue_leaves_room_for_others(lanes: Bench, gate: Path) -> N
 
 
 @pytest.mark.slow
-def test_calls_of_one_source_leave_room_and_turns_for_others(lanes: Bench, gate: Path) -> None:
+def test_calls_of_one_source_leave_room_for_others(lanes: Bench, gate: Path) -> None:
     first = call("first", f"wait:{gate}", source="many")
     lanes.ask(first, *(call(f"m{index}", source="many") for index in range(MAX_CALLS)))
     with pytest.raises(RequestError, match=f"{MAX_CALLS} of them yours"):
@@ -213,7 +213,7 @@ def test_the_end_of_a_helper_costs_its_job_alone(lanes: Bench, text: str, reason
     assert lanes.text("good") == "good"
 
 
-def test_a_helper_that_somebody_kills_costs_nothing(lanes: Bench, gate: Path) -> None:
+def test_killed_idle_helper_is_replaced(lanes: Bench, gate: Path) -> None:
     lanes.ask(call("a"))
     lanes.text("a")
     (helper,) = lanes.helpers
@@ -269,14 +269,14 @@ def test_helpers_end_with_their_tokenizer() -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """A zombie has; whoever inherited it has not looked yet."""
+    """Return whether the process has ended; a zombie has, even if its parent has not reaped it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 
 
-def test_what_is_very_long_delays_its_like_alone(lanes: Bench, gate: Path) -> None:
+def test_very_long_texts_delay_only_their_lane(lanes: Bench, gate: Path) -> None:
     lanes.ask(call("a", f"wait:{gate}" + HUGE_BYTES * " "), call("b", f"wait:{gate}" + HUGE_BYTES * " "))
     lanes.ask(call("long", "a prompt" + HEAVY_BYTES * " "))
     assert lanes.text("long").strip() == "a prompt"

@@ -1,4 +1,4 @@
-"""How few tokens a text can have: never more than it has, and enough to refuse what cannot fit before it is encoded."""
+"""A lower bound on the tokens of a text, high enough to refuse too long ones before they are encoded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_no_text_has_fewer(parts: list[tuple[str, int]]) -> None:
     assert QWEN.least_tokens(text) <= len(QWEN.encode(text, False))
 
 
-def test_a_text_that_cannot_fit_is_refused_for_its_bytes() -> None:
+def test_too_long_text_is_refused_by_its_bytes() -> None:
     text = "x" * 1_000_000
     assert QWEN.is_lossless
     assert QWEN.least_tokens(text) > 4096
@@ -41,12 +41,12 @@ def test_a_text_that_cannot_fit_is_refused_for_its_bytes() -> None:
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_what_is_counted_or_cut_is_encoded_however_long() -> None:
+def test_counted_or_truncated_text_is_always_encoded() -> None:
     assert len(encoder_of(QWEN, 16).encode(TextPrompt("x" * 1000)).token_ids) > 16
 
 
 def losing() -> dict[str, Tokenizer]:
-    """By what loses a part of a text, or may."""
+    """Return tokenizers by the step that loses a part of a text, or may."""
     found = {name: byte_level() for name in ("strip", "replace", "split", "added")}
     found["strip"].normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
     found["replace"].normalizer = normalizers.Replace("x", "")
@@ -61,11 +61,11 @@ LOSING = losing()
 
 
 @pytest.mark.parametrize("name", LOSING)
-def test_of_what_may_lose_text_nothing_is_said(name: str, tmp_path: Path) -> None:
+def test_lossy_tokenizer_has_no_bound(name: str, tmp_path: Path) -> None:
     assert vocabulary_of(write_checkpoint(tmp_path, LOSING[name])).least_tokens("x" * 10_000) == 0
 
 
-def test_of_what_keeps_all_something_is_said(tmp_path: Path) -> None:
+def test_lossless_tokenizer_has_a_bound(tmp_path: Path) -> None:
     assert vocabulary_of(write_checkpoint(tmp_path, byte_level())).least_tokens("x" * 10_000) > 100
 
 

@@ -1,4 +1,6 @@
-"""Pictures and video in prompts: what templates and clients write, where items come to stand, and what nobody can type."""
+"""Pictures and video in prompts: placeholders of templates and clients, positions of items, and placeholders that users cannot
+type.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ def tokens(*token_ids: int) -> TokensPrompt:
 
 
 def chat(*parts: dict[str, Any] | str, **options: Any) -> ChatPrompt:
-    """One message. Pictures come from the api process as {"type": "image"}."""
+    """Return a chat of one message. Pictures come from the api as {"type": "image"}."""
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return ChatPrompt(json.dumps([{"role": "user", "content": content}]).encode(), **options)
 
@@ -99,7 +101,7 @@ PICTURE, CLIP = {"type": "image"}, {"type": "video"}
 
 @cache
 def plain(model: str) -> tokenizers.Tokenizer:
-    """The checkpoint's tokenizer as it is, to which every placeholder is one."""
+    """Return the checkpoint's own tokenizer, which takes every placeholder for one."""
     return tokenizers.Tokenizer.from_file(str(GOLDEN / model / "tokenizer.json"))
 
 
@@ -115,7 +117,7 @@ def asked(text: str) -> str:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_golden_prompts_stay_and_are_made_of_single_tokens(model: str) -> None:
+def test_golden_prompts_are_reproduced(model: str) -> None:
     for case in json.loads((GOLDEN / model / "golden.json").read_text())["cases"]:
         media = [item("image", *grid) for grid in case["image_grid_thw"]]
         whole = case["prompt_token_ids"]
@@ -130,7 +132,7 @@ def test_the_golden_prompts_stay_and_are_made_of_single_tokens(model: str) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_conversation_shows_its_pictures_where_they_stand(model: str) -> None:
+def test_pictures_keep_their_place_in_a_conversation(model: str) -> None:
     token_ids, units = placed(model, chat("What? ", PICTURE, " and", PICTURE), item("image", 1, 4, 6), item("image", 1, 2, 2))
     text = asked(f"What? <|vision_start|>{PAD * 6}<|vision_end|> and{SHOWN}")
     assert token_ids == plain_ids(model, text)
@@ -152,7 +154,7 @@ def test_templates_ask_for_pictures_in_several_ways(name: str) -> None:
     assert token_ids == [IMAGE, IMAGE, *plain_ids("qwen2_5_vl", "x"), IMAGE, IMAGE]
 
 
-def test_a_template_that_shows_no_pictures_is_no_place_for_them() -> None:
+def test_template_without_pictures_refuses_them() -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     answer = preparation("qwen2_5_vl", template).prepare(Tokenize("c", "api0", chat(PICTURE), media=[item("image", 1, 2, 4)]))
     assert isinstance(answer, Refusal)
@@ -168,7 +170,7 @@ TYPED = st.lists(st.sampled_from([*FRAGMENTS, "x", " ", "é"]), max_size=8).map(
 @given(before=st.lists(TYPED, min_size=1, max_size=3), after=st.lists(TYPED, max_size=3))
 @settings(deadline=None, max_examples=50)
 def test_a_typed_placeholder_is_text(before: list[str], after: list[str]) -> None:
-    """It binds nothing and shifts nothing, also where it is put together of several parts."""
+    """It binds nothing and shifts nothing, also when several parts form it together."""
     model = "qwen2_5_vl"
     token_ids, (unit,) = placed(model, chat(*before, PICTURE, *after), item("image", 1, 4, 4))
     assert [place for place, token in enumerate(token_ids) if token in (IMAGE, VIDEO)] == list(
@@ -179,7 +181,7 @@ def test_a_typed_placeholder_is_text(before: list[str], after: list[str]) -> Non
 
 
 @pytest.mark.parametrize("field", ["role", "name", "arguments", "tools"])
-def test_so_it_is_wherever_a_template_puts_what_clients_send(field: str) -> None:
+def test_typed_placeholder_is_text_in_every_field(field: str) -> None:
     template = (
         "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.name }}"
         "{{ m.tool_calls | tojson if m.tool_calls }}{% if m.content is string %}{{ m.content }}{% else %}"
@@ -216,14 +218,14 @@ def test_escaped_placeholders_of_a_tokenizer_are_hidden() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_bare_prompt_binds_what_is_written_there(model: str) -> None:
+def test_bare_prompt_binds_its_placeholders(model: str) -> None:
     token_ids, (unit,) = placed(model, TextPrompt(f"a {SHOWN} b", False), item("image", 1, 4, 4))
     assert token_ids == plain_ids(model, f"a <|vision_start|>{PAD * 4}<|vision_end|> b")
     again, units = placed(model, TextPrompt(f"a <|vision_start|>{PAD * 4}<|vision_end|> b", False), item("image", 1, 4, 4))
     assert (again, units) == (token_ids, (unit,))
 
 
-def test_a_template_of_baidus_has_names_of_its_own() -> None:
+def test_baidu_template_has_its_own_placeholders() -> None:
     template = LOOP.replace("<|image_pad|>", "<|image@placeholder|>") % "p.type == 'image'"
     token_ids = tokenized(
         preparation("ernie4_5_vl_moe", template), chat(PICTURE, "<|image@placeholder|>"), item("image", 1, 2, 4)
@@ -285,7 +287,7 @@ def test_qwen3_vl_frames_follow_their_timestamps(num_tokens: int) -> None:
         (tokens(*plain_ids(model, f"<|im_start|>{written}b")), f"<|im_start|>{frames}b"),
     ):
         if num_tokens == 1 and prompt == TextPrompt(f"a{frames}b", False):
-            continue  # nobody can tell these from two videos
+            continue  # these cannot be told from two videos
         token_ids, units = placed(model, prompt, clip)
         assert token_ids == plain_ids(model, text)
         assert [(unit.index, unit.time, unit.is_continued, unit.num_tokens) for unit in units] == [
@@ -296,7 +298,7 @@ def test_qwen3_vl_frames_follow_their_timestamps(num_tokens: int) -> None:
 
 
 def test_videos_of_a_conversation_may_be_side_by_side() -> None:
-    """Also where a template, such as the embedded model's, puts nothing between their placeholders."""
+    """Also with a template, such as the embedded model's, that puts nothing between their placeholders."""
     clip = item("video", 2, 2, 2, times=(0.25 + 1e-9, 1.5))
     template = "{% for p in messages[0].content %}{{ '<|video_pad|>' if p.type == 'video' else p.text }}{% endfor %}"
     frames = FRAMES.format("<|video_pad|>")
@@ -331,7 +333,7 @@ def test_runs_and_items_must_match() -> None:
         assert (error.code, error.param) == ("invalid_value", "prompt")
 
 
-def test_what_is_too_long_says_what_each_item_takes() -> None:
+def test_too_long_prompt_names_tokens_of_each_item() -> None:
     big, small = item("image", 1, 40, 40), item("image", 1, 4, 4)
     error = refusal("qwen2_5_vl", chat(PICTURE, PICTURE, PICTURE), small, big, big)
     assert (error.code, error.param) == ("context_length_exceeded", "messages")

@@ -23,7 +23,7 @@ from engine.tokenizer.prediction import Prediction, PredictionCount
         ([5, 5, 5], [5, 5, 5, 5, 5], 3),
     ],
 )
-def test_what_came_true(prediction: list[int], answer: list[int], num_accepted: int) -> None:
+def test_accepted_prediction_tokens(prediction: list[int], answer: list[int], num_accepted: int) -> None:
     told = array("i", prediction).tobytes()
     at_once, bit_by_bit = PredictionCount(Prediction.of(told)), PredictionCount(Prediction.of(told))
     at_once.push(answer)

@@ -1,4 +1,4 @@
-"""Answers that go round in circles are found where their definition says, however their tokens come."""
+"""Repetitive answers are detected by the definition, however their tokens are grouped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(2, 4)).map(
 
 
 def end_of(token_ids: list[int], limits: RepetitionLimits, min_tokens: int) -> int:
-    """The definition: how many tokens there are when the last ones are a pattern, `min_count` times over."""
+    """Return the number of tokens at which the last ones are a pattern, repeated `min_count` times, by the definition."""
     for end in range(max(min_tokens, 1), len(token_ids) + 1):
         for size in range(limits.min_pattern_size, limits.max_pattern_size + 1):
             num_last = size * limits.min_count

@@ -1,5 +1,4 @@
-"""A tokenizer's view of the replicas, on real rings and counters: their load, their cached prefixes, which of them take
-work."""
+"""A tokenizer's view of the replicas, on real rings and counters: load, cached prefixes, and availability."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ PROMPT = list(range(100, 200))
 
 
 class Engine:
-    """Two replicas without their processes; the tokenizer's end is `replicas`."""
+    """Two replicas without their processes; `replicas` is the tokenizer's end."""
 
     def __init__(self, directory: Path) -> None:
         run_id = new_run_id()
@@ -120,8 +119,8 @@ def request_of(prompt: list[int], request_id: str = "r", group_id: str = "", **s
     return ready(sequence_request(array("i", prompt).tobytes(), request_id, group_id=group_id, **sampling))
 
 
-def test_the_longest_cached_prefix_is_found(engine: Engine) -> None:
-    """The common prefix, and never the whole prompt: its last token is computed."""
+def test_longest_cached_prefix_is_found(engine: Engine) -> None:
+    """The common cached part counts for both, and never the whole prompt: its last token is computed."""
     engine.cached(0, PROMPT[:32])
     engine.cached(1, PROMPT[:96])
     assert engine.replicas.choose(request_of(PROMPT)) == (1, 4)
@@ -133,8 +132,8 @@ def test_the_longest_cached_prefix_is_found(engine: Engine) -> None:
     assert engine.replicas.choose(request_of(PROMPT, num_prompt_logprobs=0))[1] == 100  # computes its whole prompt
 
 
-def test_pictures_lead_to_where_their_blocks_are(engine: Engine) -> None:
-    """By the keys that the scheduler has them by: the same tokens with another picture are elsewhere."""
+def test_pictures_are_routed_to_their_cached_blocks(engine: Engine) -> None:
+    """By the scheduler's keys: the same tokens with another picture are elsewhere."""
     prompt, fields = prompt_of(PROMPT[:10], picture("cat", 20), PROMPT[:40])
     _, others = prompt_of(PROMPT[:10], picture("dog", 20), PROMPT[:40])
     engine.cached(1, prompt[:64], BlockExtras.of(fields["units"], fields["media"], b""))
@@ -143,7 +142,7 @@ def test_pictures_lead_to_where_their_blocks_are(engine: Engine) -> None:
     assert engine.replicas.choose(request_of(prompt))[1] == 70
 
 
-def test_what_was_sent_counts_until_it_is_taken(engine: Engine) -> None:
+def test_sent_requests_count_until_they_are_taken(engine: Engine) -> None:
     first = engine.choose(request_of(PROMPT))
     engine.send(first, request_of(PROMPT, "a"))
     assert engine.choose(request_of(PROMPT)) == 1 - first
@@ -153,7 +152,7 @@ def test_what_was_sent_counts_until_it_is_taken(engine: Engine) -> None:
     assert engine.choose(request_of(PROMPT)) == 1 - first
 
 
-def test_one_that_takes_no_work_gets_nothing(engine: Engine) -> None:
+def test_unavailable_replica_gets_nothing(engine: Engine) -> None:
     engine.cached(1, PROMPT[:96])
     for actor in ("scheduler1", "worker1"):
         for state in (State.DEAD, State.LOADING):
@@ -188,7 +187,7 @@ def test_a_group_stays_together_while_it_is_open(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(("before", "aborted"), [(0, [0]), (1, []), (UNKNOWN, [0])])
-def test_a_sample_that_moved_is_aborted_where_it_was(engine: Engine, before: int, aborted: list[int]) -> None:
+def test_moved_sequence_is_aborted_at_its_old_replica(engine: Engine, before: int, aborted: list[int]) -> None:
     own = SequencePart("r", attempt=2, replica=before)
     engine.replicas.leave(1, "r", own)
     engine.replicas.leave(1, "r", msgspec.structs.replace(own, attempt=0, replica=UNKNOWN))  # a new request was nowhere
@@ -206,7 +205,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def taken(bench: Bench) -> tuple[int, SequenceRequest]:
-    """Which scheduler got a request, and nothing else came to any."""
+    """Return the scheduler that got a request and the request; nothing else was sent to any."""
     messages = [(replica, message) for replica in range(2) for message in bench.received(f"scheduler{replica}")]
     assert len(messages) == 1, messages
     replica, message = messages[0]
@@ -214,8 +213,8 @@ def taken(bench: Bench) -> tuple[int, SequenceRequest]:
     return replica, message
 
 
-def test_a_replica_that_others_filled_passes_a_sample_on(bench: Bench) -> None:
-    """Refused by all, it is refused."""
+def test_full_replica_passes_a_sequence_on(bench: Bench) -> None:
+    """A request refused by all is refused."""
     bench.send("api0", submit("Hello world", group_id="g"))
     first, request = taken(bench)
     refusal = Rejected("r", 0, "api0", 429, "full", retry_after_s=1)
@@ -228,8 +227,8 @@ def test_a_replica_that_others_filled_passes_a_sample_on(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("reason", ["pinned", "refused"])
-def test_what_is_not_passed_on(bench: Bench, reason: str) -> None:
-    """A pinned sample, and one that can run nowhere."""
+def test_refusals_that_are_not_passed_on(bench: Bench, reason: str) -> None:
+    """A pinned sequence, and one that can run nowhere."""
     bench.send("api0", submit("Hello world", pinned_replica=1 if reason == "pinned" else -1))
     replica, _ = taken(bench)
     assert replica == 1 or reason != "pinned"

@@ -1,4 +1,4 @@
-"""The tokenizer actor on real rings, with an api and a scheduler played by the test."""
+"""The tokenizer actor on real rings, with the test as api and scheduler."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def int32(*token_ids: int) -> bytes:
 
 
 def submit(prompt: Prompt | str, request_id: str = "r", attempt: int = 0, api: str = "api0", **parts: Any) -> Submit:
-    """Keywords are those of SamplingParams and TextOptions, and those of the parts of a Submit."""
+    """Return a Submit. Keywords are those of SamplingParams and TextOptions, and those of its parts."""
     return submit_of(prompt, request_id, attempt=attempt, api=api, **parts)
 
 
@@ -89,7 +89,7 @@ def chat(*messages: dict[str, Any], **options: Any) -> ChatPrompt:
 
 
 class Bench:
-    """A tokenizer between an api and a scheduler of the test's."""
+    """A tokenizer between an api and a scheduler of the test."""
 
     def __init__(self, directory: Path, ring_bytes: int = RING_BYTES, scheduler_ring_bytes: int = 0, **options: Any) -> None:
         self.run_id = secrets.token_hex(4)
@@ -131,7 +131,7 @@ class Bench:
         self._segments.counters.actor(name).set_state(state)
 
     def send(self, sender: str, *messages: Message) -> None:
-        """And see it done, by the helpers as well."""
+        """Send messages and wait until they are done, by the helpers as well."""
         self.post(sender, *messages)
         wait_until(lambda: (self.turn(), self.actor.is_idle)[1], what="the helpers done")
 
@@ -144,7 +144,7 @@ class Bench:
         return self._loop.turn()
 
     def received(self, receiver: str = "api0") -> list[Message | SequenceRequest]:
-        """Sequences each by itself."""
+        """Return messages with each sequence by itself."""
         messages = [decode(payload) for payload in self.records(receiver)]
         return [
             part for message in messages for part in (message.per_sequence() if isinstance(message, Request) else [message])
@@ -203,13 +203,13 @@ def test_a_text_becomes_a_request(bench: Bench, vocabulary: Vocabulary) -> None:
     token_ids = vocabulary.encode("Hello world", True)
     sampling = SamplingParams(seed=7, max_tokens=MAX_MODEL_LEN - len(token_ids), stop_token_ids=[9, EOS])
     expected = sequence_request(int32(*token_ids), sampling=sampling, priority=3, **parts)
-    shared = msgspec.structs.replace(expected.shared, sampling=request.shared.sampling)  # resolved, but for `max_tokens`
+    shared = msgspec.structs.replace(expected.shared, sampling=request.shared.sampling)  # resolved, except for `max_tokens`
     assert request == msgspec.structs.replace(expected, shared=shared)
     assert bench.count("tokenized_tokens_total") == len(token_ids)
     assert bench.count("open_streams") == 1
 
 
-def test_a_chat_is_rendered_and_not_given_special_tokens_again(bench: Bench, vocabulary: Vocabulary) -> None:
+def test_chat_gets_no_second_special_tokens(bench: Bench, vocabulary: Vocabulary) -> None:
     bench.send("api0", submit(chat({"role": "user", "content": "Hi"})))
     expected = vocabulary.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False)
     assert bench.request().prompt.token_ids == int32(*expected)
@@ -235,7 +235,7 @@ def test_end_tokens_and_bad_words_are_filled_in(bench: Bench, vocabulary: Vocabu
 
 
 def test_a_prediction_travels_and_is_counted(bench: Bench, vocabulary: Vocabulary) -> None:
-    """Alike where an attempt goes on with tokens that the api process has."""
+    """Also where an attempt continues with tokens that the api has."""
     predicted = vocabulary.encode("hello wide world", False)
     answer = [*predicted[:2], 7, *predicted[3:-1]]
     sampling = {"max_tokens": 30, "ignore_eos": True}
@@ -298,8 +298,8 @@ def test_a_mistake_fails_its_request_alone(tmp_path: Path, name: str) -> None:
         assert bench.count("open_streams") == 1
 
 
-def test_samples_share_their_prompt_and_their_words(bench: Bench, vocabulary: Vocabulary) -> None:
-    """Rendered, encoded and sent on once, however many they are."""
+def test_sequences_share_prompt_and_options(bench: Bench, vocabulary: Vocabulary) -> None:
+    """Rendered, encoded and sent once for all of them."""
     options: dict[str, Any] = {"stop": ["END"], "bad_words": ["the"], "key": "k"}
     prompt = chat({"role": "user", "content": "Hi"})
     samples = [submit(prompt, f"k-{index}", sample_index=index, group_id="k", **options) for index in range(100)]
@@ -321,7 +321,7 @@ def test_samples_share_their_prompt_and_their_words(bench: Bench, vocabulary: Vo
     assert bench.count("helper_jobs_total") == 2
 
 
-def test_what_just_fits_is_taken(bench: Bench) -> None:
+def test_prompt_that_just_fits_is_accepted(bench: Bench) -> None:
     bench.send("api0", submit(TokensPrompt(int32(*range(63))), "a"), submit(TokensPrompt(int32(*range(60))), "b", max_tokens=4))
     bench.send("api0", submit(TokensPrompt(int32(*range(64))), "c", max_tokens=0))
     requests = bench.received("scheduler")
@@ -384,7 +384,7 @@ def test_tokens_become_text_until_the_end(bench: Bench, vocabulary: Vocabulary) 
 
 
 @pytest.mark.parametrize("reason", ["length", "abort", "timeout"])
-def test_what_was_held_back_comes_at_the_end(bench: Bench, vocabulary: Vocabulary, reason: str) -> None:
+def test_held_text_is_released_at_the_end(bench: Bench, vocabulary: Vocabulary, reason: str) -> None:
     bench.send("api0", submit("Hi", stop=["stop here"]))
     euro = [vocabulary.token_bytes.index(bytes([byte])) for byte in "€".encode()]
     bench.send("scheduler", outputs([*vocabulary.encode("now stop ", False), *euro[:2]]))
@@ -394,7 +394,7 @@ def test_what_was_held_back_comes_at_the_end(bench: Bench, vocabulary: Vocabular
     assert (last.text, last.finish_reason, last.token_ids) == ("stop \ufffd", reason, [])
 
 
-def test_a_stop_string_ends_the_sample_here_and_at_the_scheduler(bench: Bench, vocabulary: Vocabulary) -> None:
+def test_stop_string_ends_the_sequence_everywhere(bench: Bench, vocabulary: Vocabulary) -> None:
     bench.send("api0", submit("Hi", stop=["END"]))
     bench.request()
     token_ids = vocabulary.encode("textENDmore", False)
@@ -416,8 +416,8 @@ def test_a_stop_string_ends_the_sample_here_and_at_the_scheduler(bench: Bench, v
     assert bench.one(Abort, "scheduler") == Abort("s", 0, "stop")
 
 
-def test_a_repetition_ends_the_sample_here_and_at_the_scheduler(bench: Bench, vocabulary: Vocabulary) -> None:
-    """And a replay ends where it did."""
+def test_repetition_ends_the_sequence_everywhere(bench: Bench, vocabulary: Vocabulary) -> None:
+    """A replay ends at the same place."""
     words = vocabulary.encode("one two", False)
     told = [*vocabulary.encode("three", False), *words * 5]
     limits = RepetitionLimits(8, len(words), 3)
@@ -436,7 +436,7 @@ def test_a_repetition_ends_the_sample_here_and_at_the_scheduler(bench: Bench, vo
     assert (delta.token_ids, delta.finish_reason) == (told[end - 1 : end], "repetition")
 
 
-def test_what_breaks_repetitions_is_the_token_that_it_ends_with(bench: Bench, vocabulary: Vocabulary) -> None:
+def test_dry_breakers_are_last_tokens(bench: Bench, vocabulary: Vocabulary) -> None:
     bench.send("api0", submit(TokensPrompt(int32(5)), dry_breakers=["\n", " and:"]))
     assert bench.request().sampling.dry_breaker_token_ids == sorted(
         {vocabulary.encode("a\n", False)[-1], vocabulary.encode("a and:", False)[-1]}
@@ -519,8 +519,8 @@ def test_one_record_a_turn_and_api(bench: Bench) -> None:
 # --------------------------------------------------------------------------------------- attempts, epochs, slow readers
 
 
-def test_a_replay_goes_on_byte_for_byte(bench: Bench, vocabulary: Vocabulary) -> None:
-    """At every place where a tokenizer may have died, with half characters and half stop strings around."""
+def test_replay_continues_byte_for_byte(bench: Bench, vocabulary: Vocabulary) -> None:
+    """At every place where a tokenizer may have died, including half characters and half stop strings."""
     token_ids = vocabulary.encode("é€𝄞 STO", False) + vocabulary.encode("P ST", False) + vocabulary.encode("O now STOP!", False)
     options: dict[str, Any] = {"stop": ["STOP!"], "min_tokens": 3}
     bench.send("api0", submit("Hi", **options))
@@ -560,7 +560,7 @@ def test_other_attempts_are_dropped(bench: Bench) -> None:
     assert bench.delta().token_ids == [41]
 
 
-def test_an_abort_goes_to_the_scheduler_and_ends_the_stream(bench: Bench) -> None:
+def test_abort_is_forwarded_and_ends_the_stream(bench: Bench) -> None:
     bench.send("api0", submit("Hi", attempt=3))
     bench.request()
     bench.send("api0", Abort("r", 2))
@@ -584,7 +584,7 @@ def test_a_rejection_of_the_scheduler_follows_the_deltas(bench: Bench) -> None:
     assert bench.count("open_streams") == 1
 
 
-def test_a_new_api_process_has_none_of_the_old_ones_samples(bench: Bench) -> None:
+def test_new_api_process_has_no_old_sequences(bench: Bench) -> None:
     bench.send("api0", submit("Hi", "old"), submit("Hi", "other", api="api1"))
     bench.received("scheduler")
     bench.begin_epoch("api0", 2)
@@ -605,7 +605,7 @@ def test_a_new_api_process_has_none_of_the_old_ones_samples(bench: Bench) -> Non
     assert bench.one(Abort, "scheduler") == Abort("other", 0)
 
 
-def test_a_slow_api_gets_everything_later_and_holds_up_nobody(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_slow_api_gets_everything_and_delays_no_other(tmp_path: Path, vocabulary: Vocabulary) -> None:
     with Bench(tmp_path, ring_bytes=4096) as bench:
         bench.send("api0", submit("Hi"), submit("Hi", "s", api="api1"))
         text = "The quick brown fox " * 40
@@ -623,7 +623,7 @@ def test_a_slow_api_gets_everything_later_and_holds_up_nobody(tmp_path: Path, vo
         assert bench.actor.deadline_ns() == 0
 
 
-def test_what_no_record_can_hold_is_refused(tmp_path: Path) -> None:
+def test_too_long_output_is_refused(tmp_path: Path) -> None:
     with Bench(tmp_path, ring_bytes=4096) as bench:
         bench.send("api0", submit("Hi", num_prompt_logprobs=5), submit("Hi", "s"))
         bench.received("scheduler")
@@ -644,8 +644,8 @@ def test_what_no_record_can_hold_is_refused(tmp_path: Path) -> None:
         assert bench.one(Abort, "scheduler") == Abort("s", 0)
 
 
-def test_a_refusal_too_long_for_a_record_names_its_attempt(tmp_path: Path) -> None:
-    """The api process listens to the present attempt only."""
+def test_too_long_refusal_names_its_attempt(tmp_path: Path) -> None:
+    """The api accepts only the present attempt."""
     with Bench(tmp_path, ring_bytes=4096) as bench:
         bench.send("api0", submit("Hi", "r", attempt=3))
         bench.actor.on_message("scheduler", Rejected("r", 3, "api0", 400, "x" * 5000))
@@ -667,7 +667,7 @@ def test_tokenize_and_detokenize(bench: Bench, vocabulary: Vocabulary) -> None:
     assert bench.one(Detokenized) == Detokenized("e", "Größe <|im_end|>")
 
 
-def test_calls_fail_with_what_was_wrong(bench: Bench) -> None:
+def test_calls_fail_with_their_cause(bench: Bench) -> None:
     bench.send("api0", Tokenize("c", "api0", chat()), Detokenize("d", "api0", int32(5, 4096)))
     bench.send("api0", Tokenize("e", "api0", TextPrompt("1 2 3 " * 3000)))
     rejected = [message for message in bench.received() if isinstance(message, Rejected)]
@@ -680,8 +680,8 @@ def test_calls_fail_with_what_was_wrong(bench: Bench) -> None:
 SEARCH = "{% set a = 'a' * 30000000 %}{% set b = a[1:] ~ 'b' %}{{ a in [b] * 9999999 }}"  # one long call into C
 
 
-def test_a_hostile_template_holds_nobody(bench: Bench) -> None:
-    """Streams, texts and other conversations go on while it is rendered."""
+def test_hostile_template_delays_no_other(bench: Bench) -> None:
+    """Streams, texts and other conversations continue while it is rendered."""
     bench.send("api0", submit("Hi", "stream"))
     bench.request()
     hostile = [submit(chat({"role": "user", "content": "x"}, chat_template=SEARCH), f"bad{index}") for index in range(4)]
@@ -714,8 +714,8 @@ def test_templates_of_requests_are_refused_by_default(tmp_path: Path) -> None:
         assert "--trust-request-chat-template" in rejected.message
 
 
-def test_a_long_replay_comes_in_pieces(bench: Bench, vocabulary: Vocabulary) -> None:
-    """Samples that come back after a crash with long answers do not hold the others' deltas."""
+def test_long_replay_is_split(bench: Bench, vocabulary: Vocabulary) -> None:
+    """Sequences that come back after a crash with long answers do not delay others' deltas."""
     bench.send("api0", submit("Hi", "stream"))
     bench.request()
     tokens = int32(*vocabulary.encode("a", False) * 300_000)
@@ -753,8 +753,8 @@ def test_calls_of_before_a_crash_take_no_new_place(bench: Bench) -> None:
     assert sorted(answered) == sorted([*(call.call_id for call in calls), "again", "back"])  # "c1" once
 
 
-def test_a_form_is_compiled_and_travels(bench: Bench, tmp_path: Path, vocabulary: Vocabulary) -> None:
-    """In a lane of its own: a form that takes for ever holds up no text. The vocabulary lies there for the ranks first."""
+def test_format_is_compiled_and_forwarded(bench: Bench, tmp_path: Path, vocabulary: Vocabulary) -> None:
+    """In a lane of its own: an endless format delays no text. The vocabulary is written for the ranks first."""
     endless = {"allOf": [{"type": "string", "pattern": f".*a{index}.*"} for index in range(30)]}
     held = [submit("x", f"held{index}", format=json_format(endless), key=f"held{index}") for index in range(2)]
     bench.post("api0", *held, submit("text", "text"))
@@ -798,8 +798,8 @@ def json_format(schema: dict[str, Any]) -> AnswerFormat:
     return AnswerFormat("json", json.dumps(schema), "response_format")
 
 
-def test_what_the_model_cannot_say_ends_a_prediction(vocabulary: Vocabulary) -> None:
-    """The table of embeddings has no row for it, and a prompt with it is refused. Nor is more encoded than can be used."""
+def test_impossible_token_ends_a_prediction(vocabulary: Vocabulary) -> None:
+    """The embedding table has no row for such a token, and a prompt with it is refused. No more is encoded than can be used."""
     told = vocabulary.encode("one two three", False)
     rules = SamplingRules(vocabulary, vocab_size=max(told), eos_token_ids=(), max_model_len=64, max_positions=64)
     found = rules.resolve(SamplingParams(), TextOptions(prediction="one two three")).prediction_token_ids
@@ -809,7 +809,7 @@ def test_what_the_model_cannot_say_ends_a_prediction(vocabulary: Vocabulary) -> 
 
 
 class Panic(BaseException):
-    """Panic like pyo3's, which is no Exception."""
+    """Panic like that of pyo3, which is no Exception."""
 
 
 def test_a_panic_of_a_library_fails_its_request(vocabulary: Vocabulary, tmp_path: Path) -> None:
@@ -857,8 +857,8 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- pictures
 
 
-def test_pictures_travel_as_facts_and_units(tmp_path: Path) -> None:
-    """To the scheduler, with every sample of the request; and back to who only wants to count."""
+def test_pictures_are_forwarded_as_items_and_units(tmp_path: Path) -> None:
+    """To the scheduler with every sequence of the request, and back to a client that only counts tokens."""
     source = MediaSource("api0", (), "image")
     picture = MediaItem(source, "image", (1, 4, 6), (bytes(32),), 6)
     prompt = ChatPrompt(b'[{"role": "user", "content": [{"type": "image"}]}]')

@@ -1,4 +1,4 @@
-"""Vocabularies against the libraries that they are read with."""
+"""Vocabularies compared with the libraries that read them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bytes_of_byte_level_tokens_are_the_real_bytes(tmp_path: Path) -> None:
     assert vocabulary.longest_token_bytes == max(map(len, vocabulary.token_bytes))
 
 
-def test_the_first_token_loses_the_space_that_was_put_before_it(tmp_path: Path) -> None:
+def test_first_token_loses_its_leading_space(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(write_checkpoint(tmp_path, llama()))
     first = vocabulary.encode("The", False)[0]
     assert vocabulary.bytes_of(first).startswith(b" ")
@@ -72,7 +72,7 @@ def test_the_first_token_loses_the_space_that_was_put_before_it(tmp_path: Path) 
     assert vocabulary.bytes_of(vocabulary.encode("\U0001f600", False)[-1]) == b"\x80"
 
 
-def test_ids_that_nobody_knows_are_worth_no_bytes(directory: Path) -> None:
+def test_unknown_ids_have_no_bytes(directory: Path) -> None:
     vocabulary = vocabulary_of(directory)
     for token_id in (-1, vocabulary.size, 10**9):
         assert vocabulary.bytes_of(token_id) == vocabulary.first_bytes_of(token_id) == b""
@@ -102,7 +102,7 @@ def test_sentencepiece_cuts_out_special_and_added_tokens(tmp_path: Path) -> None
     assert (vocabulary.bytes_of(423), vocabulary.bytes_of(422), vocabulary.bytes_of(421)) == (b"<plain>", b"", b"<|turn|>")
 
 
-def test_special_tokens_come_from_either_file(tmp_path: Path) -> None:
+def test_special_tokens_are_read_from_either_file(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(
         json.dumps(
             {"pad_token": {"content": "<pad>"}, "eos_token": "</old>", "additional_special_tokens": ["<a>", {"content": "<b>"}]}
@@ -156,7 +156,7 @@ def test_ids_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
         vocabulary_of(added)
 
 
-def test_a_decoder_of_another_type_is_named(tmp_path: Path) -> None:
+def test_invalid_decoder_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(byte_level().to_str()), "decoder": ["x"]}))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         vocabulary_of(tmp_path)

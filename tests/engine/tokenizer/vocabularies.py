@@ -1,5 +1,6 @@
-"""Real tokenizers of every family, made on the spot: checkpoint directories with nothing but their tokenizer files, and what
-the engine makes of such a directory."""
+"""Real tokenizers of every family, made by the tests: checkpoint directories with only tokenizer files, and the vocabularies
+that the engine reads from them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SPECIAL_TOKENS = ["<s>", "</s>", "<|end|>"]
 
 
 def byte_level() -> Tokenizer:
-    """GPT-2's way, with a special and an ordinary added token that are not ASCII."""
+    """Return a tokenizer like GPT-2's, with a special and an ordinary added token that are not ASCII."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +46,8 @@ def byte_level() -> Tokenizer:
 
 
 def llama() -> Tokenizer:
-    """Llama 2's way: BPE with byte fallback, spaces as U+2581, one put before the text and taken away when decoding."""
+    """Return a tokenizer like Llama 2's: BPE with byte fallback, spaces as U+2581, one put before the text and removed when
+    decoding."""
     byte_pieces = {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
     trained = Tokenizer(models.BPE())
     prepend = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -65,7 +67,7 @@ def llama() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """Unigram with Metaspace."""
+    """Return a Unigram tokenizer with Metaspace."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -87,7 +89,7 @@ def word_piece() -> Tokenizer:
 
 
 def word_level() -> Tokenizer:
-    """No decoder at all."""
+    """Return a tokenizer without any decoder."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=[*SPECIAL_TOKENS, "<unk>"], show_progress=False)
@@ -113,12 +115,12 @@ def settings_of(directory: Path) -> TokenizerSettings:
 
 
 def _record_of(directory: Path) -> ModelRecord:
-    """With a configuration that says nothing about it."""
+    """Return a record with a configuration unrelated to the tokenizer."""
     return ModelRecord(str(directory), ModelConfig.read(GOLDEN / "llama"), dict(small_files(directory)))
 
 
 def write_checkpoint(directory: Path, tokenizer: Tokenizer | bytes, **files: Any) -> Path:
-    """A directory with a tokenizer.json (or, of bytes, a tokenizer.model) and `files`, by name without .json."""
+    """Write a directory with a tokenizer.json (or, of bytes, a tokenizer.model) and `files`, by name without .json."""
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(tokenizer, bytes):
         (directory / "tokenizer.model").write_bytes(tokenizer)
@@ -130,7 +132,7 @@ def write_checkpoint(directory: Path, tokenizer: Tokenizer | bytes, **files: Any
 
 
 def sentencepiece_model() -> bytes:
-    """A BPE model with byte fallback, as Llama's and Ernie's."""
+    """Return a BPE model with byte fallback, like Llama's and Ernie's."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(CORPUS),
