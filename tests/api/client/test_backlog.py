@@ -6,11 +6,12 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from api.client.backlog import Backlog, EncodedRequest, Item, SequenceSubmit
 from engine.errors import RequestError
-from engine.messages import Abort, Message, Prompt, SequencePart, Submit, TextOptions, TextPrompt, Tokenize, decode
+from engine.messages import Abort, Message, Prompt, SequencePart, Submit, TextOptions, TextPrompt, Tokenize, decode, encode
 from engine.process.outbox import Outbox
 from engine.process.segments import rows_of, unlink_segments
 from shm.counters import Counters
@@ -153,3 +154,12 @@ def test_too_long_prompt_is_refused(bench: Bench) -> None:
     with pytest.raises(RequestError) as caught:
         bench.send(*submits("k", 1, "x" * RING_BYTES))
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", "prompt")
+
+
+def test_prompts_are_encoded_once_for_all_messages(bench: Bench) -> None:
+    first, second = submits("k", 1, "a", "b")
+    again = msgspec.structs.replace(second.own, attempt=1)
+    whole, alone = first.request.submit([first.own, second.own]), first.request.submit([again])
+    assert all(isinstance(part, msgspec.Raw) for part in (whole.shared, *whole.prompts))
+    assert (alone.shared, alone.prompts[0]) == (whole.shared, whole.prompts[1])
+    assert taken([decode(encode(alone))]) == [("k-1-0", TextPrompt("b"))]
