@@ -280,7 +280,7 @@ def test_new_file_is_looked_at_before_pixels_of_others(bench: Bench) -> None:
 
 
 def test_interleaved_videos_are_decoded_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as may be open; another one waits, and its file is only inspected."""
+    """The most videos that may be open; another one waits, and its file is only inspected."""
     monkeypatch.setattr("engine.media.items.MAX_OPEN_CLIPS", 2)
     monkeypatch.setattr("engine.media.video.BYTE_PIXELS", 0)  # frames alone are counted
     data = (VISION / "clip.mp4").read_bytes()
