@@ -1,5 +1,4 @@
-"""Checkpoints made by tests: a config.json and drawn weights, written as any tool would, in any layout, dtype and number of
-files."""
+"""Checkpoints made by tests: a config.json and random weights, in any layout, dtype and number of files that tools write."""
 
 from __future__ import annotations
 
@@ -36,13 +35,13 @@ def write_config(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 
 def drawn_tensors(config: ModelConfig, *, has_drafts: bool = False) -> dict[str, np.ndarray]:
-    """Every tensor of the model in the Hugging Face layout, with its layers that draft or without."""
+    """Return every tensor of the model in the Hugging Face layout, with or without its layers that draft."""
     _, weights = declare_model(config, has_drafts=has_drafts)
     return {name: values(name, shape) for name, shape in weights.shapes().items()}
 
 
 def to_paddle_layout(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Linear weights [in, out]; embeddings and norms stay."""
+    """Return the tensors with linear weights as [in, out]; embeddings and norms stay."""
     return {
         name: np.ascontiguousarray(tensor.T) if tensor.ndim == 2 and "embed_tokens" not in name else tensor
         for name, tensor in tensors.items()
@@ -52,7 +51,7 @@ def to_paddle_layout(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def write_safetensors(
     path: Path, tensors: dict[str, np.ndarray], *, dtype: str = "F32", metadata: dict[str, str] | None = None
 ) -> None:
-    """One file; `dtype` may be F32, F16, F64, BF16 or U16 (the latter two: bfloat16, rounded to zero)."""
+    """Write one file; `dtype` may be F32, F16, F64, BF16 or U16 (the latter two: bfloat16, rounded to zero)."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     data = bytearray()
     for name, tensor in tensors.items():
@@ -70,7 +69,7 @@ def stored(tensor: np.ndarray, dtype: str) -> bytes:
 
 
 def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
-    """A whole checkpoint with drawn weights."""
+    """Write a complete checkpoint with random weights."""
     model = write_config(path, config)
     write_safetensors(path / "model.safetensors", drawn_tensors(model), metadata={"format": "pt"})
     return model

@@ -1,4 +1,4 @@
-"""Tests of the worker run Paddle as a worker does: the BLAS is set before it is loaded."""
+"""Fixtures of the worker tests, which run Paddle as a worker does: the BLAS is set before it is loaded."""
 
 from __future__ import annotations
 

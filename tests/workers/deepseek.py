@@ -1,4 +1,6 @@
-"""DeepSeek-V3 as its paper has it, in float64 and numpy: keys and values of each head, nothing absorbed, nothing cached."""
+"""DeepSeek-V3's forward pass by its paper, in float64 and numpy: keys and values of each head, nothing absorbed, nothing
+cached.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ CONFIG: dict[str, Any] = {
 
 
 class DeepseekForward:
-    """`config`: that of config.json, with every option."""
+    """A forward pass; `config` is that of config.json, with every option."""
 
     head = "lm_head"
 
@@ -89,7 +91,7 @@ class DeepseekForward:
         return np.asarray(x / np.sqrt(mean) * self._get(f"{name}.weight"))
 
     def _rotate(self, x: np.ndarray) -> np.ndarray:
-        """[positions, heads, rotary]"""
+        """Rotate [positions, heads, rotary]."""
         length = len(x)
         return np.asarray(x * self.cosines[:length, None] + x[..., self.partners] * self.sines[:length, None])
 

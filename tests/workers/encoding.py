@@ -45,7 +45,7 @@ def units_of(
 
 
 def steps_of(units: Sequence[Encode], num_passes: int, cuts: Sequence[int] = ()) -> list[Step]:
-    """Steps without rows that encode the units, cut before the passes `cuts`."""
+    """Return steps without rows that encode the units, split before the passes `cuts`."""
     bounds = [0, *cuts, num_passes]
     calls = [EncoderCall(9, list(units), *bounds[index : index + 2], num_passes) for index in range(len(bounds) - 1)]
     return [Step(index + 1, [], b"", b"", b"", b"", b"", b"", b"", encoder=call) for index, call in enumerate(calls)]

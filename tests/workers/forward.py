@@ -1,4 +1,4 @@
-"""A forward pass of the families without latents, written out in numpy, float64: nothing is cached, nothing is batched."""
+"""A forward pass of the families without latents in numpy, float64, without caches or batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.models import declare_model
 
 
 class Forward:
-    """One pass over a prompt."""
+    """One pass through a prompt."""
 
     def __init__(self, config: ModelConfig, tensors: dict[str, np.ndarray]) -> None:
         self.config = config

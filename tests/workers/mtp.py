@@ -1,4 +1,4 @@
-"""Layers that draft, written out in numpy, float64, from their formulas alone; and checkpoints that have some."""
+"""Layers that draft, implemented from their formulas in numpy, float64; and checkpoints with such layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def drafting(num_drafts: int = 3, *, adaptive: bool = False, method: str = "mtp"
 
 
 def write_with_layers(path: Path, config: dict[str, Any], num_layers: int = 1) -> dict[str, np.ndarray]:
-    """A checkpoint with drawn weights and so many layers that draft; its tensors."""
+    """Write a checkpoint with random weights and `num_layers` layers that draft; return its tensors."""
     model = write_config(path, config | {"num_nextn_predict_layers": num_layers})
     tensors = drawn_tensors(model, has_drafts=num_layers > 0)
     write_safetensors(path / "model.safetensors", tensors, metadata={"format": "pt"})
@@ -26,7 +26,7 @@ def write_with_layers(path: Path, config: dict[str, Any], num_layers: int = 1) -
 
 
 class Trunk(Protocol):
-    """A forward pass in numpy; rows follow each other."""
+    """A forward pass in numpy; rows are consecutive."""
 
     @property
     def head(self) -> str: ...
@@ -39,8 +39,8 @@ class Trunk(Protocol):
 
 
 def draft_tokens(config: ModelConfig, trunk: Trunk, token_ids: list[int], count: int, first: int = 1) -> np.ndarray:
-    """The logits of so many guesses after `token_ids`, each made of the likeliest token of the one before: [count, vocab].
-    Attention sees entries from that of position `first` on."""
+    """Return the logits of `count` draft tokens after `token_ids`, each computed from the likeliest token before it: [count,
+    vocab]. Attention sees entries from that of position `first` on."""
     names = FAMILIES[config.architecture].draft_names
     assert names is not None
     h = trunk.hidden(token_ids)
@@ -58,9 +58,8 @@ def draft_tokens(config: ModelConfig, trunk: Trunk, token_ids: list[int], count:
 
 
 def write_walk(path: Path, permutation: np.ndarray, *, is_by_hidden: bool) -> None:
-    """A model of which the likeliest token after v is permutation[v], and a layer that always knows what the trunk will say:
-    it turns the hidden state of a token into that of the next one, or takes it from the token's embedding. Attention adds
-    nothing."""
+    """Write a model that predicts permutation[v] after v, with a layer that always agrees: it maps the hidden state of a token
+    to that of the next one, or uses the token's embedding. Attention adds nothing."""
     size = len(permutation)
     config = {
         "architectures": ["Qwen3ForCausalLM"],

@@ -1,5 +1,6 @@
-"""Prompts with pictures for tests of the runner: an encoder arena of their own, and the golden prompts with the features that
-transformers' encoders make of their pictures."""
+"""Prompts with pictures for tests of the runner: an encoder arena of their own, and the golden prompts with the features of
+transformers' encoders.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def hash_of(name: str) -> bytes:
 
 
 def golden_prompts(name: str, first_row: int = 3) -> list[Sample]:
-    """The golden prompts, greedy; the features of their pictures are to lie from `first_row` on."""
+    """Return the golden prompts, greedy; the features of their pictures are to be stored from `first_row` on."""
     config = ModelConfig.read(GOLDEN / name)
     assert config.vision is not None
     side = config.vision.spatial_merge_size
@@ -80,7 +81,7 @@ def golden_prompts(name: str, first_row: int = 3) -> list[Sample]:
 
 
 def seeing_samples(name: str, arena: EncoderArena, first_row: int = 3) -> list[Sample]:
-    """The same, and their features lie in `arena`."""
+    """Return the golden prompts, with their features in `arena`."""
     samples = golden_prompts(name, first_row)
     features = np.load(GOLDEN / name / "features.npz")
     for sample, case in zip(samples, golden_cases(name), strict=True):
@@ -90,5 +91,5 @@ def seeing_samples(name: str, arena: EncoderArena, first_row: int = 3) -> list[S
 
 
 def runs_of(token_ids: Sequence[int], token_id: int) -> list[int]:
-    """Where runs of a token begin."""
+    """Return the starts of runs of a token."""
     return [i for i, found in enumerate(token_ids) if found == token_id and (i == 0 or token_ids[i - 1] != token_id)]

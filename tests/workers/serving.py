@@ -1,4 +1,4 @@
-"""A scheduler in miniature for tests of the runner: samples in, steps one after another, answers out. No process, no ring."""
+"""A miniature scheduler for tests of the runner: sequences in, steps one after another, answers out. No process, no ring."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def make_runner(
     rank: int = 0,
     **options: Any,
 ) -> ModelRunner:
-    """The core of a runner over an arena, by default of its own, with the weights of `path`. `model`: what is computed of it;
-    None: what its config.json says. `adapters`: of its slots, one after another; None: it takes none.
-    `rank`: of the engine, whose card it has."""
+    """Return the core of a runner on an arena, by default its own, with the weights of `path`. `model`: the model to compute;
+    None: by its config.json. `adapters`: those of its slots, in order; None: it takes none. `rank`: of the engine, which
+    determines its card."""
     model = model or ModelConfig.read(path)
     settings = {"max_model_len": 512, "num_kv_blocks": 600, "block_size": 16, "max_num_seqs": 32}
     settings |= {"run_id": "0", "run_dir": "", **options}
@@ -87,14 +87,14 @@ def grammars_of(runner: ModelRunner) -> Grammars:
 
 
 def encoder_of(runner: ModelRunner) -> Encoder | None:
-    """None: its weights have none, or it serves text alone."""
+    """Return the encoder; None: its weights have none, or it serves only text."""
     media = runner.find(Media)
     assert media is not None
     return media.encoder
 
 
 def arena_of(model: ModelConfig, adapters: Sequence[Path], max_rank: int = 16) -> AdapterArena:
-    """With an adapter in each slot, and one slot more."""
+    """Return an arena with an adapter in each slot, and one free slot."""
     layout = AdapterLayout.of(model, len(adapters) + 1, max_rank)
     arena = AdapterArena(memoryview(bytearray(layout.num_bytes)), layout)
     for slot, path in enumerate(adapters):
@@ -104,7 +104,7 @@ def arena_of(model: ModelConfig, adapters: Sequence[Path], max_rank: int = 16) -
 
 @dataclass
 class Sample:
-    """A request's way through the runner, and what came of it."""
+    """A sequence on its way through the runner, and its outcome."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -135,7 +135,7 @@ class Sample:
 
     @property
     def is_stopped(self) -> bool:
-        """By a stop token, as the scheduler sees it; an answer that has a form goes on here."""
+        """Return whether a stop token ended it, as the scheduler sees it; an answer with a format continues here."""
         is_counted = len(self.outputs) > self.sampling.min_tokens and self.sampling.grammar is None
         return is_counted and self.outputs[-1] in self.sampling.stop_token_ids
 
@@ -144,13 +144,13 @@ class Sample:
         return len(self.outputs) == self.num_outputs or self.is_stopped
 
     def answer(self, num_outputs: int | None = None) -> tuple[object, ...]:
-        """Everything that must be the same, bit for bit; of its first outputs alone where a number is given."""
+        """Return everything that must be the same, bit for bit; of its first outputs only if a number is given."""
         own = (part[:num_outputs] for part in (self.outputs, self.logprobs, self.tops))
         return *own, sorted(self.prompt_logprobs.items())
 
 
 class Serving:
-    """Runs samples on a runner: at most `budget` tokens a step, prompts cut into chunks of at most `chunk`."""
+    """Runs sequences on a runner: at most `budget` tokens a step, prompts in chunks of at most `chunk`."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Serving:
         block_size: int = 16,
         drafter: Callable[[Sample], list[int]] | None = None,
     ) -> None:
-        """`drafter`: guesses what a sample says next; None: the runner's own, where it has one."""
+        """Start serving. `drafter`: predicts the next tokens of a sequence; None: the runner's own, where it has one."""
         self.runner = runner
         self.drafter = drafter
         self.num_tokens_of_rows: list[int] = []  # that each row brought
@@ -182,12 +182,12 @@ class Serving:
         self.next_block += num_blocks
 
     def run(self, samples: list[Sample]) -> None:
-        """Until all are done, all of them in every step as far as the budget goes."""
+        """Run until all are done, with all of them in every step as far as the budget allows."""
         while any(not sample.is_done for sample in samples):
             self.step([sample for sample in samples if not sample.is_done])
 
     def step(self, samples: list[Sample]) -> StepResult:
-        """One step of `samples`, in slot order."""
+        """Run one step of `samples`, in slot order."""
         rows: list[tuple[Sample, int]] = []
         budget = self.budget
         for sample in sorted(samples, key=lambda sample: sample.slot):
@@ -297,7 +297,8 @@ class Serving:
 
 
 class ServingAhead(Serving):
-    """Has each step begun before the result of the one before it is known, as workers of devices do. Prompts are not cut."""
+    """Serving that begins each step before the result of the one before it is known, as workers of devices do. Prompts are not
+    split."""
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
@@ -315,7 +316,7 @@ class ServingAhead(Serving):
                 self.finish()
 
     def begin(self, samples: list[Sample]) -> None:
-        """A step of each of these."""
+        """Begin a step of each of these."""
         rows = []
         for sample in sorted(samples, key=lambda sample: sample.slot):
             num_begun, outputs = self._num_begun(sample), sample.outputs
@@ -333,7 +334,7 @@ class ServingAhead(Serving):
         self._ahead.start(message)
 
     def finish(self) -> StepResult:
-        """The step that was begun first."""
+        """Finish the step that was begun first."""
         result = self._ahead.finish()
         self._apply(self._pending.popleft(), result)
         return result
@@ -352,12 +353,12 @@ def golden_cases(name: str) -> list[dict[str, Any]]:
 
 
 def golden_samples(name: str) -> list[Sample]:
-    """The golden prompts, greedy, with everything that the reference file has."""
+    """Return the golden prompts, greedy, with everything that the reference file has."""
     sampling = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0)
     return [Sample(case["prompt_token_ids"], sampling) for case in golden_cases(name)]
 
 
 def swap_slots(slots: BatchSlots, first: int, second: int) -> None:
-    """Exchange two slots, in every array that is registered: what is kept of a sequence elsewhere does not come along."""
+    """Swap two slots in every registered array; state of a sequence elsewhere does not move."""
     for _, array in slots.arrays():
         array[[first, second]] = array[[second, first]]

@@ -79,7 +79,7 @@ class Engine:
         self.workers: list[WorkerActor] = []
 
     def worker(self, epoch: int = 1) -> WorkerActor:
-        """A started worker; an earlier one is as good as dead."""
+        """Return a started worker; an earlier one counts as dead."""
         comm = self.segments.comm_of("worker0")
         fds = self.segments.arenas[0].fd, -1 if comm is None else comm.fd, None, self.events.sender
         context = ActorContext(self.run, self.config, "worker0", epoch, *fds)
@@ -106,7 +106,7 @@ class Engine:
         return messages
 
     def ask(self, worker: WorkerActor, message: Message) -> Message:
-        """The one answer to a message."""
+        """Return the one answer to a message."""
         self.send(message)
         ActorLoop(worker).turn()
         (answer,) = self.received()
@@ -143,7 +143,7 @@ def other_weights(path: Path, factor: float = 1.5) -> Path:
 
 
 def step_of(step_id: int, tokens: list[int], start: int, *, is_start: bool) -> Step:
-    """Compute what is left of `tokens` in slot 1 and sample."""
+    """Return a step that computes the rest of `tokens` in slot 1 and samples."""
     starts = []
     if is_start:
         sampling = SamplingParams(temperature=0.0, num_logprobs=0)
@@ -190,7 +190,7 @@ def test_start(engine: Engine) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"plan": "eager"}, {"ops": "reference"}], ids=str)
 def test_a_step_beats_from_within(tmp_path: Path, options: dict[str, str]) -> None:
-    """Not the loop around it, so that one that takes longer than --hang-timeout is no hang."""
+    """The heartbeat moves within a step, so that one longer than --hang-timeout is no hang."""
     engine = Engine(tmp_path, **options)
     worker = engine.worker()
     worker.context.row.beat(1)
@@ -263,7 +263,7 @@ def test_a_broken_checkpoint_leaves_the_weights(engine: Engine, tmp_path: Path) 
 
 
 def test_a_path_that_is_none_leaves_the_weights(engine: Engine) -> None:
-    """An error that no loader foresaw: the worker lives."""
+    """The worker survives an error that no loader anticipated."""
     worker = engine.worker()
     engine.received()
     changed = engine.ask(worker, LoadWeights("c1", "/a\0b", 2, []))
@@ -290,7 +290,7 @@ def test_clear_and_load_again(engine: Engine) -> None:
 
 
 def test_a_step_without_weights_is_answered_with_an_error(engine: Engine) -> None:
-    """The order of a scheduler that died may lie before the first step of the next one: the worker lives."""
+    """A message of a dead scheduler may precede the first step of the next one: the worker survives."""
     worker = engine.worker()
     engine.received()
     engine.ask(worker, ClearWeights("c1"))
@@ -311,8 +311,8 @@ def test_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "not-packed"])
 def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_packed: bool) -> None:
-    """The packed weights are in use. Where these are gone a worker reports other contents, and loads nothing else under the
-    version in use."""
+    """The packed weights are in use. Without them a worker reports other contents, and loads nothing else under the version in
+    use."""
     expected, path = expected_outputs(engine.model)[0], engine.model / "model.safetensors"
     if is_packed:
         engine.keep_packed(tmp_path / "packed")
@@ -332,7 +332,7 @@ def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_p
 
 
 def test_a_checkpoint_of_another_shape_in_its_place(engine: Engine, tmp_path: Path) -> None:
-    """The shape is the run's. What is in use is its packed weights; where these are gone there are none to be had."""
+    """The shape belongs to the run. Its packed weights are in use; without them there are none."""
     expected = expected_outputs(engine.model)[0]
     engine.keep_packed(tmp_path / "packed")
     engine.worker()
@@ -352,7 +352,7 @@ def test_a_checkpoint_of_another_shape_in_its_place(engine: Engine, tmp_path: Pa
 
 @pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}], ids=["read", "dummy"])
 def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str, str]) -> None:
-    """A worker that dies after a reload from elsewhere does not need it, nor does one of random weights."""
+    """A worker that dies after a reload from elsewhere does not need it, nor does one with random weights."""
     engine = Engine(tmp_path, **options)
     if not options:
         engine.use(other_weights(tmp_path / "other"), 2)
@@ -364,7 +364,7 @@ def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str,
 
 
 def test_random_weights_come_back_without_their_checkpoint(tmp_path: Path) -> None:
-    """They are of a seed and a version alone. An order that loads them first looks whether the shape is right."""
+    """They depend only on a seed and a version. A command that loads them first checks the shape."""
     engine = Engine(tmp_path, load_format="dummy")
     worker = engine.worker()
     engine.received()
@@ -385,7 +385,7 @@ def test_random_weights_come_back_without_their_checkpoint(tmp_path: Path) -> No
 
 
 def test_comes_back_without_weights_where_those_in_use_are_gone(engine: Engine, tmp_path: Path) -> None:
-    """Above all not with those of the start."""
+    """Above all it does not load those of the start."""
     engine.use(tmp_path / "gone", 5)
     engine.worker(2)
     assert greeting(engine) == ("worker0", 2, 0, "")
@@ -446,7 +446,7 @@ def test_stop_leaves_the_ring(engine: Engine) -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Engine]:
-    """The first of two ranks; its peer is this test."""
+    """First of two ranks; the test is its peer."""
     made = Engine(tmp_path, tensor_parallel_size="2")
     yield made
     made.close()
@@ -467,7 +467,8 @@ def test_a_rank_greets_as_a_member_and_with_each_epoch(pair: Engine) -> None:
 
 
 def test_a_step_ends_with_its_rank_group(pair: Engine) -> None:
-    """The peer never comes, and is gone then: the step has no result, the rank greets with the new epoch. It stays."""
+    """The peer never comes, and is then gone: the step has no result, and the rank sends a hello with the new epoch and stays
+    alive."""
     worker = pair.worker()
     for rank in ("worker0", "worker1"):
         pair.segments.set_member(rank, True)

@@ -1,5 +1,6 @@
-"""Samples with LoRA adapters on a runner: what merged weights give, and the same bits alone, together, on several ranks and by
-every plan."""
+"""Sequences with LoRA adapters on a runner: the results of merged weights, and the same bits alone, together, on several ranks
+and with every plan.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def test_an_adapter_gives_what_merged_weights_do(name: str, ops: dict[str, Any],
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_each_is_as_alone(precision: str, tmp_path: Path) -> None:
-    """Four adapters and the base at once, 16 samples, in chunks or not; rows without an adapter have the bits of an engine that
-    takes none."""
+    """Four adapters and the base at once, 16 sequences, in chunks or not; rows without an adapter have the bits of an engine
+    without adapters."""
     model, options = GOLDEN / "qwen3", PRECISIONS[precision]
     runner = make_runner(model, adapters=adapters_of(tmp_path, model, 4), **options)
     plain = make_runner(model, **options)
@@ -78,7 +79,7 @@ def test_each_is_as_alone(precision: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_ranks_give_the_bytes_of_one(tmp_path: Path) -> None:
-    """Heads that end within panels, and matrices that run whole on each; op by op, captured, and in integers."""
+    """Heads that end within panels, and matrices that are whole on each rank; op by op, captured, and in integers."""
     write_checkpoint(tmp_path / "model", ODD)
     adapters = adapters_of(tmp_path, tmp_path / "model", 2)
     options: list[dict[str, Any]] = [{}, {"plan": "eager"}, PRECISIONS["int8"]]

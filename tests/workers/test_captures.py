@@ -1,4 +1,4 @@
-"""Captured plans: which step replays which size, what padding leaves behind, and that no byte depends on them."""
+"""Captured plans: the size that a step replays, the effects of padding, and bytes that do not depend on them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_step_is_replayed_where_it_decodes_and_fits() -> None:
 
 
 def test_ranks_that_share_experts_agree() -> None:
-    """All replay the size that the largest of them needs, who has no rows too, or none replays."""
+    """All replay the size that the largest of them needs, also a rank without rows, or none replays."""
     captures, none = Captures((8, 4), 3), shape([], [])
     one, five = shape([1], [1]), shape([1] * 5, [1] * 5)
     for shapes, size in (([one, none, five], 8), ([one, none], 4), ([none, none], 0), ([one, shape([7], [1])], 0)):
@@ -63,7 +63,7 @@ def test_ranks_that_share_experts_agree() -> None:
 
 
 def test_padded_rows_touch_the_dummy_block_alone() -> None:
-    """The arena is that of the plain tape but for block 0, and of the hidden states only those of real rows are taken over."""
+    """The arena equals that of the plain tape except for block 0, and only hidden states of real rows are kept."""
     arenas = []
     for options in ({}, captured(8)):
         arena = bytearray(8 << 20)
@@ -89,7 +89,7 @@ def test_padded_rows_touch_the_dummy_block_alone() -> None:
 
 
 def test_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
-    """The largest first; what is no multiple, given twice or beyond the limit is left out, and said in one line."""
+    """The largest first; sizes that are no multiple, duplicate or beyond the limit are skipped, with one line in the log."""
     assert fitting_sizes([4, 12, 2, 4, 10, 8, 400], 4, 64) == (
         (12, 8, 4),
         "2,10 (not a multiple of 4, the tokens of a sequence with its draft tokens); 4 (duplicate); "
@@ -102,7 +102,7 @@ def test_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
 
 @pytest.mark.parametrize("plan", [{}, captured(10, 5), {"plan": "eager"}], ids=["tape", "captured", "eager"])
 def test_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) -> None:
-    """Whatever is captured, and however many drafts a step has."""
+    """The same for any plan, however many drafts a step has."""
     runner = runner_of(**plan, **DRAFTS)
     serving, modes = Serving(runner, chunk=12), []
     long, short = (
@@ -121,7 +121,7 @@ def test_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) 
 
 
 def test_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
-    """Whether there are any is `--ep-mixed-steps` alone (tests/engine/options/test_captures.py)."""
+    """Only `--ep-mixed-steps` decides whether there are any (tests/engine/options/test_captures.py)."""
     captures, decode, mixed = Captures((8,), 0), shape([1], [1]), shape([1, 5], [1, 1])
     assert mixed.phase is Phase.MIXED
     assert {captures.mode(own, [decode, mixed]).size for own in (decode, mixed)} == {0}
@@ -129,7 +129,7 @@ def test_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_drafter_replays_iff_its_target_does_on_every_rank(num_ranks: int) -> None:
-    """Layers that draft, which do so before the model verifies their guesses."""
+    """Layers that draft run before the model verifies their draft tokens."""
     path = GOLDEN / "deepseek_v3"
     expected = serve(path, {})
     with rank_group_of(num_ranks) as rank_group:
@@ -153,8 +153,8 @@ def test_a_drafter_replays_iff_its_target_does_on_every_rank(num_ranks: int) -> 
 
 
 def test_warm_up_runs_change_nothing() -> None:
-    """They go through layers that draft and model, with every size, and leave slots, drafts, keys and values: of weights that
-    come while samples run, too."""
+    """They run layers that draft and the model with every size, and leave slots, drafts, keys and values unchanged, also for
+    weights that are loaded while sequences run."""
     path = GOLDEN / "deepseek_v3"
     runner = runner_of("deepseek_v3", num_kv_blocks=20, **captured(8, 4, speculative_config=drafting(3)))
     serving, sample = Serving(runner), Sample([5] * 18, SamplingParams(logit_bias={5: 100.0}), 40)
@@ -191,7 +191,7 @@ def test_steps_with_drafts_of_model_free_methods_are_replayed(method: str) -> No
 
 
 def test_padding_comes_after_the_inputs_are_complete() -> None:
-    """The size is that of the rows with the drafts that the slots really have, and what was set of them stays."""
+    """The size is that of the rows with the actual drafts of the slots, and their inputs stay unchanged."""
     runner = runner_of(**captured(10, 5, **DRAFTS))
     serving = Serving(runner, drafter=lambda sample: [1, 2])
     batch = [Sample([5, 9, 3], SamplingParams(temperature=0.0), 9) for _ in range(2)]

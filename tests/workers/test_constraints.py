@@ -1,5 +1,6 @@
-"""Answers with a form on a rank: masks against the grammar itself, windows of drafts, replays, limits; and nobody beside them
-notices."""
+"""Structured output on a rank: masks compared with the grammar itself, windows of drafts, replays, limits; other sequences are
+not affected.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def allowed(constraint: Constraint, place: int = 0) -> set[int]:
 
 
 def byte_ids(*values: int) -> set[int]:
-    """All tokens of these bytes."""
+    """Return all tokens of these bytes."""
     return {index for index in range(END) if index % 256 in values}
 
 
@@ -107,7 +108,7 @@ def test_grammar_binds_after_thinking_within_a_window(matching: Matching) -> Non
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_window_has_the_masks_of_its_tokens_alone(matching: Matching, form: str) -> None:
-    """Whatever was looked at before, and in however many pieces the tokens came."""
+    """Independent of earlier windows, and of the pieces in which the tokens came."""
     rng = random.Random(form)
     constraint, known = constraint_of(matching, params(form)), list[int]()
     while END not in known and len(known) < 60:
@@ -129,7 +130,7 @@ def test_a_window_has_the_masks_of_its_tokens_alone(matching: Matching, form: st
 
 
 def test_a_limit_in_a_window_counts_where_it_is_reached(matching: Matching) -> None:
-    """The mask behind a draft that did not stand is nobody's."""
+    """The mask after a rejected draft is not used."""
     form = 'start: x | /[0-9]*/\nx: (("a"{0,10000}){0,10000}){0,10000}'
     drafts = [ord("a")] * 6
     constraint = constraint_of(matching, params(form), window=7)
@@ -156,20 +157,20 @@ PATIENCE_NS = 60_000_000_000
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No mask is late because the machine is busy."""
+    """Ensure that no mask is late because the machine is busy."""
     for name in ("FAST_NS", "STEP_NS"):
         monkeypatch.setattr(limits, name, PATIENCE_NS)
 
 
 @pytest.fixture(scope="module")
 def runners(directory: Path) -> tuple[ModelRunner, ModelRunner]:
-    """Without drafts and with them."""
+    """Runners without drafts and with them."""
     plain = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
     return plain, make_runner(GOLDEN / "qwen3", run_dir=str(directory), speculative_config=DRAFTING)
 
 
 def samples_of(with_forms: bool = True) -> list[Sample]:
-    """Every second has a form."""
+    """Return sequences; every second one has a format."""
     rng = random.Random(4)
     samples = []
     for index in range(12):
@@ -191,7 +192,7 @@ def answers_of(runner: ModelRunner, samples: list[Sample], **options: Any) -> li
 
 
 def text_of(sample: Sample) -> bytes:
-    """Up to its end."""
+    """Return the text up to its end."""
     token_ids = sample.outputs[: sample.outputs.index(END)] if END in sample.outputs else sample.outputs
     return b"".join(PIECES[token_id] for token_id in token_ids)
 
@@ -217,7 +218,7 @@ def test_constrained_answers_leave_others_unchanged(runners: tuple[ModelRunner, 
     by_request = {str(sample.prompt): sample.outputs for sample in samples}
 
     def draft_token(sample: Sample) -> list[int]:
-        """The first are right, one is wrong."""
+        """Return draft tokens: the first ones are right, one is wrong."""
         known, rng = by_request[str(sample.prompt)], random.Random(len(sample.outputs))
         right = known[len(sample.outputs) : len(sample.outputs) + 3]
         return right[: rng.randrange(4)] + [rng.randrange(VOCAB)] * 3
@@ -227,7 +228,7 @@ def test_constrained_answers_leave_others_unchanged(runners: tuple[ModelRunner, 
 
 
 def with_layers(directory: Path, kind: Callable[..., Runner], ops: str) -> tuple[ModelRunner, ModelRunner]:
-    """A model with a layer that drafts, and is often right: without drafts and with them."""
+    """Runners of a model with a layer that drafts and is often right: without drafts and with them."""
     write_walk(directory / "walk", np.random.default_rng(0).permutation(VOCAB), is_by_hidden=True)
     options: dict[str, Any] = {"run_dir": str(directory), "num_kv_blocks": 512, "ops": ops}
     plain = make_runner(directory / "walk", **options)
@@ -279,7 +280,7 @@ def test_late_masks_skip_their_rows_and_change_no_token(
 def test_cheap_masks_do_not_wait_for_another_source(
     runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One source has many masks to make when another's single one comes: it is made next."""
+    """One source has many masks to compute when another's single one comes: it is computed next."""
     made: list[str] = []
     has_begun, gate = threading.Event(), threading.Event()
 
@@ -308,7 +309,7 @@ def test_cheap_masks_do_not_wait_for_another_source(
 
 
 def test_a_sequence_that_takes_a_slot_again_goes_on(runners: tuple[ModelRunner, ModelRunner]) -> None:
-    """After a preemption, or a death, its tokens are all that there is."""
+    """After a preemption, or a death, only its tokens remain."""
     runner = runners[0]
     samples, again = samples_of(), samples_of()
     found = answers_of(runner, samples)
@@ -359,7 +360,7 @@ def test_a_form_beyond_the_limits_fails_its_row_alone(
 
 
 def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is what it is without them."""
+    """The answer is that without drafts."""
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory), speculative_config=DRAFTING)
     form = params("start: /[^z]*/", temperature=0.0)
     known = Sample(list(range(3, 20)), form, num_outputs=24)
@@ -383,7 +384,7 @@ def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.M
 def answer_by_own_clock(
     communicator: Communicator, arena: tuple[Any, int], directory: str, late: int, drafts: SpeculativeConfig
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """On a rank of two, of which one finds that every form takes too long; which rows of the steps failed."""
+    """Run one of two ranks, one of which finds that every format takes too long; return the rows of the steps that failed."""
     limits.FAST_NS = limits.STEP_NS = PATIENCE_NS
     if communicator.rank == late:
         limits.BURST_NS, limits.TOKEN_NS = -1, 0
@@ -403,7 +404,7 @@ def answer_by_own_clock(
 def answer_late(
     communicator: Communicator, arena: tuple[Any, int], directory: str, late: int
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """On a rank of two; rank `late` finds some masks late. Which rows got no token in which step."""
+    """Run one of two ranks; rank `late` finds some masks late. Return the rows without a token in each step."""
     limits.FAST_NS = limits.STEP_NS = PATIENCE_NS
     if communicator.rank == late:
         chance = random.Random(1)
@@ -422,7 +423,7 @@ def answer_late(
 
 
 def test_ranks_agree_on_late_masks(directory: Path) -> None:
-    """The first rank says which rows get no token, and no token changes."""
+    """The first rank decides which rows get no token, and no token changes."""
     found = []
     for late in (0, 1):
         with rank_group_of(2) as rank_group:
@@ -440,7 +441,7 @@ def test_ranks_agree_on_late_masks(directory: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [SpeculativeConfig(), DRAFTING], ids=["plain", "drafts"])
 def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeConfig) -> None:
-    """The first rank's: no rank ends a format, or its drafts, that another one goes on with."""
+    """The first rank's: no rank ends a format, or its drafts, while another continues."""
     found = []
     for late in (0, 1):
         with rank_group_of(2) as rank_group:
@@ -457,7 +458,7 @@ def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeC
 
 
 def test_what_is_compiled_before_is_found(runners: tuple[ModelRunner, ModelRunner], directory: Path) -> None:
-    """In a thread of its own: those that are drawn meanwhile have theirs. What is wrong fails nobody else."""
+    """Compilation runs in a thread of its own while others sample. An invalid one fails only its own sequence."""
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
     found = answers_of(runners[0], samples_of())
     for number, grammar in enumerate(("no grammar", *(HEAD + form for form in FORMS))):
@@ -471,7 +472,7 @@ def test_what_is_compiled_before_is_found(runners: tuple[ModelRunner, ModelRunne
 
 
 def test_a_vocabulary_is_taken_in_while_others_run() -> None:
-    """The interpreter's lock is not held for it: threads with Python to run get on."""
+    """The interpreter's lock is not held meanwhile: Python threads keep running."""
     rng = random.Random(1)
     pieces = [bytes([byte]) for byte in range(256)] + [rng.randbytes(rng.randrange(2, 12)) for _ in range(80_000)]
     tokens = GrammarTokens.of(pieces, [], [], [0], len(pieces))

@@ -1,6 +1,5 @@
-"""Whole models on CUDA's rows, which the emulated card runs: metadata, attention, linears, experts and all between them.
-
-The answers are the reference's to the token, and the same bits in any company, chunks, order of threads, and as graphs.
+"""Whole models on CUDA's rows, run by the emulated card: metadata, attention, linears, experts and everything in between. The
+answers equal the reference's to the token, with the same bits in any batch, chunks, order of threads, and as graphs.
 """
 
 from __future__ import annotations
@@ -78,7 +77,8 @@ def test_golden_models(name: str) -> None:
 
 @pytest.mark.slow
 def test_drawn_tokens_stay_on_the_card() -> None:
-    """With temperature too; who else is drawn for, by the host, changes no bit of it, nor whether a step has to be known."""
+    """Also with temperature; sequences that the host samples change no bit of them, nor does a step that must be known
+    first."""
     runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
     alone, ahead, beside = plain_samples(0.9, 3), plain_samples(0.9, 3), plain_samples(0.9, 3)
     run_alone(runner, alone)
@@ -97,8 +97,8 @@ def test_drawn_tokens_stay_on_the_card() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 def test_drafts_and_masks(plan: str) -> None:
-    """Rows of several tokens of a sequence, whose rejected ones are written over; a prompt that sees other keys than those
-    before it. One token a row and many have the same bits."""
+    """Rows of several tokens of a sequence, with rejected ones that are overwritten; a prompt with bounds on its keys. One
+    token a row and many have the same bits."""
 
     def run(kind: Callable[..., Runner], config: SpeculativeConfig, **options: Any) -> list[tuple[object, ...]]:
         runner = core_of(kind, "llama", max_model_len=64, speculative_config=config, **options)
@@ -146,7 +146,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
-    """With `--ops cuda` steps are also checked when it starts."""
+    """With `--ops cuda` steps are also checked at the start."""
     sizes = {"max_model_len": 16, "kv_cache_dtype": kv_dtype}
     found = answers(core_of(OnEmulatedCard, "llama", ops="cuda", **sizes, **captured(1)))
     assert answers(core_of(OnEmulatedCard, "llama", **sizes), is_alone=True, chunk=8) == found
@@ -166,7 +166,7 @@ def test_steps_of_prompts_are_replayed() -> None:
 
 @pytest.mark.parametrize(("name", "quantization"), [("llama", "wint8"), ("qwen3_moe", "wint4")])
 def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
-    """The reference computes a checkpoint of the numbers that they stand for."""
+    """The reference computes a checkpoint of the numbers that they represent."""
     tensors = load_file(GOLDEN / name / "model.safetensors")
     is_tied = "lm_head.weight" not in tensors
     for tensor, values in tensors.items():
@@ -189,7 +189,7 @@ def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Other ops serve, but not where they lack what was asked for."""
+    """Other ops serve, unless they lack something that was asked for."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("ops.cuda.library.USUAL_NVCCS", ("/nowhere/nvcc",))
     for option, value, name in (

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 of other shapes and options than the golden one, beside the formulas of its paper."""
+"""DeepSeek-V3 with other shapes and options than the golden one, compared with its paper's formulas."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Pat
     ("form", "limit"), [(fp8_blocks(16, 32), 1e-5), (pack_quantized(4, 32), 0.1)], ids=["fp8 blocks", "packed 4"]
 )
 def test_quantized(form: Format, limit: float, checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
-    """The stored integers are computed with, also where a linear is cut up for the heads."""
+    """The stored integers are used, also where a linear is split for the heads."""
     forward = checkpoint[1]
     worth = write_quantized(tmp_path, forward.config, forward.tensors, form)
     sample = answer(make_runner(tmp_path), 512)
@@ -134,7 +134,7 @@ def test_quantized(form: Format, limit: float, checkpoint: tuple[Path, DeepseekF
 
 
 def test_packed_weights(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
-    """Kept in a file, and mapped from it."""
+    """Stored in a file, and mapped from it."""
     answers = []
     for outcome in ("miss", "hit"):
         runner = make_runner(checkpoint[0], dtype="bfloat16", weight_cache_dir=str(tmp_path), weight_cache_limit=1 << 30)
@@ -150,7 +150,7 @@ def test_latents_that_are_too_wide(tmp_path: Path) -> None:
 
 
 def test_layers_behind_the_last(tmp_path: Path) -> None:
-    """Those that predict further tokens are left alone; what no option speaks of is refused."""
+    """Layers that predict further tokens are ignored; tensors that no option explains are refused."""
     config = CONFIG | {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     model = write_checkpoint(tmp_path, config)
     tensors = drawn_tensors(model)

@@ -1,6 +1,5 @@
-"""Metadata that a device makes in place: the host's own numbers, bit for bit, at addresses that never change.
-
-On Paddle's CPU place, whose ops are the same; what a card does with them is not known here.
+"""Metadata that a device computes in place: the host's own numbers, bit for bit, at constant addresses. On Paddle's CPU place,
+with the same ops; behaviour on a card is not tested here.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Both:
             self.made.grow(slots, indexes)
 
     def run(self, step: Step, flags: np.ndarray | None = None, started: np.ndarray | None = None) -> None:
-        """`started`: what is told of where the rows begin at most, if it is not where they do."""
+        """Run a step. `started`: the latest starts that the device is told, if they differ from the rows' starts."""
         slots, starts, counts, kept = step
         self.host.set_rows(slots, starts, counts, kept, self.slots.token_ids, self.slots)
         self.made.set_rows(slots, starts if started is None else started, counts, kept, self.slots.token_ids, self.slots, flags)
@@ -123,7 +122,7 @@ def test_reference_vector(num_drafts: int, maker: OpTable) -> None:
 
 
 def random_step(generator: np.random.Generator, slots: BatchSlots, budget: int, *, is_decode: bool) -> Step:
-    """Rows of some slots, in their order, a chunk of what each knows; in decode its last tokens."""
+    """Return rows of some slots, in their order, a chunk of known tokens of each; in decode its last tokens."""
     count = int(generator.integers(1, NUM_SLOTS + 1))
     chosen = np.sort(generator.permutation(NUM_SLOTS)[:count]).astype(np.int32)
     known = slots.num_tokens[chosen]
@@ -135,7 +134,7 @@ def random_step(generator: np.random.Generator, slots: BatchSlots, budget: int, 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
 def test_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTable) -> None:
-    """With slots that are taken anew, tables that grow, and tokens that were drawn since, or drawn again."""
+    """Slots are reused, tables grow, and tokens are sampled, or sampled again, in between."""
     both = Both(num_drafts, maker)
     generator = both.generator
     for slot in range(NUM_SLOTS):
@@ -217,7 +216,7 @@ def test_no_rows_and_rows_without_tokens(maker: OpTable) -> None:
 
 
 def test_a_row_that_follows_begins_at_its_slots_last_token(maker: OpTable) -> None:
-    """Wherever that is: it was drawn after the step was planned."""
+    """Wherever that is: it was sampled after the step was planned."""
     both = Both(2, maker)
     for slot in range(NUM_SLOTS):
         both.start(slot, 60 + slot, np.arange(1, 5))

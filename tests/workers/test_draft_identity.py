@@ -1,5 +1,6 @@
-"""Answers are the same bytes with drafts and without, however these are made and run. Each two of the ways that there are
-meet: methods, lengths that are chosen or fixed, plans, precisions, and what becomes of the samples."""
+"""Answers are the same bytes with drafts and without, for all pairs of settings: methods, adaptive or fixed lengths, plans,
+precisions, and disturbances of the sequences.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ FATES = ("together", "chunked", "preempted", "warm")
 
 
 def covering(*factors: tuple[str, ...]) -> list[Any]:
-    """Cases in which each two values of different factors meet, few of them."""
+    """Return few cases that cover each pair of values of different factors."""
 
     def pairs(case: tuple[str, ...]) -> set[Any]:
         return set(itertools.combinations(enumerate(case), 2))

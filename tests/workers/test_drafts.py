@@ -1,4 +1,4 @@
-"""Drafts change no byte, whether they are right, wrong or drawn at random: what stands is what is sampled anyway."""
+"""Drafts change no byte, whether they are right, wrong or random: accepted tokens are those that are sampled anyway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Drafting = Callable[[Sample], list[int]]
 
 
 def samples() -> list[Sample]:
-    """One of each way to sample, with repetition in their prompts."""
+    """Return one sequence for each way to sample, with repetition in the prompts."""
     rng = np.random.default_rng(5)
     ways: list[dict[str, Any]] = [
         {"temperature": 0.0, "num_logprobs": 3, "num_prompt_logprobs": 1},
@@ -45,7 +45,7 @@ def answers(path: Path, drafter: Drafting | None, *, chunk: int = 512, **options
 
 
 def of_truth(expected: list[Any], num_right: int = K) -> Drafting:
-    """Guesses of which the first `num_right` are right."""
+    """Return a drafter with `num_right` right draft tokens, then wrong ones."""
     prompts = [sample.prompt for sample in samples()]
 
     def drafted(sample: Sample) -> list[int]:
@@ -85,8 +85,8 @@ def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])
 def test_masked_tokens_are_verified_as_they_are_sampled(plan: str) -> None:
-    """Prompts of which a part sees all of itself, or no more than what is near: with their bounds kept in the steps that
-    verify, and where drafts are rejected, an answer is that without drafts; which is another than without bounds."""
+    """Part of a prompt sees all of itself, or only nearby tokens. With the bounds kept in the steps that verify, and with
+    rejected drafts, an answer equals that without drafts and differs from that without bounds."""
 
     def of_bounds(drafter: Drafting | None, *, has_bounds: bool = True, **options: Any) -> list[object]:
         runner = make_runner(GOLDEN / "qwen3", max_model_len=256, num_kv_blocks=120, max_num_seqs=8, plan=plan, **options)
@@ -121,7 +121,7 @@ def test_reference_ops_verify_drafts_too() -> None:
 
 
 def test_a_row_behind_a_step_that_was_not_run_is_none() -> None:
-    """Its slot has not got as far as the scheduler thought when it sent the step, which it gives up."""
+    """Its slot is not as far as the scheduler assumed when it sent the step, which it gives up."""
     slots = BatchSlots(np.zeros((4, 8), np.int32), 64, 100, K)
     slots.start(SlotStart(1, "r", int32([5, 6, 7]), 3, SamplingParams(), b"", max_total_tokens=20))
     slots.drafts[1], slots.num_drafts[1] = 9, K

@@ -1,5 +1,5 @@
-"""Sampling on the device, from logits that are there: the native sampler's tokens, in the place where the next step reads them.
-By ops of Paddle, which draw without temperature alone, and by a row of CUDA's on the emulated card.
+"""Sampling on the device from given logits: the native sampler's tokens, stored where the next step reads them. By ops of
+Paddle, which sample only without temperature, and by a row of CUDA's on the emulated card.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CASES: list[dict[str, Any]] = [
 
 
 class Bench:
-    """BatchSlots with a token of each of some requests to be drawn, and the inputs of the step that gave their logits."""
+    """BatchSlots with some requests that need a token, and the inputs of the step that gave their logits."""
 
     def __init__(self, table: OpTable, vocab: int, params: list[SamplingParams], kept: list[int] | None = None) -> None:
-        """`kept`: rows of each sequence that are kept; None: the last one."""
+        """Prepare the slots. `kept`: number of kept rows of each sequence; None: the last one."""
         self.table, count = table, len(params)
         self.inputs = DeviceInputs(PaddleDevice("cpu"), InputSizes(count, 256, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile))
         self.slots = BatchSlots(self.inputs.host_block_tables, MAX_LENGTH, vocab)
@@ -57,7 +57,8 @@ class Bench:
         self.first_rows = np.cumsum(self.kept) - self.kept
 
     def draw(self, logits: np.ndarray, flags: int = DRAWN, rows: list[int] | None = None) -> np.ndarray:
-        """int32 [parts, m]; `logits` are those of the kept `rows`, None: of all. The sequences' rows have these `flags`."""
+        """Return int32 [parts, m]; `logits` are those of the kept `rows`, None: of all. The rows of the sequences have these
+        `flags`."""
         wanted = np.arange(int(self.kept.sum())) if rows is None else np.array(rows)
         starts = self.lengths - self.kept
         tokens, marks = self.slots.token_ids, np.full(len(self.ids), flags, np.int32)
@@ -71,7 +72,7 @@ class Bench:
         return found
 
     def memory(self) -> tuple[list[int], list[int]]:
-        """Return for each slot the token behind those of its start, and its length, as the device has them."""
+        """Return for each slot the token after those of its start, and its length, from the device's memory."""
         sizes, memory = self.inputs.sizes, self.inputs.slots.numpy()
         tokens = memory[self.ids * sizes.num_positions + self.lengths]
         return tokens.tolist(), memory[sizes.lengths_at + self.ids].tolist()
@@ -114,7 +115,7 @@ def test_tokens_are_the_native_samplers(table: OpTable, vocab: int, has_equals: 
 
 
 def test_logits_that_are_broken(table: OpTable) -> None:
-    """The first of what is no number, as the native one; of what is infinite the first."""
+    """The first NaN, as in the native sampler; of infinite ones the first."""
     logits = np.zeros((3, 50), np.float32)
     logits[0, [30, 41]] = np.nan
     logits[0, 3] = np.inf
@@ -129,7 +130,8 @@ def test_logits_that_are_broken(table: OpTable) -> None:
 
 
 def test_only_what_was_told_is_kept(table: OpTable) -> None:
-    """Rows of drafts, or of a prompt that is scored, draw too: nobody wants these in a slot. Of rows with the flag the last."""
+    """Rows of drafts, or of a scored prompt, are sampled too, but not stored in a slot. Of rows with the flag the last one
+    is."""
     params = [SamplingParams(temperature=0.0)] * 3
     logits = np.random.default_rng(2).standard_normal((6, 50), np.float32)
     for flags in (0, DRAWN):

@@ -1,5 +1,6 @@
-"""From pixels in a slab to answers, on the runner: calls of the model's own encoder within steps, and what is reported where
-they cannot be made."""
+"""The way from pixels in a slab to answers on the runner: calls of the model's encoder within steps, and reports of failed
+ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"thre
 
 
 class Encoding:
-    """A runner with a pixel slab, whose producer the test is, and units of golden pictures in it."""
+    """A runner with a pixel slab that the test fills, and units of golden pictures in it."""
 
     def __init__(self, name: str, **options: object) -> None:
         self.name = name
@@ -34,7 +35,7 @@ class Encoding:
         self.vision = vision
 
     def samples(self, num_outputs: int = 24) -> list[Sample]:
-        """Prompts whose features are not there yet."""
+        """Return prompts without their features."""
         samples = self.seeing(num_outputs)
         for sample in samples:
             for row in sample.unit_rows:
@@ -43,7 +44,7 @@ class Encoding:
         return samples
 
     def seeing(self, num_outputs: int) -> list[Sample]:
-        """Prompts whose features are there."""
+        """Return prompts with their features in the arena."""
         samples = seeing_samples(self.name, self.arena)
         for sample in samples:
             sample.num_outputs = num_outputs
@@ -91,7 +92,7 @@ def test_golden_answers_from_pixels(encoding: Encoding) -> None:
 
 
 def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
-    """Encode first, then put prompts together; the same bits as from an earlier step."""
+    """A step encodes before its prompts are computed: the same bits as from an earlier step."""
     first = encoding.samples(FEW)[0]
     for step in encoding.encode(encoding.units(first, 0)):
         encoding.runner.run(step)
@@ -119,7 +120,7 @@ def test_features_that_a_client_made(encoding: Encoding) -> None:
 
 
 def test_pixels_that_are_gone(encoding: Encoding) -> None:
-    """Their producer let go of them, or died: nothing is run, the units are named."""
+    """The producer released them, or died: nothing is run, and the units are named."""
     sample = encoding.samples()[2]
     units = encoding.units(sample, 2)
     encoding.slab.release(units[1].handle)
@@ -131,7 +132,7 @@ def test_pixels_that_are_gone(encoding: Encoding) -> None:
 
 
 def test_a_call_that_another_life_began(encoding: Encoding) -> None:
-    """Its units are begun anew. A step that is sent again is such a call too."""
+    """Its units are encoded from their beginning. A step that is sent again is such a call too."""
     sample = encoding.samples()[0]
     begin, end = encoding.encode(encoding.units(sample, 0), (2,))
     assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)
@@ -141,7 +142,7 @@ def test_a_call_that_another_life_began(encoding: Encoding) -> None:
 
 
 def test_reload_and_clear(encoding: Encoding) -> None:
-    """Features of other weights are not read; those of the new ones are as a fresh start's."""
+    """Features of other weights are not read; those of the new ones equal those of a fresh start."""
     sample = encoding.samples(FEW)[0]
     expected = encoding.runner.run(encoding.encode(encoding.units(sample, 0))[0])
     before = encoding.answer(sample).answer()

@@ -1,5 +1,6 @@
-"""The reference outputs of transformers, under every way to cut, batch, cache and repeat the work: the same tokens,
-log-probabilities within 1e-3, and bit for bit the same among the ways."""
+"""The reference outputs of transformers, with every way to chunk, batch, cache and repeat the work: the same tokens,
+log-probabilities within 1e-3, and the same bits for all ways.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def side_by_side(runner: ModelRunner, samples: list[Sample]) -> None:
 
 
 def alone(size: int) -> Callable[[ModelRunner, list[Sample]], None]:
-    """One after the other, in chunks of `size`."""
+    """Run one after the other, in chunks of `size`."""
 
     def way(runner: ModelRunner, samples: list[Sample]) -> None:
         serving = Serving(runner, chunk=size)
@@ -57,7 +58,7 @@ def alone(size: int) -> Callable[[ModelRunner, list[Sample]], None]:
 
 
 def together(runner: ModelRunner, samples: list[Sample]) -> None:
-    """Thirty-one at once (the longest prompts fill most of a step), mixed with prompts that are still computed."""
+    """Run thirty-one at once (the longest prompts fill most of a step), mixed with prompts that are still computed."""
     serving = Serving(runner, budget=200, chunk=100)
     copies = [Sample(sample.prompt, sample.sampling) for sample in samples for _ in range(5)]
     everyone = [*copies, *samples]
@@ -69,8 +70,8 @@ def together(runner: ModelRunner, samples: list[Sample]) -> None:
 
 
 def with_cached_prefix(runner: ModelRunner, samples: list[Sample]) -> None:
-    """The blocks of an earlier, equal prompt are used again. Prompt log-probabilities exist for the rest alone, so that they
-    are taken from the earlier one, which must have computed them anyway."""
+    """Reuse the blocks of an earlier, equal prompt. Prompt log-probabilities exist only for the rest, so the others are taken
+    from the earlier one."""
     for sample in samples:
         serving = Serving(runner)
         first = Sample(sample.prompt, sample.sampling, num_outputs=1)
@@ -84,7 +85,7 @@ def with_cached_prefix(runner: ModelRunner, samples: list[Sample]) -> None:
 
 
 def with_preemption(runner: ModelRunner, samples: list[Sample]) -> None:
-    """Each sample loses its blocks after 9 outputs and computes everything again, elsewhere, in other pieces."""
+    """Each sequence loses its blocks after 9 outputs and computes everything again, in other blocks and chunks."""
     serving = Serving(runner)
     for slot, sample in enumerate(samples):
         serving.place(sample, slot)
@@ -98,7 +99,7 @@ def with_preemption(runner: ModelRunner, samples: list[Sample]) -> None:
 
 
 def steps_run_twice(runner: ModelRunner, samples: list[Sample]) -> None:
-    """Every step is dispatched again, as after a crash that lost its result."""
+    """Dispatch every step again, as after a crash that lost its result."""
     serving = Serving(runner, chunk=64)
     run = runner.run
 
@@ -129,8 +130,8 @@ WAYS: dict[str, Callable[[ModelRunner, list[Sample]], None]] = {
 
 @functools.cache
 def plain(architecture: str, backend: str) -> list[Sample]:
-    """Return the sequences that each way is compared with; a fixture would be made anew for every case with a backend of its
-    own."""
+    """Return the sequences that each way is compared with; a fixture would compute them again for every case with a backend of
+    its own."""
     samples = golden_samples(architecture)
     side_by_side(runner_of(architecture, backend), samples)
     return samples

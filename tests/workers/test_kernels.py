@@ -1,5 +1,6 @@
-"""Whole models with each variant of the kernels: what transformers computed, and one answer's bits whatever it runs beside.
-Dense layers on several ranks are in `parallel/test_tensor_parallel.py`, engines in `tests/e2e/test_kernels.py`."""
+"""Whole models with each variant of the kernels: transformers' outputs, and an answer's bits independent of others. Dense
+layers on several ranks are in `rank_group/test_tensor_parallel.py`, engines in `tests/e2e/test_kernels.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Models with experts, in many shapes, against a forward pass written out in numpy, float64: which layers have experts, who is
-chosen and what it weighs, what all rows share."""
+"""Models with experts, in many shapes, compared with a forward pass in numpy, float64: layers with experts, routing and
+weights, shared experts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of the checkpoint that draft: what they guess, when, and that nobody notices but by the time it takes."""
+"""Layers of the checkpoint that draft: their draft tokens, when they run, and answers that do not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROMPT = [5 + index * 11 % 80 for index in range(40)]
 
 
 def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
-    """Logits of the guesses that the layers make now for a slot."""
+    """Return logits of the draft tokens that the layers compute now for a slot."""
     last = np.array([runner.slots.num_tokens[slot] - 1], np.int32)
     one, counts = np.ones(1, np.int32), np.full(1, count, np.int32)
     rows = StepRows(np.full(1, slot, np.int32), last, one + counts, one + counts, counts)
@@ -57,7 +57,7 @@ def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_draft_tokens_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
-    """After a prompt in one piece and in chunks, and after tokens that were guessed right or wrong, by layers or others."""
+    """After a prompt in one piece and in chunks, and after draft tokens that were right or wrong, by layers or others."""
     options, num_layers = SHAPES[name]
     tensors = write_with_layers(tmp_path, options, num_layers)
     config = ModelConfig.read(tmp_path)
@@ -119,7 +119,7 @@ def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path
 def test_a_chain_ends_where_a_draft_hardly_stands(
     least: float, chances: tuple[float, ...], expected: list[int], walking: dict[bool, Path]
 ) -> None:
-    """With those before it. Rows are that much shorter; guesses before its end are as they were."""
+    """It ends with the tokens before it. Rows are that much shorter; earlier draft tokens are unchanged."""
     runner = make_runner(walking[True], max_model_len=64, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
     serving, batch = Serving(runner), [Sample(STROLL[slot:9], SamplingParams(temperature=0.0), 16) for slot in range(4)]
     for slot, sample in enumerate(batch):
@@ -140,7 +140,7 @@ def test_a_chain_ends_where_a_draft_hardly_stands(
 
 
 def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None:
-    """By their place and how sure the layer was: here all stand."""
+    """Acceptance is learned by place and confidence of the layer: here all are accepted."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     layers_of(runner).expect(1e-9)
     before = layers_of(runner).ends.copy()
@@ -154,7 +154,7 @@ def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None
 
 
 def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
-    """Those see next to nothing, so nothing is learned from them."""
+    """They see next to nothing, so nothing is learned from them."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     layers_of(runner).expect(1e-9)
     before = layers_of(runner).ends.copy()
@@ -188,7 +188,7 @@ def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: An
     ids=["tape", "eager-chunked", "int8"],
 )
 def test_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """The golden models have drawn layers that draft, but for Qwen3."""
+    """The golden models have random layers that draft, except for Qwen3."""
     path = GOLDEN / name
     if name == "qwen3":
         path = tmp_path
@@ -200,7 +200,7 @@ def test_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any]
 
 
 def test_no_byte_depends_on_where_chains_end() -> None:
-    """The layers are sure of nothing."""
+    """The layers have no confidence."""
     path = GOLDEN / "deepseek_v3"
     expected, _ = answers(path)
     whole, ended = (answers(path, least_chance=least, speculative_config=drafting(K)) for least in (0, 0.04))
@@ -209,7 +209,7 @@ def test_no_byte_depends_on_where_chains_end() -> None:
 
 
 def test_reference_ops_draft_too(walking: dict[bool, Path]) -> None:
-    """Alike: what a layer knows stands, step by step."""
+    """They accept the draft tokens of a layer that knows the answer, step by step."""
     sample_of = [Sample(STROLL[:9], SamplingParams(temperature=0.0), 14) for _ in range(2)]
     counts = []
     for sample, options in zip(sample_of, ({}, {"ops": "reference", "plan": "eager"}), strict=True):
@@ -228,7 +228,7 @@ STROLL = [int(token) % 64 for token in PROMPT]
 
 @pytest.fixture(scope="module")
 def walking(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """By hidden states or not -> a model whose layer knows what comes."""
+    """Models with a layer that knows the next token, by whether it uses hidden states."""
     paths = {is_by_hidden: tmp_path_factory.mktemp(f"walk-{is_by_hidden}") for is_by_hidden in (True, False)}
     for is_by_hidden, path in paths.items():
         write_walk(path, WALK, is_by_hidden=is_by_hidden)
@@ -236,7 +236,7 @@ def walking(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 
 def accepted(path: Path, serve: Callable[[Serving, Sample], None], **sampling: Any) -> tuple[list[int], list[int]]:
-    """An answer, and the tokens that each row brought."""
+    """Return an answer, and the tokens that each row brought."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=60, speculative_config=drafting(K))
     serving = Serving(runner)
     sample = Sample(STROLL[:37], SamplingParams(**({"temperature": 0.0} | sampling)), 33)
@@ -262,7 +262,7 @@ def in_company(serving: Serving, sample: Sample) -> None:
 
 
 def begun_anew(serving: Serving, sample: Sample) -> None:
-    """Preempted after some tokens, with nothing of it cached."""
+    """Preempt the sequence after some tokens, with nothing of it cached."""
     for _ in range(4):
         serving.step([sample])
     serving.place(sample, 0)
@@ -270,7 +270,7 @@ def begun_anew(serving: Serving, sample: Sample) -> None:
 
 
 def found_again(serving: Serving, sample: Sample) -> None:
-    """With its first blocks in the cache, and by a worker that knows nothing of them."""
+    """Place the sequence with its first blocks in the cache, on a worker that knows nothing of them."""
     for _ in range(4):
         serving.step([sample])
     serving.place(sample, 5, sample.block_ids[:2])
@@ -279,7 +279,7 @@ def found_again(serving: Serving, sample: Sample) -> None:
 
 @pytest.mark.parametrize("serve", [undisturbed, in_chunks, in_company, begun_anew, found_again])
 def test_what_a_layer_knows_is_accepted(serve: Callable[[Serving, Sample], None], walking: dict[bool, Path]) -> None:
-    """All guesses stand but those that go past the end: hidden states are at hand wherever a row begins."""
+    """All draft tokens are accepted except those past the end: hidden states are available wherever a row begins."""
     outputs, counts = accepted(walking[True], serve)
     expected = [int(WALK[STROLL[36]])]
     while len(expected) < len(outputs):
@@ -291,7 +291,7 @@ def test_what_a_layer_knows_is_accepted(serve: Callable[[Serving, Sample], None]
 
 
 def test_draft_tokens_are_the_likeliest_at_any_temperature(walking: dict[bool, Path]) -> None:
-    """They stand as far as the answer is the walk."""
+    """They are accepted as far as the answer follows the walk."""
     outputs, counts = accepted(walking[False], undisturbed, temperature=0.5, seed=5)
     expected, place = [1], 1
     while place < len(outputs):
@@ -303,7 +303,7 @@ def test_draft_tokens_are_the_likeliest_at_any_temperature(walking: dict[bool, P
 
 
 def test_attention_sees_what_lies_behind_the_last_hole(tmp_path: Path) -> None:
-    """A sample that is not drafted for is skipped; when it is again, and where its blocks are found, there are holes."""
+    """A sequence without drafts is skipped; when it gets drafts again, and where its blocks are found, there are holes."""
     tensors = write_with_layers(tmp_path, QWEN)
     config = ModelConfig.read(tmp_path)
     trunk = Forward(config, tensors)
@@ -346,7 +346,7 @@ def test_attention_sees_what_lies_behind_the_last_hole(tmp_path: Path) -> None:
 
 
 def test_draft_tokens_do_not_depend_on_the_way(tmp_path: Path) -> None:
-    """Bit for bit the same in pieces, in company, from the cache, by a worker that is new, and of another slot."""
+    """The same bits in chunks, in a batch, from the cache, on a new worker, and in another slot."""
     write_with_layers(tmp_path, DEEPSEEK)
     options = {"max_model_len": 128, "num_kv_blocks": 80, "speculative_config": drafting(K)}
     arena = memoryview(bytearray(1 << 20))
@@ -375,7 +375,7 @@ def test_draft_tokens_do_not_depend_on_the_way(tmp_path: Path) -> None:
 
 
 def test_paddle_layout(tmp_path: Path) -> None:
-    """Turned, under the names of the publisher, projections fused: the same guesses."""
+    """Transposed, under the publisher's names, with fused projections: the same draft tokens."""
     config, _ = SHAPES["ernie4_5"]
     tensors = write_with_layers(tmp_path / "plain", config)
     stored = {name.replace("model.", "ernie.", 1): tensor for name, tensor in to_paddle_layout(tensors).items()}

@@ -1,5 +1,6 @@
 """Vectors and scores of the runner: within 1e-4 of transformers, and the same bits alone, together, in chunks, from the cache
-and computed anew."""
+and recomputed.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def runner(request: pytest.FixtureRequest, checkpoint: tuple[str, Path]) -> Mode
 def pooled(
     runner: ModelRunner, cases: list[Any], *, chunk: int = 512, budget: int = 512, first_slot: int = 0, cached: int = 0
 ) -> list[np.ndarray]:
-    """The answers of cases that are computed together, `chunk` tokens of each prompt and `budget` of all in a step. `cached`:
-    tokens at the beginning that their blocks hold already."""
+    """Return the answers of cases that are computed together, in steps of `chunk` tokens of each prompt and `budget` of all.
+    `cached`: tokens at the beginning that are in cached blocks."""
     prompts = [case["token_ids"] for case in cases]
     computed = [cached] * len(prompts)
     started = [False] * len(prompts)
@@ -85,7 +86,7 @@ def test_as_transformers_has_them_in_every_way(checkpoint: tuple[str, Path], run
 
 
 def test_behind_a_cached_beginning(checkpoint: tuple[str, Path], runner: ModelRunner) -> None:
-    """The last token stands for the prompt: earlier tokens were computed for other requests."""
+    """The last token represents the prompt: earlier tokens were computed for other requests."""
     assert runner.config.pooling is not None
     if runner.config.pooling.needs_all_tokens:
         return

@@ -1,4 +1,4 @@
-"""The runner's weights: replaced whole or not at all, and what they left behind does not reach those that follow."""
+"""The runner's weights: replaced completely or not at all, and their leftovers do not affect later ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = [5, 9, 3, 30, 22, 8, 17]
 
 
 def quiet(num_done: int, num_bytes: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 def answer(runner: ModelRunner, chunk: int = 4) -> tuple[object, ...]:
@@ -83,8 +83,8 @@ def test_another_shape_is_refused(first: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
 def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path, kv_cache_dtype: str) -> None:
-    """NaN in the cache, in the dummy block too, does not reach the answers of the weights after them. (What overflows: NaN
-    itself is not loaded.)"""
+    """NaN in the cache, also in the dummy block, does not affect the answers of later weights. (Overflow causes it: NaN itself
+    is not loaded.)"""
     config = write_config(tmp_path / "broken", TINY)
     tensors = drawn_tensors(config)
     broken = {name: values if "embed" in name else values * np.float32(1e30) for name, values in tensors.items()}
@@ -100,8 +100,7 @@ def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path, kv_c
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
 def test_a_narrow_cache(first: Path, kv_cache_dtype: str) -> None:
-    """The same bits however the prompt is cut, op by op and on two threads; log-probabilities near those of a cache in
-    float32."""
+    """The same bits for any chunks, op by op and on two threads; log-probabilities near those of a cache in float32."""
     narrow = answer(runner_of(first, kv_cache_dtype=kv_cache_dtype))
     for options in ({"plan": "eager"}, {"threads": 2}):
         assert answer(runner_of(first, kv_cache_dtype=kv_cache_dtype, **options)) == narrow
@@ -131,7 +130,7 @@ def test_random_weights_need_no_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
 def test_prompt_logprobs(first: Path, options: dict[str, str]) -> None:
-    """For every prompt token after the first, with its rank and the best tokens that were asked for; none a second time."""
+    """For every prompt token after the first, with its rank and the requested best tokens; none a second time."""
     runner = make_runner(first, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
     sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_prompt_logprobs=2), 3)
     serving = Serving(runner, chunk=3)
@@ -153,8 +152,8 @@ def test_prompt_logprobs(first: Path, options: dict[str, str]) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("options", [{}, {"plan": "eager"}, {"ops": "reference", "plan": "eager"}], ids=str)
 def test_rows_that_the_last_layer_leaves_out(architecture: str, options: dict[str, str]) -> None:
-    """Samples have the same bits whether the last layer computes all rows of their prompts, for log-probabilities, or the last
-    alone, and with others that want them and others that do not."""
+    """Sequences have the same bits whether the last layer computes all rows of their prompts, for log-probabilities, or only
+    the last, and beside others of either kind."""
     runner = make_runner(GOLDEN / architecture, max_model_len=128, num_kv_blocks=100, max_num_seqs=12, **options)
 
     def sample(num_prompt_logprobs: int, length: int) -> Sample:
@@ -178,7 +177,7 @@ def test_rows_that_the_last_layer_leaves_out(architecture: str, options: dict[st
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])
 def test_more_rows_than_logits_in_memory(first: Path, plan: str) -> None:
-    """Prompts' log-probabilities and samples beyond `max_logit_rows` are those of small steps."""
+    """Prompts' log-probabilities and samples beyond `max_logit_rows` equal those of small steps."""
     runner = make_runner(first, max_model_len=256, num_kv_blocks=400, max_num_seqs=80, plan=plan)
     limit = runner.inputs.max_logit_rows
     sampling = SamplingParams(seed=1, num_logprobs=1, num_prompt_logprobs=1)
@@ -203,7 +202,7 @@ def test_more_rows_than_logits_in_memory(first: Path, plan: str) -> None:
 
 
 def test_seeded_samples_do_not_depend_on_the_batch(first: Path) -> None:
-    """Alone, in chunks, in another slot, among others: the same draws; other seeds and samples draw others."""
+    """Alone, in chunks, in another slot, among others: the same tokens; other seeds and sample indexes give others."""
     runner = make_runner(first, max_model_len=128, num_kv_blocks=100, max_num_seqs=12)
 
     def sample(seed: int, index: int) -> Sample:

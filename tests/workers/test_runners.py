@@ -1,6 +1,5 @@
-"""Runners of devices, on Paddle's CPU place: the CPU runner's answers bit for bit, one step ahead, and captured or not.
-
-A card has graphs; here a device of the tests has one that runs its work again.
+"""Runners of devices, on Paddle's CPU place: the CPU runner's answers bit for bit, one step ahead, and captured or not. Instead
+of a card's graphs, a test device has ones that run their work again.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ QWEN = {**COMMON, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
 
 
 class Again:
-    """A graph that runs its work again, with what the host had when it was captured no longer at hand."""
+    """A graph that runs its work again, without what the host had when it was captured."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run = run
@@ -72,7 +71,7 @@ def captured(unit: int) -> dict[str, Any]:
 
 
 def samples() -> list[Sample]:
-    """Return sequences of several lengths: one drawn with a seed, one that repeats itself, one with a scored prompt."""
+    """Return sequences of several lengths: one sampled with a seed, one that repeats itself, one with a scored prompt."""
     words = [5, 9, 3, 30, 22, 8, 17] * 5
     return [
         Sample(words[:3], SamplingParams(temperature=0.0, num_logprobs=2), 9),
@@ -127,7 +126,7 @@ def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeC
     ids=["two in turn", "latents", "whose guesses stand"],
 )
 def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path], object], tmp_path: Path) -> None:
-    """Each guess of a row (0, 1), and entries (-1)."""
+    """Each draft token of a row (0, 1), and entries (-1)."""
     write(tmp_path)
     options = {**SIZES, "speculative_config": drafting(2)}
     expected = answers(make_runner(tmp_path, kind=cpu_runner, **options))
@@ -156,7 +155,7 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
 
 
 class Recording(Serving):
-    """Remembers what slots had behind each step: guesses that did not stand, too."""
+    """Serving that records the token ids of slots after each step, including rejected draft tokens."""
 
     def __init__(self, runner: ModelRunner, **options: Any) -> None:
         super().__init__(runner, **options)
@@ -171,8 +170,8 @@ class Recording(Serving):
 def draft_tokens_of_all_kinds(
     path: Path, kind: Callable[..., Runner], method: str, **options: Any
 ) -> tuple[object, object, int]:
-    """Answers of rows that the device draws and that the host draws, one of them in a form, in chunks, from a known prefix and
-    in slots that change places; with all guesses, and how many tokens a row brought at most."""
+    """Return answers of rows that the device samples and that the host samples, one of them with a format, in chunks, with a
+    cached prefix and in swapped slots; with all draft tokens, and the most tokens that a row brought."""
     drafts = drafting(2, method=method)
     runner = make_runner(path, kind=kind, **{**SIZES, "run_dir": str(path), "speculative_config": drafts, **options})
     serving = Recording(runner, chunk=5)
@@ -212,7 +211,7 @@ def draft_tokens_of_all_kinds(
 def test_draft_tokens_of_a_device_are_those_of_the_host(
     write: Callable[[Path], object], method: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step by step, wherever rows are drawn, and whoever has to know a guess before."""
+    """Step by step, wherever rows are sampled, and whichever needs a draft token first."""
     for name in ("FAST_NS", "STEP_NS", "SLOW_NS", "BURST_NS"):  # drafts and masks are not cut because the machine is busy
         monkeypatch.setattr(limits, name, 60_000_000_000)
     write(tmp_path)
@@ -234,7 +233,7 @@ PROMPTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
 def test_steps_of_prompts_are_replayed(name: str) -> None:
-    """In chunks, of one and of several, whose last tokens draw; what sees other keys than those before it is run op by op."""
+    """In chunks, of one and of several, with sampled last tokens; prompts with bounds on their keys run op by op."""
 
     def of(runner: ModelRunner) -> list[tuple[object, ...]]:
         bounds = np.stack([np.zeros(20), np.maximum(np.arange(20), 9)], 1).astype(np.int32)
@@ -251,7 +250,7 @@ def test_steps_of_prompts_are_replayed(name: str) -> None:
 
 
 def test_inputs_live_as_long_as_the_runner() -> None:
-    """Whatever becomes of the weights: put to sleep, woken, loaded again, they neither move nor are made anew."""
+    """They neither move nor are remade when weights sleep, wake or are loaded again."""
     runner = core_of(WithGraphs, **captured(1))
 
     def inputs() -> dict[tuple[bool, str], tuple[int, int]]:
@@ -271,7 +270,7 @@ def test_inputs_live_as_long_as_the_runner() -> None:
 
 
 def test_padded_rows_write_the_dummy_block_alone() -> None:
-    """On a device as on the CPU: three rows in a graph of four leave the cache of steps that are run op by op, but block 0."""
+    """As on the CPU: three rows in a graph of four leave the cache of steps that run op by op, except for block 0."""
     caches = []
     for kind, options in ((xpu_runner, {}), (WithGraphs, captured(1))):
         runner = core_of(kind, **options)
@@ -303,7 +302,7 @@ def test_drafts_as_configured_and_the_phase_of_every_step() -> None:
 
 
 def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture) -> None:
-    """The CPU place has no graphs, and says so: the same answers, a line for each size, and which they are."""
+    """The CPU place has no graphs: the same answers, and a log line for each size."""
     runner = core_of(gpu_runner, **captured(1))
     plan = runner.weights.plan
     assert plan is not None
@@ -330,7 +329,7 @@ def test_a_replay_that_would_read_elsewhere_is_an_error() -> None:
 
 
 def test_two_steps_are_under_way_at_most() -> None:
-    """The next one reads what the one before it drew, though nobody has taken its result."""
+    """The next one reads the tokens that the one before it sampled, before its result is taken."""
     core = core_of(gpu_runner)
     ahead, serving, batch = Ahead(core), Serving(core), samples()[:2]
     assert ahead.depth == 2
@@ -366,7 +365,7 @@ def plain_samples(temperature: float = 0.0, length: int = 6) -> list[Sample]:
 
 
 def run_ahead(runner: ModelRunner, batch: list[Sample]) -> int:
-    """How many tokens a step has read that the host did not know yet."""
+    """Run the batch; return how many tokens a step read before the host knew them."""
     serving = ServingAhead(runner)
     for slot, sample in enumerate(batch):
         serving.place(sample, slot)
@@ -376,7 +375,7 @@ def run_ahead(runner: ModelRunner, batch: list[Sample]) -> int:
 
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_a_step_begins_before_the_tokens_that_it_reads_are_known(is_captured: bool) -> None:
-    """The device has drawn them where it reads them; a sample that the host must draw for is waited for."""
+    """The device has sampled them where it reads them; a sequence that the host samples is waited for."""
     expected, batch = plain_samples(), plain_samples()
     run_alone(core_of(cpu_runner), expected)
     core = core_of(WithGraphs, **captured(1)) if is_captured else core_of(xpu_runner)
@@ -396,7 +395,7 @@ def run_alone(runner: ModelRunner, batch: list[Sample]) -> None:
 
 
 def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
-    """The token of the one that had it goes to nobody, and what the next one is given is its own."""
+    """The token of the former sequence is dropped, and the next one gets its own."""
     core, (left, stays, comes) = core_of(xpu_runner), plain_samples()
     serving = ServingAhead(core)
     for slot, sample in enumerate((left, stays)):
@@ -416,7 +415,7 @@ def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
 
 
 def test_what_a_device_can_is_asked_of_it() -> None:
-    """By trying, whatever its name: of Paddle's CPU place, and of one that drops what it is told to keep."""
+    """By a trial, whatever its name: of Paddle's CPU place, and of one that loses its memory."""
 
     class Forgetting(PaddleDevice):
         def arena(self, memory: np.ndarray) -> Any:

@@ -1,5 +1,6 @@
-"""Prompts with pictures on the runner, with the features that transformers' encoders make of them: the golden answers, under
-every way to cut and batch the work the same bits, and nothing of a picture where it does not belong."""
+"""Prompts with pictures on the runner, with features of transformers' encoders: the golden answers, the same bits with every
+way to chunk and batch the work, and no trace of a picture elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def run_alone(runner: ModelRunner, samples: list[Sample], chunk: int = 512) -> N
 
 
 def run_together(runner: ModelRunner, samples: list[Sample], chunk: int = 512) -> None:
-    """In fewer steps."""
+    """Run them in fewer steps."""
     serving = Serving(runner, chunk=chunk)
     for slot, sample in enumerate(samples):
         serving.place(sample, slot)
@@ -94,7 +95,7 @@ def test_narrow_numbers_give_the_same_bits_in_any_chunks(architecture: str, opti
 
 
 def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str, native: Seeing) -> None:
-    """All prompts at once beside text, in steps that several of them share, and somewhere else in the arena."""
+    """All prompts at once beside text, in shared steps, and elsewhere in the arena."""
     runner, arena = native
     alone = seeing_samples(architecture, arena)
     run_alone(runner, alone)
@@ -108,7 +109,7 @@ def test_two_pictures_in_one_step_do_not_overwrite_each_other(architecture: str,
 
 
 def test_text_step_after_a_picture_step_reads_no_picture(architecture: str, native: Seeing) -> None:
-    """A prompt of text alone, before pictures, after them and where no arena is."""
+    """A prompt of text alone, before pictures, after them and without an arena."""
     blind = make_runner(GOLDEN / architecture)
     found = []
     for runner in (blind, native[0]):
@@ -121,7 +122,8 @@ def test_text_step_after_a_picture_step_reads_no_picture(architecture: str, nati
 
 
 def test_a_prefix_that_ends_within_a_picture(architecture: str, native: Seeing) -> None:
-    """The beginning of a picture is cached, and exactly its other rows are read; the earlier rows may be anything by then."""
+    """The beginning of a picture is cached, and exactly its other rows are read; the earlier rows may have any content by
+    then."""
     runner, arena = native
     whole = seeing_samples(architecture, arena)
     run_alone(runner, whole)
@@ -165,7 +167,7 @@ def start_of(runner: ModelRunner, sample: Sample) -> Step:
 
 
 def test_what_does_not_lie_there_is_not_read(architecture: str, native: Seeing) -> None:
-    """A header of another picture, of other weights, of other rows, or none; rows that were never given."""
+    """A header of another picture, of other weights, of other rows, or none; rows that were never assigned."""
     runner, arena = native
     for change in ("other", "version", "rows", "unfinished", "no rows"):
         sample = seeing_samples(architecture, arena)[0]
@@ -213,7 +215,7 @@ def test_a_placeholder_that_is_no_unit_is_text(architecture: str, native: Seeing
 
 
 def test_slots_that_change_places(architecture: str, native: Seeing) -> None:
-    """Prompts and answers with pictures go on in other slots."""
+    """Prompts and answers with pictures continue in other slots."""
     runner, arena = native
     alone = seeing_samples(architecture, arena)
     run_alone(runner, alone)
@@ -231,7 +233,7 @@ def test_slots_that_change_places(architecture: str, native: Seeing) -> None:
 
 
 def spans_of(sample: Sample) -> np.ndarray:
-    """Tokens of a picture see all of it."""
+    """Return bounds with which the tokens of a picture see all of it."""
     bounds = np.stack([np.zeros(len(sample.prompt)), np.arange(len(sample.prompt))], axis=1).astype(np.int32)
     for unit in sample.units:
         bounds[unit.start : unit.start + unit.num_tokens, 1] = unit.start + unit.num_tokens - 1
@@ -239,8 +241,8 @@ def spans_of(sample: Sample) -> np.ndarray:
 
 
 def test_masks(architecture: str, seeing: Seeing) -> None:
-    """Pictures that see all of themselves give another answer, the same in chunks that leave them whole and in company;
-    with bounds that say what is so anyway it is the plain one."""
+    """Pictures that see all of themselves give another answer, the same in chunks that leave them whole and in a batch; bounds
+    that equal the causal ones give the plain one."""
     runner, arena = seeing
     plain = seeing_samples(architecture, arena)
     run_together(runner, plain)
@@ -269,7 +271,7 @@ def test_masks(architecture: str, seeing: Seeing) -> None:
 
 
 def cut_at_units(serving: Serving, sample: Sample) -> None:
-    """The prompt up to the end of its last picture, in chunks that end behind each picture."""
+    """Run the prompt up to the end of its last picture, in chunks that end after each picture."""
     for unit in sample.units:
         serving.chunk = unit.start + unit.num_tokens - sample.num_computed
         serving.step([sample])

@@ -1,4 +1,4 @@
-"""`thinking_token_budget` in the worker: the end of thinking is forced at the count, whatever was taken back before."""
+"""`thinking_token_budget` in the worker: the end of thinking is forced at the count, whatever was rolled back before."""
 
 from __future__ import annotations
 

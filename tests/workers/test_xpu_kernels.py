@@ -1,6 +1,5 @@
-"""Steps on an XPU find a kernel for each of their ops: those that Paddle's own log names, held against its list of kernels.
-
-There it would run what is missing on the CPU, through copies; or, as we set it, fail.
+"""Steps on an XPU find a kernel for each of their ops: the ops in Paddle's own log, compared with its list of kernels. A
+missing one would run on the CPU with copies, or fail with our setting.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def test_what_has_no_kernel_there() -> None:
 
 @pytest.mark.parametrize("divisor", [1, 3, 8, 16, 24, 64, 511, 4096])
 def test_quotients_without_integer_division(divisor: int) -> None:
-    """Whole numbers where float32 rounds worst: around multiples, up to the largest that is divided."""
+    """Integers where float32 rounds worst: around multiples, up to the largest dividend."""
     multiples = np.arange(0, MAX_DIVIDED, divisor * max(1, MAX_DIVIDED // divisor // 50_000))
     x = np.concatenate([multiples + offset for offset in (-1, 0, 1)]).clip(0, MAX_DIVIDED).astype(np.int32)
     np.testing.assert_array_equal(quotient(paddle.to_tensor(x), divisor).numpy(), x // divisor)

@@ -68,7 +68,7 @@ def test_what_a_device_lacks_is_not_run_on_the_cpu_in_silence() -> None:
 
 @pytest.mark.slow
 def test_paddle_says_nothing_of_signals() -> None:
-    """An actor ends when it is asked to, without a word of a crash, and says itself where it crashed."""
+    """An actor ends on SIGTERM without a crash report by Paddle, and reports real crashes itself."""
     done = subprocess.run([sys.executable, "-c", SIGNALS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[:2] == ["asked to end", "ends"], done.stderr
     assert "FatalError" not in done.stderr

@@ -1,4 +1,4 @@
-"""The kernels of an engine: timed once, kept, and told from what somebody else left in the file's place."""
+"""The kernels of an engine: timed once, stored, and validated against foreign files in their place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CANDIDATES = [name for name in _cpu.candidates() if name != "portable"] or ["por
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that one timing left."""
+    """File written by one timing."""
     directory = tmp_path_factory.mktemp("kernels") / "new"
     timing(directory)
     (path,) = directory.iterdir()
@@ -27,7 +27,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def put(path: Path, content: bytes) -> Path:
-    """A file of this name and content in a directory of its own."""
+    """Write a file of this name and content in a directory of its own."""
     path.write_bytes(content)
     return path
 
@@ -44,7 +44,7 @@ def test_what_is_timed(kept: Path) -> None:
 
 
 def test_what_is_kept_is_believed(kept: Path, tmp_path: Path) -> None:
-    """Nothing is timed again: an answer that rates would not give stays."""
+    """Nothing is timed again: a stored choice that the timings do not give is used."""
     other = {part: CANDIDATES[index % len(CANDIDATES)] for index, part in enumerate(TIMED)}
     answer = msgspec.structs.replace(timing(kept.parent), chosen=other)
     put(tmp_path / kept.name, msgspec.json.encode(answer))
@@ -120,7 +120,7 @@ def test_pinned_to_what_cannot_run(variant: str, cause: str, tmp_path: Path) -> 
 
 
 def test_a_worker_takes_what_was_chosen() -> None:
-    """The base first, whatever the order; nothing where nothing was chosen."""
+    """The base first, in any order; nothing where nothing was chosen."""
     before, variants = _cpu.variant(), _cpu.variants()
     try:
         select({"int8": variants[0], ATTENTION: variants[0], BASE: variants[-1]})

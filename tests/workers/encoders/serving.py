@@ -1,4 +1,4 @@
-"""An encoder with a golden checkpoint's weights, over an arena of its own, for tests."""
+"""An encoder with a golden checkpoint's weights, with an arena of its own, for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOWHERE = SlabHandle(0, 0, 0, 0)
 
 
 class PlainArena:
-    """Encoder arena in plain memory: the unit and the version in each row's header."""
+    """Encoder arena in plain memory; each row's header has the unit and the version."""
 
     def __init__(self, num_rows: int, width: int, dtype: type = np.float32) -> None:
         self.rows: np.ndarray = np.zeros((num_rows, width), dtype)
@@ -50,7 +50,7 @@ def hash_of(unit: Unit) -> bytes:
 
 
 class Units:
-    """Calls with these units, one behind another in the arena; each pass in so many parts."""
+    """Calls with these units, one after another in the arena; each pass has `parts_per_pass` parts."""
 
     def __init__(self, tower: Tower, units: Sequence[Unit], parts_per_pass: int = 1) -> None:
         self.units = units
@@ -65,7 +65,7 @@ class Units:
         self.arena = PlainArena(begin, tower.config.feature_width)
 
     def call(self, first_part: int = 0, last_part: int | None = None) -> EncoderCall:
-        """All parts, or those in [first_part, last_part)."""
+        """Return a call of all parts, or those in [first_part, last_part)."""
         last_part = self.num_parts if last_part is None else last_part
         return EncoderCall(1, self.encodes, first_part, last_part, self.num_parts)
 
@@ -85,7 +85,7 @@ def encoded(
     parts_per_pass: int = 1,
     slice_rows: int = SLICE_ROWS,
 ) -> dict[Unit, np.ndarray]:
-    """Features of the units in one call, which is cut before the parts `cuts`."""
+    """Return features of the units in one call, which is split before the parts `cuts`."""
     made = Units(tower, units, parts_per_pass)
     encoder = Encoder(tower, device, made.arena, 7, plan, slice_rows=slice_rows)
     bounds = [0, *cuts, made.num_parts]

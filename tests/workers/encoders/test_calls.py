@@ -1,4 +1,4 @@
-"""Calls of the encoder: what goes on with what, features that come encoded, ranks that share units out."""
+"""Calls of the encoder: continuation of split calls, features that arrive encoded, and ranks that divide units."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tower(device: HostDevice) -> Tower:
 
 
 def test_ranks_share_units_out(tower: Tower, device: HostDevice) -> None:
-    """Each writes its own into the one arena; together they are what one rank makes."""
+    """Each writes its own into the one arena; together they equal those of one rank."""
     alone, made = encoded(tower, device, UNITS), Units(tower, UNITS)
     written = []
     for place in range(2):
@@ -51,7 +51,7 @@ def test_ranks_share_units_out(tower: Tower, device: HostDevice) -> None:
 
 
 def test_a_call_goes_on_where_it_was_cut(tower: Tower, device: HostDevice) -> None:
-    """Another rank's life, or another call, is no place to go on; a call may always begin anew."""
+    """Another life or another call cannot continue it; a call may always begin again."""
     alone, made = encoded(tower, device, UNITS), Units(tower, UNITS)
     encoder = Encoder(tower, device, made.arena, 7)
     assert not encoder.goes_on_with(made.call(1))
@@ -71,7 +71,7 @@ def test_a_call_goes_on_where_it_was_cut(tower: Tower, device: HostDevice) -> No
 
 
 def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> None:
-    """The plan is made anew with more room; what it gives is the same."""
+    """The plan is remade with more room and gives the same result."""
     many: list[Unit] = [(1, 2, 2 * columns) for columns in range(1, 40)]
     made = Units(tower, [*UNITS, *many])
     encoder = Encoder(tower, device, made.arena, 7)
@@ -85,7 +85,7 @@ def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str, tmp_path: Path) -> None:
-    """They lie in the arena as if they had been encoded here, beside those that are."""
+    """They are stored in the arena as if encoded here, beside others."""
     made = Units(tower, UNITS)
     expected = encoded(tower, device, UNITS)
     made.encodes[1] = msgspec.structs.replace(made.encodes[1], is_features=True)
@@ -105,7 +105,7 @@ def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str
 
 
 def test_wrong_pixels_are_an_error_of_ours(tower: Tower, device: HostDevice) -> None:
-    """And so are rows that are not those of the grid."""
+    """Rows that do not match the grid are an error as well."""
     made = Units(tower, UNITS[:1])
     encoder = Encoder(tower, device, made.arena, 7)
     (key,) = made.pixels

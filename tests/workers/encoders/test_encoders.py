@@ -1,4 +1,4 @@
-"""Encoders against transformers, and against themselves: alone, packed, cut into slices, op by op; and their weights."""
+"""Encoders against transformers, and against themselves: alone, packed, split into slices, op by op; and their weights."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_features_are_those_of_transformers(name: str, device: Device) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_unit_alone(name: str, device: Device) -> None:
-    """Bit for bit what it is among others, in any order, and with the call cut anywhere: between passes, and within its rows,
-    whose slices may be more or fewer than the parts of a pass."""
+    """A unit has the same bits among others, in any order, and with the call split anywhere: between passes, and within its
+    rows, with more or fewer slices than parts of a pass."""
     tower, units = load_tower(GOLDEN / name, device), units_of(name)
     packed = encoded(tower, device, units)
     for others in ([units[1]], units[::-1], [units[2], units[0]]):
@@ -90,7 +90,7 @@ def test_narrow_weights(name: str, precision: Precision, kind: str, loss: float)
 
 
 def test_packed_weights(tmp_path: Path) -> None:
-    """The encoder is in the packed file, from which later loads map it; a text model alone has another file."""
+    """The encoder is in the packed file, which later loads map; a text model alone has another file."""
     device, cache = HostDevice(2, [], {}), WeightCache(tmp_path / "cache", 1 << 30)
     path = GOLDEN / "qwen3_vl"
     config = ModelConfig.read(path)
@@ -120,7 +120,7 @@ def test_packed_weights(tmp_path: Path) -> None:
 
 
 def test_another_encoder_is_another_model(tmp_path: Path) -> None:
-    """Weights may be replaced in place by those of the same shape alone."""
+    """Weights may be replaced in place only by those of the same shape."""
     shutil.copytree(GOLDEN / "qwen3_vl", tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     config["vision_config"]["depth"] = 3
@@ -141,7 +141,7 @@ def test_what_an_encoder_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_paddle_layout(tmp_path: Path) -> None:
-    """Baidu's own checkpoints hold linear weights [in, out], also what takes patches."""
+    """Baidu's own checkpoints hold linear weights as [in, out], also of the patch embedding."""
     shutil.copytree(GOLDEN / "ernie4_5_vl_moe", tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     no_linear = ("embed_tokens", "mlp.gate.", "moe_statics")
     turned = {

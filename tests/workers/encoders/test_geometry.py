@@ -1,4 +1,4 @@
-"""Where patches are, against loops that say it plainly."""
+"""Positions of patches, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_squares_lie_together(height: int, width: int, merge: int) -> None:
     ("height", "width", "merge", "window"), [(16, 16, 2, 4), (10, 14, 2, 4), (2, 2, 2, 4), (4, 22, 2, 4), (18, 6, 3, 2)]
 )
 def test_windows(height: int, width: int, merge: int, window: int) -> None:
-    """Windows row after row, each with its squares row after row; what is left at the edges is a smaller window."""
+    """Windows row after row, each with its squares row after row; the rest at the edges is a smaller window."""
     found = patches_of(height, width, merge, window)
     rows, columns = height // merge, width // merge
     tokens, lengths = [], []

@@ -1,4 +1,5 @@
-"""The golden pictures through the encoder of a runner: the features of transformers, and with them the golden answers."""
+"""The golden pictures through the encoder of a runner: features like those of transformers, and with them the golden
+answers."""
 
 from __future__ import annotations
 

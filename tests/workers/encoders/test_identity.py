@@ -1,5 +1,6 @@
-"""A unit's features do not depend on what is computed beside it, with every kernel, in every precision, with heads of the
-published sizes."""
+"""A unit's features do not depend on other units of the call, with every kernel, in every precision, with heads of the
+published sizes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def write(path: Path, name: str) -> ModelConfig:
 
 
 def drawn(path: Path, config: ModelConfig, device: HostDevice, precision: Precision) -> Tower:
-    """With random weights."""
+    """Return an encoder with random weights."""
     loaded = load_model(path, config, device.ops, 256, lambda _done, _all: None, precision=precision, random_seed=3, cache=None)
     assert loaded.model.encoder is not None
     return loaded.model.encoder

@@ -1,4 +1,4 @@
-"""Every per-slot array is registered and reset; a batch with two slots exchanged runs as it would have run."""
+"""Every per-slot array is registered and reset; a batch with two swapped slots runs the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def filled_slots() -> BatchSlots:
 
 
 def filled_parts() -> Parts:
-    """Every slot holds something else, in every array."""
+    """Return slots with different contents in every array."""
     parts = empty_parts()
     slots = parts.slots
     for slot in range(NUM_SLOTS):
@@ -149,7 +149,7 @@ STOPS = st.lists(st.integers(0, 120), max_size=3)  # some of no token of the voc
 def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
     drawn: list[int], stops: list[int], min_tokens: int, is_allowed: bool, has_biases: bool
 ) -> None:
-    """By one token or several at a time, whatever lists lie before the stop tokens in memory."""
+    """By one token or several at a time, whatever lists precede the stop tokens in memory."""
     sampling = SamplingParams(
         stop_token_ids=[*stops, drawn[-1]] if is_allowed else stops,
         min_tokens=min_tokens,
@@ -174,7 +174,7 @@ def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
 
 
 def test_a_row_behind_a_stop_token_is_none() -> None:
-    """Its scheduler did not know yet, with drafts in flight or without; another slot's goes on."""
+    """The scheduler did not know of it yet, with drafts in flight or without; rows of other slots run."""
     parts = empty_parts()
     slots = parts.slots
     for slot in (1, 2):
@@ -190,14 +190,14 @@ def test_a_row_behind_a_stop_token_is_none() -> None:
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
 def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
-    """Samples in the middle of their answers change places; the answers do not change."""
+    """Sequences swap slots in the middle of their answers; the answers do not change."""
     assert answers(swaps, "qwen3") == answers([], "qwen3")
 
 
 @settings(max_examples=3)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
 def test_swap_then_run_equals_run_with_drafts(swaps: list[tuple[int, int]]) -> None:
-    """With all methods; each row brings as many tokens as without."""
+    """All methods; each row brings as many tokens as without a swap."""
     assert answers(swaps, "deepseek_v3", "ngram,suffix,mtp") == answers([], "deepseek_v3", "ngram,suffix,mtp")
 
 
@@ -208,7 +208,7 @@ def runner(model: str, method: str) -> ModelRunner:
 
 
 def answers(swaps: list[tuple[int, int]], model: str, method: str = "") -> tuple[list[tuple[object, ...]], list[int]]:
-    """And how many tokens rows brought."""
+    """Return the answers, and the number of tokens that rows brought."""
     slots, serving = runner(model, method).slots, Serving(runner(model, method))
     samples = [
         Sample(list(range(5 + index, 12 + 3 * index)), SamplingParams(temperature=1.0, seed=index, num_logprobs=2), 8)

@@ -1,4 +1,4 @@
-"""A step's metadata: right, refreshed in place, never moved."""
+"""A step's metadata: correct, refreshed in place, never moved."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_metadata(inputs: StepInputs, name: str) -> None:
 
 
 def test_reference_vector(inputs: StepInputs) -> None:
-    """Prompts of this step start at 0 where nothing is decoded yet, and after the cached part where something is."""
+    """Prompts of a step start at 0 where nothing is decoded yet, otherwise after the cached part."""
     set_step(inputs, "reference")
     values = {key: tensor.numpy() for key, tensor in inputs.tensors()}
     assert values["sequence_offsets"].tolist() == [0, 100, 101, 101, 102, 222, 362, 363]

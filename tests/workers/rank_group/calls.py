@@ -14,7 +14,7 @@ class Call(NamedTuple):
 
 
 def last_call(header: RankGroupHeader, rank: int) -> Call:
-    """May be torn while the rank goes on."""
+    """Return the last announced call; may be torn while the rank continues."""
     line = LINE + rank * LINE_BYTES
     sequence = _native.load_u64(header.memory, line) & (1 << 40) - 1
     return Call(sequence, _native.load_u64(header.memory, line + 16 + 32 * (sequence % 2)))

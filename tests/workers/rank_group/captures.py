@@ -1,4 +1,4 @@
-"""Rank of a rank group in tests of captured plans: it drafts, answers, and reports which sizes model and layers replayed."""
+"""Rank of a rank group in tests of captured plans: it drafts, answers, and reports the sizes that model and layers replayed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Replays = list[tuple[str, int]]  # by the model, or by layers that draft; 0: wit
 
 
 class KeptPlan(CapturedPlan):
-    """A plan that keeps what it replayed."""
+    """Plan that records its replayed sizes."""
 
     replays: Replays
 
@@ -33,7 +33,7 @@ class KeptPlan(CapturedPlan):
 
 
 class KeptDraftPlan(TapeDraftPlan):
-    """Likewise."""
+    """Plan of layers that draft that records its replayed sizes."""
 
     replays: Replays
 

@@ -21,10 +21,13 @@ from workers.rank_group.experts import ExpertRank
 def share_experts(
     communicator: Communicator, path: Path, arena: Any, placements: list[LayerPlacement], options: dict[str, Any]
 ) -> list[Any]:
-    """With an `arena` all ranks are one replica's, else each is a replica with samples of its own, of which the first begins
-    late. All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the
-    next. What came of each sample of the replica. Of the options `samples` and `kind` are as in
-    `serve` and `make_runner`; `loads_again`: the rank that does, alone, when a step was replayed."""
+    """Run one rank; return the outcome of each sequence of its replica.
+
+    With an `arena` all ranks are one replica; otherwise each is a replica with sequences of its own, and the first begins late.
+    All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the next.
+    Of the options `samples` and `kind` are as in `serve` and `make_runner`; `loads_again`: the rank that reloads alone after a
+    replayed step.
+    """
     options = dict(options)
     given, loads_again = samples(*options.pop("samples", ())), options.pop("loads_again", -1)
     rank, count = communicator.rank, communicator.count
@@ -75,7 +78,7 @@ def share_experts(
 
 
 def outlive(communicator: Communicator, path: Path, num_steps: int, options: dict[str, Any]) -> list[Any]:
-    """Rank 0 has all samples. The other serves its experts for some steps and ends; then rank 0 goes on alone."""
+    """Rank 0 has all sequences. The other one serves its experts for some steps and ends; rank 0 continues alone."""
     whole = Communicator(communicator.memory.data, communicator.rank, 0, 2, timeout_s=60.0, shares_experts=True)
     settings = {"data_parallel_size": 2, "max_model_len": 512, "num_kv_blocks": 64, **options}
     experts = ExpertRank(

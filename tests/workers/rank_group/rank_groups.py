@@ -1,4 +1,4 @@
-"""Ranks as real processes over one comm arena: functions of a test that are run in each of them."""
+"""Ranks as real processes with one comm arena: each runs a function of a test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rank:
 
 
 class RankGroupOfProcesses:
-    """An arena, and ranks that are forked to run something."""
+    """An arena, and ranks that are forked to run a function."""
 
     def __init__(self, num_ranks: int, *, timeout_s: float, spin_ns: int) -> None:
         self.memory = MemoryFile.create("tokamak-test-rank group", buffers_at(num_ranks) + BUFFER_BYTES)
@@ -50,7 +50,7 @@ class RankGroupOfProcesses:
             self.header.set_member(rank, True)
 
     def start(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Rank:
-        """`function(communicator, ...)` in a process of its own; the communicator has joined the present epoch."""
+        """Start `function(communicator, ...)` in a process; the communicator has joined the present epoch."""
         answers, ours = _SERVER.Pipe()
         memory = (DupFd(self.memory.fd), self.memory.num_bytes)
         work = (rank, self.num_ranks, memory, self._settings, ours, function, arguments)
@@ -61,7 +61,7 @@ class RankGroupOfProcesses:
         return self._ranks[-1]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """On all ranks; their answers."""
+        """Run a function on all ranks; return their answers."""
         return [rank.answer() for rank in [self.start(rank, function, *arguments) for rank in range(self.num_ranks)]]
 
     def close(self) -> None:

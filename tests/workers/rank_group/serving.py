@@ -33,9 +33,9 @@ def samples(count: int = len(PROMPTS), num_outputs: int = 8) -> list[Sample]:
 def serve(
     path: Path, options: dict[str, Any], communicator: Communicator | None = None, arena: memoryview | None = None
 ) -> Answers:
-    """Samples of all kinds in one batch, whose prompts are cut into chunks; what came of each; with drafts also how
-    many tokens each row brought. `variant`: of the kernels; `adapters`: that the samples have by turns, after one without;
-    `samples`: how many, and of how many tokens."""
+    """Run sequences of all kinds in one batch, with prompts in chunks; return the outcome of each, with drafts also the number
+    of tokens per row. `variant`: of the kernels; `adapters`: used by the sequences in turn, after one without; `samples`:
+    number of sequences and of their tokens."""
     before = _cpu.variant()
     assert _cpu.select(options.get("variant", before))
     settings = {name: value for name, value in options.items() if name not in ("variant", "samples")}
@@ -52,7 +52,7 @@ def serve(
 
 
 def serve_all(communicator: Communicator, arena: tuple[Any, int], jobs: Sequence[tuple[Path, dict[str, Any]]]) -> list[Answers]:
-    """One rank: every job on a runner of its own, over the arena that the ranks share."""
+    """Run one rank: every job on a runner of its own, with the arena that the ranks share."""
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     found = []
     for path, options in jobs:
@@ -65,7 +65,7 @@ def serve_all(communicator: Communicator, arena: tuple[Any, int], jobs: Sequence
 def serve_golden(
     communicator: Communicator, arena: tuple[Any, int], architectures: Sequence[str], options: dict[str, Any]
 ) -> dict[str, list[list[int]]]:
-    """One rank: the outputs of each architecture's golden prompts."""
+    """Run one rank: return the outputs of each architecture's golden prompts."""
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     found = {}
     for architecture in architectures:

@@ -1,4 +1,4 @@
-"""Agreement of ranks on the places of experts: a death decides between the old placement and the new one for all alike."""
+"""Agreement of ranks on the placement of experts: after a death all have the same one, the old or the new."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table() -> Iterator[ExpertTable]:
 
 @pytest.fixture
 def boards(table: ExpertTable) -> Boards:
-    """The boards of two ranks."""
+    """Boards of two ranks."""
     run_id = table.segment.run_id
     return BalanceBoard(ExpertTable.attach(run_id), 0), BalanceBoard(ExpertTable.attach(run_id), 1)
 
@@ -40,7 +40,7 @@ def tables_of(version: int, placement: tuple[tuple[tuple[int, ...], ...], ...]) 
 
 
 def test_a_placement_is_proposed_and_put_in_force(boards: Boards, table: ExpertTable) -> None:
-    """A reader sees the placement in force, and the first one before."""
+    """A reader sees the placement in force, and at first the initial one."""
     leader, other = boards
     placement = (round_robin(NUM_EXPERTS, 2, NUM_EXPERTS + 3),) * len(LAYERS)
     assert (table.layers, table.num_experts, table.num_ranks) == (LAYERS, NUM_EXPERTS, 2)
@@ -61,7 +61,7 @@ def test_a_placement_is_proposed_and_put_in_force(boards: Boards, table: ExpertT
 
 
 def test_what_was_sealed_is_not_replaced(boards: Boards) -> None:
-    """The leader of an epoch that is over comes too late; or in time, and then all that join the next find its version."""
+    """The leader of a past epoch comes too late; or in time, and then all that join the next find its version."""
     leader, other = boards
     seen = leader.seal(3)
     assert other.seal(4).version == 0
@@ -80,7 +80,7 @@ def test_ranks_count_apart(boards: Boards, table: ExpertTable) -> None:
 
 
 def test_a_window_that_is_being_written_is_not_read(boards: Boards, table: ExpertTable) -> None:
-    """Nor one whose writer died in it, until the next one writes it."""
+    """Nor is one with a writer that died in it, until the next one writes it."""
     counts = np.arange(len(LAYERS) * NUM_EXPERTS, dtype=np.uint64)
     assert table.recent_since() is None
     boards[0].show_window(2.5, counts)

@@ -1,4 +1,4 @@
-"""When experts move: all ranks before the same step, one placement at a time, whoever dies meanwhile."""
+"""Moves of experts: on all ranks before the same step, one placement at a time, whichever rank dies meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG = EplbConfig(step_interval=1, min_gain=0)
 
 
 class Pair:
-    """Two ranks without processes. Nothing runs: what would be counted is written down."""
+    """Two ranks without processes; row counts are written directly instead of by steps."""
 
     def __init__(self, directory: Path, config: EplbConfig = CONFIG) -> None:
         self.eplb_config = config
@@ -64,7 +64,7 @@ class Pair:
         self.begin_lives()
 
     def begin_lives(self) -> None:
-        """New processes, which come back to the shared memory of those before."""
+        """Start new processes, which attach to the shared memory of those before."""
         self.experts = [self._expert_rank(rank) for rank in RANKS]
         self.balancers = [
             Balancer(
@@ -101,7 +101,7 @@ class Pair:
             balancer.advance(self.now_s)
 
     def count(self, *busy: int) -> None:
-        """Rows for these experts."""
+        """Count rows for these experts."""
         self.boards[0].counts[0][:, list(busy)] += np.uint64(100)
 
     def join(self) -> list[bool]:
@@ -115,7 +115,7 @@ class Pair:
         return [experts.version for experts in self.experts]
 
     def put_in_force(self) -> int:
-        """A placement for what was counted; the step from which on it holds."""
+        """Propose a placement for the counts; return the step from which on it holds."""
         self.advance()
         self.begin_step(0)
         self.count(0, 1)
@@ -154,7 +154,8 @@ def test_all_move_before_the_same_step(pair: Pair) -> None:
 
 
 def test_what_is_looked_back_at_is_shown(pair: Pair) -> None:
-    """100 rows a second: those of the last ten, or somewhat more while the leader does something else. Anybody may read it."""
+    """100 rows a second: those of the last ten seconds, or a little more while the leader does something else. Any process may
+    read it."""
     assert expert_view(pair.table, 0, 0).recent_layers is None
     number = 0
 
@@ -176,7 +177,7 @@ def test_what_is_looked_back_at_is_shown(pair: Pair) -> None:
 
 
 def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
-    """However busy others become meanwhile: a rank may read it at any moment."""
+    """However loaded others become meanwhile: a rank may read it at any moment."""
     number = pair.put_in_force()
     placement = pair.boards[1].placement(1)
     for _ in range(2000):
@@ -195,7 +196,7 @@ def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
 
 
 def test_all_die_after_a_move(pair: Pair) -> None:
-    """The first one to come back finds no member, and takes its part when it is one."""
+    """The first one to come back finds no member, and takes part once it is one."""
     pair.begin_step(pair.put_in_force())
     moved = pair.experts[0].owners.copy()
     pair.close()
@@ -209,7 +210,7 @@ def test_all_die_after_a_move(pair: Pair) -> None:
 
 
 def test_idle_ranks_look_at_two_words_alone(pair: Pair) -> None:
-    """Until one changes, a step runs, or an order comes; what others propose meanwhile is seen."""
+    """Until one of them changes, a step runs, or a command comes; other ranks' proposals are noticed."""
     pair.set_members(True)
     pair.join()
     pair.advance()
@@ -231,7 +232,7 @@ def test_idle_ranks_look_at_two_words_alone(pair: Pair) -> None:
 
 
 def looks(pair: Pair) -> list[float]:
-    """When the leader looked at the counts, of what it still looks back at."""
+    """Return the times of the counts that the leader still remembers."""
     return [look.at_s for look in pair.balancers[0]._looks]
 
 
@@ -297,7 +298,7 @@ def test_experts_move_no_sooner_than_the_step_interval(tmp_path: Path) -> None:
 
 
 def test_a_rank_sleeps_on_until_something_has_come(pair: Pair) -> None:
-    """A record, a step that another began, a word on the board, an order, another epoch."""
+    """A record, a step that another began, a word on the board, a command, another epoch."""
     own = Communicator(pair.experts[1].communicator.header.memory, 1, 1, 1, timeout_s=60.0)
     own.join()
     turns = SharedStepQueue(pair.experts[1], own, pair.ring, [], lambda: None, pair.balancers[1])

@@ -36,7 +36,7 @@ def test_two_begin_the_same_step_once() -> None:
 
 
 def test_an_epoch_begins_anew() -> None:
-    """Steps that began in the epoch before are forgotten; a second hello in one epoch forgets nothing."""
+    """Steps of the epoch before are forgotten; a second hello in one epoch forgets nothing."""
     header, ranks, own = clocks(2)
     for rank in range(2):
         header.set_member(rank, True)

@@ -1,4 +1,4 @@
-"""Collectives between real processes: what they compute, and how they end when a peer is gone, silent or elsewhere."""
+"""Collectives between real processes: their results, and their end when a peer is dead, silent or in another call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_order(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def all_collectives(communicator: Communicator) -> None:
-    """Each of any size, compared with what numpy makes of the same numbers."""
+    """Run each with any size and compare it with numpy's result."""
     me, count = communicator.place, communicator.count
     for size in SIZES:
         all_x = [of_rank(rank, size) for rank in range(count)]
@@ -67,8 +67,8 @@ def context(communicator: Communicator, most: int) -> None:
 
 
 def alternate(communicator: Communicator, num_rounds: int) -> int:
-    """A rank of two groups, which meet by turns; how often it got other numbers than were sent. Who sends goes on when the
-    others have come, before they have taken it."""
+    """Run a rank of two groups in turn; return how often it received wrong numbers. A sender continues when the others have
+    arrived, before they have read."""
     groups = communicator, Communicator(communicator.memory.data, communicator.rank, 0, 2, timeout_s=60.0, shares_experts=True)
     assert groups[1].join()
     num_wrong = 0
@@ -138,8 +138,8 @@ def test_ops_of_a_tape() -> None:
 
 
 def gathered(communicator: Communicator, inner: int) -> Any:
-    """Twice what each activates of [8, 2 inner]; the second time its columns are read once more afterwards. Whether these were
-    written where they were gathered, and what was."""
+    """Compute the activation of [8, 2 inner] twice; the second time its columns are read once more afterwards. Return whether
+    they were written in place of the gathered array, and the results."""
     begin, end = (communicator.place * inner // 2, (communicator.place + 1) * inner // 2)
     recording = Recording(communicator.rank_group())
     k = make_table(recording)
@@ -162,7 +162,7 @@ def gate_and_up(inner: int) -> Array:
 
 
 def test_columns_are_written_where_they_are_gathered() -> None:
-    """Unless ranks meet within a panel, or somebody reads the rank's own afterwards."""
+    """Unless ranks meet within a panel, or the rank's own columns are read afterwards."""
     for inner, is_there in ((64, True), (40, False)):
         whole = make_table(Immediate()).activate_and_multiply(gate_and_up(inner), "silu").numpy()
         with rank_group_of(2) as rank_group:
@@ -185,7 +185,7 @@ def meet_once(communicator: Communicator) -> None:
 
 
 def test_a_killed_peer_ends_the_collective_at_once() -> None:
-    """kill -9 in the middle of calls; the supervisor's new epoch wakes who waits."""
+    """kill -9 in the middle of calls; the supervisor's new epoch wakes the waiting ranks."""
     with rank_group_of(3) as rank_group:
         ranks = [rank_group.start(rank, meet_often) for rank in range(3)]
         wait_until(lambda: min(last_call(rank_group.header, rank).sequence for rank in range(3)) > 20)

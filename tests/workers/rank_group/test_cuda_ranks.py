@@ -1,4 +1,4 @@
-"""Ranks with CUDA's rows, each on an emulated card of its own, give one rank's bytes; what they exchange goes through gloo."""
+"""Ranks with CUDA's rows, each on an emulated card of its own, give one rank's bytes; they exchange tensors through gloo."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def take(communicator: Communicator, port: int, breaks_all: bool) -> list[object]:
-    """One rank: the ops that it takes, where rows of the second one's card are wrong, all or those that draw."""
+    """Run one rank: return the ops that it takes when rows of the second one's card are wrong, all of them or the sampling
+    ones."""
     rows = cuda.make_table(emulated_card())
     linear, drawing = rows.linear, rows.drawing
     assert drawing is not None
@@ -61,7 +62,7 @@ def take(communicator: Communicator, port: int, breaks_all: bool) -> list[object
 
 @pytest.mark.parametrize(("breaks_all", "found"), [(True, [None, None]), (False, [False, (("draw", "sample"),)])])
 def test_what_is_wrong_on_one_card_no_rank_takes(breaks_all: bool, found: list[object]) -> None:
-    """They would meet in what the others do not do."""
+    """Otherwise it would wait in a collective that the others do not call."""
     emulated_card()  # compiled before each rank asks for it
     with reserve_port("127.0.0.1", 0) as port, rank_group_of(2) as rank_group:
         assert rank_group.run(take, port.getsockname()[1], breaks_all) == [found] * 2
@@ -74,7 +75,7 @@ def alone(model: Path) -> Answers:
 
 
 def test_two_ranks_give_the_bytes_of_one(model: Path, alone: Answers) -> None:
-    """Columns that begin within panels, a KV head that two ranks share, experts that are cut."""
+    """Columns that begin within panels, a KV head that two ranks share, experts that are split."""
     with reserve_port("127.0.0.1", 0) as port:
         options = {**CARD, "group_ports": (port.getsockname()[1],)}
         assert on_each(2, serve_all, [(model, options)]) == [[alone]] * 2
@@ -82,7 +83,7 @@ def test_two_ranks_give_the_bytes_of_one(model: Path, alone: Answers) -> None:
 
 @pytest.mark.parametrize("plan", ["eager", "captured"])
 def test_ranks_that_share_experts_give_the_bytes_of_one(model: Path, alone: Answers, plan: str) -> None:
-    """Two replicas, of which one is idle at first and at last; experts move before every step."""
+    """Two replicas, and one is idle at first and at last; experts move before every step."""
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
     with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, rank_group_of(2) as rank_group:
         ports = first.getsockname()[1], second.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Ranks that share the experts give one rank's bytes: whichever of them computes what, and whether they share rows too."""
+"""Ranks that share experts give one rank's bytes, however the work is distributed and whether they share rows too."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerP
 @pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe", "ernie4_5_vl_moe"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) -> None:
-    """Each with samples of its own; three experts lie twice, and all move before every step."""
+    """Each has its own sequences; three experts have two copies, and all move before every step."""
     path, options = GOLDEN / name, PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
     expected = serve(path, options)
     found = answers_of(2, path, placements_of(path, 2, 3), options, is_one=False)
@@ -97,7 +97,7 @@ def test_the_arena_has_room_for_all() -> None:
 
 
 def test_rows_of_a_decode_step_are_resident_from_the_start() -> None:
-    """The rest of the windows comes with the first step that has so many."""
+    """The rest of the windows becomes resident with the first step of that size."""
     model = ModelConfig.read(GOLDEN / "qwen3_moe")
     num_bytes = comm_bytes(model, 1, 2, 512, 32, shares_experts=True)
     taken = []

@@ -1,4 +1,4 @@
-"""Ranks with reference ops give one rank's bytes, and leave a collective that is cut."""
+"""Ranks with reference ops give one rank's bytes, and leave an interrupted collective."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ REFERENCE = {"ops": "reference", "plan": "eager", "max_model_len": 256}
 
 @pytest.fixture
 def options() -> Iterator[dict[str, Any]]:
-    """With ports for two groups."""
+    """Options with ports for two groups."""
     with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second:
         yield {**REFERENCE, "group_ports": (first.getsockname()[1], second.getsockname()[1])}
 
 
 def test_two_ranks_give_the_bytes_of_one(options: dict[str, Any], tmp_path: Path) -> None:
-    """Columns that begin within chunks, a KV head that two ranks share, experts that are cut, latent attention."""
+    """Columns that begin within chunks, a KV head that two ranks share, experts that are split, latent attention."""
     jobs = []
     for name, config in (("odd", ODD), ("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
         write_checkpoint(tmp_path / name, config)
@@ -54,7 +54,7 @@ def test_two_ranks_agree_with_transformers(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("is_one_replica", [False, True])
 def test_ranks_that_share_experts_give_the_bytes_of_one(options: dict[str, Any], tmp_path: Path, is_one_replica: bool) -> None:
-    """Two replicas, of which one is idle at first and at last, or the two ranks of one; experts move before every step."""
+    """Two replicas, and one is idle at first and at last, or the two ranks of one; experts move before every step."""
     write_checkpoint(tmp_path, ODD_EXPERTS)
     alone = serve(tmp_path, options)
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
@@ -68,7 +68,7 @@ def test_ranks_that_share_experts_give_the_bytes_of_one(options: dict[str, Any],
 
 
 def cut(communicator: Communicator, port: int) -> None:
-    """Both ranks come to a collective, in which rank 1 ends. What rank 0's raises is the answer."""
+    """Run a collective in which rank 1 ends; return rank 0's error."""
     if communicator.rank == 0:
         open_store(port)
     import paddle

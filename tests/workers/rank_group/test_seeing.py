@@ -1,4 +1,4 @@
-"""Ranks that share a model that sees: each encodes some of the units, all read them, and what one lacks all know."""
+"""Ranks that share a vision model: each encodes some of the units, all read them, and all know of missing ones."""
 
 from __future__ import annotations
 

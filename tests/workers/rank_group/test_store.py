@@ -1,4 +1,4 @@
-"""The store of groups, as Paddle's own clients see it; and under which names groups meet in it."""
+"""The store of groups, used by Paddle's own clients; and the names of groups in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.rank_group.store import LOOPBACK, GroupStore
 
 
 def test_clients_of_paddle() -> None:
-    """On a port that somebody holds, and on the loopback alone."""
+    """On a reserved port, and on the loopback only."""
     with reserve_port(LOOPBACK, 0) as holder, ThreadPoolExecutor(1) as thread:
         store = GroupStore(holder.getsockname()[1])
         assert store.server_address == holder.getsockname()

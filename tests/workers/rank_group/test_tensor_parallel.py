@@ -1,4 +1,5 @@
-"""Several ranks give one rank's bytes: tokens, log-probabilities, of prompts too, in every precision and by every plan."""
+"""Several ranks give one rank's bytes: tokens and log-probabilities, also of prompts, in every precision and with every
+plan."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ ODD_LATENTS = {
 
 
 def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return each rank's answer, over a KV arena that they share."""
+    """Return each rank's answer, with a KV arena that they share."""
     with rank_group_of(num_ranks) as rank_group:
         arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)
         ranks = [rank_group.start(rank, function, (DupFd(arena.fd), ARENA_BYTES), *arguments) for rank in range(num_ranks)]
@@ -85,7 +86,7 @@ def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> li
 
 @pytest.mark.slow
 def test_two_ranks_give_the_bytes_of_one() -> None:
-    """In every precision with every variant of the kernels, and op by op."""
+    """Every precision with every variant of the kernels, and op by op."""
     path = GOLDEN / "llama"
     jobs = [(path, {**options, "variant": variant}) for variant in _cpu.variants() for options in PRECISIONS.values()]
     jobs += [(path, {**PRECISIONS[name], "plan": "eager"}) for name in ("float32", "int4")]
@@ -107,7 +108,7 @@ def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_experts_and_latents(num_ranks: int, tmp_path: Path) -> None:
-    """In every precision, and op by op."""
+    """Every precision, and op by op."""
     jobs: list[tuple[Path, dict[str, Any]]] = []
     for name, config in (("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
         write_checkpoint(tmp_path / name, config)
@@ -127,7 +128,7 @@ def test_two_ranks_agree_with_transformers() -> None:
 
 @pytest.mark.slow
 def test_layers_that_draft(tmp_path: Path) -> None:
-    """Two ranks guess what one does: as many tokens come of each row, of a layer that knows the answer and of drawn ones."""
+    """Two ranks draft like one: each row brings as many tokens, with a layer that knows the answer and with random ones."""
     write_walk(tmp_path / "walk", np.random.default_rng(1).permutation(960), is_by_hidden=True)
     drafts = {"speculative_config": drafting(3), "max_model_len": 256}
     jobs: list[tuple[Path, dict[str, Any]]] = [(tmp_path / "walk", drafts), (GOLDEN / "deepseek_v3", drafts)]
@@ -139,7 +140,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
 
 
 def test_the_first_rank_decides_what_is_verified() -> None:
-    """Its clock says how many drafts, and its answers of others which: the ranks run the same rows all the same."""
+    """Its clock decides the number of drafts, and its remembered answers which: all ranks run the same rows."""
     drafts = drafting(5, adaptive=True, method="ngram,suffix,mtp")
     job = GOLDEN / "deepseek_v3", {"speculative_config": drafts, "max_model_len": 256}
     first, second = on_each(2, serve_all, [job, job])

@@ -1,4 +1,4 @@
-"""The sampler's definitions in plain numpy and float64, with sorts: what the native one is compared with."""
+"""The sampler's definitions in plain numpy and float64, with sorts: the reference of the native one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ops import _cpu
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Inputs of one row besides its logits: its sequence's tokens so far and where the outputs begin."""
+    """Inputs of one row besides its logits: its tokens so far and the start of the outputs."""
 
     params: SamplingParams
     token_ids: np.ndarray  # int32, prompt and outputs before the drawn token
@@ -29,7 +29,7 @@ class Draw:
 
 
 def process(logits: np.ndarray, draw: Draw) -> np.ndarray:
-    """The logits [vocab] as biases, masks and penalties leave them; a new array."""
+    """Return the logits [vocab] after biases, masks and penalties; a new array."""
     params, vocab_size = draw.params, len(logits)
     result = logits.astype(np.float32)
     for token_id, bias in params.logit_bias.items():
@@ -61,7 +61,7 @@ def _constrained(processed: np.ndarray, logits: np.ndarray, mask: np.ndarray) ->
 
 
 def _discourage(logits: np.ndarray, draw: Draw) -> None:
-    """DRY, word by word: for each earlier place, how many tokens up to it equal the last ones."""
+    """Apply DRY by its definition: for each earlier place, how many tokens up to it equal the last ones."""
     params = draw.params
     tokens = draw.token_ids.tolist()
     tokens = tokens if params.dry_last_n < 0 else tokens[len(tokens) - min(params.dry_last_n, len(tokens)) :]
@@ -128,7 +128,7 @@ def _only(weights: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
 
 
 def sample(logits: np.ndarray, draw: Draw, number: float | None = None) -> int:
-    """The token that `number` (the draw's own by default) chooses from the logits [vocab]."""
+    """Return the token that `number` (the draw's own by default) chooses from the logits [vocab]."""
     processed = process(logits, draw)
     if draw.params.temperature == 0 or not np.isfinite(processed.max()):
         return int(np.argmax(processed))
@@ -140,14 +140,14 @@ def sample(logits: np.ndarray, draw: Draw, number: float | None = None) -> int:
 
 
 def best_ids(logits: np.ndarray, count: int) -> list[int]:
-    """The `count` largest, best first, ties by the lower id; NaN counts as the least."""
+    """Return the `count` largest, best first, ties by the lower id; NaN counts as the least."""
     ordered = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
     order = np.lexsort((np.arange(len(logits)), np.isnan(logits), -ordered))
     return [int(token_id) for token_id in order[:count]]
 
 
 def logprobs_of(logits: np.ndarray) -> np.ndarray:
-    """float64, of each row [..., vocab]."""
+    """Return float64 log-probabilities of each row [..., vocab]."""
     exact = logits.astype(np.float64)
     exact -= exact.max(axis=-1, keepdims=True)
     result: np.ndarray = exact - np.log(np.exp(exact).sum(axis=-1, keepdims=True))

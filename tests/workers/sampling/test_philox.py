@@ -1,4 +1,4 @@
-"""Philox4x32-10 against the known answers of its authors' library (Random123, kat_vectors)."""
+"""Philox4x32-10 compared with the known answers of its authors' library (Random123, kat_vectors)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling: each parameter against its definition, with each instruction set of this machine."""
+"""Sampling: each parameter compared with its definition, with each instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mask_of(*token_ids: int, vocab: int = VOCAB) -> np.ndarray:
 
 
 def scores_of(logits: np.ndarray, draws: list[Draw]) -> Scores:
-    """A slot for each draw, the last first."""
+    """Return scores, with a slot for each draw, the last first."""
     num_slots, longest = len(draws), max(len(draw.token_ids) for draw in draws)
     slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), longest, logits.shape[1])
     sampling, kept_masks = SlotSampling(slots), []
@@ -70,7 +70,7 @@ def logits_of(seed: int = 0, rows: int = 1, vocab: int = VOCAB) -> np.ndarray:
 
 
 def support(logits: np.ndarray, **params: Any) -> set[int]:
-    """The tokens that 400 positions of one request draw."""
+    """Return the tokens that 400 positions of one request draw."""
     draws = [draw_of(prompt=[1] * (length + 1), **params) for length in range(400)]
     return set(sampled(np.repeat(logits, 400, axis=0), draws))
 
@@ -105,7 +105,7 @@ class TestGreedy:
 
 
 def finite_after(logits: np.ndarray, draw: Draw) -> list[int]:
-    """The token ids that `draw` leaves, found by asking for each."""
+    """Return the token ids that `draw` leaves, found by asking for each."""
     vocab = logits.shape[1]
     raised = np.repeat(logits, vocab, axis=0)
     raised[np.arange(vocab), np.arange(vocab)] = 100.0
@@ -124,7 +124,7 @@ class TestProcessing:
         ("outputs", "banned"), [([], [20]), ([5], [20]), ([5, 6], [20, 21]), ([6, 5], [20]), ([5, 6, 7], [20])]
     )
     def test_bad_words(self, outputs: list[int], banned: list[int]) -> None:
-        """A word's last token is banned where its others were just put out; the prompt does not count."""
+        """A word's last token is banned where its others were just output; the prompt does not count."""
         draw = draw_of(prompt=[5, 6], outputs=outputs, bad_words_token_ids=[[20], [5, 6, 21]], temperature=0.0)
         assert sorted(set(range(VOCAB)) - set(finite_after(logits_of(), draw))) == banned
 
@@ -159,8 +159,8 @@ class TestProcessing:
         assert banned == ([4, 5] if num_outputs < 3 else [])
 
     def test_penalties(self) -> None:
-        """Repetition over prompt and outputs; presence and frequency over outputs. A token with a penalty is best just where
-        the others are less than what it leaves."""
+        """Repetition covers prompt and outputs; presence and frequency cover outputs. A penalized token is best exactly where
+        the others are less than its remaining value."""
         settings: dict[str, Any] = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25}
         draw = draw_of(prompt=[3, 40], outputs=[3, 41, 41], temperature=0.0, **settings)
         logits = np.linspace(-5, 5, VOCAB, dtype=np.float32)
@@ -221,7 +221,7 @@ class TestTruncation:
         assert support(logits, min_p=1.0) == set(best_ids(logits, 1))
 
     def test_top_p_is_of_what_top_k_leaves(self) -> None:
-        """Two equal tokens of three: each is half, so that half suffices for one."""
+        """Two equal tokens of three: each is half, so half suffices for one."""
         logits = np.full((1, VOCAB), -9.0, np.float32)
         logits[0, [10, 20, 30]] = 1.0
         assert support(logits, top_k=2, top_p=0.5) == {10}
@@ -260,8 +260,8 @@ class TestTruncation:
     ids=str,
 )
 def test_repetitions_are_discouraged(length: int, params: dict[str, Any]) -> None:
-    """By the definition, on random texts of three words: a token is the best where the other one is less than what is left of
-    it."""
+    """By the definition, on random texts of three words: a token is the best where the other one is less than its remaining
+    value."""
     for seed in range(6):
         tokens = np.random.default_rng(seed).integers(0, 3, length).tolist()
         draw = draw_of(tokens[: length // 2], tokens[length // 2 :], **{"temperature": 0.0, "dry_multiplier": 0.8, **params})
@@ -315,7 +315,7 @@ def test_against_the_reference(kind: dict[str, Any], spread: float) -> None:
 
 @pytest.mark.parametrize("kind", [{"temperature": 0.0}, *(kind for kind in KINDS if "allowed_token_ids" not in kind)], ids=str)
 def test_masked_logits_do_not_change_the_draw(kind: dict[str, Any]) -> None:
-    """Bit for bit, wherever in the vocabulary it leaves how many."""
+    """The same bits, wherever the mask leaves tokens and however many."""
     vocab = 5003
     rng = np.random.default_rng(8)
     masks = [rng.random(vocab) < share for share in (0.001, 0.02, 0.5, 0.999) for _ in range(10)]
@@ -357,7 +357,7 @@ class TestBroken:
     @pytest.mark.parametrize("bad", [np.full(VOCAB, -np.inf), np.full(VOCAB, np.nan), np.full(VOCAB, np.inf)])
     @pytest.mark.parametrize("kind", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5, "logit_bias": {3: 1.0}}], ids=str)
     def test_no_distribution(self, bad: np.ndarray, kind: dict[str, Any]) -> None:
-        """Broken weights or everything masked: some token comes out, nothing is raised."""
+        """Broken weights, or everything masked: some token is returned, nothing is raised."""
         found = scores_of(bad[None].astype(np.float32), [draw_of(num_logprobs=3, **kind)])
         assert found.token_ids.tolist() == [0]
         assert np.isnan(found.logprobs).all()
@@ -392,7 +392,7 @@ class TestLogprobs:
             np.testing.assert_allclose(found.top_logprobs[row], exact[row, found.top_token_ids[row]], atol=2e-6)
 
     def test_of_sampled_tokens_are_of_the_raw_logits(self) -> None:
-        """Filled where they are wanted."""
+        """They are filled where they are wanted."""
         logits = logits_of(10, 4)
         kinds: list[dict[str, Any]] = [
             {"num_logprobs": 0, "temperature": 0.0},

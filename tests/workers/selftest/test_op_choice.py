@@ -1,4 +1,4 @@
-"""A rank with fused ops: checked when it starts, and so are its steps once the weights are there. On Paddle's CPU place."""
+"""A rank with fused ops checks them at its start, and its steps once the weights are loaded. On Paddle's CPU place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers.runners import cpu_runner, xpu_runner
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "ernie4_5_moe"])
 def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Those of the reference, to the token; the same bits on both runners, and what was left is said once."""
+    """The same tokens as the reference, the same bits on both runners, and rejected ops are logged once."""
     core = core_of(xpu_runner, name, ops="fused")
     assert ("rotary", "fused_rotary_position_embedding") in core.device.fallbacks
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("rotary: ")]
@@ -67,7 +67,7 @@ def test_where_no_linear_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_that_depends_on_others(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """No case of an op shows it: attention that is off where there are more tiles."""
+    """No case of an op reveals it: attention that is wrong where there are more tiles."""
 
     def attention(step: Any, *others: Any) -> Any:
         return reference.attention(step, *others) + 1e-6 * step.inputs.num_tiles

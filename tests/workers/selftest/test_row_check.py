@@ -1,4 +1,6 @@
-"""CUDA's rows are tried on a card before they serve: on the emulated card they are right, and what is not is left, and said."""
+"""CUDA's rows are checked on a card before they serve: on the emulated card they are correct, and wrong ones are rejected and
+logged.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_what_is_wrong_is_left(
 
 
 def test_tokens_that_are_not_the_samplers(rows: OpTable, caplog: pytest.LogCaptureFixture) -> None:
-    """The host draws then."""
+    """The host samples then."""
     drawing = rows.drawing
     assert drawing is not None
     other = replace(rows, drawing=DeviceSampler(lambda inputs, logits: drawing.run(inputs, logits) * 0, is_greedy=False))

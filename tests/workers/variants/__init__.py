@@ -16,16 +16,16 @@ SCALE = 0.15
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The weight `name`: normal numbers that depend on the name alone; norms around 1."""
+    """Return the weight `name`: normal numbers that depend on the name alone; norms around 1."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32) * np.float32(SCALE)
     return drawn + np.float32(1) if "norm" in name else drawn
 
 
 def published_name(name: str) -> str:
-    """The older of two names that a weight of a model that sees may have."""
+    """Return the older of two names that a weight of a vision model may have."""
     return re.sub(r"^model\.(visual|vision_model)\.", r"\1.", re.sub(r"^model\.language_model\.", "model.", name))
 
 
 def is_first(name: str) -> bool:
-    """Whether a weight is none of a second layer or expert, which have the first one's shapes."""
+    """Return whether a weight is not of a second layer or expert, which have the shapes of the first."""
     return not re.search(r"\.[1-9]\d*\.", name)

@@ -158,7 +158,7 @@ NUM_OUTPUTS = 12
 
 
 def expected_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Greedy tokens, token by token with a cache, and the 3 best log-probabilities of each."""
+    """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each."""
     plain = AutoConfig.for_model(**json.loads(json.dumps(config)))
     model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -139,7 +139,7 @@ SCALE_OF_PIXELS = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "im
 
 
 class Case:
-    """A prompt with what is in it: `units` as tests take them, positions as the model has to."""
+    """A prompt with its media: `units` as tests take them, positions as the model needs them."""
 
     def __init__(self, config: dict[str, Any], seed: int, scale: dict[str, Any] = SCALE_OF_PIXELS) -> None:
         self.scale = scale
@@ -201,7 +201,7 @@ class Case:
             self.grids[token].append([times, *grid])
 
     def answered(self, model: Any) -> dict[str, Any]:
-        """Greedy tokens and the 3 best log-probabilities of each, without a cache."""
+        """Return greedy tokens and the 3 best log-probabilities of each, without a cache."""
         tokens, tops = list(self.prompt), []
         prompt = np.concatenate(self.positions, axis=1)
         media = {

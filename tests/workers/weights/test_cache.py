@@ -1,5 +1,6 @@
-"""The weight cache: the second load maps what the first packed, where the checkpoint still holds the same; whatever is wrong
-with a file or its directory, the model is served all the same."""
+"""The weight cache: the second load maps the file that the first one packed if the checkpoint still has the same contents; the
+model is served whatever is wrong with a file or its directory.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +83,8 @@ def resident_bytes(path: Path) -> int:
 
 
 def files(directory: Path) -> list[str]:
-    """Return the files of packed weights, whole or begun. Checksums are remembered once the test is so slow that its checkpoint
-    has settled."""
+    """Return the files of packed weights, complete or partial. Checksums appear if the test is so slow that its checkpoint has
+    settled."""
     found = directory.iterdir() if directory.exists() else []
     return sorted(path.name for path in found if not path.name.startswith("checksums."))
 
@@ -97,7 +98,7 @@ def writing_threads() -> list[str]:
 
 
 def overwrite_values(path: Path) -> None:
-    """Other numbers in a file that looks the same: name, inode, size, time and header."""
+    """Write other numbers to a file that otherwise looks the same: name, inode, size, time and header."""
     before = path.stat()
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
@@ -123,7 +124,7 @@ class TestHit:
         assert all(weights_of(loaded) == weights_of(found[0]) for loaded in found)
 
     def test_vectors_need_other_modules_of_the_same_tensors(self, tmp_path: Path, directory: Path) -> None:
-        """The head that is the embedding as well is packed for answers, and not for vectors."""
+        """A head that is the embedding as well is packed for answers, and not for vectors."""
         path = tmp_path / "tied"
         config = write_checkpoint(path, {**TINY, "tie_word_embeddings": True})
 
@@ -167,7 +168,7 @@ class TestKey:
         assert len(files(directory)) == 2
 
     def test_the_same_contents_are_the_same_weights(self, model: Path, directory: Path) -> None:
-        """However old the files are, wherever they lie, and whatever config.json says of what is computed with them."""
+        """The age and place of the files do not matter, nor what config.json says about the computation."""
         load(model, directory)
         os.utime(model / "model.safetensors", ns=(1, 1))
         assert load(model, directory).cache == "hit"
@@ -182,7 +183,7 @@ class TestKey:
         assert load(model, directory).cache == "miss"
 
     def test_header_alone(self, model: Path, directory: Path) -> None:
-        """Two tensors of one shape change places: same size, and the time put back."""
+        """Two tensors of one shape are swapped: same size, and the time restored."""
         load(model, directory)
         path = model / "model.safetensors"
         before, content = path.stat(), path.read_bytes()
@@ -208,7 +209,7 @@ class TestKey:
 
 
 class TestChecksums:
-    """A remembered checksum counts as long as no other process can have written to the file."""
+    """A remembered checksum is valid as long as no other process can have written to the file."""
 
     def kept(self, directory: Path) -> dict[str, str]:
         found: dict[str, str] = json.loads((directory / "checksums.json").read_text())
@@ -289,7 +290,7 @@ class TestDamage:
         assert load(model, directory).cache == "damaged"
 
     def test_what_is_no_file(self, model: Path, directory: Path) -> None:
-        """A FIFO's other end would be waited for."""
+        """Opening a FIFO would wait for its other end."""
         load(model, directory)
         (path,) = packed_files(directory)
         for name in (path.name, "checksums.json"):
@@ -300,7 +301,7 @@ class TestDamage:
         assert load(model, directory).cache == "hit"
 
     def test_other_arrays(self, model: Path, directory: Path, tmp_path: Path) -> None:
-        """A whole file, under the wrong name."""
+        """A complete file under the wrong name."""
         load(model, directory)
         (path,) = packed_files(directory)
         write_checkpoint(tmp_path / "other", {**TINY, "intermediate_size": 40})
@@ -311,7 +312,7 @@ class TestDamage:
         assert load(model, directory).cache == "hit"
 
     def test_other_contents_of_the_same_shape(self, model: Path, directory: Path, tmp_path: Path) -> None:
-        """A whole file, under the wrong name, that would fit."""
+        """A complete file under the wrong name, with the right shapes."""
         first = load(model, directory)
         (path,) = packed_files(directory)
         shutil.copytree(model, tmp_path / "other")
@@ -329,7 +330,7 @@ class TestDamage:
 
 class TestWriters:
     def test_a_writer_that_dies(self, model: Path, directory: Path) -> None:
-        """SIGKILL while it packs: what it left is taken up by the next, and never read."""
+        """SIGKILL while it packs: the next one replaces its partial file, which is never read."""
         with _held_writer(model, directory) as process:
             assert [name.endswith(".partial") for name in files(directory)] == [True]
             process.send_signal(signal.SIGKILL)
@@ -360,7 +361,7 @@ class TestWriters:
         assert other.read_bytes() == b"somebody's"
 
     def test_two_at_once(self, model: Path, directory: Path) -> None:
-        """While one writes the other packs into memory; the file is that of the one."""
+        """While one writes the other packs into memory; the file is that of the first."""
         with _held_writer(model, directory) as process:
             found = load(model, directory)
             assert (found.cache, weights_of(found)) == ("miss", weights_of(load(model, None)))
@@ -377,7 +378,7 @@ class TestRanks:
 
     @pytest.mark.parametrize("dies", [False, True])
     def test_the_others_wait_for_the_one_that_packs(self, model: Path, directory: Path, dies: bool) -> None:
-        """If it dies one of them packs in its place; none packs into memory of its own."""
+        """If it dies another one packs instead; none packs into memory of its own."""
         waited = Event()
         with _held_writer(model, directory) as process, ThreadPoolExecutor(2) as ranks:
             found = [ranks.submit(self.load, model, directory, on_progress=lambda done, total: waited.set()) for _ in range(2)]
@@ -430,7 +431,7 @@ class TestRanks:
 
 
 class _held_writer:
-    """A process that packs `model` into the cache and stops in the middle of it until it reads a line."""
+    """Start a process that packs `model` into the cache and stops in the middle until it reads a line."""
 
     PROGRAM = """
 import sys
@@ -500,7 +501,7 @@ class TestLimit:
 
 class TestWithoutRoom:
     def test_no_space(self, model: Path, directory: Path) -> None:
-        """In a process whose files cannot grow: the limit is not for the one that writes this test's report."""
+        """Run in a process with a limit on file sizes, which must not apply to the writer of the test's report."""
         program = f"""
 import logging, resource
 from tests.workers.weights.test_cache import Path, load, weights_of
@@ -516,7 +517,7 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         assert files(directory) == []
 
     def test_a_write_that_fails_leaves_nothing(self, directory: Path) -> None:
-        """Neither a file nor a descriptor, nor a thread that would write to whatever has its number by then."""
+        """No file, no descriptor, and no thread that would write to a reused descriptor."""
         shape = (8 * _cpu.num_threads() + 8 << 20,)  # more than is gathered: the thread has begun
         layout = Layout()
         layout.keep("a", shape, np.dtype(np.uint8), lambda array: None)
@@ -537,7 +538,7 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         assert len([record for record in caplog.records if "are not kept" in record.getMessage()]) == 1
 
     def test_read_only_directory(self, model: Path, directory: Path) -> None:
-        """Kept files are read, none is written. In a process that permissions stop, also for root."""
+        """Stored files are read, none is written. In a process without root permissions."""
         load(model, directory)
         write_checkpoint(model.parent / "other", {**TINY, "rope_theta": 5.0})
         directory.chmod(0o555)
@@ -587,7 +588,7 @@ class TestRunner:
         assert outcomes == [("miss", False), ("hit", True), ("hit", False)]
 
     def test_reload_of_what_was_written_over(self, model: Path, directory: Path) -> None:
-        """In place, and so that nothing but the contents tells: what answers is what the files hold now."""
+        """Files are overwritten in place, and only their contents differ: answers come from the present contents."""
         runner = self.runner(model, weight_cache_dir=str(directory))
         before = self.answer(runner)
         overwrite_values(model / "model.safetensors")

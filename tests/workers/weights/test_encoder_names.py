@@ -1,4 +1,4 @@
-"""Models that see are published under two sets of names for the same weights."""
+"""Vision models are published under two sets of names for the same weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(path: Path) -> dict[str, np.ndarray]:
 
 
 def with_other_names(source: Path, target: Path) -> None:
-    """The older names turned into the newer, or the other way."""
+    """Write the checkpoint with the older names turned into the newer, or the other way."""
     tensors = {}
     is_newer = any(name.startswith("model.language_model.") for name in stored(source))
     for name, tensor in stored(source).items():

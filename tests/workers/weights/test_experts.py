@@ -1,5 +1,6 @@
-"""Experts on their way from a checkpoint to the kernels: what is packed is what was stored, of each of them, from every format
-and layout, packed now or mapped from the cache."""
+"""Experts from a checkpoint to the kernels: the packed values equal the stored ones of each expert, for every format and
+layout, packed now or mapped from the cache.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def assert_same(found: LoadedModel, expected: LoadedModel) -> None:
 
 
 def assert_packed(experts: Experts, tensors: dict[str, np.ndarray]) -> None:
-    """Each expert as a linear of its own is packed, byte for byte."""
+    """Check that each expert is packed like a linear of its own, byte for byte."""
     for part, names in PROJECTIONS.items():
         whole, format = bytes_of(getattr(experts.weight, part)), getattr(experts, part)[0].format
         for index in range(experts.num_experts):
@@ -99,7 +100,7 @@ PRECISIONS = [Precision(*each) for each in itertools.product(("float32", "bfloat
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
 def test_rounded(precision: Precision, tmp_path: Path) -> None:
-    """In every precision, packed into memory, into a file, and mapped from it; the router is float32 in all."""
+    """Every precision, packed into memory, into a file, and mapped from it; the router is float32 in all."""
     tensors = drawn_tensors(write_checkpoint(tmp_path / "model", MOE))
     in_memory = load(tmp_path / "model", None, precision)
     router, experts = mixture_of(in_memory)
@@ -131,7 +132,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_stored_quantized(name: str, tmp_path: Path) -> None:
-    """Values and scales of every expert are the checkpoint's. What no kernel keeps becomes floats."""
+    """Values and scales of every expert equal the checkpoint's. Formats without a kernel become floats."""
     tensors = drawn_tensors(write_config(tmp_path, MOE))
     form = FORMATS[name]()
     form.config |= {"ignore": ["lm_head", "re:.*mlp.gate$"], "modules_to_not_convert": ["lm_head", "mlp.gate"]}
@@ -163,7 +164,7 @@ class _Part:
 
 
 def slot_of(packed: PackedWeight, index: int, name: str) -> Any:
-    """One expert's part of an array."""
+    """Return one expert's part of an array."""
     array = getattr(packed, name)
     return None if array is None else _Part(np.split(array.numpy().reshape(-1), 5)[index])
 
@@ -218,7 +219,7 @@ def test_what_a_gguf_file_says_otherwise_is_refused(
 
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_paddle_layout(is_fused: bool, tmp_path: Path) -> None:
-    """Linears, routers too, are turned, gate and up may be one tensor; what corrects scores lies as it is."""
+    """Linears, including routers, are transposed, gate and up may be one tensor; the score correction is stored unchanged."""
     config = {key: value for key, value in ERNIE.items() if key != "transformers_version"}
     tensors = drawn_tensors(write_checkpoint(tmp_path / "plain", config))
     turned = to_paddle_layout(tensors)

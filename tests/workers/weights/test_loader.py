@@ -1,4 +1,4 @@
-"""Checkpoints of every layout load to the same model, wrong ones are refused with everything that is wrong."""
+"""Checkpoints of every layout load to the same model, and invalid ones are refused with all of their errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoint_of(path: Path) -> Checkpoint:
 
 
 def assert_holds(path: Path, expected: dict[str, np.ndarray]) -> None:
-    """Every declared tensor is read as [out, in], bit for bit."""
+    """Check that every declared tensor is read as [out, in], bit for bit."""
     checkpoint = checkpoint_of(path)
     for name, values in expected.items():
         np.testing.assert_array_equal(checkpoint.read(name), values, err_msg=name)
@@ -86,7 +86,7 @@ def packed(path: Path, precision: Precision) -> list[bytes]:
 
 
 def arrays_of(loaded: LoadedModel) -> list[bytes]:
-    """Every array of the linears."""
+    """Return every array of the linears."""
     layers: Any = loaded.model.layers
     linears = [linear for layer in layers for linear in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)]
     weights = [linear.weight for linear in (*linears, loaded.model.embedding, loaded.model.head)]
@@ -110,7 +110,7 @@ def test_what_is_no_number_is_refused(dtype: str, value: float, tmp_path: Path) 
     "precision", [Precision(), Precision("bfloat16"), Precision("bfloat16", "wint8"), Precision("bfloat16", "wint4")], ids=str
 )
 def test_packed_by_rows(precision: Precision, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A panel at a time, also one of two tensors: the same as the whole matrix; what is no number is told as of the whole."""
+    """A panel at a time, also across two tensors: the same as the whole matrix; NaN is reported with its place in the whole."""
     config = write_config(tmp_path, {**TINY, "hidden_size": 64, "intermediate_size": 72})
     tensors = drawn_tensors(config)
     write_safetensors(tmp_path / "model.safetensors", tensors, dtype=dtype)
@@ -173,7 +173,7 @@ class TestPaddleLayout:
     @pytest.mark.parametrize("is_paddle", [True, False])
     @pytest.mark.parametrize("evidence", ["header", "names", "config"])
     def test_square_weights(self, evidence: str, is_paddle: bool, tmp_path: Path) -> None:
-        """Where shapes say nothing: the header's format, then Paddle's names, then who wrote the config."""
+        """Where shapes are ambiguous: the header's format, then Paddle's names, then the writer of the config."""
         config = dict(SQUARE)
         if is_paddle and evidence != "header":
             del config["transformers_version"]
@@ -270,7 +270,7 @@ class TestRandomWeights:
 
 
 def test_progress(tmp_path: Path) -> None:
-    """Grows to its total, which is that of the weights."""
+    """It grows to its total, which is that of the weights."""
     write_checkpoint(tmp_path, {**TINY, "tie_word_embeddings": True})
     seen: list[tuple[int, int]] = []
     config = ModelConfig.read(tmp_path)

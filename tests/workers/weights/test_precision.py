@@ -1,4 +1,4 @@
-"""Which format each matrix gets: of the options, and of what is stored."""
+"""Choice of the format of each matrix, from the options and the stored formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def declared(tmp_path: Path, **changes: object) -> Weights:
 def chosen(
     weights: Weights, precision: Precision, stored: dict[str, Kept] | None = None
 ) -> tuple[dict[str, WeightFormat], str]:
-    """By the last part of a layer's first linear, and what is logged."""
+    """Return formats by the last part of a layer's first linear, and the log line."""
 
     def kept(name: str) -> Kept:
         return next((found for part, found in (stored or {}).items() if part in name), None)

@@ -1,4 +1,4 @@
-"""The safetensors reader: every dtype, and every way a file can be damaged."""
+"""The safetensors reader: every dtype, and every kind of damage to a file."""
 
 from __future__ import annotations
 

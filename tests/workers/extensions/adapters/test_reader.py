@@ -1,4 +1,4 @@
-"""Reading an adapter, and refusing one, with the cause, before any of it is served."""
+"""Reading of adapters, and refusals with a cause before any of one is served."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_files_that_are_damaged(content: bytes, cause: str, tmp_path: Path) -> N
 
 
 def test_hostile_files_cost_little_and_their_errors_encode(tmp_path: Path) -> None:
-    """Each of these once held a rank, and all its streams, for minutes, or ended it."""
+    """Each of these once blocked a rank, and all its streams, for minutes, or ended it."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     shape = ",".join(["9" * 4000] * 900)
     headers = {
@@ -238,7 +238,7 @@ def test_hostile_files_cost_little_and_their_errors_encode(tmp_path: Path) -> No
 
 
 def test_what_was_read_leaves_memory_at_once(tmp_path: Path) -> None:
-    """Without a collection: adapters are large, and a rank collects seldom."""
+    """Without a garbage collection: adapters are large, and a rank collects seldom."""
     files = AdapterFiles(write_adapter(tmp_path, MODEL), LAYOUT)
     assert len(list(files.linears())) == len(LAYOUT.modules)
     whole = weakref.ref(files._file)

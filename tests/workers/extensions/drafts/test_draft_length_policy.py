@@ -1,4 +1,4 @@
-"""How many drafts rows get, by what came of them and by times of steps that are made up."""
+"""Draft lengths of rows, chosen by their acceptance and by made-up times of steps."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NONE = np.zeros(0, np.int32)
 
 
 def flat(num_rows: int) -> float:
-    """Weights take all the time."""
+    """Return the nanoseconds of a step, dominated by the weights."""
     return 1e6 * (1 + num_rows / 200)
 
 
 def steep(num_rows: int) -> float:
-    """Each row is computed alone."""
+    """Return the nanoseconds of a step, proportional to its rows."""
     return 1e6 * num_rows
 
 
 class Rig:
-    """BatchSlots with drafts of one class, steps in which they are verified, and what those would take."""
+    """BatchSlots with drafts of one class, steps that verify them, and the times of these."""
 
     def __init__(
         self, num_slots: int = 4, time_of: Callable[[int], float] = flat, *, is_adaptive: bool = True, are_layers: bool = False
@@ -58,7 +58,7 @@ class Rig:
         self.lengths.offer(self.which, found)
 
     def step(self, of_class: int, num_right: list[int], granted: int = K, num_drafts: int = K) -> list[int]:
-        """Drafts that each slot gets, of which the first so many are right."""
+        """Run a step; return the drafts of each slot, the first `num_right` of which are right."""
         self.propose(of_class, num_drafts)
         grants, num_slots = np.full(len(self.which), granted, np.int32), len(self.which)
         chosen = self.lengths.choose(self.which, grants, num_slots, num_slots)
@@ -68,7 +68,7 @@ class Rig:
         return [int(number) for number in chosen]
 
     def took(self, num_rows: int, step_ns: float = 0, *, has_prompts: bool = False) -> None:
-        """A step of all slots; step_ns 0: what it takes here."""
+        """Learn the time of a step of all slots; step_ns 0: the time by this rig."""
         num_ns = int(step_ns or self.time_of(num_rows))
         self.lengths.took(num_rows, num_ns, has_prompts=has_prompts, has_drafts=num_rows > len(self.which))
 
@@ -103,7 +103,7 @@ def test_text_that_cannot_be_drafted_costs_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
 def test_undraftable_answers_are_not_slower(num_slots: int) -> None:
-    """One after the other, where each row more of a step costs a sixteenth."""
+    """One after the other, where each additional row of a step costs a sixteenth."""
     rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
     shares = []
     for _ in range(4):
@@ -120,7 +120,7 @@ def test_undraftable_answers_are_not_slower(num_slots: int) -> None:
 
 
 def test_what_failed_for_long_is_tried_again() -> None:
-    """No chance becomes so small that nothing brings it back."""
+    """No chance becomes too small to recover."""
     rig = Rig(1, flat)
     for _ in range(20000):
         rig.propose(2)
@@ -152,8 +152,8 @@ def test_short_answers_are_tried_again() -> None:
 
 
 def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[int, bool]]:
-    """Each ends after 12 steps, and another comes: of steps, how many drafts were verified and whether
-    anybody was ready for some."""
+    """Run answers of 12 steps each, one after another; return for each step how many drafts were verified and whether any slot
+    was prepared for some."""
     granted, found = np.full(len(rig.which), rig.lengths.wanted_by_new_requests(), np.int32), []
     for count in range(num_steps):
         if count % 12 == 0:
@@ -172,7 +172,7 @@ def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[in
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
 def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
-    """Whoever comes: their prompts would be computed by layers that draft, too."""
+    """New sequences are not prepared either: layers that draft would compute their prompts, too."""
     rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
     found = short_answers(rig, 4000)
     assert np.mean([is_ready for _, is_ready in found]) < 0.1
@@ -181,7 +181,7 @@ def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
 
 @pytest.mark.slow
 def test_doubts_that_come_to_nothing_become_rare() -> None:
-    """Drafts that were tried in each 3,000 steps; and behind many, answers that can be guessed are."""
+    """Drafts that are tried in each 3,000 steps; after many failures, predictable answers are still drafted."""
     rig = Rig(4, steep)
     num_drafts = [sum(num for num, _ in short_answers(rig, 3000)) for _ in range(4)]
     assert max(num_drafts[1:]) < num_drafts[0]
@@ -190,9 +190,8 @@ def test_doubts_that_come_to_nothing_become_rare() -> None:
 
 
 def test_who_is_tried_is_made_ready_in_one_step() -> None:
-    """Wanted drafts come with the second step behind; layers draft for slots that were made ready in the step before, so of
-    each two steps that were asked for the second one tries. A resting slot reports nothing in between, and lengths say for how
-    long."""
+    """Wanted drafts come two steps later; layers draft for slots that were prepared in the step before, so the second of each
+    two requested steps tries. A resting slot reports nothing in between, and `lengths` says for how long."""
     rig = Rig(1, lambda num_rows: 1e6 * (1 + num_rows), are_layers=True)
     coming, is_ready, num_ready, num_tried, num_idle = deque([0, 0]), False, 0, 0, 0
     for number in range(12000):
@@ -238,7 +237,7 @@ def test_a_probe_that_stands_is_believed() -> None:
 
 
 def test_one_sample_that_copies_beside_one_that_does_not() -> None:
-    """Drafts of the same class: the samples differ."""
+    """Drafts of the same class: the sequences differ."""
     rig = Rig(2, lambda num_rows: 1e6 * (1 + num_rows / 10))
     chosen = np.array([rig.step(1, [K, 0]) for _ in range(400)])[100:]
     assert chosen[:, 0].mean() > 6
@@ -281,7 +280,7 @@ def test_fixed() -> None:
 
 
 def test_alike_wherever_a_slot_lies() -> None:
-    """Swapped slots have what they learned."""
+    """Swapped slots keep what they learned."""
     rig = Rig(2)
     for _ in range(5):
         rig.step(1, [K, 0])
@@ -296,7 +295,7 @@ PLAIN, DRAFTED, MIXED = (False, False), (False, True), (True, False)  # has prom
 
 
 def test_what_was_drafted_behind_a_stop_token_says_nothing() -> None:
-    """Short answers: in the last row of each the first draft is right and ends it, and nothing behind it can stand."""
+    """Short answers: in the last row of each the first draft is right and ends it, so later ones cannot be accepted."""
     rig = Rig(1)
     for _ in range(60):
         rig.start(0)
@@ -326,7 +325,7 @@ def test_times_between_those_that_were_met() -> None:
 
 
 def test_a_step_that_was_held_up_says_little_of_others() -> None:
-    """Steps of 6 and 12 rows: more rows take no less, so the one that seems to is taken with its neighbours."""
+    """Steps of 6 and 12 rows: more rows never take less, so an outlier is averaged with its neighbours."""
     times = StepTimes()
     for number in range(400):
         for num_rows in (4, 5, 6, 7, 8):
@@ -339,7 +338,7 @@ def test_a_step_that_was_held_up_says_little_of_others() -> None:
 
 @pytest.mark.parametrize("num_slots", [1, 4])
 def test_delayed_first_draft_step_does_not_end_drafting(num_slots: int) -> None:
-    """A rank that was stopped, or memory that is touched first: nothing else is known of such steps yet."""
+    """The rank was stopped, or touched memory for the first time: nothing else is known of such steps yet."""
     rig = Rig(num_slots)
     while not any(rig.step(1, [K] * num_slots)):
         rig.time_of = lambda num_rows: flat(num_rows) * (1000 if num_rows > num_slots else 1)
@@ -348,7 +347,7 @@ def test_delayed_first_draft_step_does_not_end_drafting(num_slots: int) -> None:
 
 
 def test_first_step_of_expected_length_is_trusted() -> None:
-    """Where prompts take far more than what is known of steps without lets expect."""
+    """Prompts take far more than the times of steps without them suggest."""
     times = StepTimes()
     for _ in range(20):
         times.learn(*PLAIN, 1, 1e6)
@@ -359,8 +358,8 @@ def test_first_step_of_expected_length_is_trusted() -> None:
 
 
 def test_who_comes_is_tried_again() -> None:
-    """Where no drafts stand but those of who has had some from the first token on: layers know nothing of what lies behind who
-    rested, and each ends before long."""
+    """Only drafts for sequences that had some from their first token on are accepted: layers know nothing of the tokens of a
+    rested sequence, and each ends before long."""
     rig = Rig(4, flat)
     for _ in range(600):
         rig.step(1, [0] * 4)
@@ -402,7 +401,7 @@ def test_steps_without_drafts_are_known_by_their_neighbours() -> None:
 
 
 def test_what_is_known_of_times_is_forgotten() -> None:
-    """One measurement must not speak against so many rows for ever."""
+    """A single measurement must not rule out a number of rows for ever."""
     times = StepTimes()
     for _ in range(20):
         times.learn(*PLAIN, 1, 1e6)

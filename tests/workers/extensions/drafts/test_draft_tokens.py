@@ -1,4 +1,4 @@
-"""How sure layers that draft are of their guesses, and how often guesses of which they are that sure stand."""
+"""Confidence of layers that draft, and the acceptance rate of draft tokens at each level of it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_classes_are_in_the_order_of_probabilities() -> None:
 
 
 class Rig:
-    """Chances of guesses at three places."""
+    """Acceptance chances of draft tokens at three places."""
 
     def __init__(self) -> None:
         self.table = np.zeros((3, NUM_CLASSES))
         self.native = DraftChances(3, _cpu.address(self.table))
 
     def met(self, place: int, which: int, share: float, count: int = 400) -> None:
-        """So many guesses, of which a share stands."""
+        """Learn from `count` draft tokens, of which a share was accepted."""
         for number in range(count):
             self.native.learn(place, which, int((number + 1) * share) > int(number * share))
             self.native.tell()
@@ -73,7 +73,7 @@ def test_acceptance_is_learned_by_position_and_certainty() -> None:
 
 
 def test_places_that_chains_do_not_reach_are_as_the_one_before() -> None:
-    """Else what failed once at a place would never be tried there again."""
+    """Otherwise an early failure at a place would prevent any later try there."""
     rig = Rig()
     rig.met(1, 3, 0)
     assert rig.table[1, 3] < 0.1

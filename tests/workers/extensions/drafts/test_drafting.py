@@ -1,4 +1,4 @@
-"""Several drafters behind one: whose guesses are taken, what is told them, and what is counted."""
+"""Several drafters combined: the choice of draft tokens, the messages to each, and the counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Rig:
         self.step(SlotStart(slot, "r", token_ids, len(prompt), sampling, b"", max_total_tokens=300))
 
     def ran(self, slot: int, num_drafts: int, count: int) -> None:
-        """A step in which the slot had a row with drafts that brought `count` tokens, which are there."""
+        """Report a step in which the slot had a row with drafts that brought `count` tokens, which are there."""
         one = np.ones(1, np.int32)
         rows = StepRows(one * slot, one, one, one + num_drafts, one * num_drafts)
         self.drafting.verified(rows, one * count)
@@ -74,7 +74,7 @@ def test_the_one_that_promises_more() -> None:
 
 
 def test_an_answer_is_what_its_scheduler_says() -> None:
-    """Not what was sampled ahead of its end."""
+    """Tokens sampled beyond its end are not part of it."""
     rig = Rig("suffix")
     rig.put(0, [1], [40, 41, 42, 43, 44, 45])
     rig.step(ended=int32(0, 4))
@@ -111,7 +111,7 @@ def test_a_prediction_is_where_is_looked_first() -> None:
 
 
 class OneTokenDrafter:
-    """One token for whoever is asked for, which never stands; by layers, or not."""
+    """Drafter of one wrong token for each requested slot; with layers, or without."""
 
     num_bytes = 0
     priors = np.array([0.5])
@@ -131,7 +131,8 @@ class OneTokenDrafter:
 
 
 def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
-    """Where layers alone guess; others may find something at any time, and are looked at in each sixteenth step."""
+    """Only where all drafts come from layers; other methods may find something at any time, and are asked in each sixteenth
+    step."""
     num_looks = []
     for needs_hidden in (True, False):
         slots, one = BatchSlots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
@@ -152,7 +153,7 @@ def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "ngram,suffix"])
 def test_remembered_answers_fit_the_memory_left(method: str) -> None:
-    """Whatever the texts are like; the KV cache is that much smaller."""
+    """The bound holds for any texts; the KV cache is that much smaller."""
     rng, length = np.random.default_rng(4), 2000
     config = SpeculativeConfig(method=method, num_speculative_tokens=K)
     texts = [rng.integers(0, most, length) for most in (2, 3, 20, 999)] + [np.arange(length) % size for size in (1, 7, 500)]

@@ -1,4 +1,4 @@
-"""The n-gram index against a plain search, and what it makes of texts that repeat themselves with changes."""
+"""The n-gram index compared with a plain search, and its drafts for texts that repeat themselves with changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def say(slots: BatchSlots, slot: int, token_id: int) -> None:
 
 
 def draft_tokens(slots: BatchSlots, drafter: NgramDrafter, slot: int, num_calls: int = 4) -> list[int]:
-    """After so many steps, which is time for long texts to be indexed."""
+    """Return draft tokens after `num_calls` steps, in which long texts are indexed."""
     which = np.array([slot], np.int32)
     for _ in range(num_calls):
         drafter.known(which, which)
@@ -54,7 +54,7 @@ def longest(tokens: list[int], least: int, most: int) -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_followed_the_longest_match(seed: int) -> None:
-    """In fresh slots the draft token is the one behind the longest match."""
+    """In fresh slots the draft token is the one after the longest match."""
     rng = np.random.default_rng(seed)
     for size in (1, 2, 3, 10, 50, 200, 700):
         tokens = rng.integers(0, 3 + 2 * seed, size).tolist()
@@ -132,7 +132,7 @@ def test_a_long_text_takes_several_steps() -> None:
 
 
 def test_no_slot_waits_for_those_before_it() -> None:
-    """However much a step brings them all."""
+    """However many tokens a step brings to all of them."""
     slots = slots_of(64)
     drafter = drafter_of(slots)
     which = np.arange(64, dtype=np.int32)

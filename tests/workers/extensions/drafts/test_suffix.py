@@ -1,4 +1,4 @@
-"""The suffix trees against counting in plain Python, what is remembered of answers, and what that is bounded by."""
+"""The suffix trees compared with counting in plain Python, remembered answers, and their bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE = np.zeros(0, np.int32)
 
 
 class Rig:
-    """BatchSlots and a drafter over them."""
+    """BatchSlots and a drafter for them."""
 
     def __init__(self, depth: int = 6, shared_bytes: int = SUFFIX_SHARED_BYTES, **options: float) -> None:
         named = {f"suffix_decoding_{name}": value for name, value in options.items()}
@@ -68,7 +68,7 @@ def followers(texts: list[list[int]], part: list[int]) -> tuple[int | None, floa
 
 
 def expected(rig: Rig, trees: list[list[list[int]]], text: list[int]) -> list[int]:
-    """By counting all parts of all texts of each tree."""
+    """Return the expected draft by counting all parts of all texts of each tree."""
     config = rig.config
     best, best_promise = [], 0.0
     for texts in trees:
@@ -167,7 +167,7 @@ def test_bounded_in_bytes() -> None:
 
 
 def test_long_texts_take_several_steps() -> None:
-    """A prompt, and an answer that is complete: what a step takes of them is bounded, however they repeat themselves."""
+    """A prompt and a completed answer: the part that a step indexes is bounded, however repetitive the text is."""
     rng = np.random.default_rng(2)
     for text in (rng.integers(0, 900, 4500).tolist(), [7] * 900):
         rig = Rig(depth=24, max_spec_factor=4.0)
@@ -184,7 +184,7 @@ def test_long_texts_take_several_steps() -> None:
 
 
 def test_no_slot_waits_for_those_before_it() -> None:
-    """However much a step brings them all."""
+    """However many tokens a step brings to all of them."""
     num_slots, num_new = 64, 9
     slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
     drafter = SuffixDrafter(SpeculativeConfig(method="suffix"), slots)

@@ -1,4 +1,4 @@
-"""Positions and feature rows of prompts with media, against an oracle that walks through the tokens."""
+"""Positions and feature rows of prompts with media, compared with a walk through the tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start_of(units: tuple[MediaUnit, ...], num_tokens: int, rows: list[int]) -> 
 
 
 def walk(units: tuple[MediaUnit, ...], rows: list[int], num_tokens: int) -> list[tuple[int, int, int, int]]:
-    """(time, height, width, feature row) of each token, one after another."""
+    """Yield (time, height, width, feature row) of each token, one after another."""
     found: list[tuple[int, int, int, int]] = []
     largest, base = -1, 0
     beginning = {unit.start: index for index, unit in enumerate(units)}

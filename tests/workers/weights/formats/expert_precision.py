@@ -51,7 +51,7 @@ _NO_EXPERT = r"re:.*(self_attn|lm_head|mlp\.gate$).*"
 
 
 def drawn(shapes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Matrices that keep the size of what goes through them; norms of one."""
+    """Return random matrices that preserve the magnitude of their inputs; norms of one."""
     source = np.random.default_rng(1)
     found = {}
     for name, tensor in shapes.items():

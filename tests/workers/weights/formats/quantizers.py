@@ -1,6 +1,5 @@
-"""Quantizers for tests, as plain as can be: a model's linear weights into each format, and what they are worth then.
-
-They round to nearest and know nothing of the code they test: words are put together value by value.
+"""Quantizers for tests, as plain as possible: a model's linear weights in each format, and the values that they represent. They
+round to nearest and share no code with the tested one: words are packed value by value.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NUM_LAYERS = json.loads((Path(DEMO) / "config.json").read_text())["num_hidden_la
 
 @dataclass
 class Quantized:
-    """Stored arrays of one weight [out, in], by suffix, and the weight that they mean."""
+    """Stored arrays of one weight [out, in], by suffix, and the weight that they represent."""
 
     stored: dict[str, np.ndarray]
     weight: np.ndarray
@@ -34,7 +33,7 @@ Quantizer = Callable[[np.ndarray], Quantized]
 
 @dataclass
 class Format:
-    """A way to store a checkpoint; `plain` modules stay as they are."""
+    """A storage format of checkpoints; `plain` modules stay unquantized."""
 
     quantize: Quantizer
     config: dict[str, Any]
@@ -46,7 +45,7 @@ def demo_tensors() -> dict[str, np.ndarray]:
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """One safetensors file; uint8 stands for float8."""
+    """Write one safetensors file; uint8 arrays are float8."""
     header: dict[str, Any] = {}
     data = bytearray()
     for name, tensor in tensors.items():
@@ -62,13 +61,13 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def write_quantized_demo(path: Path, form: Format) -> dict[str, np.ndarray]:
-    """The embedded model in the format `form` as a checkpoint at `path`; what each tensor is worth."""
+    """Write the embedded model in the format `form` as a checkpoint at `path`; return the value of each tensor."""
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
     return write_quantized(path, json.loads((DEMO / "config.json").read_text()), demo_tensors(), form)
 
 
 def write_quantized(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], form: Format) -> dict[str, np.ndarray]:
-    """A config.json and `tensors` in the format `form`; what each is worth. An encoder of pictures stays as it is."""
+    """Write a config.json and `tensors` in the format `form`; return the value of each. A vision encoder is not quantized."""
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
     stored: dict[str, np.ndarray] = {}
     plain: dict[str, np.ndarray] = {}
@@ -106,7 +105,7 @@ class Grouped:
 
 
 def grouped(weight: np.ndarray, bits: int, group_of: np.ndarray, is_symmetric: bool, scale_dtype: type = np.float16) -> Grouped:
-    """Rounded to nearest between the extremes of each group."""
+    """Round to nearest between the extremes of each group."""
     num_groups, top = int(group_of.max()) + 1, (1 << bits) - 1
     scales = np.zeros((len(weight), num_groups), scale_dtype)
     zeros = np.full((len(weight), num_groups), 1 << (bits - 1), np.int64)
@@ -124,7 +123,7 @@ def grouped(weight: np.ndarray, bits: int, group_of: np.ndarray, is_symmetric: b
 
 
 def packed(values: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
-    """int32 words along the last axis: place i of a word has value `order[i]` of its neighbours."""
+    """Return int32 words along the last axis: place i of a word has value `order[i]` of its neighbours."""
     per_word = 32 // bits
     padding = -values.shape[-1] % per_word
     values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)])
@@ -185,7 +184,7 @@ def compressed(layout: str, weights: dict[str, Any], quantize: Quantizer, **more
 
 
 def pack_quantized(bits: int, group_size: int, *, is_symmetric: bool = True, has_order: bool = False) -> Format:
-    """`group_size` -1: a scale for each output."""
+    """Pack for compressed-tensors. `group_size` -1: a scale for each output."""
 
     def quantize(weight: np.ndarray) -> Quantized:
         group_of = in_order(weight.shape[1], group_size)
@@ -232,13 +231,13 @@ _POSITIVE = np.array([e4m3_value(code) for code in range(127)])
 
 
 def e4m3_codes(values: np.ndarray) -> np.ndarray:
-    """The nearest codes."""
+    """Return the nearest codes."""
     middles = (_POSITIVE[1:] + _POSITIVE[:-1]) / 2
     return (np.searchsorted(middles, np.abs(values)) + 128 * (values < 0)).astype(np.uint8)
 
 
 def float8(height: int, width: int) -> Quantizer:
-    """A scale for each rectangle of `height` outputs and `width` inputs; 0: all."""
+    """Quantize with a scale for each rectangle of `height` outputs and `width` inputs; 0: all."""
 
     def quantize(weight: np.ndarray) -> Quantized:
         tall, wide = height or weight.shape[0], width or weight.shape[1]

@@ -1,6 +1,5 @@
-"""Limits of the cost of each precision: mean error of a log-probability, and perplexity, of the embedded model as it is served.
-
-Bounds are about three times what `precision.md` lists, as these are fewer tokens.
+"""Limits on the cost of each precision: mean error of a log-probability, and perplexity, of the embedded model as it is served.
+Bounds are about three times the values in `precision.md`, as there are fewer tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files: random bytes come out as the same numbers, bit for bit, as the `gguf` package gives."""
+"""Blocks of GGUF files: random bytes decode to the same numbers as in the `gguf` package, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALVES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}  # where scales 
 
 
 def random_blocks(name: str, num_blocks: int) -> np.ndarray:
-    """Any bytes, but for scales, which are finite."""
+    """Return random bytes, except for scales, which are finite."""
     _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     generator = np.random.default_rng(len(name))
     blocks = generator.integers(0, 256, (num_blocks, num_bytes), np.uint8)
@@ -23,7 +23,7 @@ def random_blocks(name: str, num_blocks: int) -> np.ndarray:
 
 
 def test_sizes() -> None:
-    """Every type has its number and its sizes in the format."""
+    """Every type has its number and sizes in the format."""
     for number, (name, num_values, num_bytes) in BLOCKS.items():
         kind = gguf.GGMLQuantizationType(number)
         scale = num_values // gguf.GGML_QUANT_SIZES[kind][0]

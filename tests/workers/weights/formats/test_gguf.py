@@ -47,7 +47,7 @@ def test_exact(type_name: str, tmp_path: Path) -> None:
 
 
 def test_mixed_superblocks(tmp_path: Path) -> None:
-    """Q4_K with Q6_K for some, as llama.cpp's Q4_K_M; Llama, so that rows of queries and keys are in another order."""
+    """Q4_K with Q6_K for some, like llama.cpp's Q4_K_M; Llama, so that rows of queries and keys are in another order."""
     config = {
         **TINY,
         "hidden_size": 256,
@@ -126,7 +126,7 @@ def test_same_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_golden(architecture: str, tmp_path: Path) -> None:
-    """Shape, names, the order of rows, biases and rope (Llama's: scaled) all come out as they were."""
+    """Shape, names, the order of rows, biases and rope (scaled in Llama) all come out unchanged."""
     source = GOLDEN / architecture
     write_gguf(tmp_path / "golden.gguf", source, as_type("F32"), **original_metadata(source))
     path = resolve_model(str(tmp_path / "golden.gguf"))
@@ -149,8 +149,8 @@ def test_unknown_tensors_are_named(tmp_path: Path) -> None:
 
 
 def test_another_model_in_its_place(tmp_path: Path) -> None:
-    """The directory was made of the file that lay there before; what counts is what the file says now. The same model with
-    other values is taken."""
+    """The directory was made from the earlier file; the present contents of the file count. The same model with other values is
+    accepted."""
     path = tmp_path / "tiny.gguf"
     metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
     source = tmp_path / "source"

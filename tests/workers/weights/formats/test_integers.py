@@ -1,4 +1,4 @@
-"""Stored integers in the formats of the kernels: exactly the numbers that the checkpoint means."""
+"""Stored integers in the formats of the kernels: exactly the numbers that the checkpoint represents."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def assert_well_formed(weight: QuantizedWeight, format: WeightFormat, shape: tup
 
 @pytest.mark.parametrize("type_name", INTEGERS)
 def test_blocks(type_name: str) -> None:
-    """The same numbers as the blocks stand for, bit for bit."""
+    """The same numbers as in the blocks, bit for bit."""
     values_in_block = {name: count for name, count, _ in BLOCKS.values()}[type_name]
     num_blocks = 4 * 512 // values_in_block
     blocks = random_blocks(type_name, num_blocks)
@@ -97,7 +97,7 @@ ALL = [format for format in ALL if format.kind == "int8" or format.group_size]
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(ALL, 2)))
 def test_parts_of_different_formats(first: WeightFormat, second: WeightFormat) -> None:
-    """In one matrix, each exactly as it was."""
+    """Each part of one matrix has exactly its own values."""
     parts = [drawn(first, 1), drawn(second, 2, 8)]
     format = common_format([first, second])
     assert format.kind == ("int4" if first.kind == second.kind == "int4" else "int8")

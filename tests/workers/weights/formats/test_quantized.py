@@ -1,4 +1,6 @@
-"""Quantized checkpoints: every weight of the embedded model, stored in each format, is read as exactly what it means."""
+"""Quantized checkpoints: every weight of the embedded model, stored in each format, is read as exactly the value that it
+represents.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def test_exact(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_scales_that_are_no_numbers_are_refused(name: str, tmp_path: Path) -> None:
-    """Kept as integers or not; the tensor is named."""
+    """Whether they are kept as integers or not; the tensor is named."""
     form = FORMATS[name]()
 
     def quantize(weight: np.ndarray) -> Quantized:
@@ -71,7 +73,7 @@ def test_scales_that_are_no_numbers_are_refused(name: str, tmp_path: Path) -> No
 
 
 def test_older_gptq_configuration(tmp_path: Path) -> None:
-    """A file of its own, without the method's name."""
+    """A separate file, without the method's name."""
     expected = write_quantized_demo(tmp_path, gptq(4, 64))
     config = json.loads((tmp_path / "config.json").read_text())
     quantization = config.pop("quantization_config")
@@ -83,7 +85,7 @@ def test_older_gptq_configuration(tmp_path: Path) -> None:
 
 
 def test_groups_by_target(tmp_path: Path) -> None:
-    """The group that names a module goes before the general one, and may have a format of its own."""
+    """The group that names a module precedes the general one, and may have another format."""
     four, eight = pack_quantized(4, 32), int_quantized(-1)
     general, special = four.config["config_groups"]["group_0"], eight.config["config_groups"]["group_0"]
     groups = {"group_0": general, "group_1": {**special, "targets": ["re:.*self_attn.*"], "format": "int-quantized"}}
@@ -109,7 +111,7 @@ def test_e4m3() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [pack_quantized(8, 32), fp8_blocks()], ids=["packed 8", "fp8 blocks"])
 def test_served(form: Format, tmp_path: Path) -> None:
-    """Answers as the same weights do that were stored as float32, where both become float32."""
+    """The answers equal those of the same weights stored as float32, where both become float32."""
     worth = write_quantized_demo(tmp_path / "quantized", form)
     write_quantized_demo(tmp_path / "plain", Format(form.quantize, {}))
     write_tensors(tmp_path / "plain" / "model.safetensors", worth)
@@ -158,7 +160,7 @@ def with_weights(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_refused_configuration(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Before any weight is opened."""
+    """It is refused before any weight is opened."""
     values = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):
@@ -214,7 +216,7 @@ def test_group_index_beyond_the_groups(tmp_path: Path) -> None:
 
 
 def test_read_only_view(tmp_path: Path) -> None:
-    """Decoding leaves the file's mapping as it is."""
+    """Decoding leaves the file's mapping unchanged."""
     write_quantized_demo(tmp_path, AWQ)
     before = (tmp_path / "model.safetensors").read_bytes()
     checkpoint_of(tmp_path).read("model.layers.0.mlp.up_proj.weight")

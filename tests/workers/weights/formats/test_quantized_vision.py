@@ -1,4 +1,4 @@
-"""Quantized models that see: their encoders are stored as floats, which the configuration lists in the ways of each writer."""
+"""Quantized vision models: their encoders are stored as floats, which the configuration lists in each writer's way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FORMS = {
 
 
 def quantized(name: str, form: Format, path: Path) -> dict[str, np.ndarray]:
-    """A golden model as a checkpoint of this format at `path`; what each tensor is worth."""
+    """Write a golden model as a checkpoint of this format at `path`; return the value of each tensor."""
     shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
     return write_quantized(path, json.loads((GOLDEN / name / "config.json").read_text()), stored(GOLDEN / name), form)
 
@@ -50,7 +50,7 @@ def form_of(kind: str) -> Format:
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])  # older names, and newer ones
 def test_the_encoder_stays_as_it_is(name: str, kind: str, tmp_path: Path) -> None:
-    """Bit for bit, and may be rounded as other encoders are; the decoder is what its integers mean."""
+    """The encoder has the same bits, and may be rounded like other encoders; the decoder has the values of its integers."""
     path = tmp_path / "quantized"
     worth = quantized(name, form_of(kind), path)
     checkpoint, plain = checkpoint_of(path), checkpoint_of(GOLDEN / name)
