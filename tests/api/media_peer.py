@@ -1,6 +1,6 @@
 """The media process as an api process sees it: a peer at the rings that reads the bytes in the media slab.
 
-A file that begins with `bad` is refused; any other is a picture of 4 x 4 patches, whose hash is that of its bytes. While
+A file that begins with `bad` is refused; any other is a picture of 4 x 4 patches with the hash of its bytes. While
 `is_answering` is false, calls are only noted.
 """
 

@@ -124,7 +124,7 @@ def test_addresses_of_one_user_are_one_source(server: ApiServer) -> None:
 
 
 def test_admin_key(server: ApiServer, guarded: ApiServer) -> None:
-    """Without an admin key commands come through the control socket only."""
+    """Servers without an admin key take commands only through the control socket."""
     for headers in ({}, bearer("wrong")):
         answer = server.get("/admin/actors", headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_key")

@@ -309,7 +309,7 @@ def test_empty_request_id_is_replaced(server: ApiServer) -> None:
 
 
 def test_huge_bodies_are_refused_unread(server: ApiServer) -> None:
-    """They are refused by their declared length, or without one as soon as they exceed the limit."""
+    """Bodies are refused by their declared length, or without one as soon as they exceed the limit."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=WATCHDOG_S) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n{" % (1 << 40))

@@ -66,7 +66,7 @@ def test_open_streams_may_end_on_sigterm(tmp_path: Path) -> None:
 
 
 def test_endless_streams_end_at_shutdown(tmp_path: Path) -> None:
-    """They end with an error that says so and an abort for the engine; a client that does not read is disconnected."""
+    """Streams end with an error that says so and an abort for the engine; a client that does not read is disconnected."""
     with ApiServer(tmp_path, stop_timeout_s=1.5) as server, server.paced(10):
         lines: list[str] = []
         reading = stream(server, lines)
@@ -113,7 +113,7 @@ def has_room(server: ApiServer) -> bool:
 
 
 def test_large_bodies_share_a_budget(tmp_path: Path) -> None:
-    """There is room for eight of the largest bodies; a later large one is refused, and a small one is served."""
+    """Eight of the largest bodies fit; a later large one is refused, and a small one is served."""
     most, sent = 200_000, 190_000
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {most}\r\n\r\n"

@@ -127,7 +127,7 @@ def test_unread_logprobs_of_one_source_are_bounded(server: ApiServer, path: str)
 
 @pytest.mark.slow
 def test_requests_with_many_logprobs_end_in_turn(server: ApiServer) -> None:
-    """There are more whole answers at once than one source may hold: some wait, none fails."""
+    """Some of more whole answers than one source may hold wait, none fails."""
     body = {"messages": MESSAGES, "n": 16, "logprobs": True, "top_logprobs": 20}
     num_tokens, num_requests = 800, 5  # 268,800 log-probabilities each
     pauses = server.count("stream_pauses_total")

@@ -212,7 +212,7 @@ def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_n
 
 
 def host_ns(num_rows: int, plan: str, num_steps: int) -> int:
-    """Return the median CPU time of the runner's thread in `num_steps` steady steps, each of which begins on an idle device."""
+    """Return the median CPU time of the runner's thread in `num_steps` steady steps, each begun on an idle device."""
     serving, samples = _steady(num_rows, plan, "", num_steps)
     found = []
     for _ in range(num_steps):

@@ -54,7 +54,7 @@ def expected(plugin: Path, board: Board) -> Expected:
 
 
 def test_same_bytes(engine: EngineProcess, expected: Expected, board: Board) -> None:
-    """In chunks, with drafts, in less memory than they need together; and again with a warm prefix cache."""
+    """Requests in chunks, with drafts, in less memory than they need together; and again with a warm prefix cache."""
     assert said(answers_together(engine, BODIES)) == expected
     assert said(answers(engine, BODIES[::-1], concurrency=3)[::-1]) == expected
     assert board.counts()["replays"] > 10
@@ -110,8 +110,8 @@ def test_stopped_stream_is_a_hang_of_its_rank(engine: EngineProcess, expected: E
 
 
 def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> None:
-    """Without drafts the next step begins before the tokens that it reads are known to the host; a worker that dies between
-    them changes nothing. Tokens that the host samples are waited for."""
+    """A step without drafts begins before the tokens that it reads are known to the host; a worker that dies between them
+    changes nothing. Tokens that the host samples are waited for."""
     plain = [{"prompt": body["prompt"], "max_tokens": 16, "ignore_eos": True, "temperature": 0} for body in BODIES]
     bodies = [{**body, "return_token_ids": True} for body in (*plain, BODIES[1])]
     options = ("--device", NAME, *OPTIONS, *CUT, "--plan", "eager")

@@ -108,7 +108,7 @@ def test_golden(child: Child) -> None:
 def test_steady_step_has_one_copy_each_way(
     child: Child, num_rows: int, plan: str, model: str, method: str, with_layers: Path
 ) -> None:
-    """Also in mixtures of experts: op by op, the host does not read the routing of so few rows."""
+    """Mixtures of experts too: op by op, the host does not read the routing of so few rows."""
     model = str(with_layers) if model == "with layers" else model
     found = child.call("steady_steps", child.board, num_rows, plan, method, NUM_STEPS, model)
     assert (found["copies_to_device"], found["copies_to_host"], found["event_waits"]) == (NUM_STEPS,) * 3
@@ -188,7 +188,7 @@ def test_too_large_cache_is_refused(child: Child) -> None:
 
 
 def test_missing_kernel_is_named(plugin: Path, tmp_path: Path) -> None:
-    """Nothing runs on the CPU instead."""
+    """No op runs on the CPU instead."""
     with (
         Child(plugin, Board(tmp_path / "board"), TOKASIM_WITHOUT="silu") as lacking,
         pytest.raises(RuntimeError, match="kernel `silu` is not registered"),

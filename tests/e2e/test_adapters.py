@@ -268,7 +268,7 @@ def test_adapters_change_while_processes_die(
 
 
 def test_the_http_process_dies(engine: EngineProcess, files: Path, truth: dict[str, list[Answer]]) -> None:
-    """Its streams die with it, and their adapter can be unloaded."""
+    """Open streams die with it, and their adapter can be unloaded."""
     assert load(engine, "left", files / "a4").status_code == 200
 
     async def cut_streams() -> list[object]:

@@ -108,8 +108,8 @@ def test_streams_survive_every_kill(precision: str) -> None:
 
 @pytest.mark.timeout(1200)
 def test_all_requests_survive_kills_and_a_reload() -> None:
-    """In every API, text, events, ids, log-probabilities, ends and usage equal those of an undisturbed run. A deadline only
-    cuts an answer."""
+    """Text, events, ids, log-probabilities, ends and usage in every API equal those of an undisturbed run. A deadline only cuts
+    an answer."""
     drafts = ("--speculative-config", '{"method": "ngram,suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}')
     with EngineProcess(MODEL, *OPTIONS, *drafts, *protocols.OPTIONS) as engine:
         calls = every_kind(max_tokens=150)

@@ -41,7 +41,7 @@ def engine() -> Iterator[EngineProcess]:
 
 
 def test_asked_to_stop() -> None:
-    """By SIGINT; all other engines of these tests end by SIGTERM."""
+    """SIGINT ends an engine; all other engines of these tests end by SIGTERM."""
     engine = EngineProcess(MODEL).start()
     try:
         pids = pids_of(engine)
@@ -53,7 +53,7 @@ def test_asked_to_stop() -> None:
 
 
 def test_killed_supervisor_is_swept_by_the_next_start() -> None:
-    """Its ranks share a packed file in the run directory, and the comm arena."""
+    """Ranks share a packed file in the run directory, and the comm arena."""
     first = EngineProcess(MODEL, "-tp", "2", "--threads", "1", "--no-weight-cache").start()
     try:
         pids = pids_of(first)

@@ -270,7 +270,7 @@ def test_one_mistake_among_many_ends_all_at_once(llm: LLM) -> None:
 
 
 def test_interrupted(llm: LLM) -> None:
-    """By Ctrl+C, or the button of a notebook."""
+    """Ctrl+C, or the button of a notebook."""
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     interrupter = threading.Thread(
         target=lambda: (wait_until(lambda: llm._call("/load")["running"]), os.kill(os.getpid(), signal.SIGINT))
@@ -341,7 +341,7 @@ def test_adapter_without_lora_is_refused(llm: LLM) -> None:
 
 
 def test_vectors_and_scores(tmp_path: Path) -> None:
-    """They equal a third party's; two engines run at once."""
+    """Results equal a third party's; two engines run at once."""
     embedder, scorer = MODELS["qwen3 mean"], MODELS["bert classifier"]
     vectors = write_checkpoint("qwen3 mean", tmp_path / "embedder")
     scores = write_checkpoint("bert classifier", tmp_path / "scorer")

@@ -77,7 +77,7 @@ def test_two_engines_answer_at_once(
 def test_only_the_hanging_rank_is_replaced(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]]
 ) -> None:
-    """Its rank group of four waits for it, and continues when it is replaced."""
+    """The rank group of four waits for it, and continues when it is replaced."""
     hangs = [engine.metric("actor_hangs_total") for engine in engines]
     end_in_turn(engines[0], alone[1], ["worker3"], signal.SIGSTOP)
     assert [engine.metric("actor_hangs_total") for engine in engines] == [hangs[0] + 1, hangs[1]]
@@ -86,7 +86,7 @@ def test_only_the_hanging_rank_is_replaced(
 def test_replica_without_a_rank_blocks_no_other(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]], model: Path, packed: Path
 ) -> None:
-    """Its first rank has no weights, and its scheduler is stopped before it can report that. Meanwhile the other replica
+    """The first rank has no weights, and its scheduler is stopped before it can report that. Meanwhile the other replica
     computes its experts."""
     engine = engines[1]
     epoch = int(engine.actors()["worker2"]["epoch"])
@@ -109,8 +109,8 @@ def test_replica_without_a_rank_blocks_no_other(
 def test_killed_engine_leaves_the_other_alone(
     engines: tuple[EngineProcess, EngineProcess], alone: tuple[list[Answer], list[Answer]]
 ) -> None:
-    """It leaves nothing, including the memory of its rank group and caches, which ends with the last process that has it
-    open."""
+    """Nothing of the killed one is left, including the memory of its rank group and caches, which ends with the last process
+    that has it open."""
     first, second = engines
     before = {name: row["epoch"] for name, row in second.actors().items()}
     pids, run = [int(row["pid"]) for row in first.actors().values()], first.run

@@ -203,7 +203,7 @@ def test_async_streams_at_once(engine: EngineProcess) -> None:
 
 
 def test_logprobs_of_named_tokens(client: openai.OpenAI) -> None:
-    """They equal those of the top tokens, also where drafts are verified."""
+    """Log-probabilities equal those of the top tokens, also where drafts are verified."""
     messages = [{"role": "user", "content": "Repeat: one two one two one two"}]
 
     def ask(**fields: Any) -> list[Any]:

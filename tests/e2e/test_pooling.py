@@ -351,7 +351,7 @@ def test_mistakes(embedder: EngineProcess, path: str, body: dict[str, Any], para
 
 
 def test_no_time_for_an_answer(embedder: EngineProcess) -> None:
-    """There is no partial answer that could be sent."""
+    """No partial answer could be sent."""
     answer = httpx.post(f"{embedder.url}/v1/embeddings", json={"input": MANY, "timeout": 1e-6}, timeout=WATCHDOG_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")
 

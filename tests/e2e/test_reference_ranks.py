@@ -45,7 +45,7 @@ def test_golden(served: tuple[str, list[str], EngineProcess]) -> None:
 
 
 def test_rank_group_is_restarted_as_a_whole(served: tuple[str, list[str], EngineProcess]) -> None:
-    """In the middle of steps any of its ranks dies, or all at once: each time that is one death and costs no byte."""
+    """Any of its ranks dies in the middle of steps, or all at once: each time that is one death and costs no byte."""
     _, victims, engine = served
     expected = answers(engine, BODIES)
     before, restarts = engine.actors(), engine.metric("actor_restarts_total")

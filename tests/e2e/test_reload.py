@@ -159,7 +159,7 @@ def test_broken_checkpoint_changes_nothing(
 
 @contextlib.contextmanager
 def written_meanwhile(path: Path) -> Iterator[None]:
-    """Let another process rewrite the file within the block: it has half of its bytes, then all, again and again."""
+    """Rewrite the file in another process within the block: it has half of its bytes, then all, again and again."""
     num_bytes, is_over = path.stat().st_size, threading.Event()
     data = path.read_bytes()[num_bytes // 2 :] if num_bytes < 1 << 24 else b""
 
@@ -220,7 +220,7 @@ def test_reload_survives_a_gguf_being_written(engine: EngineProcess, truth: dict
 
 @pytest.mark.parametrize(("down", "up"), [("pause", "resume"), ("sleep", "wake"), ("clear_weights", "reload")])
 def test_states(engine: EngineProcess, truth: dict[str, list[Answer]], down: str, up: str) -> None:
-    """After the command nothing runs or waits; new requests are held, then served; an illegal command is a 409."""
+    """Nothing runs or waits after the command; new requests are held, then served; an illegal command is a 409."""
     reload(engine, MODEL_A)
 
     async def run() -> list[Answer]:
@@ -248,7 +248,7 @@ def is_back(engine: EngineProcess, actor: str, old_epoch: int) -> bool:
 
 
 async def released(engine: EngineProcess, up: str, *deaths: str) -> list[Answer]:
-    """Let new requests wait while nothing runs, across deaths, until the command `up`."""
+    """Hold new requests while nothing runs, across deaths, until the command `up`."""
     streams = asyncio.create_task(stream_all(engine.url, SHORT, 12))
     await asyncio.to_thread(wait_for_waiting, engine, len(SHORT))
     for actor in deaths:
@@ -351,7 +351,7 @@ def restart_all(engine: EngineProcess) -> None:
 
 
 def test_engine_keeps_the_model_of_its_start(truth: dict[str, list[Answer]], model_b: Path, tmp_path: Path) -> None:
-    """Its directory is overwritten with a model of another shape and vocabulary, then removed: restarted actors serve the
+    """The directory is overwritten with a model of another shape and vocabulary, then removed: restarted actors serve the
     original model, also after a reload from elsewhere."""
     model = Path(shutil.copytree(MODEL_A, tmp_path / "model"))
     with EngineProcess(model, "--max-model-len", "4000", "--restart-limit", "100") as engine:
@@ -415,7 +415,7 @@ def test_abort_by_request_id(engine: EngineProcess) -> None:
             return answer.status_code, (await stream).finish_reason
 
     def is_cut() -> bool:
-        """Where it had not ended before."""
+        """Return whether the answer was cut, which it is unless it had ended before."""
         status, reason = asyncio.run(run())
         assert (status, reason) in ((200, "abort"), (200, "length"), (404, "length"))
         return reason == "abort"

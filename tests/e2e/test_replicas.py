@@ -180,8 +180,8 @@ def test_reload_that_fails_in_one_replica_is_undone(engine: EngineProcess) -> No
 
 
 def test_death_of_one_replica_spares_the_other(engine: EngineProcess, undisturbed: list[Answer]) -> None:
-    """Its rank hangs, its cache actor dies, and nothing is submitted again. Its scheduler hangs too, and the other replica
-    answers, also requests that name none; /health says what is missing. When it is replaced, only its own sequences are
+    """The rank of one hangs, its cache actor dies, and nothing is submitted again. Its scheduler hangs too, and the other
+    replica answers, also requests that name none; /health says what is missing. When it is replaced, only its own sequences are
     submitted again."""
     resubmissions = engine.metric("resubmissions_total")
     engine.kill("worker1", signal.SIGSTOP)

@@ -74,7 +74,7 @@ def test_a_salt_parts_all_blocks_of_a_prompt(parts: list[list[int] | MediaItem])
 
 
 def test_an_adapter_is_in_every_key() -> None:
-    """Only its contents count; no salt gives the same key."""
+    """Contents count, not names; no salt gives the same key."""
     tokens = array("i", range(12))
     adapters = [AdapterUse(1, 0, "ab" * 32), AdapterUse(2, 1, "ab" * 32), AdapterUse(3, 0, "cd" * 32), None]
     keys: list[list[bytes]] = [[] for _ in range(4)]

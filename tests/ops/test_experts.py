@@ -107,7 +107,7 @@ def test_routing(k: OpTable, rule: RoutingRule, has_correction: bool) -> None:
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_first_of_equal_experts_is_chosen(k: OpTable, scoring: str) -> None:
-    """Also of equal groups; a row of NaN gets arbitrary experts and does not affect the others."""
+    """The same holds for equal groups; a row of NaN gets arbitrary experts and does not affect the others."""
     weight = np.zeros((40, 20), np.float32)
     weight[[7, 30, 31]] = 1
     x = np.ones((16, 20), np.float32)

@@ -152,7 +152,7 @@ def test_integers_are_one_family(part: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("base", "other"), PAIRS)
 def test_a_part_of_another_variant(part: str, base: str, other: str, alone: dict[str, dict[str, np.ndarray]]) -> None:
-    """It computes as that variant, and everything else as the base, in any order of calls."""
+    """The part computes as that variant, and everything else as the base, in any order of calls."""
     assert _cpu.select(base)
     assert _cpu.select_part(part, other)
     assert composition() == {"base": base, **dict.fromkeys(PARTS, base), part: other}

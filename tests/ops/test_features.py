@@ -128,7 +128,7 @@ def rope_of(name: str) -> RopeConfig:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_equal_positions_equal_plain_rotation(name: str) -> None:
-    """For any number of rows; each pair rotates by its own axis."""
+    """Any number of rows; each pair rotates by its own axis."""
     rope = rope_of(name)
     plain = replace(rope, mrope_layout="", mrope_sections=())
     cosines, sines, _ = rotary_tables(plain, 16, 100_000)

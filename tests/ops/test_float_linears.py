@@ -104,8 +104,8 @@ def test_sources(variant: str, format: WeightFormat, num_inputs: int, num_output
 
 
 def test_rounding() -> None:
-    """To the nearest, the even one of two at equal distance; infinities stay, too large values become infinite, NaN stays
-    NaN."""
+    """Values round to the nearest, the even one of two at equal distance; infinities stay, too large values become infinite,
+    NaN stays NaN."""
     values = [
         0.0,
         -0.0,
@@ -162,7 +162,7 @@ def test_variants_for_tests_are_never_the_best() -> None:
 
 
 def test_tiles_are_offered_only_if_listed_by_linux() -> None:
-    """It may refuse them nevertheless."""
+    """The kernel may refuse them nevertheless."""
     words = set(Path("/proc/cpuinfo").read_text().split())
     runnable = {name for name, _, is_runnable in _cpu.known_variants() if is_runnable}
     assert "amx" not in runnable or {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= words

@@ -82,7 +82,7 @@ def test_the_first_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_candidate_is_correct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only results that are correct except for their last bits can be allowed."""
+    """Results that are correct except for their last bits can be allowed, others cannot."""
     with pytest.raises(choice.NoCandidateError, match=r"^wrong: 64 inputs, .*; variant: .* other bits among 16$"):
         choose(monkeypatch, WRONG, VARIANT)
     assert choose(monkeypatch, WRONG, VARIANT, allows_variant=True).taken == {"linear": "variant"}
@@ -91,7 +91,7 @@ def test_no_candidate_is_correct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_device_sampler_is_replaced_by_the_host() -> None:
-    """It takes the last one of equal logits."""
+    """The sampler takes the last one of equal logits."""
 
     def last(inputs: Any, logits: paddle.Tensor) -> paddle.Tensor:
         assert TABLE.drawing is not None

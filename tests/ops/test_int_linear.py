@@ -59,7 +59,7 @@ def rounding(format: WeightFormat, num_inputs: int) -> float:
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_are_exact(k: OpTable, format: WeightFormat, shape: tuple[int, int]) -> None:
-    """Within the rounding of one multiply-add per block."""
+    """Errors are within the rounding of one multiply-add per block."""
     num_inputs, num_outputs = shape
     weight = integers.random_weight(num_outputs, num_inputs, format)
     bias = random(num_outputs, seed=2)
@@ -205,7 +205,7 @@ def test_a_row_is_the_same_in_any_company(k: OpTable, format: WeightFormat, shap
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 @pytest.mark.parametrize("shape", [(64, 192), (300, 37), (1096, 100)], ids=str)
 def test_variants_with_fma_give_the_same_bits(format: WeightFormat, shape: tuple[int, int]) -> None:
-    """For any number of rows: sums are integers, and the operations after them are the same."""
+    """Sums are integers, and the operations after them are the same for any number of rows."""
     num_inputs, num_outputs = shape
     weight, x = integers.random_weight(num_outputs, num_inputs, format), random(130, num_inputs)
     found = []

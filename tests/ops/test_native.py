@@ -83,8 +83,8 @@ def test_drafts_after_long_contexts_with_any_threads(variant: str, kv_dtype: str
 def test_values_that_no_neighbour_sees_are_kept_out(
     variant: str, kv_dtype: str, group: int, block_size: int, window: int
 ) -> None:
-    """Also NaN of the same prompt: it reaches the rows that see it and, as a weight of zero, at most 16 queries that are
-    multiplied with them; with a window it leaves again."""
+    """NaN of the same prompt reaches the rows that see it and, as a weight of zero, at most 16 queries that are multiplied with
+    them; with a window it leaves again."""
     shape = AttentionShape(group, 1, 32, window)
     step = HandMadeStep([(3, 0, 150)], block_size=block_size, row_tile=1)
     keys, values = step.numbers(1, 32)

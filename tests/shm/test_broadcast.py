@@ -145,7 +145,7 @@ def test_reader_overtaken_while_copying_gets_an_error(run_id: str) -> None:
 
 
 def test_reader_wakes_when_its_watched_word_changes(run_id: str) -> None:
-    """It sleeps until a record comes or the watched word changes, whichever is first."""
+    """The reader sleeps until a record comes or the watched word changes, whichever is first."""
     writer, word = open_writer(run_id), memoryview(bytearray(16))
     reader, bells = open_reader(run_id, 1), ReaderBells(run_id, "scheduler", [0, 1])
     reader.watch(word, 8, 0)

@@ -78,7 +78,7 @@ def test_record_delivered_twice_is_dropped(run_id: str) -> None:
 
 
 def test_reader_killed_at_a_new_epoch_loses_no_record(run_id: str) -> None:
-    """Its head and last delivered number have moved, but not yet the epoch of that number."""
+    """The head and the last delivered number have moved, but not yet the epoch of that number."""
     link = MailboxLink(run_id)
     for _ in range(10):
         link.writer.try_send(b"of epoch 1")

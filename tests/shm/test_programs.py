@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_wake_is_lost_in_the_narrowest_window(tmp_path: Path) -> None:
-    """Without either of the two fences several wakes are lost in a few hundred thousand rounds (seen on x86-64)."""
+    """Several wakes are lost in a few hundred thousand rounds if either of the two fences is missing (seen on x86-64)."""
     assert int(run_program(tmp_path, "120000", "tests/shm/native/doorbell_stress.cpp")) == 0
 
 

@@ -59,7 +59,7 @@ def test_no_card(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_no_framework_is_needed(driver: str) -> None:
-    """It needs only its driver and the rows, not Paddle."""
+    """The script needs only its driver and the rows, not Paddle."""
     program = (
         "import sys; sys.modules['paddle'] = None; from tools.device import rows; raise SystemExit(rows.main(sys.argv[1:]))"
     )

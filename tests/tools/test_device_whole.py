@@ -29,7 +29,7 @@ def run(variables: dict[str, str], *arguments: str) -> tuple[int, list[str], str
 
 @pytest.mark.slow
 def test_all_parts_run(tmp_path: Path) -> None:
-    """On 1 rank and on 2, with kills, reloads and graphs."""
+    """One rank and two, with kills, reloads and graphs."""
     board = Board(tmp_path / "board")
     board.set(delay_seed=11)
     driver = build_program(tmp_path, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC"))

@@ -137,7 +137,7 @@ def test_changed_sources_rebuild_native_modules(checkout: Path) -> None:
 
 
 def test_environments_of_one_python_share_modules(checkout: Path, tmp_path: Path) -> None:
-    """They lie beside the sources. Those of another Python have other names, so neither overwrites the other."""
+    """Modules are built beside the sources. Those of another Python have other names, so neither overwrites the other."""
     install(checkout)
     code = "is_up_to_date || true; level=best; is_native_built && echo built || echo not"
     for environment, expected in (("3.11", "built"), ("3.12", "not")):
@@ -206,7 +206,7 @@ def test_modules_are_compiled_once(tmp_path: Path) -> None:
 
 
 def test_up_to_date_setup_needs_no_lock(checkout: Path) -> None:
-    """It may be unable to open one: the checkout is read-only, or another user's."""
+    """A lock may be impossible to open: the checkout is read-only, or another user's."""
     lock = checkout / ".venv" / ".tokamak-lock"
     lock.mkdir()  # which not even root can write to
     assert "is missing or out of date and cannot be written; run this as its owner" in shell("setup best", directory=checkout)

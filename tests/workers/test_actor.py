@@ -364,7 +364,7 @@ def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str,
 
 
 def test_random_weights_come_back_without_their_checkpoint(tmp_path: Path) -> None:
-    """They depend only on a seed and a version. A command that loads them first checks the shape."""
+    """Random weights depend only on a seed and a version. A command that loads them first checks the shape."""
     engine = Engine(tmp_path, load_format="dummy")
     worker = engine.worker()
     engine.received()

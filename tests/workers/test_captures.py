@@ -121,7 +121,7 @@ def test_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) 
 
 
 def test_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
-    """Only `--ep-mixed-steps` decides whether there are any (tests/engine/options/test_captures.py)."""
+    """`--ep-mixed-steps` alone decides whether there are any (tests/engine/options/test_captures.py)."""
     captures, decode, mixed = Captures((8,), 0), shape([1], [1]), shape([1, 5], [1, 1])
     assert mixed.phase is Phase.MIXED
     assert {captures.mode(own, [decode, mixed]).size for own in (decode, mixed)} == {0}
@@ -153,8 +153,8 @@ def test_a_drafter_replays_iff_its_target_does_on_every_rank(num_ranks: int) -> 
 
 
 def test_warm_up_runs_change_nothing() -> None:
-    """They run layers that draft and the model with every size, and leave slots, drafts, keys and values unchanged, also for
-    weights that are loaded while sequences run."""
+    """Warm-up runs layers that draft and the model with every size, and leaves slots, drafts, keys and values unchanged, also
+    for weights that are loaded while sequences run."""
     path = GOLDEN / "deepseek_v3"
     runner = runner_of("deepseek_v3", num_kv_blocks=20, **captured(8, 4, speculative_config=drafting(3)))
     serving, sample = Serving(runner), Sample([5] * 18, SamplingParams(logit_bias={5: 100.0}), 40)

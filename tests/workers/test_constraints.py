@@ -309,7 +309,7 @@ def test_cheap_masks_do_not_wait_for_another_source(
 
 
 def test_a_sequence_that_takes_a_slot_again_goes_on(runners: tuple[ModelRunner, ModelRunner]) -> None:
-    """After a preemption, or a death, only its tokens remain."""
+    """Tokens are all that remains after a preemption, or a death."""
     runner = runners[0]
     samples, again = samples_of(), samples_of()
     found = answers_of(runner, samples)
@@ -384,7 +384,8 @@ def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.M
 def answer_by_own_clock(
     communicator: Communicator, arena: tuple[Any, int], directory: str, late: int, drafts: SpeculativeConfig
 ) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Run one of two ranks, one of which finds that every format takes too long; return the rows of the steps that failed."""
+    """Run one of two ranks, where rank `late` finds that every format takes too long; return answers and failed rows of the
+    steps."""
     limits.FAST_NS = limits.STEP_NS = PATIENCE_NS
     if communicator.rank == late:
         limits.BURST_NS, limits.TOKEN_NS = -1, 0

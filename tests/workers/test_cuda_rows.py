@@ -77,7 +77,7 @@ def test_golden_models(name: str) -> None:
 
 @pytest.mark.slow
 def test_drawn_tokens_stay_on_the_card() -> None:
-    """Also with temperature; sequences that the host samples change no bit of them, nor does a step that must be known
+    """Sampling with temperature too; sequences that the host samples change no bit of it, nor does a step that must be known
     first."""
     runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
     alone, ahead, beside = plain_samples(0.9, 3), plain_samples(0.9, 3), plain_samples(0.9, 3)
@@ -146,7 +146,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
-    """With `--ops cuda` steps are also checked at the start."""
+    """Steps are also checked at the start with `--ops cuda`."""
     sizes = {"max_model_len": 16, "kv_cache_dtype": kv_dtype}
     found = answers(core_of(OnEmulatedCard, "llama", ops="cuda", **sizes, **captured(1)))
     assert answers(core_of(OnEmulatedCard, "llama", **sizes), is_alone=True, chunk=8) == found

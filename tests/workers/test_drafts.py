@@ -121,7 +121,7 @@ def test_reference_ops_verify_drafts_too() -> None:
 
 
 def test_a_row_behind_a_step_that_was_not_run_is_none() -> None:
-    """Its slot is not as far as the scheduler assumed when it sent the step, which it gives up."""
+    """The slot is not as far as the scheduler assumed when it sent the step, which it gives up."""
     slots = BatchSlots(np.zeros((4, 8), np.int32), 64, 100, K)
     slots.start(SlotStart(1, "r", int32([5, 6, 7]), 3, SamplingParams(), b"", max_total_tokens=20))
     slots.drafts[1], slots.num_drafts[1] = 9, K

@@ -147,7 +147,7 @@ def test_only_what_was_told_is_kept(table: OpTable) -> None:
 
 
 def test_more_rows_than_there_are_logits_at_a_time(table: OpTable) -> None:
-    """In two parts: each writes its own rows' tokens."""
+    """Each of two parts writes its own rows' tokens."""
     bench = Bench(table, 50, [SamplingParams(temperature=0.0)] * 70)
     logits = np.random.default_rng(3).standard_normal((70, 50), np.float32)
     for rows in (range(64), range(64, 70)):

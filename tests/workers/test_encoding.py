@@ -110,7 +110,7 @@ def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
 
 
 def test_features_that_a_client_made(encoding: Encoding) -> None:
-    """They are copied where pixels would be encoded."""
+    """Features are copied where pixels would be encoded."""
     features = dict(np.load(GOLDEN / encoding.name / "features.npz"))
     expected = [encoding.answer(sample).answer() for sample in encoding.seeing(FEW)]
     for index, sample in enumerate(encoding.samples(FEW)):
@@ -132,7 +132,7 @@ def test_pixels_that_are_gone(encoding: Encoding) -> None:
 
 
 def test_a_call_that_another_life_began(encoding: Encoding) -> None:
-    """Its units are encoded from their beginning. A step that is sent again is such a call too."""
+    """The units are encoded from their beginning. A step that is sent again is such a call too."""
     sample = encoding.samples()[0]
     begin, end = encoding.encode(encoding.units(sample, 0), (2,))
     assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)

@@ -57,7 +57,7 @@ def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_draft_tokens_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
-    """After a prompt in one piece and in chunks, and after draft tokens that were right or wrong, by layers or others."""
+    """Drafts follow a prompt in one piece and in chunks, and draft tokens that were right or wrong, by layers or others."""
     options, num_layers = SHAPES[name]
     tensors = write_with_layers(tmp_path, options, num_layers)
     config = ModelConfig.read(tmp_path)
@@ -119,7 +119,7 @@ def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path
 def test_a_chain_ends_where_a_draft_hardly_stands(
     least: float, chances: tuple[float, ...], expected: list[int], walking: dict[bool, Path]
 ) -> None:
-    """It ends with the tokens before it. Rows are that much shorter; earlier draft tokens are unchanged."""
+    """The chain ends with the tokens before it. Rows are that much shorter; earlier draft tokens are unchanged."""
     runner = make_runner(walking[True], max_model_len=64, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
     serving, batch = Serving(runner), [Sample(STROLL[slot:9], SamplingParams(temperature=0.0), 16) for slot in range(4)]
     for slot, sample in enumerate(batch):
@@ -154,7 +154,7 @@ def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None
 
 
 def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
-    """They see next to nothing, so nothing is learned from them."""
+    """Such draft tokens see next to nothing, so nothing is learned from them."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     layers_of(runner).expect(1e-9)
     before = layers_of(runner).ends.copy()
@@ -209,7 +209,7 @@ def test_no_byte_depends_on_where_chains_end() -> None:
 
 
 def test_reference_ops_draft_too(walking: dict[bool, Path]) -> None:
-    """They accept the draft tokens of a layer that knows the answer, step by step."""
+    """Draft tokens of a layer that knows the answer are accepted, step by step."""
     sample_of = [Sample(STROLL[:9], SamplingParams(temperature=0.0), 14) for _ in range(2)]
     counts = []
     for sample, options in zip(sample_of, ({}, {"ops": "reference", "plan": "eager"}), strict=True):
@@ -291,7 +291,7 @@ def test_what_a_layer_knows_is_accepted(serve: Callable[[Serving, Sample], None]
 
 
 def test_draft_tokens_are_the_likeliest_at_any_temperature(walking: dict[bool, Path]) -> None:
-    """They are accepted as far as the answer follows the walk."""
+    """Draft tokens are accepted as far as the answer follows the walk."""
     outputs, counts = accepted(walking[False], undisturbed, temperature=0.5, seed=5)
     expected, place = [1], 1
     while place < len(outputs):

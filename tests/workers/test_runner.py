@@ -130,7 +130,7 @@ def test_random_weights_need_no_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
 def test_prompt_logprobs(first: Path, options: dict[str, str]) -> None:
-    """For every prompt token after the first, with its rank and the requested best tokens; none a second time."""
+    """Every prompt token after the first has one, with its rank and the requested best tokens; none a second time."""
     runner = make_runner(first, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
     sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_prompt_logprobs=2), 3)
     serving = Serving(runner, chunk=3)

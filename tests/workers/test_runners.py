@@ -233,7 +233,7 @@ PROMPTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
 def test_steps_of_prompts_are_replayed(name: str) -> None:
-    """In chunks, of one and of several, with sampled last tokens; prompts with bounds on their keys run op by op."""
+    """Chunks of one prompt and of several, with sampled last tokens; prompts with bounds on their keys run op by op."""
 
     def of(runner: ModelRunner) -> list[tuple[object, ...]]:
         bounds = np.stack([np.zeros(20), np.maximum(np.arange(20), 9)], 1).astype(np.int32)
@@ -250,7 +250,7 @@ def test_steps_of_prompts_are_replayed(name: str) -> None:
 
 
 def test_inputs_live_as_long_as_the_runner() -> None:
-    """They neither move nor are remade when weights sleep, wake or are loaded again."""
+    """Inputs neither move nor are remade when weights sleep, wake or are loaded again."""
     runner = core_of(WithGraphs, **captured(1))
 
     def inputs() -> dict[tuple[bool, str], tuple[int, int]]:
@@ -270,7 +270,7 @@ def test_inputs_live_as_long_as_the_runner() -> None:
 
 
 def test_padded_rows_write_the_dummy_block_alone() -> None:
-    """As on the CPU: three rows in a graph of four leave the cache of steps that run op by op, except for block 0."""
+    """Three rows in a graph of four leave the cache of steps that run op by op, except for block 0, as on the CPU."""
     caches = []
     for kind, options in ((xpu_runner, {}), (WithGraphs, captured(1))):
         runner = core_of(kind, **options)
@@ -415,7 +415,7 @@ def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
 
 
 def test_what_a_device_can_is_asked_of_it() -> None:
-    """By a trial, whatever its name: of Paddle's CPU place, and of one that loses its memory."""
+    """Capabilities are found by a trial, whatever its name: of Paddle's CPU place, and of one that loses its memory."""
 
     class Forgetting(PaddleDevice):
         def arena(self, memory: np.ndarray) -> Any:

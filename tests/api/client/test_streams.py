@@ -211,7 +211,7 @@ def test_leaving_client_aborts_its_sequences(paced: ApiServer, fields: dict[str,
 
 
 def test_calls_are_bounded_and_end_with_their_clients(server: ApiServer) -> None:
-    """While the tokenizer does not answer /tokenize, new calls are refused, and calls of clients that left are cancelled."""
+    """New calls are refused while the tokenizer does not answer /tokenize, and calls of clients that left are cancelled."""
     body = orjson.dumps({"prompt": "hello"})
     request = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     before = server.count("cancelled_calls_total")

@@ -504,8 +504,7 @@ def test_kernel_buffers_of_downloads_are_small(files: FileServer) -> None:
 
 
 def test_only_the_configured_store_may_be_private(files: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a configured endpoint a bucket link goes to a host whose name the client chooses in part, so it must be
-    public."""
+    """Clients choose part of the host of a bucket link without a configured endpoint, so the host must be public."""
     asked: list[str] = []
 
     def getaddrinfo(host: str, port: int, *_: Any, **__: Any) -> list[Any]:

@@ -236,8 +236,7 @@ def test_a_mistake_names_its_part(seeing: ApiServer, files: FileServer, link: st
 
 
 def test_links_are_fetched_eight_at_a_time(tmp_path: Path, files: FileServer) -> None:
-    """By default eight links are fetched at a time. Of several failures the first in order is reported, and links that have not
-    begun never begin."""
+    """Eight is the default. Of several failures the first in order is reported, and links that have not begun never begin."""
     assert "media_download_parallel" not in SEEING
     with ApiServer(tmp_path, **(SEEING | {"limit_mm_per_prompt": {"image": 99}})) as server:
         files.max_at_once = 0

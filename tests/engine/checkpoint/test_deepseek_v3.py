@@ -40,7 +40,7 @@ def test_golden() -> None:
 
 
 def test_defaults(tmp_path: Path) -> None:
-    """They equal those of transformers' own configuration class."""
+    """Defaults equal those of transformers' own configuration class."""
     config = read(tmp_path, DEEPSEEK)
     assert config.latents == Latents(1536, 512, 128, 64, 128)
     assert not config.has_qkv_bias

@@ -49,7 +49,7 @@ def test_golden() -> None:
 
 
 def test_defaults(tmp_path: Path) -> None:
-    """They equal those of the models' own configuration classes."""
+    """Defaults equal those of the models' own configuration classes."""
     assert experts_of(tmp_path, QWEN) == ExpertsConfig((0, 1, 2, 3), 128, 8, 768)
     assert read(tmp_path, QWEN).head_dim == 16
     expected = ExpertsConfig((1, 2, 3), 64, 6, 1536, 3072, BIAS, (1, 64), is_normalized=True, smallest_sum=1e-12)

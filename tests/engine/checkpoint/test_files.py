@@ -19,7 +19,7 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
 
 
 def test_directories_are_private(tmp_path: Path) -> None:
-    """Whatever the umask: all missing directories are private, existing ones stay unchanged."""
+    """Missing directories are made private with any umask, existing ones stay unchanged."""
     tmp_path.chmod(0o755)
     before = os.umask(0)
     try:

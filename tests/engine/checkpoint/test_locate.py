@@ -111,7 +111,7 @@ def test_neither_path_nor_hub_name(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_hub(hub: str) -> None:
-    """Only the files of the checkpoint are downloaded."""
+    """No files but those of the checkpoint are downloaded."""
     path = resolve_model("owner/tiny", hub)
     found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert found == {name: FILES[name] for name in ("config.json", "model.safetensors", "tokenizer.json")}

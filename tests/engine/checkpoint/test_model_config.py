@@ -93,7 +93,7 @@ def test_biases(config: dict[str, Any], biases: tuple[bool, ...], directory: Pat
 
 
 def test_end_tokens(directory: Path) -> None:
-    """Those of both files, each once; -1 is none."""
+    """Ids of both files, each once; -1 is none."""
     assert read(directory, {**LLAMA, "eos_token_id": 7}, {"eos_token_id": [9, -1, 7]}).eos_token_ids == (7, 9)
 
 

@@ -173,7 +173,7 @@ def test_model_without_text_has_no_formats(tmp_path: Path) -> None:
 
 
 def test_reused_grammar_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many formats came in between: a rank must not compile a matcher again that its scheduler relies on."""
+    """A rank must not compile a matcher again that its scheduler relies on, however many formats came in between."""
     made: list[str] = []
     make = MatcherVocabulary.matcher
 

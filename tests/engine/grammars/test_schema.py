@@ -134,7 +134,7 @@ def test_large_bounds_are_exact(matching: Matching, value: int) -> None:
 
 
 def test_large_bounds_in_other_places_are_kept(matching: Matching) -> None:
-    """Where no exact rule can be written, nothing beyond the bound is allowed."""
+    """Nothing beyond the bound is allowed where no exact rule can be written."""
     bounded = {"type": "integer", "minimum": 0, "maximum": LARGE}
     for schema in (
         {"type": "array", "items": bounded, "minItems": 1},

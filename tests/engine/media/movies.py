@@ -74,7 +74,7 @@ def movie(samples: bytes, *tracks: bytes, behind: bytes = b"") -> bytes:
 
 
 def edits_of(count: int) -> bytes:
-    """Return an edit list of `count` entries, each of which shows everything."""
+    """Return an edit list with `count` entries that show everything."""
     return box(b"edts", box(b"elst", struct.pack(">II", 0, count), struct.pack(">IiI", 1000, 0, 1 << 16) * count))
 
 

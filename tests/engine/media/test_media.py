@@ -398,7 +398,7 @@ def test_file_with_uncounted_processor_time_is_refused(bench: Bench, monkeypatch
 
 
 def test_facts_that_fit_no_record_are_refused(bench: Bench) -> None:
-    """They would end the scheduler that asks for a unit, and the api that submits them."""
+    """Longer facts would end the scheduler that asks for a unit, and the api that submits them."""
     source = msgspec.structs.replace(bench.source(PLAIN), kind="video")
     source = msgspec.structs.replace(source, parts=source.parts * 768)
     answer = bench.prepared(source)
@@ -412,7 +412,7 @@ def test_facts_that_fit_no_record_are_refused(bench: Bench) -> None:
 
 
 def test_expired_and_abandoned_files_are_skipped(bench: Bench) -> None:
-    """Its deadline has passed, or its client has left and with it the file."""
+    """The deadline has passed, or the client has left and with it the file."""
     source = bench.source(PLAIN)
     bench.tell("api0", Prepare("late", "api0", 1, source, "r", 1), Prepare("now", "api0", 1, source, "r", 1 << 62))
     (answer,) = bench.heard("api0")
@@ -450,7 +450,7 @@ def test_requests_of_a_dead_peer_are_dropped(bench: Bench) -> None:
 
 
 def test_requests_between_dead_processes_are_dropped(bench: Bench) -> None:
-    """They are still in the ring, and their pixels would never be released."""
+    """Requests are still in the ring, and their pixels would never be released."""
     item = bench.item(PLAIN)
     bench.segments.counters.actor("scheduler").begin_epoch(2, 0)
     bench.context.close()
@@ -475,7 +475,7 @@ def test_waiting_answers_do_not_reach_a_successor(bench: Bench) -> None:
 
 
 def test_early_requests_of_a_new_scheduler_are_kept(bench: Bench) -> None:
-    """Its first messages may come before the check of the peers' epochs: they are not its predecessor's."""
+    """The first messages of a scheduler may come before the check of the peers' epochs: they are not its predecessor's."""
     item, other = bench.item(PLAIN), bench.item((VISION / "plain.jpg").read_bytes())
     bench.wanted("old", item)
     (old,) = bench.heard("scheduler")

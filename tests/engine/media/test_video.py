@@ -186,7 +186,7 @@ def test_video_of_the_usual_codecs_is_seen(codec: str, container: str) -> None:
 
 
 def test_units_beyond_the_servers_memory_are_refused() -> None:
-    """Before pixels are requested that would never find room."""
+    """Units are refused before pixels are requested that would never find room."""
     record = record_of("qwen2_5_vl")
     assert record.config.vision is not None
     settings = MediaSettings.of(record, {}, {})

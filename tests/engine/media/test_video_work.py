@@ -66,7 +66,7 @@ def test_frames_that_are_never_shown_end_the_look(monkeypatch: pytest.MonkeyPatc
 
 
 def test_work_of_a_file_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However close the chosen frames are: all up to the last of them are decoded."""
+    """All frames up to the last chosen one are decoded, however close the chosen ones are."""
     items = items_of("qwen3_vl")
     packets = vp8(12)
     file = webm(packets)

@@ -57,7 +57,7 @@ def test_many_small_files_go_before_the_second_large_one(requests: Requests) -> 
 
 
 def test_new_request_waits_only_for_work_in_progress(requests: Requests) -> None:
-    """Also while earlier requests have a share: it is next."""
+    """A new request is next even while earlier ones have a share."""
     requests.ask("large", *[1000] * 50)
     for number in range(40):
         requests.work()
@@ -103,7 +103,7 @@ def test_request_alone_builds_no_debt_or_credit(requests: Requests) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_of_waiting_requests_are_equal(requests: Requests, seed: int) -> None:
-    """Whatever the sizes: no request is behind another by more than a file of each."""
+    """No request is behind another by more than a file of each, whatever the sizes."""
     chance = random.Random(seed)
     names = [f"r{index}" for index in range(chance.randrange(2, 6))]
     largest = 500

@@ -75,7 +75,7 @@ def test_rounded_weights_leave_more_of_it() -> None:
 
 
 def test_mixture_needs_memory_beside_its_rows() -> None:
-    """Its weights, or 64 MiB of them; and for each row the results of all its experts."""
+    """Memory for its weights, at most 64 MiB of them, and for the results of all experts of each row."""
     model, values = ModelConfig.read(GOLDEN / "qwen3_moe"), read_options([str(MODEL)], {}).values
 
     def step_of(experts: ExpertsConfig | None) -> int:

@@ -79,7 +79,7 @@ def test_cudas_kernels_take_rounded_weights_on_several_ranks() -> None:
 @pytest.mark.parametrize("device", ["gpu", "xpu", "npu"])
 @pytest.mark.parametrize("model", [MODEL, VISION_MODEL])
 def test_no_device_switches_a_feature_off(device: str, model: Path) -> None:
-    """Also with a vision model: prefix caching, chunked media and all other features are those of the same ops on the CPU."""
+    """Prefix caching, chunked media and all other features are those of the same ops on the CPU, also with a vision model."""
     found = {"run_id": "", "run_dir": "", "device": "", "device_arena_library": ""}
     plain = configure("--ops", "fused", model=model)
     other = configure("--device", device, model=model)

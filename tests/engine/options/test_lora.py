@@ -40,7 +40,7 @@ def test_spellings(given: list[str]) -> None:
 
 
 def test_sizes() -> None:
-    """There are as many slots as adapters; memory depends on slots and ranks. A path becomes absolute."""
+    """The number of slots is that of adapters; memory depends on slots and ranks. A path becomes absolute."""
     modules = [f"a{number}=somewhere" for number in range(6)]
     config = config_of("--enable_lora", "--lora_modules", *modules, "--max_lora_rank", "8")
     assert config.max_loras == 6

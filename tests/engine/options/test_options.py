@@ -466,7 +466,7 @@ def give_experts(model: Path) -> None:
 
 
 def test_ranks_that_share_experts(model: Path) -> None:
-    """They share one arena, which grows with the ranks and with the rows of a step."""
+    """Ranks share one arena, which grows with the ranks and with the rows of a step."""
     give_experts(model)
     two, three, six, longer = (
         configure(model, "--enable-expert-parallel", *arguments).comm_bytes
@@ -493,7 +493,7 @@ def test_the_intake_of_ranks_that_share_experts(model: Path) -> None:
 
 
 def test_dispatch_tokens_default_to_a_decode_step(model: Path) -> None:
-    """This is the default; an explicit value wins."""
+    """An explicit value wins over the default."""
     give_experts(model)
     options = ("--enable-expert-parallel", "-dp", "2", "--max-num-seqs", "24")
     limit = "--num-max-dispatch-tokens-per-rank"

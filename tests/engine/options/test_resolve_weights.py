@@ -40,7 +40,7 @@ def test_dtype() -> None:
 
 
 def test_dtype_of_pinned_kernels() -> None:
-    """It depends only on them: engines on several machines that pin the same agree."""
+    """The dtype depends only on the kernels: engines on several machines that pin the same agree."""
     for flags in (frozenset({"avx2"}), frozenset({"avx2", "avx512_bf16"})):
         for kernels, dtype in (("avx2", "float32"), ("avx512", "float32"), ("avx512bf16", "bfloat16"), ("amx", "bfloat16")):
             config = resolve(read_options(["--cpu-kernels", kernels], {}, MODELS), flags)[0]

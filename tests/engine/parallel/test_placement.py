@@ -75,7 +75,7 @@ def test_lost_experts_are_distributed() -> None:
 
 @given(shape=shapes())
 def test_each_pair_is_computed_once(shape: tuple[int, int, int]) -> None:
-    """By a rank that has the expert; all that have it take turns."""
+    """A rank that has the expert computes it; all that have it take turns."""
     num_experts, num_ranks, _ = shape
     placement = FIRST_PLACEMENTS["round_robin"](*shape)
     table = owners(placement, num_experts)

@@ -82,7 +82,7 @@ def squeezed(text: str) -> str:
 
 @pytest.mark.parametrize("name", CALL_FAMILIES)
 def test_replay_continues_the_first_life(name: str) -> None:
-    """After any number of tokens, a new life releases the same as the old one."""
+    """A new life releases the same as the old one after any number of tokens."""
     draw = random.Random(name)
     for vocabulary in vocabularies(name):
         text = "<think>a\n</think>\n\nSee:\n" + "".join(draw.choices(PIECES, k=30))

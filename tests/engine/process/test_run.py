@@ -167,7 +167,7 @@ def test_a_dead_run_elsewhere_is_found_by_its_link(root: Path, tmp_path: Path) -
 
 
 def test_run_directory_is_reused_after_a_death(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without the link, because the dead engine had another XDG_RUNTIME_DIR."""
+    """The directory is found without the link too, because the dead engine had another XDG_RUNTIME_DIR."""
     directory = tmp_path / "elsewhere"
     first = Owner(new_run_id(), directory)
     first.kill()
@@ -317,7 +317,7 @@ def test_unreadable_runs_are_left_alone(root: Path, owner: Owner, put: Callable[
 
 
 def test_runs_writable_by_others_are_ignored(root: Path, owner: Owner) -> None:
-    """Another user made /tmp/tokamak-<uid> first: a command must not go to their socket."""
+    """A command must not go to the socket of another user, who made /tmp/tokamak-<uid> first."""
     assert len(find_runs()) == 1
     root.chmod(0o755)
     assert find_runs() == []
@@ -325,7 +325,7 @@ def test_runs_writable_by_others_are_ignored(root: Path, owner: Owner) -> None:
 
 
 def test_removed_directory_of_a_living_engine(root: Path, tmp_path: Path) -> None:
-    """Its link is dangling, but its shared memory is locked."""
+    """The link is dangling, but the shared memory is locked."""
     run_id, directory = new_run_id(), tmp_path / "elsewhere"
     living = Owner(run_id, directory)
     try:

@@ -146,7 +146,7 @@ def test_ranks_read_pixels_of_media_processes() -> None:
 
 
 def test_two_default_engines_fit_64_mb() -> None:
-    """Also with a vision model."""
+    """Engines with and without a vision model."""
     text = ("api0", "tokenizer0", "scheduler", "cache", "worker0")
     for names in (text, ("media0", *text)):
         assert 2 * required_bytes(names, ring_sizes(names, 4096)) <= 64 << 20
@@ -154,7 +154,7 @@ def test_two_default_engines_fit_64_mb() -> None:
 
 @pytest.mark.parametrize("max_model_len", [4096, 32768, 131072])
 def test_rings_of_vision_models_are_hardly_larger(max_model_len: int) -> None:
-    """Only by its additional rings, even where the longest request leaves nothing to shrink."""
+    """The difference is only the additional rings, even where the longest request leaves nothing to shrink."""
     text = ("api0", "tokenizer0", "scheduler", "cache", "worker0")
     seeing = ("media0", *text)
     plain = ring_sizes(text, max_model_len)

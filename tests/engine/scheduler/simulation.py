@@ -278,8 +278,8 @@ class EchoRank:
         )
 
     def _verify(self, slot: Slot, num_drafts: int, chance: random.Random) -> list[tuple[int, float]]:
-        """Return the token after the slot's last one and, of the drafts, of which some are right, the tokens that are accepted.
-        Like a rank, compute all before it is known which ones are right."""
+        """Return the token after the slot's last one, and the accepted tokens of its drafts, some of which are right. All are
+        computed first, as in a rank."""
         first = len(slot.token_ids)
         num_right = chance.randint(0, num_drafts)
         found: list[tuple[int, float]] = []
@@ -507,7 +507,7 @@ class Simulation:
     # --------------------------------------------------------------------------------------------------------- running
 
     def turn(self, rank_records: int = 100) -> int:
-        """Let each actor do one turn."""
+        """Run one turn of each actor."""
         num_done = self.loop.turn() + sum(rank.turn(rank_records) for rank in self.ranks)
         num_done += sum(media.turn() for media in self.media)
         return num_done + self.collect()

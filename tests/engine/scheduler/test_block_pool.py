@@ -51,7 +51,7 @@ def test_keys_grow_with_the_tokens() -> None:
 
 
 def test_extra_keys_tell_blocks_with_equal_tokens_apart() -> None:
-    """Another image is no hit."""
+    """The same tokens with another image are no hit."""
     tokens = array("i", [1, 2, 3, 4]).tobytes()
     assert len({hash_block(ROOT, tokens), hash_block(ROOT, tokens, (b"image",)), hash_block(ROOT, tokens, ("image",))}) == 3
 

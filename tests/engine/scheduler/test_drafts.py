@@ -1,5 +1,5 @@
-"""Drafts in the scheduler: rows with several tokens, the number of which is unknown until the result. The rank of the
-simulation has some drafts right and some wrong, and computes both.
+"""Drafts in the scheduler: rows with several tokens, their number unknown until the result. The rank of the simulation has some
+drafts right and some wrong, and computes both.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_ranks_learn_of_completed_answers(directory: Path) -> None:
 
 
 def test_ranks_do_not_learn_salted_answers(directory: Path) -> None:
-    """They must not provide drafts for other requests."""
+    """Salted answers must not provide drafts for other requests."""
     with simulate(directory, **DRAFTS) as simulation:
         for number, salt in enumerate(("a", "", "b", "")):
             simulation.submit([1, 2, 3], max_tokens=2 + number, options=PromptOptions(cache_salt=salt))

@@ -38,7 +38,7 @@ def test_equal_passes_are_divided_evenly() -> None:
 
 
 def test_attention_over_a_picture_counts() -> None:
-    """It grows with the square of one large picture, but not of many small ones in one call."""
+    """The cost grows with the square of one large picture, but not of many small ones in one call."""
     whole: dict[str, Any] = {"encoder_whole_layers": (5, 11), "encoder_attention_cost": 0.1}
     assert steps([20], **whole | {"encoder_whole_layers": ()}) == [5, 4, 4]
     assert steps([20], **whole) == [6, 4, 3]  # 5 and 20 a pass, 60 where all is seen: 105, then 60 and 3 x 20, then 40 and 60

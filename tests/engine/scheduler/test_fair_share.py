@@ -89,7 +89,7 @@ def test_flood_with_best_priority_delays_no_other_source(priority: int) -> None:
 
 
 def test_small_request_waits_only_for_steps_in_flight() -> None:
-    """With 1,000 sequences before it, of another source or of its own."""
+    """A small request with 1,000 sequences before it, of another source or of its own."""
     world = World(make_limits(max_tokens=16, max_running=8, has_prefix_cache=False), 64)
     world.add(*(sample("1", "A", order, num_tokens=12) for order in range(1000)))
     for source, key, order in (("2", "B", 2000), ("1", "C", 2001)):
@@ -111,7 +111,7 @@ def test_small_request_waits_only_for_steps_in_flight() -> None:
     st.randoms(use_true_random=False),
 )
 def test_every_sequence_is_served_once(max_running: int, wanted: list[tuple[str, str, int, int]], chance: object) -> None:
-    """Also where sequences are preempted, or leave while they wait; the source with the fewest gets the next turn."""
+    """Sequences are also preempted, or leave while they wait; the source with the fewest gets the next turn."""
     world = World(make_limits(max_tokens=16, max_running=max_running), 16)
     waiting = [
         sample(source, source + key, order, priority=priority, num_tokens=size)

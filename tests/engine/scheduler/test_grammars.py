@@ -88,7 +88,7 @@ def test_number_of_known_grammars_is_bounded() -> None:
 
 
 def test_only_the_first_waiting_grammars_are_requested() -> None:
-    """Only the first few, or all would be compiled ahead and forgotten before their turn."""
+    """Compiling all ahead would make ranks forget them before their turn."""
     asked: list[CompileGrammar] = []
     grammars = Grammars(1, asked.append)
     waiting = [sequence_with(f"{number}") for number in range(3 * MAX_SEEN)]

@@ -328,7 +328,7 @@ def test_held_request_is_admitted_when_the_last_ends(directory: Path) -> None:
 
 
 def test_hold_ends_at_its_deadline(directory: Path) -> None:
-    """Another replica computes all the time. The loop wakes at its own deadline."""
+    """The loop wakes at its own deadline although another replica computes all the time."""
     with simulate(directory, enable_expert_parallel=True, ep_batched_token_timeout_ms=5, data_parallel_size=2) as simulation:
         simulation.segments.counters.counter("num_requests_running", "scheduler1").set(2)
         stream = simulation.submit([1, 2, 3])

@@ -167,7 +167,7 @@ def test_pixels_yield_to_earlier_ones(directory: Path) -> None:
 
 
 def test_ranks_learn_new_feature_rows(directory: Path) -> None:
-    """In the middle of a picture its features are dropped, and then encoded into other rows."""
+    """Features are dropped in the middle of a picture, and then encoded into other rows."""
     with simulate(directory, **VISION | {"max_num_batched_tokens": 4}) as simulation:
         text = simulation.submit([1], max_tokens=200)
         simulation.start(text)
@@ -380,7 +380,7 @@ def test_damaged_features_are_encoded_again(simulation: Simulation) -> None:
 
 
 def test_losses_with_reads_between_fail_no_request(simulation: Simulation) -> None:
-    """However long a request needs the unit."""
+    """A request may need the unit for any time."""
     simulation.media[0].withheld = {unit(DOG)}
     waits = show(simulation, DOG, CAT, [1])
     for index in range(7):

@@ -542,8 +542,8 @@ def num_new_blocks(world: World, plan: SchedulerOutput) -> int:
 def test_drafts_take_only_spare_resources(
     prompts: list[tuple[int, int, int, str]], budget: int, max_running: int, block_size: int, spare_blocks: int, num_wanted: int
 ) -> None:
-    """In any state the rows, the admissions and the preempted sequence are those of a step without drafts; drafts get only
-    spare tokens and blocks, and give blocks back before a sequence is preempted."""
+    """Rows, admissions and the preempted sequence in any state are those of a step without drafts; drafts get only spare tokens
+    and blocks, and give blocks back before a sequence is preempted."""
     longest = max(num_prompt + max_tokens for num_prompt, max_tokens, _, _ in prompts)
     limits = replace(make_limits(budget, max_running, block_size, False), max_drafts=64)
     world = World(limits, -(-longest // block_size) + spare_blocks, num_wanted)

@@ -156,7 +156,8 @@ def test_prompt_logprobs_are_complete_and_sent_once(directory: Path, options: di
 
 
 def test_prompt_logprobs_of_any_length_pass_a_small_ring(directory: Path) -> None:
-    """They are sent chunk by chunk, in parts that fit a record; after a crash between two parts only the rest is requested."""
+    """Log-probabilities are sent chunk by chunk, in parts that fit a record; after a crash between two parts only the rest is
+    requested."""
     with simulate(directory, ring_bytes=4096, max_num_batched_tokens=64) as simulation:
         prompt = [index % 61 for index in range(240)]
         whole, resumed = (simulation.submit(prompt, num_prompt_logprobs=0, max_tokens=4) for _ in range(2))
@@ -182,7 +183,7 @@ def test_top_logprobs_are_sent_on_request(simulation: Simulation) -> None:
 
 
 def test_request_that_never_fits_is_a_400(simulation: Simulation) -> None:
-    """It neither hangs nor blocks other requests."""
+    """The request neither hangs nor blocks others."""
     too_long = simulation.submit([1] * 250, max_tokens=7)
     empty = simulation.submit([])
     fits = simulation.submit([1] * 249, max_tokens=7)
@@ -305,7 +306,7 @@ def test_siblings_share_their_prompt(simulation: Simulation) -> None:
 
 
 def test_rank_loses_its_cache(directory: Path) -> None:
-    """Its blocks are not found any more, and running sequences are recomputed with the same tokens."""
+    """Lost blocks are not found any more, and running sequences are recomputed with the same tokens."""
     with simulate(directory) as simulation:
         prompt = list(range(40))
         simulation.submit(prompt, max_tokens=2)
@@ -380,7 +381,7 @@ def test_aborts_by_http_request_id(simulation: Simulation) -> None:
 
 
 def test_abort_affects_no_other_request(simulation: Simulation) -> None:
-    """With ids that `api/client/submission.py` makes from those that clients choose."""
+    """Ids are those that `api/client/submission.py` makes from the ones that clients choose."""
     streams = [
         simulation.submit([1], name, max_tokens=60) for name in ("job-1~aa", "job-1-2~bb", "job-1~cc-0", "job-1~dd~p0-1")
     ]
@@ -441,7 +442,7 @@ def test_streams_survive_scheduler_restarts(simulation: Simulation) -> None:
 
 
 def test_streams_survive_a_tokenizer_restart(simulation: Simulation) -> None:
-    """Its sequences are dropped at once and continue as another attempt."""
+    """Sequences of the tokenizer are dropped at once and continue as another attempt."""
     streams = submit_all(simulation, count=6, max_tokens=60)
     simulation.start(streams[0], num_tokens=5)
     simulation.begin_epoch("tokenizer0", 2)

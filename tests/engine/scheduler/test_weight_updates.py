@@ -98,7 +98,7 @@ def test_new_requests_are_held_in_mode_wait(simulation: Simulation) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_reload(simulation: Simulation, mode: str) -> None:
-    """Only mode "abort" ends streams; requests after the answer get the new weights; versions identify the weights of each
+    """No mode but "abort" ends streams; requests after the answer get the new weights; versions identify the weights of each
     token."""
     streams = running_streams(simulation)
     reply = simulation.ask(ReloadWeights(OTHER, mode))
@@ -273,7 +273,7 @@ def test_a_rank_that_dies_while_cleared_is_cleared_again(simulation: Simulation)
 
 
 def test_rank_with_other_weights_loads_those_in_use(simulation: Simulation) -> None:
-    """They were not available for a moment when it started."""
+    """The weights in use were not available for a moment when it started."""
     streams = running_streams(simulation)
     simulation.ask(ReloadWeights(OTHER, "requeue"))
     simulation.restart_rank(weights=(MODEL, 1))
@@ -286,7 +286,7 @@ def test_rank_with_other_weights_loads_those_in_use(simulation: Simulation) -> N
 
 
 def test_weights_in_use_are_gone(simulation: Simulation) -> None:
-    """Nothing is served, above all not with other weights of the rank, and this is reported, until it gets some."""
+    """No request is served, above all not with other weights of the rank, and this is reported, until it gets some."""
     simulation.ask(ReloadWeights(OTHER))
     simulation.restart_rank(weights=(MODEL, 1))
     simulation.rank.refuses_loads = "gone"
@@ -367,7 +367,7 @@ def test_no_weights_exist(simulation: Simulation) -> None:
 
 @pytest.mark.parametrize("order", [Pause("requeue"), DropWeights("requeue"), ReloadWeights(OTHER)])
 def test_command_that_cannot_be_recorded(simulation: Simulation, order: Order) -> None:
-    """It is refused, or given up if it had begun; nothing has changed."""
+    """The command is refused, or given up if it had begun; nothing has changed."""
     streams = running_streams(simulation)
     simulation.run.weights_path().unlink()
     simulation.run.weights_path().mkdir()
@@ -567,7 +567,7 @@ def test_unused_checkpoint_may_be_overwritten(simulation: Simulation) -> None:
 @pytest.mark.parametrize("before", [WeightsState.NORMAL, WeightsState.PAUSED, WeightsState.CLEARED])
 @pytest.mark.parametrize("order", [Pause("keep"), Resume(), DropWeights("keep"), ReloadWeights(OTHER)], ids=str)
 def test_command_is_undone(simulation: Simulation, before: WeightsState, order: Order) -> None:
-    """Another replica failed: everything is as before, except for the used version number."""
+    """Everything is as before, except for the used version number, since another replica failed."""
     running_streams(simulation)
     if before is not WeightsState.NORMAL:
         simulation.ask(Pause("keep", "pause" if before is WeightsState.PAUSED else "sleep"))
@@ -603,7 +603,7 @@ def test_undoing_waits_for_the_present_command(simulation: Simulation) -> None:
 
 
 def test_replica_loads_the_version_of_another(simulation: Simulation) -> None:
-    """With its version, and only if it finds the same contents."""
+    """The replica uses that version, and only if it finds the same contents."""
     simulation.rank.files = "b"
     reply = simulation.ask(ReloadWeights(OTHER, version=7, contents="a"))
     assert (reply.status, simulation.run.weights().version, simulation.run.weights().last_version) == (400, 1, 7)

@@ -59,7 +59,7 @@ def test_files_removed_under_a_living_engine(engine: EchoEngine) -> None:
 
 
 def test_files_that_cannot_be_restored(engine: EchoEngine) -> None:
-    """This is reported while everything still works; an actor that dies meanwhile is restarted until it comes back."""
+    """The loss is reported while everything still works; an actor that dies meanwhile is restarted until it comes back."""
     run = engine.run()
     counters = Counters.attach(run.run_id)
     is_incomplete = counters.counter("is_run_incomplete", "supervisor")

@@ -20,7 +20,7 @@ HANG_TIMEOUT_S = 4  # of an actor that is stopped; one that only waits for a cor
 
 
 def test_each_actor_killed_in_turn(tmp_path: Path) -> None:
-    """Only the killed actor gets a new process, its peers learn the new epoch, and messages flow again."""
+    """No other actor gets a new process, peers learn the new epoch, and messages flow again."""
     with EchoEngine(tmp_path, restart_limit=10) as engine:
         engine.wait_ready()
         engine.wait_for_traffic()

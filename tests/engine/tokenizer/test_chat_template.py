@@ -229,7 +229,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_harmful_templates_fail_their_request_alone(name: str) -> None:
-    """Within bounded time and memory (the test's watchdog and the limit of the process), and all limits are restored
+    """Time and memory are bounded (the test's watchdog and the limit of the process), and all limits are restored
     afterwards."""
     before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF), gc.isenabled()
     templates = ChatTemplates({"default": CHATML}, {}, max_characters=100_000, trusts_requests=True)

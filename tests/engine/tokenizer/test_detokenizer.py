@@ -82,7 +82,7 @@ def odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
 def test_released_text_depends_on_the_tokens_alone(
     family: tuple[Tokenizer, Vocabulary], token_ids: list[int], stops: list[str], least: int
 ) -> None:
-    """After each n tokens the same text is released, however they were grouped; released text never changes."""
+    """The same text is released after each n tokens, however they were grouped; released text never changes."""
     _, vocabulary = family
     options = TextOptions(stop=stops)
     released: dict[int, str] = {}

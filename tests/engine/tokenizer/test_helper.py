@@ -137,7 +137,7 @@ def test_slow_jobs_delay_only_their_lane(lanes: Bench, gate: Path) -> None:
 
 
 def test_slow_formats_of_one_source_block_no_other(lanes: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, and whichever other source sends slow ones."""
+    """A source may send any number of slow formats, and so may others."""
     monkeypatch.setattr("engine.tokenizer.lanes.FIRST_FORMAT_NS", 100_000_000)
     flood = [form(f"slow{index}", "flood", "spin") for index in range(9)]
     for job in (*flood, form("small", "other")):
@@ -239,7 +239,7 @@ def test_however_many_are_killed_while_they_are_idle(lanes: Bench) -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, gate: Path) -> None:
-    """Also for a helper that only waits."""
+    """The limit holds for a helper that only waits, too."""
     helper = Helper(work)
     monkeypatch.setattr("engine.tokenizer.helper.WALL_SECONDS_PER_CPU_SECOND", 0)
     helper.begin(call("c", f"wait:{gate}").record)
@@ -248,7 +248,7 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, gate: Path) -> None:
 
 
 def test_helpers_end_with_their_tokenizer() -> None:
-    """Also by SIGKILL, also within a job."""
+    """SIGKILL of the tokenizer, also within a job."""
     source = (
         "from engine.tokenizer.helper import Helper\n"
         "def spin(job):\n"

@@ -170,7 +170,7 @@ TYPED = st.lists(st.sampled_from([*FRAGMENTS, "x", " ", "é"]), max_size=8).map(
 @given(before=st.lists(TYPED, min_size=1, max_size=3), after=st.lists(TYPED, max_size=3))
 @settings(deadline=None, max_examples=50)
 def test_a_typed_placeholder_is_text(before: list[str], after: list[str]) -> None:
-    """It binds nothing and shifts nothing, also when several parts form it together."""
+    """A typed placeholder binds nothing and shifts nothing, also when several parts form it together."""
     model = "qwen2_5_vl"
     token_ids, (unit,) = placed(model, chat(*before, PICTURE, *after), item("image", 1, 4, 4))
     assert [place for place, token in enumerate(token_ids) if token in (IMAGE, VIDEO)] == list(
@@ -298,7 +298,7 @@ def test_qwen3_vl_frames_follow_their_timestamps(num_tokens: int) -> None:
 
 
 def test_videos_of_a_conversation_may_be_side_by_side() -> None:
-    """Also with a template, such as the embedded model's, that puts nothing between their placeholders."""
+    """Templates, such as the embedded model's, may put nothing between their placeholders."""
     clip = item("video", 2, 2, 2, times=(0.25 + 1e-9, 1.5))
     template = "{% for p in messages[0].content %}{{ '<|video_pad|>' if p.type == 'video' else p.text }}{% endfor %}"
     frames = FRAMES.format("<|video_pad|>")

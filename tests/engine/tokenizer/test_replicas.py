@@ -133,7 +133,7 @@ def test_longest_cached_prefix_is_found(engine: Engine) -> None:
 
 
 def test_pictures_are_routed_to_their_cached_blocks(engine: Engine) -> None:
-    """By the scheduler's keys: the same tokens with another picture are elsewhere."""
+    """Routing uses the scheduler's keys: the same tokens with another picture are elsewhere."""
     prompt, fields = prompt_of(PROMPT[:10], picture("cat", 20), PROMPT[:40])
     _, others = prompt_of(PROMPT[:10], picture("dog", 20), PROMPT[:40])
     engine.cached(1, prompt[:64], BlockExtras.of(fields["units"], fields["media"], b""))

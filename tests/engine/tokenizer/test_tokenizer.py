@@ -235,7 +235,7 @@ def test_end_tokens_and_bad_words_are_filled_in(bench: Bench, vocabulary: Vocabu
 
 
 def test_a_prediction_travels_and_is_counted(bench: Bench, vocabulary: Vocabulary) -> None:
-    """Also where an attempt continues with tokens that the api has."""
+    """The count includes an attempt that continues with tokens that the api has."""
     predicted = vocabulary.encode("hello wide world", False)
     answer = [*predicted[:2], 7, *predicted[3:-1]]
     sampling = {"max_tokens": 30, "ignore_eos": True}
@@ -520,7 +520,7 @@ def test_one_record_a_turn_and_api(bench: Bench) -> None:
 
 
 def test_replay_continues_byte_for_byte(bench: Bench, vocabulary: Vocabulary) -> None:
-    """At every place where a tokenizer may have died, including half characters and half stop strings."""
+    """The tokenizer may have died at every place, including half characters and half stop strings."""
     token_ids = vocabulary.encode("é€𝄞 STO", False) + vocabulary.encode("P ST", False) + vocabulary.encode("O now STOP!", False)
     options: dict[str, Any] = {"stop": ["STOP!"], "min_tokens": 3}
     bench.send("api0", submit("Hi", **options))
@@ -754,7 +754,7 @@ def test_calls_of_before_a_crash_take_no_new_place(bench: Bench) -> None:
 
 
 def test_format_is_compiled_and_forwarded(bench: Bench, tmp_path: Path, vocabulary: Vocabulary) -> None:
-    """In a lane of its own: an endless format delays no text. The vocabulary is written for the ranks first."""
+    """A lane of its own compiles: an endless format delays no text. The vocabulary is written for the ranks first."""
     endless = {"allOf": [{"type": "string", "pattern": f".*a{index}.*"} for index in range(30)]}
     held = [submit("x", f"held{index}", format=json_format(endless), key=f"held{index}") for index in range(2)]
     bench.post("api0", *held, submit("text", "text"))
@@ -858,7 +858,7 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
 
 
 def test_pictures_are_forwarded_as_items_and_units(tmp_path: Path) -> None:
-    """To the scheduler with every sequence of the request, and back to a client that only counts tokens."""
+    """The scheduler gets them with every sequence of the request, and so does a client that only counts tokens."""
     source = MediaSource("api0", (), "image")
     picture = MediaItem(source, "image", (1, 4, 6), (bytes(32),), 6)
     prompt = ChatPrompt(b'[{"role": "user", "content": [{"type": "image"}]}]')

@@ -43,7 +43,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 class LinearCase:
-    """At least 70 inputs of some rows, by a matrix of random numbers or integers."""
+    """Rows of 70 inputs or more, by a matrix of random numbers or integers."""
 
     def __init__(self, dtype: str, weight_type: str, num_inputs: int, num_outputs: int) -> None:
         self.dtype, self.weight_type = dtype, weight_type
@@ -282,8 +282,8 @@ def test_memory_of_no_whole_numbers_is_refused() -> None:
 
 
 def test_results_have_the_declared_shapes() -> None:
-    """For the cases of each row, of decoding rows and of several rows of a sequence (drafts, prompts), allocated results have
-    the shapes that numpy gives, and other operands their declared sizes."""
+    """Allocated results have the shapes that numpy gives, and other operands their declared sizes, for the cases of each row,
+    of decoding rows and of several rows of a sequence (drafts, prompts)."""
     seen = set()
     for case in cases(is_large=False):
         results = {name: case.values[name] for name, member in MEMBERS[case.row].items() if member.is_result}

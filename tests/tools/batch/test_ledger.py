@@ -43,7 +43,7 @@ def take(ledger: Ledger, *indexes: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_answers_of_any_order_are_sorted(path: Path, seed: int) -> None:
-    """In several lives, each of which may end at any time; answers of one life are there in the next."""
+    """Several lives may each end at any time; answers of one life are there in the next."""
     rng = random.Random(seed)
     while True:
         ledger = opened(path)
@@ -70,7 +70,7 @@ def test_answers_of_any_order_are_sorted(path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 20, len(LINES[2]) - 1])
 def test_truncated_line_is_cut_off(path: Path, kept: int) -> None:
-    """In either file."""
+    """A truncated line in either file."""
     ledger = opened(path)
     take(ledger, 0, 1, 4, 5)
     ledger.close(False)

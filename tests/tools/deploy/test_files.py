@@ -97,7 +97,7 @@ def test_probes_ask_routes_that_say_it() -> None:
 
 
 def test_pod_matches_the_image() -> None:
-    """Only the writable paths of the image are writable, and service links set no variables."""
+    """No other paths than those of the image are writable, and service links set no variables."""
     users = [text for name, text in image() if name == "USER"]
     context = POD["securityContext"]
     assert users == [f"{context['runAsUser']}:{context['runAsGroup']}"]

@@ -118,7 +118,7 @@ def test_unknown_names() -> None:
 
 
 def test_defaults_equal_vllms() -> None:
-    """They do not depend on a model's files."""
+    """Defaults do not depend on a model's files."""
     sent = SamplingParams().fields()
     assert sent["temperature"] == sent["top_p"] == sent["repetition_penalty"] == 1.0
     assert (sent["max_tokens"], sent["top_k"], sent["min_p"], sent["n"]) == (16, 0, 0.0, 1)

@@ -130,7 +130,7 @@ def test_dead_engine_is_marked() -> None:
 
 @pytest.mark.parametrize(("count", "num_shown"), [(1, 1), (5, 5), (64, 4)])
 def test_adapters_have_lines_while_there_is_room(count: int, num_shown: int) -> None:
-    """Those with the most sequences are shown."""
+    """Adapters with the most sequences are shown."""
     adapters = [AdapterLoad(f"sql-{i}", 8 + i, 1000.0 + i, i == count - 1, 2 * i, i) for i in range(count)]
     lines = screen(msgspec.structs.replace(busy(5.0), adapters=adapters), 100, 40)
     assert len(lines) <= 40

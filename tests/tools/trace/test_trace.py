@@ -146,7 +146,8 @@ def test_a_running_engine(engine: EngineProcess, tmp_path: Path) -> None:
 
 
 def test_killed_trace_does_not_block_the_next(engine: EngineProcess, tmp_path: Path) -> None:
-    """Its rings stay until the next trace and record no more than was asked for; a concurrent trace is refused."""
+    """The rings of a killed trace stay until the next one and record no more than was asked for; a concurrent trace is
+    refused."""
     running = subprocess.Popen(command(engine.run, tmp_path / "first.json", "--seconds", "600"), cwd=REPOSITORY)
     try:
         wait_until(lambda: len(rings(engine.run)) == 5, what="its rings")
@@ -198,7 +199,7 @@ def test_unwritable_path_is_refused(engine: EngineProcess, tmp_path: Path) -> No
 
 
 def test_trace_of_a_killed_engine(tmp_path: Path) -> None:
-    """It is killed while it serves: the last events of its actors can be read as long as its memory exists."""
+    """The last events of the actors of a killed engine can be read as long as its memory exists."""
     engine = EngineProcess(DEMO, "--trace").start()
     try:
         httpx.post(f"{engine.url}/v1/completions", json=BODY, timeout=WATCHDOG_S, headers={"x-request-id": "the-last"})

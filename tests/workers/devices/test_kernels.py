@@ -44,7 +44,7 @@ def test_what_is_timed(kept: Path) -> None:
 
 
 def test_what_is_kept_is_believed(kept: Path, tmp_path: Path) -> None:
-    """Nothing is timed again: a stored choice that the timings do not give is used."""
+    """A stored choice is used without timing, even one that the timings do not give."""
     other = {part: CANDIDATES[index % len(CANDIDATES)] for index, part in enumerate(TIMED)}
     answer = msgspec.structs.replace(timing(kept.parent), chosen=other)
     put(tmp_path / kept.name, msgspec.json.encode(answer))

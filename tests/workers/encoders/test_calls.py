@@ -51,7 +51,7 @@ def test_ranks_share_units_out(tower: Tower, device: HostDevice) -> None:
 
 
 def test_a_call_goes_on_where_it_was_cut(tower: Tower, device: HostDevice) -> None:
-    """Another life or another call cannot continue it; a call may always begin again."""
+    """No other life or call can continue it; a call may always begin again."""
     alone, made = encoded(tower, device, UNITS), Units(tower, UNITS)
     encoder = Encoder(tower, device, made.arena, 7)
     assert not encoder.goes_on_with(made.call(1))
@@ -85,7 +85,7 @@ def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str, tmp_path: Path) -> None:
-    """They are stored in the arena as if encoded here, beside others."""
+    """Such features are stored in the arena as if encoded here, beside others."""
     made = Units(tower, UNITS)
     expected = encoded(tower, device, UNITS)
     made.encodes[1] = msgspec.structs.replace(made.encodes[1], is_features=True)

@@ -149,7 +149,7 @@ STOPS = st.lists(st.integers(0, 120), max_size=3)  # some of no token of the voc
 def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
     drawn: list[int], stops: list[int], min_tokens: int, is_allowed: bool, has_biases: bool
 ) -> None:
-    """By one token or several at a time, whatever lists precede the stop tokens in memory."""
+    """Tokens come one or several at a time, and any lists may precede the stop tokens in memory."""
     sampling = SamplingParams(
         stop_token_ids=[*stops, drawn[-1]] if is_allowed else stops,
         min_tokens=min_tokens,

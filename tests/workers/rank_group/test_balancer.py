@@ -177,7 +177,7 @@ def test_what_is_looked_back_at_is_shown(pair: Pair) -> None:
 
 
 def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
-    """However loaded others become meanwhile: a rank may read it at any moment."""
+    """A rank may read it at any moment, however loaded others become meanwhile."""
     number = pair.put_in_force()
     placement = pair.boards[1].placement(1)
     for _ in range(2000):
@@ -210,7 +210,7 @@ def test_all_die_after_a_move(pair: Pair) -> None:
 
 
 def test_idle_ranks_look_at_two_words_alone(pair: Pair) -> None:
-    """Until one of them changes, a step runs, or a command comes; other ranks' proposals are noticed."""
+    """A change of either word, a step, or a command ends this; other ranks' proposals are noticed."""
     pair.set_members(True)
     pair.join()
     pair.advance()

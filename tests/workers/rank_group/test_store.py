@@ -16,7 +16,7 @@ from workers.rank_group.store import LOOPBACK, GroupStore
 
 
 def test_clients_of_paddle() -> None:
-    """On a reserved port, and on the loopback only."""
+    """The store uses a reserved port, and the loopback only."""
     with reserve_port(LOOPBACK, 0) as holder, ThreadPoolExecutor(1) as thread:
         store = GroupStore(holder.getsockname()[1])
         assert store.server_address == holder.getsockname()

@@ -140,7 +140,8 @@ def test_layers_that_draft(tmp_path: Path) -> None:
 
 
 def test_the_first_rank_decides_what_is_verified() -> None:
-    """Its clock decides the number of drafts, and its remembered answers which: all ranks run the same rows."""
+    """The clock of the first rank decides the number of drafts, and its remembered answers which: all ranks run the same
+    rows."""
     drafts = drafting(5, adaptive=True, method="ngram,suffix,mtp")
     job = GOLDEN / "deepseek_v3", {"speculative_config": drafts, "max_model_len": 256}
     first, second = on_each(2, serve_all, [job, job])

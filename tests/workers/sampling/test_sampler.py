@@ -260,7 +260,7 @@ class TestTruncation:
     ids=str,
 )
 def test_repetitions_are_discouraged(length: int, params: dict[str, Any]) -> None:
-    """By the definition, on random texts of three words: a token is the best where the other one is less than its remaining
+    """Random texts of three words follow the definition: a token is the best where the other one is less than its remaining
     value."""
     for seed in range(6):
         tokens = np.random.default_rng(seed).integers(0, 3, length).tolist()
@@ -392,7 +392,7 @@ class TestLogprobs:
             np.testing.assert_allclose(found.top_logprobs[row], exact[row, found.top_token_ids[row]], atol=2e-6)
 
     def test_of_sampled_tokens_are_of_the_raw_logits(self) -> None:
-        """They are filled where they are wanted."""
+        """Log-probabilities are filled where they are wanted."""
         logits = logits_of(10, 4)
         kinds: list[dict[str, Any]] = [
             {"num_logprobs": 0, "temperature": 0.0},

@@ -350,7 +350,7 @@ class TestWriters:
             assert "other-2.partial" in files(directory)
 
     def test_a_link_is_not_followed(self, model: Path, directory: Path, tmp_path: Path) -> None:
-        """Another user who may write to the directory put the link there."""
+        """The link is by another user who may write to the directory."""
         load(model, directory)
         (path,) = packed_files(directory)
         path.unlink()
@@ -361,7 +361,7 @@ class TestWriters:
         assert other.read_bytes() == b"somebody's"
 
     def test_two_at_once(self, model: Path, directory: Path) -> None:
-        """While one writes the other packs into memory; the file is that of the first."""
+        """One writes, and the other packs into memory; the file is that of the first."""
         with _held_writer(model, directory) as process:
             found = load(model, directory)
             assert (found.cache, weights_of(found)) == ("miss", weights_of(load(model, None)))

@@ -173,7 +173,7 @@ class TestPaddleLayout:
     @pytest.mark.parametrize("is_paddle", [True, False])
     @pytest.mark.parametrize("evidence", ["header", "names", "config"])
     def test_square_weights(self, evidence: str, is_paddle: bool, tmp_path: Path) -> None:
-        """Where shapes are ambiguous: the header's format, then Paddle's names, then the writer of the config."""
+        """Ambiguous shapes are decided by the header's format, then Paddle's names, then the writer of the config."""
         config = dict(SQUARE)
         if is_paddle and evidence != "header":
             del config["transformers_version"]
@@ -270,7 +270,7 @@ class TestRandomWeights:
 
 
 def test_progress(tmp_path: Path) -> None:
-    """It grows to its total, which is that of the weights."""
+    """Progress grows to its total, which is that of the weights."""
     write_checkpoint(tmp_path, {**TINY, "tie_word_embeddings": True})
     seen: list[tuple[int, int]] = []
     config = ModelConfig.read(tmp_path)

@@ -62,7 +62,7 @@ def test_what_was_filled_is_read(tmp_path: Path) -> None:
 
 
 def test_parts_are_filled_one_by_one(tmp_path: Path) -> None:
-    """In two reused buffers, so that an array of many parts is never held whole."""
+    """Two reused buffers serve, so that an array of many parts is never held whole."""
     before = _cpu.num_threads()
     _cpu.set_num_threads(2)  # a room is for so many
     shape = (300, 1 << 18)

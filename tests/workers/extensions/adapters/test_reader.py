@@ -238,7 +238,7 @@ def test_hostile_files_cost_little_and_their_errors_encode(tmp_path: Path) -> No
 
 
 def test_what_was_read_leaves_memory_at_once(tmp_path: Path) -> None:
-    """Without a garbage collection: adapters are large, and a rank collects seldom."""
+    """No garbage collection is needed: adapters are large, and a rank collects seldom."""
     files = AdapterFiles(write_adapter(tmp_path, MODEL), LAYOUT)
     assert len(list(files.linears())) == len(LAYOUT.modules)
     whole = weakref.ref(files._file)

@@ -58,7 +58,7 @@ class Rig:
         self.lengths.offer(self.which, found)
 
     def step(self, of_class: int, num_right: list[int], granted: int = K, num_drafts: int = K) -> list[int]:
-        """Run a step; return the drafts of each slot, the first `num_right` of which are right."""
+        """Run a step with `num_right` right drafts first in each slot; return the number of drafts of each."""
         self.propose(of_class, num_drafts)
         grants, num_slots = np.full(len(self.which), granted, np.int32), len(self.which)
         chosen = self.lengths.choose(self.which, grants, num_slots, num_slots)
@@ -358,7 +358,7 @@ def test_first_step_of_expected_length_is_trusted() -> None:
 
 
 def test_who_comes_is_tried_again() -> None:
-    """Only drafts for sequences that had some from their first token on are accepted: layers know nothing of the tokens of a
+    """Drafts are accepted only for sequences that had some from their first token on: layers know nothing of the tokens of a
     rested sequence, and each ends before long."""
     rig = Rig(4, flat)
     for _ in range(600):

@@ -48,7 +48,7 @@ class Rig:
         self.native = DraftChances(3, _cpu.address(self.table))
 
     def met(self, place: int, which: int, share: float, count: int = 400) -> None:
-        """Learn from `count` draft tokens, of which a share was accepted."""
+        """Learn from `count` draft tokens, a share of them accepted."""
         for number in range(count):
             self.native.learn(place, which, int((number + 1) * share) > int(number * share))
             self.native.tell()

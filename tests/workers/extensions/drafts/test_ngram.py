@@ -54,7 +54,7 @@ def longest(tokens: list[int], least: int, most: int) -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_followed_the_longest_match(seed: int) -> None:
-    """In fresh slots the draft token is the one after the longest match."""
+    """The draft token in fresh slots is the one after the longest match."""
     rng = np.random.default_rng(seed)
     for size in (1, 2, 3, 10, 50, 200, 700):
         tokens = rng.integers(0, 3 + 2 * seed, size).tolist()
@@ -132,7 +132,7 @@ def test_a_long_text_takes_several_steps() -> None:
 
 
 def test_no_slot_waits_for_those_before_it() -> None:
-    """However many tokens a step brings to all of them."""
+    """A step may bring any number of tokens to all of them."""
     slots = slots_of(64)
     drafter = drafter_of(slots)
     which = np.arange(64, dtype=np.int32)

@@ -184,7 +184,7 @@ def test_long_texts_take_several_steps() -> None:
 
 
 def test_no_slot_waits_for_those_before_it() -> None:
-    """However many tokens a step brings to all of them."""
+    """A step may bring any number of tokens to all of them."""
     num_slots, num_new = 64, 9
     slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
     drafter = SuffixDrafter(SpeculativeConfig(method="suffix"), slots)

@@ -40,7 +40,7 @@ NAMES = ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_kept_as_stored(name: str, tmp_path: Path) -> None:
-    """With zero points: q * scale - zero * scale, exact as the scales are short."""
+    """Values with zero points are q * scale - zero * scale, exact as the scales are short."""
     write_quantized_demo(tmp_path, FORMATS[name]())
     checkpoint = checkpoint_of(tmp_path)
     for tensor in NAMES:

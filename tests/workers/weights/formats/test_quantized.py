@@ -160,7 +160,7 @@ def with_weights(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_refused_configuration(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """It is refused before any weight is opened."""
+    """The configuration is refused before any weight is opened."""
     values = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):
