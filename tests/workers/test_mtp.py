@@ -154,7 +154,7 @@ def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None
 
 
 def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
-    """Such draft tokens see next to nothing, so nothing is learned from them."""
+    """Draft tokens after a hole see next to nothing, so nothing is learned from them."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     layers_of(runner).expect(1e-9)
     before = layers_of(runner).ends.copy()

@@ -278,7 +278,7 @@ class EchoRank:
         )
 
     def _verify(self, slot: Slot, num_drafts: int, chance: random.Random) -> list[tuple[int, float]]:
-        """Return the token after the slot's last one, and the accepted tokens of its drafts, some of which are right. All are
+        """Return the token after the slot's last one, and the accepted tokens of its drafts. Some drafts are right, and all are
         computed first, as in a rank."""
         first = len(slot.token_ids)
         num_right = chance.randint(0, num_drafts)

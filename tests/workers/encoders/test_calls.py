@@ -85,7 +85,7 @@ def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str, tmp_path: Path) -> None:
-    """Such features are stored in the arena as if encoded here, beside others."""
+    """Features are stored in the arena as if encoded here, beside others."""
     made = Units(tower, UNITS)
     expected = encoded(tower, device, UNITS)
     made.encodes[1] = msgspec.structs.replace(made.encodes[1], is_features=True)

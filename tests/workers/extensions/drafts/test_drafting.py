@@ -131,8 +131,8 @@ class OneTokenDrafter:
 
 
 def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
-    """This saving needs all drafts to come from layers; other methods may find something at any time, and are asked in each
-    sixteenth step."""
+    """Resting slots are skipped only if all drafts come from layers; other methods may find something at any time, and are
+    asked in each sixteenth step."""
     num_looks = []
     for needs_hidden in (True, False):
         slots, one = BatchSlots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
