@@ -52,7 +52,7 @@ class CacheActor(Actor):
             case BlocksMove():
                 self._to_scheduler.post(BlocksMoved(message.move_id, refusal(message)))
             case _:
-                raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
+                raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_peer(self, name: str, epoch: int) -> None:
         """Drop answers to a scheduler that died: the new one knows of no moves."""
@@ -99,4 +99,4 @@ class CacheActor(Actor):
 def refusal(move: BlocksMove) -> str:
     """Return why a move cannot be done; empty where nothing has to move."""
     other = next((tier for tier in (move.source, move.target) if tier != DEVICE), None)
-    return f"there is no tier {other!r}, only {DEVICE!r}" if other is not None else ""
+    return f"unknown tier {other!r}; expected {DEVICE!r}" if other is not None else ""

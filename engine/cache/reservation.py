@@ -77,7 +77,7 @@ class ArenaReservation:
         if not self._is_short:
             self._is_short = True
             self._say(
-                f"memory for the KV cache runs short: {size_text(self._num_done)} of {size_text(self._arena.num_bytes)} are "
-                f"reserved, {size_text(available)} are available, {size_text(MARGIN_BYTES)} of them are left to others; free "
-                "memory, or start with a smaller cache (--kv-cache-memory), before a full one ends a worker"
+                f"memory for the KV cache is running out: {size_text(self._num_done)} of {size_text(self._arena.num_bytes)} "
+                f"reserved, {size_text(available)} available, {size_text(MARGIN_BYTES)} of it kept free for other processes; "
+                "free memory, or restart with a smaller --kv-cache-memory, before a worker is killed"
             )

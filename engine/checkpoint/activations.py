@@ -23,5 +23,5 @@ def read_activation(options: JsonOptions, default: str) -> str:
     """Return our name for the activation that `hidden_act` names."""
     name = options.text("hidden_act", default)
     if name not in ACTIVATIONS:
-        raise options.error("hidden_act", f"{name!r} is not known; known are {', '.join(ACTIVATIONS)}")
+        raise options.error("hidden_act", f"{name!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

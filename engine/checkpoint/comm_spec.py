@@ -1,8 +1,8 @@
-"""How large the buffers must be through which ranks exchange rows. Pure.
+"""Sizes of the buffers through which ranks exchange rows. Pure.
 
-Tensor ranks make rows whole: two halves take turns (`ops/cpu/rank_group.py`), each holds the widest rows of a step, or the
+Tensor ranks make rows whole: two halves alternate (`ops/cpu/rank_group.py`), and each holds the widest rows of a step, or the
 logits computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a
-step, the experts of each, and a result of each of these.
+step, the experts of each row, and one result for each of these.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def max_rows(max_num_tokens: int, max_num_seqs: int) -> int:
 
 
 def max_logit_rows(num_rows: int, max_num_seqs: int, num_drafts: int) -> int:
-    """Rows whose logits are in memory at a time, in steps of `num_rows`: those of a long prompt's tokens would be gigabytes. A
-    step that verifies drafts keeps 1 + `num_drafts` rows of each sequence, and reads the head once for them."""
+    """Return the maximum number of rows with logits in memory at a time, in steps of `num_rows`; the logits of all tokens of a
+    long prompt would be gigabytes. A step that verifies drafts keeps 1 + `num_drafts` rows of each sequence, and reads the head
+    once for them."""
     num_kept = max_num_seqs * (1 + num_drafts) if num_drafts else 0
     return min(max(_LOGIT_ROWS, min(num_kept, _VERIFIED_LOGIT_ROWS)), num_rows)
 
@@ -71,7 +72,7 @@ def expert_windows_bytes(model: ModelConfig, num_ranks: int, rows: int) -> int:
 
 
 def expert_window_spans(model: ModelConfig, num_ranks: int, rows: int, num_first: int) -> Iterator[tuple[int, int]]:
-    """[begin, end) among these bytes of what the first `num_first` rows of each rank take."""
+    """Yield the spans [begin, end) of the windows that hold the first `num_first` rows of each rank."""
     begin = num_ranks * LINE
     yield 0, begin
     for size in _row_bytes(model):
@@ -82,6 +83,6 @@ def expert_window_spans(model: ModelConfig, num_ranks: int, rows: int, num_first
 
 def _row_bytes(model: ModelConfig) -> tuple[int, int, int]:
     """Return the bytes of a row in each of the arrays: the row, the results of its experts, their numbers."""
-    assert model.experts is not None, "a model without experts has no windows for them"
+    assert model.experts is not None, "a model without experts has no exchange windows"
     hidden, chosen = model.hidden_size, model.experts.num_chosen
     return 4 * hidden, 4 * chosen * hidden, 4 * chosen

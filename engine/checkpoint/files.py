@@ -18,7 +18,7 @@ import msgspec
 from engine.errors import CheckpointError
 from shm.file_guard import FileGuard
 
-PARTIAL = ".partial"  # how the names of unfinished files end
+PARTIAL = ".partial"  # suffix of unfinished files
 
 
 class MappedFile(msgspec.Struct, frozen=True, eq=False):
@@ -31,7 +31,7 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the same file is still there and nobody has written to it since."""
+        """Return whether the same file is still in place and unmodified since it was mapped."""
         try:
             now = self.path.stat()
         except OSError:
@@ -45,13 +45,13 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
         """CheckpointError where not all of the file could be read: what was read of the rest is zeros."""
         if self.guard is not None and self.guard.is_lost:
             raise CheckpointError(
-                f"{self.path} cannot be read to its end: it was truncated while it was read, or its disk fails or is full; "
-                "load it again when it is complete"
+                f"{self.path} cannot be read completely: it was truncated while being read, or the disk failed or is full; "
+                "try again when the file is complete"
             )
 
 
 def make_directory(path: Path) -> None:
-    """With what is missing above it, all for this user alone: the run's directories may lie beside it. OSError."""
+    """Make the directory and its missing parents with mode 0700. OSError."""
     for directory in (*reversed(path.parents), path):
         directory.mkdir(0o700, exist_ok=True)
 
@@ -85,8 +85,8 @@ def map_file(path: Path) -> MappedFile:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Have `path` hold `data`, whole or not at all, for this user alone. Its directory is made where it is missing, and may be
-    shared: what is written first is a new file of a name that nobody can foresee, and follows no link. OSError."""
+    """Write `data` to `path` atomically, readable only by this user. The directory is made if missing and may be shared: the
+    temporary file is new, has an unpredictable name and follows no link. OSError."""
     make_directory(path.parent)
     unfinished = path.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -108,7 +108,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def user_cache() -> Path:
-    """Where this user's programs keep what they can make again: Tokamak's directory there, which may not exist yet
-    ($XDG_CACHE_HOME, as the XDG base directory specification has it)."""
+    """Return Tokamak's directory in the user's cache directory ($XDG_CACHE_HOME, by the XDG base directory specification). It
+    may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tokamak"

@@ -27,7 +27,7 @@ class JsonOptions:
         return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
 
     def within(self, name: str) -> JsonOptions:
-        """The object under `name`, an empty one where there is none."""
+        """Return the object under `name`, an empty one if it is missing."""
         return JsonOptions(self.mapping(name), self.path, f"{self._prefix}{name}.")
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 40) -> int:
@@ -55,7 +55,7 @@ class JsonOptions:
         return tuple(map(float, value))
 
     def counts(self, name: str, default: tuple[int, ...], *, or_one: int = 0) -> tuple[int, ...]:
-        """A list of integers from -1 on; with `or_one`, one integer stands for so many of it."""
+        """Read a list of integers of at least -1; with `or_one`, a single integer is repeated that many times."""
         value = self._get(name, default)
         values = [value] * or_one if or_one and type(value) is int else value
         if not isinstance(values, list | tuple) or not all(type(each) is int and -1 <= each < 1 << 40 for each in values):
@@ -90,7 +90,7 @@ class JsonOptions:
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(token_id) is int and -1 <= token_id < 1 << 31 for token_id in ids):
-            raise self.error(name, f"{value!r} should be a token id or a list of them; -1 is none")
+            raise self.error(name, f"{value!r} should be a token id, a list of token ids, or -1 for none")
         return tuple(ids)
 
     def _get(self, name: str, default: Any) -> Any:
@@ -107,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_file(path))
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; a checkpoint directory has a config.json") from None
+        raise CheckpointError(f"{path} is missing; expected a checkpoint directory with a config.json") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

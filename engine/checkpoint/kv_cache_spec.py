@@ -10,12 +10,12 @@ import msgspec
 from engine.checkpoint.model_config import ModelConfig
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # of a position and head, keys and values each
+_SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # bytes of scales per position and head, for keys and for values
 _NUM_LATENT_HEADS = 1  # latent attention keeps one rotated key and, as value, one latent for all heads
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True):
-    """The shape of a KV cache, but for the number of its blocks."""
+    """Shape of a KV cache without its number of blocks."""
 
     num_layers: int
     num_kv_heads: int
@@ -23,15 +23,15 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
     value_dim: int
     block_size: int  # positions of a block
     dtype: str  # "float32" | "bfloat16" | "int8"
-    has_marks: bool = False  # of each position whether layers that draft have their keys and values there
+    has_marks: bool = False  # a byte per position tells whether draft layers have keys and values there
 
     @staticmethod
     def of(model: ModelConfig, block_size: int, dtype: str, has_drafts: bool = False) -> KVCacheSpec:
-        """`has_drafts`: layers that guess further tokens have keys and values, too."""
+        """Return the spec of a model. `has_drafts`: draft layers have keys and values, too."""
         heads, key_dim, value_dim = model.num_kv_heads, model.head_dim, model.head_dim
         if model.latents is not None:
             heads, key_dim, value_dim = _NUM_LATENT_HEADS, model.latents.rotary_dim, model.latents.latent_dim
-        if model.bidirectional is not None:  # nothing outlives a step's layer: all of them use the same memory
+        if model.bidirectional is not None:  # data of a layer is not needed after it: all layers share the memory
             return KVCacheSpec(1, heads, key_dim, value_dim, block_size, dtype)
         num_layers = model.num_layers + (model.num_draft_layers if has_drafts else 0)
         return KVCacheSpec(num_layers, heads, key_dim, value_dim, block_size, dtype, has_drafts)

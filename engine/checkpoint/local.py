@@ -1,5 +1,6 @@
-"""Which checkpoint a path here means: a directory as it is, a GGUF file as the directory that stands for it. The rule
-of `--model` and `tokamak ctl reload`, which know the hub besides (`locate.py`), and of `POST /admin/reload`."""
+"""Checkpoint of a local path: a directory as it is, or the converted directory of a GGUF file. Used by `--model` and `tokamak
+ctl reload`, which also look on the hub (`locate.py`), and by `POST /admin/reload`.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +11,21 @@ from engine.errors import CheckpointError
 
 
 def local_checkpoint(name: str) -> Path | None:
-    """Its absolute directory; None: nothing is there. CheckpointError where it is none, or cannot be looked at."""
+    """Return the absolute directory of the checkpoint; None: the path does not exist. CheckpointError: it is not a checkpoint,
+    or cannot be read."""
     try:
         path = Path(name).expanduser()
         if is_gguf(path):
-            from engine.checkpoint.gguf.convert import gguf_checkpoint  # of use to the few that come as such a file
+            from engine.checkpoint.gguf.convert import gguf_checkpoint  # only needed for GGUF files
 
             return gguf_checkpoint(path)
         if not path.exists():
             return None
         path = path.resolve()
         if not path.is_dir():
-            raise CheckpointError(
-                f"{path} is a file; give the directory that holds config.json and the weights, or a .gguf file"
-            )
+            raise CheckpointError(f"{path} is a file; expected a directory with config.json and weights, or a .gguf file")
         if not (path / "config.json").is_file():
-            raise CheckpointError(f"{path} has no config.json, so it is no checkpoint")
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of a user whom nobody knows
+            raise CheckpointError(f"{path} is not a checkpoint: it has no config.json")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: unknown user in ~user
         raise CheckpointError(f"{name}: {error}") from error
     return path

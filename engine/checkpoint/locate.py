@@ -1,4 +1,4 @@
-"""Where a model's files are: on this machine (`local.py`), or under a hub name, whose snapshot is downloaded first.
+"""Location of a model's files: on this machine (`local.py`), or on the hub, from where a snapshot is downloaded first.
 
 Called once by the launcher, before any actor starts; actors see only the absolute path. The hub's endpoint, cache directory,
 token and offline switch are huggingface_hub's own (`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`).
@@ -44,22 +44,22 @@ def resolve_model(name: str, endpoint: str | None = None) -> Path:
     if file is not None:
         found = local_checkpoint(str(_download_gguf(file["repository"], file["revision"] or "", file["tag"], endpoint)))
     elif found is None and (not _HUB_NAME.fullmatch(name) or name.startswith((".", "~"))):
-        raise CheckpointError(f"{name}: no such directory, and no hub name of the form owner/model or owner/model:Q4_K_M")
+        raise CheckpointError(f"{name}: not a directory, and not a hub name of the form owner/model or owner/model:Q4_K_M")
     found = found or local_checkpoint(str(_download(name, endpoint)))
-    assert found is not None, f"{name} is not where it was downloaded to"
+    assert found is not None, f"{name} is missing after its download"
     return found
 
 
 def resolve_tokenizer(name: str, endpoint: str | None = None) -> Path:
-    """The directory of a tokenizer's files, likewise. CheckpointError."""
+    """Return the directory of a tokenizer's files, found in the same way. CheckpointError."""
     try:
         path = Path(name).expanduser()
         if path.is_dir():
             return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of a user whom nobody knows
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: unknown user in ~user
         raise CheckpointError(f"{name}: {error}") from error
     if not _HUB_NAME.fullmatch(name) or name.startswith((".", "~")):
-        raise CheckpointError(f"{name}: no such directory, and no hub name of the form owner/model")
+        raise CheckpointError(f"{name}: not a directory, and not a hub name of the form owner/model")
     return _download(name, endpoint, _TOKENIZER_FILES)
 
 
@@ -77,7 +77,7 @@ def _download(name: str, endpoint: str | None, patterns: Sequence[str] = _FILES)
 
 
 def _download_gguf(repository: str, revision: str, tag: str, endpoint: str | None) -> Path:
-    """The one file of a repository whose name ends with `tag`, or is it; of what is cached where the hub cannot be reached."""
+    """Download the GGUF file of a repository that `tag` selects. If the hub cannot be reached, cached files are searched."""
     with _explained(repository, revision):
         try:
             names = HfApi(endpoint=endpoint).list_repo_files(repository, revision=revision or None)
@@ -99,7 +99,9 @@ def _chosen(repository: str, tag: str, names: Sequence[str]) -> str:
     if len(found) == 1 and not _PART.search(files[found[0]]):
         return found[0]
     if found:
-        raise CheckpointError(f"{repository}:{tag} is in {len(found)} parts; join them with `llama-gguf-split --merge` first")
+        raise CheckpointError(
+            f"{repository}:{tag} is split into {len(found)} parts; merge them with `llama-gguf-split --merge` first"
+        )
     known = sorted({match[0] for stem in files.values() if (match := _QUANTIZATION.search(_PART.sub("", stem)))})
     there = f"there are {', '.join(known)}" if known else "it has no GGUF files"
     raise CheckpointError(f"{repository} has no {tag}; {there}")
@@ -114,13 +116,13 @@ def _explained(repository: str, revision: str) -> Iterator[None]:
         raise CheckpointError(f"{repository} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{repository}: no such directory here and no such repository on the hub (or it is private: set HF_TOKEN)"
+            f"{repository}: neither a directory nor a repository on the hub (if it is private, set HF_TOKEN)"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(f"{repository} has no revision {revision!r} on the hub") from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{repository}: the hub cannot be reached and no snapshot is cached; check the connection or give a local directory"
+            f"{repository}: the hub cannot be reached and no snapshot is cached; check the connection or use a local directory"
         ) from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
         raise CheckpointError(f"{repository} cannot be downloaded: {error}") from error

@@ -1,9 +1,9 @@
-"""A checkpoint's `config.json` as one checked, frozen value.
+"""`config.json` of a checkpoint as one checked, frozen value.
 
-Read at the start and kept for the run (`record.py`), for every process that must know the model's shape: the supervisor (arena
+Read at the start and kept for the run (`record.py`), for every process that needs the model's shape: the supervisor (arena
 size), the tokenizer (limits, end tokens) and the workers (everything). Imports no Paddle. Both styles of the file are read:
-`rope_theta` with `rope_scaling`, and `rope_parameters`; `torch_dtype` and `dtype`. An option whose value is not known here is
-an error, never ignored: a wrong answer would follow.
+`rope_theta` with `rope_scaling`, and `rope_parameters`; `torch_dtype` and `dtype`. An option with an unknown value is an error,
+never ignored: it would give wrong answers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn
-    frequency_factors: tuple[float, ...] = ()  # of GGUF files: what each frequency is divided by
+    frequency_factors: tuple[float, ...] = ()  # divisors of the frequencies (GGUF files)
     mrope_layout: str = ""  # a key of `mrope.LAYOUTS`; empty: positions are numbers, not (time, height, width)
     mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
 
@@ -77,33 +77,33 @@ class ModelConfig(msgspec.Struct, frozen=True):
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
-    head_dim: int  # with latents: what is rotated of it
+    head_dim: int  # with latents: the rotated part
     max_position_embeddings: int
     rms_norm_eps: float
     activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2"
     tie_word_embeddings: bool
     has_qkv_bias: bool
-    has_output_bias: bool  # of the attention's output projection
+    has_output_bias: bool  # bias of the attention output projection
     has_mlp_bias: bool
     has_head_bias: bool
     sliding_windows: tuple[int, ...]  # per layer, keys that a query sees (itself included); 0: all before it
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
-    dtype: str  # of the stored weights, as far as the file says
-    is_transformers: bool  # written by Hugging Face transformers, as far as the file says
+    dtype: str  # of the stored weights, if the file names it
+    is_transformers: bool  # version of Hugging Face transformers, if the file names it
     quantization: QuantizationConfig | None = None  # of the stored weights
-    experts: ExpertsConfig | None = None  # of layers that have some
+    experts: ExpertsConfig | None = None  # in layers with a window
     latents: Latents | None = None
     num_draft_layers: int = 0  # stored behind the last layer, and not read
-    vision: VisionConfig | None = None  # of models that take pictures
-    vision_experts: ExpertsConfig | None = None  # of media's tokens, stored behind those of text
-    task: Task = "generate"  # what its head is for
-    num_labels: int = 0  # of a head that classifies
+    vision: VisionConfig | None = None  # vision-language models only
+    vision_experts: ExpertsConfig | None = None  # experts of media tokens, stored after those of text
+    task: Task = "generate"  # task of the head
+    num_labels: int = 0  # labels of a classification head
     labels: tuple[str, ...] = ()  # their names
-    score_activation: ScoreActivation | None = None  # of what it gives; None: what its number of labels suggests
-    pooled_kind: Literal["last", "mean", "cls"] = "last"  # hidden states that stand for the prompt, where nothing is said of it
-    bidirectional: Bidirectional | None = None  # of encoders
-    matryoshka_dimensions: tuple[int, ...] = ()  # that vectors may be cut to; none: nothing is said
+    score_activation: ScoreActivation | None = None  # activation of scores; None: by the number of labels
+    pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
+    bidirectional: Bidirectional | None = None  # encoders only
+    matryoshka_dimensions: tuple[int, ...] = ()  # dimensions to which embeddings may be truncated; empty: unknown
 
     @staticmethod
     def read(path: str | Path) -> ModelConfig:
@@ -117,7 +117,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     @staticmethod
     def of_gguf(file: GgufFile) -> ModelConfig:
         """Return the configuration in the file itself, without its end tokens, which are the tokenizer's."""
-        from engine.checkpoint.gguf.convert import model_options  # of use to the few that come as such a file
+        from engine.checkpoint.gguf.convert import model_options  # only needed for GGUF files
 
         return _read(JsonOptions(model_options(file), file.path), JsonOptions({}, file.path))
 
@@ -149,8 +149,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
         differences = self.shape_differences(found)
         if differences:
             raise CheckpointError(
-                f"{path} is another model than the engine was started with ({'; '.join(differences)}); "
-                "start a new engine for it"
+                f"{path} is not the model that the engine was started with ({'; '.join(differences)}); start a new engine for "
+                "it"
             )
         return found
 
@@ -173,7 +173,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     found = (each.text("dtype", each.text("torch_dtype", "")) for each in (options, text))
     dtype = next(filter(None, found), "float32")
     if dtype not in _CHECKPOINT_DTYPES:
-        raise options.error("dtype", f"{dtype!r} cannot be read; known are {', '.join(_CHECKPOINT_DTYPES)}")
+        raise options.error("dtype", f"{dtype!r} is not supported; expected one of {', '.join(_CHECKPOINT_DTYPES)}")
     eos_token_ids = (each.token_ids("eos_token_id") for each in (text, options, generation))
     vision = family.vision(options, text)
     if vision and vision.out_hidden_size != text.count("hidden_size"):
@@ -221,13 +221,14 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
 
 
 def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Family) -> bool:
-    """Where it is said twice, older files have it right in the inner object only, newer ones in the outer."""
+    """Read `tie_word_embeddings`. If both objects have it, older files have it right only in the inner one, newer files in the
+    outer one."""
     said = [each.flag("tie_word_embeddings", False) for each in (options, text) if "tie_word_embeddings" in each.values]
     return any(said) if said else family.ties_word_embeddings
 
 
 def _quantization(options: JsonOptions) -> QuantizationConfig | None:
-    """From config.json, or from the file of its own that older GPTQ checkpoints have."""
+    """Read the quantization from config.json, or from the separate file of older GPTQ checkpoints."""
     if options.values.get("quantization_config"):
         return QuantizationConfig.read(options.within("quantization_config"))
     path = options.path.with_name("quantize_config.json")
@@ -246,7 +247,7 @@ def _family(options: JsonOptions) -> Family:
     if not names and model_type in MODEL_TYPES:
         return MODEL_TYPES[model_type]
     what = ", ".join(names) or model_type or "nothing"
-    raise options.error("architectures", f"{what} is not supported; supported are {', '.join(CLASS_NAMES)}")
+    raise options.error("architectures", f"{what} is not supported; expected one of {', '.join(CLASS_NAMES)}")
 
 
 def _head_dim(options: JsonOptions, family: Family, num_heads: int) -> int:
@@ -254,7 +255,7 @@ def _head_dim(options: JsonOptions, family: Family, num_heads: int) -> int:
     head_dim = options.count("head_dim", family.head_dim)
     if not head_dim:
         if hidden_size % num_heads:
-            raise options.error("head_dim", f"is missing, and hidden_size {hidden_size} is no multiple of {num_heads} heads")
+            raise options.error("head_dim", f"is missing, and hidden_size {hidden_size} is not a multiple of {num_heads} heads")
         head_dim = hidden_size // num_heads
     if head_dim % 2:
         raise options.error("head_dim", f"{head_dim} is odd; rotary embeddings need pairs")
@@ -271,12 +272,13 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
     if kind == "mrope" and family.mrope_layout:
         kind = "default"  # older files' word for positions of three numbers
     if kind not in _ROPE_TYPES:
-        raise rope.error("rope_type", f"{kind!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")
+        raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
     share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * share)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.error(
-            "partial_rotary_factor", f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements; need an even number"
+            "partial_rotary_factor",
+            f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements, expected an even number",
         )
     original = options.count("original_max_position_embeddings", 0) or rope.count(
         "original_max_position_embeddings", max_positions
@@ -320,12 +322,14 @@ def _mrope_sections(text: JsonOptions, rope: JsonOptions, family: Family, num_pa
         raise rope.error("mrope_section", str(error)) from error
     is_interleaved = rope.flag("mrope_interleaved", family.mrope_layout == "interleaved")
     if is_interleaved != (family.mrope_layout == "interleaved"):
-        raise rope.error("mrope_interleaved", f"{is_interleaved} is not supported for {family.name}; supported is the other")
+        raise rope.error(
+            "mrope_interleaved", f"{is_interleaved} is not supported for {family.name}; expected {not is_interleaved}"
+        )
     return sections
 
 
 def _frequency_factors(rope: JsonOptions, rotary_dim: int) -> tuple[float, ...]:
     factors = rope.numbers("frequency_factors")
     if factors and (len(factors) != rotary_dim // 2 or min(factors) <= 0):
-        raise rope.error("frequency_factors", f"should be {rotary_dim // 2} positive numbers, one for each pair")
+        raise rope.error("frequency_factors", f"should be {rotary_dim // 2} positive numbers, one per rotary pair")
     return factors

@@ -12,7 +12,7 @@ _ACTIVATIONS_OF_SCORES: dict[str, ScoreActivation | None] = {"": None, "Identity
 
 
 def task_of(options: JsonOptions) -> Task:
-    """By the name of the class that wrote it."""
+    """Return the task of a checkpoint, by the name of its model class."""
     for name in options.texts("architectures"):
         if name.endswith("ForSequenceClassification"):
             return "classify"
@@ -37,5 +37,5 @@ def score_activation_of(options: JsonOptions) -> ScoreActivation | None:
     name = options.within("sentence_transformers").text("activation_fn", "")
     name = (name or options.text("sbert_ce_default_activation_function", "")).rpartition(".")[2]
     if name not in _ACTIVATIONS_OF_SCORES:
-        raise options.error("activation_fn", f"{name!r} is not supported; supported are {', '.join(_ACTIVATIONS_OF_SCORES)}")
+        raise options.error("activation_fn", f"{name!r} is not supported; expected one of {', '.join(_ACTIVATIONS_OF_SCORES)}")
     return _ACTIVATIONS_OF_SCORES[name]

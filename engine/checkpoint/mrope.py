@@ -17,22 +17,23 @@ LAYOUTS = {
 
 
 def pair_axes(layout: str, sections: tuple[int, ...], num_pairs: int | None = None) -> tuple[int, ...]:
-    """The axis of each pair; empty without a layout. ValueError where the sections do not fit the layout, or `num_pairs`."""
+    """Return the axis of each rotary pair; empty without a layout. ValueError: the sections do not fit the layout, or
+    `num_pairs`."""
     if not layout:
         return ()
     if len(sections) != 3 or min(sections) < 0 or (num_pairs is not None and sum(sections) != num_pairs):
-        raise ValueError(f"{list(sections)} should be 3 numbers of pairs, {num_pairs} together")
+        raise ValueError(f"{list(sections)} should be 3 numbers of rotary pairs with the sum {num_pairs}")
     if layout == "sections":
         return tuple(axis for axis, count in zip(LAYOUTS[layout], sections, strict=True) for _ in range(count))
     if layout == "ernie":
         if sections[0] != sections[1]:
-            raise ValueError(f"{list(sections)} should have as many pairs for height as for width: they take turns")
+            raise ValueError(f"{list(sections)} should have as many pairs for height as for width, because these alternate")
         return (HEIGHT, WIDTH) * sections[0] + (TIME,) * sections[2]
     axes = [TIME] * sum(sections)
     for axis in (HEIGHT, WIDTH):
         places = range(axis, 3 * sections[axis], 3)
         if places and places[-1] >= len(axes):
-            raise ValueError(f"{list(sections)} leave no turn for the last of {sections[axis]} pairs of axis {axis}")
+            raise ValueError(f"{list(sections)} cannot be interleaved: {sections[axis]} pairs of axis {axis} are too many")
         for place in places:
             axes[place] = axis
     return tuple(axes)

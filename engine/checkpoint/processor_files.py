@@ -40,7 +40,7 @@ def _whole(files: Mapping[str, bytes], directory: Path, name: str) -> JsonOption
     try:
         content: Any = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} is no JSON: {error}") from None
+        raise CheckpointError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{name} holds a {type(content).__name__}, expected an object")
+        raise CheckpointError(f"{name} contains a {type(content).__name__}, expected an object")
     return JsonOptions(content, directory / name)

@@ -1,8 +1,8 @@
-"""How the weights of a checkpoint are quantized: `quantization_config` as one checked, frozen value.
+"""`quantization_config` of a checkpoint as one checked, frozen value.
 
-Called by `model_config.py` in every process that reads a checkpoint, used by the worker's loader (`workers/weights/formats`).
-What cannot be dequantized faithfully is an error here, before any process starts. Quantization of activations is not followed:
-the engine computes with the weights that the checkpoint means, in its own precision.
+Read by `model_config.py` in every process that reads a checkpoint, and used by the worker's loader (`workers/weights/formats`).
+Formats that cannot be dequantized exactly are rejected here, before any process starts. Quantization of activations is ignored:
+the engine computes in its own precision with the weights of the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ Storage = Literal["awq", "gptq", "packed", "int", "float"]
 
 
 class WeightScheme(msgspec.Struct, frozen=True):
-    """How one kind of weights is stored.
-
-    `block` is the rectangle (outputs, inputs) that shares a scale; 0: all of them. `zero_offset` is what a stored zero point
-    lacks. With `is_reordered` an index says which group an input belongs to.
-    """
+    """Storage of one kind of weights. `block` is the rectangle (outputs, inputs) that shares a scale; 0: the whole dimension.
+    `zero_offset` is added to stored zero points. With `is_reordered`, an index gives the group of each input."""
 
     storage: Storage
     num_bits: int
@@ -46,7 +43,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
         """The object that `options` hold. Raises CheckpointError where it asks for what is not supported."""
         method = options.text("quant_method", None)
         if method not in _METHODS:
-            raise options.error("quant_method", f"{method!r} is not supported; supported are {', '.join(_METHODS)}")
+            raise options.error("quant_method", f"{method!r} is not supported; expected one of {', '.join(_METHODS)}")
         return _METHODS[method](options)
 
     def scheme_of(self, module: str) -> WeightScheme | None:
@@ -76,7 +73,7 @@ def _group_size(options: JsonOptions, default: int | None = None) -> int:
     """Inputs that share a scale, 0 where all do (-1 in the file)."""
     size = options.count("group_size", default, least=-1)
     if size == 0:
-        raise options.error("group_size", "0 is not supported; supported are -1 and positive sizes")
+        raise options.error("group_size", "0 is not supported; expected -1 or a positive size")
     return max(size, 0)
 
 
@@ -101,7 +98,10 @@ def _read_gptq(options: JsonOptions) -> QuantizationConfig:
     _choice(options, "pack_dtype", options.text("pack_dtype", "int32"), ("int32",))
     for pattern, changes in options.mapping("dynamic").items():
         if changes and not pattern.startswith("-:"):
-            raise options.error("dynamic", f"{pattern!r} has bits or groups of its own; supported are modules left out (-:)")
+            raise options.error(
+                "dynamic",
+                f"{pattern!r} sets its own bits or group size, which is not supported; only excluded modules (-:) are",
+            )
     scheme = WeightScheme(
         "gptq",
         bits,
@@ -145,18 +145,18 @@ def _read_compressed_tensors(options: JsonOptions) -> QuantizationConfig:
     sparsity = options.within("sparsity_config")
     _choice(sparsity, "format", sparsity.text("format", "dense"), ("dense",))
     if options.mapping("transform_config"):
-        raise options.error("transform_config", "transforms (rotations) are not supported; supported are checkpoints without")
+        raise options.error("transform_config", "transforms (rotations) are not supported; use a checkpoint without them")
     groups = options.within("config_groups")
     schemes = [_compressed_scheme(options, groups.within(name)) for name in groups.values]
     if not schemes:
-        raise options.error("config_groups", "is empty; a quantized checkpoint has at least one group")
+        raise options.error("config_groups", "is empty; expected at least one group")
     return QuantizationConfig("compressed-tensors", tuple(schemes), options.texts("ignore"))
 
 
 def _compressed_scheme(options: JsonOptions, group: JsonOptions) -> WeightScheme:
     weights = group.within("weights")
     if not weights.values:
-        raise group.error("weights", "is missing; groups that quantize activations alone are not supported")
+        raise group.error("weights", "is missing; groups that quantize only activations are not supported")
     holder = group if group.values.get("format") else options
     layout = holder.text("format", None)
     _choice(holder, "format", layout, tuple(_FORMATS))

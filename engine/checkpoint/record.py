@@ -46,7 +46,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
         try:
             return msgspec.msgpack.decode(read_file(path), type=ModelRecord)
         except (OSError, msgspec.DecodeError) as error:
-            raise TokamakError(f"no readable {path}: {error}; start the engine anew") from error
+            raise TokamakError(f"cannot read {path}: {error}; restart the engine") from error
 
     def encode(self) -> bytes:
         """Return the document that `of_run` reads."""

@@ -26,7 +26,7 @@ from engine.errors import CheckpointError
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
 POOLED_KINDS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}  # by what the files call them
-_MODES = {  # of older files, a flag each
+_MODES = {  # flags of older files
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -37,12 +37,13 @@ _MODES = {  # of older files, a flag each
 
 
 class SentenceModules(msgspec.Struct, frozen=True):
-    """`kind`: of which tokens, a value of POOLED_KINDS; empty: no step pools. `class_token_ids`: no and yes, or yes alone."""
+    """Pooling modules of a checkpoint. `kind`: pooled tokens, one of POOLED_KINDS; empty: no pooling module. `class_token_ids`:
+    the tokens for no and yes, or only yes."""
 
     kind: str = ""
     is_normalized: bool = False
     class_token_ids: tuple[int, ...] = ()
-    max_tokens: int = 0  # of a prompt; 0: as many as the model takes
+    max_tokens: int = 0  # per prompt; 0: the limit of the model
 
     @staticmethod
     def read(path: Path) -> SentenceModules | None:
@@ -60,16 +61,14 @@ class SentenceModules(msgspec.Struct, frozen=True):
                 found["class_token_ids"] = tuple(token_id for each in ids for token_id in each)
             elif kind != "Transformer":
                 raise CheckpointError(
-                    f"{path / MODULES}: a step of type {kind!r} is not supported; supported are Transformer, Pooling, "
-                    "Normalize and LogitScore"
+                    f"{path / MODULES}: module type {kind!r} is not supported; expected Transformer, Pooling, Normalize or "
+                    "LogitScore"
                 )
         if (path / LENGTHS).is_file():
             lengths = JsonOptions(read_json(path / LENGTHS), path / LENGTHS)
             found["max_tokens"] = lengths.count("max_seq_length", 0)
             if lengths.flag("do_lower_case", False):
-                raise lengths.error(
-                    "do_lower_case", "true is not supported: nobody makes texts lower case; send them so and set it to false"
-                )
+                raise lengths.error("do_lower_case", "true is not supported; send texts in lower case and set it to false")
         return SentenceModules(**found)
 
 
@@ -84,7 +83,7 @@ def _steps(path: Path) -> Iterator[tuple[str, JsonOptions]]:
     for kind, directory in steps:
         place = PurePath(directory)
         if place.is_absolute() or ".." in place.parts:
-            raise CheckpointError(f"{file}: the path {directory!r} leads out of the checkpoint")
+            raise CheckpointError(f"{file}: the path {directory!r} points outside the checkpoint")
         options = path / place / "config.json"
         is_own = bool(directory) and options.is_file()  # the model's own config.json is no step's
         yield kind, JsonOptions(read_json(options) if is_own else {}, options)
@@ -94,5 +93,7 @@ def _pooled_kind(options: JsonOptions) -> str:
     modes = [mode for flag, mode in _MODES.items() if options.flag(flag, False)]
     modes = modes or ([options.text("pooling_mode", None)] if "pooling_mode" in options.values else ["mean"])
     if len(modes) != 1 or modes[0] not in POOLED_KINDS:
-        raise options.error("pooling_mode", f"{' and '.join(modes)} is not supported; one of {', '.join(POOLED_KINDS)} is")
+        raise options.error(
+            "pooling_mode", f"{' and '.join(modes)} is not supported; expected one of {', '.join(POOLED_KINDS)}"
+        )
     return POOLED_KINDS[modes[0]]

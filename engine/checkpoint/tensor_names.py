@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint has, by the headers of its files alone. Used by the launcher, before anybody loads any."""
+"""Names of a checkpoint's tensors, read from the headers of its files. Used by the launcher before any weights are loaded."""
 
 from __future__ import annotations
 

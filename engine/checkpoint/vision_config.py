@@ -30,7 +30,7 @@ class PixelScale(msgspec.Struct, frozen=True):
 
 
 class MediaTokens(msgspec.Struct, frozen=True):
-    """Ids that stand for media in prompts. `video` is -1 where the model takes none."""
+    """Token ids of media placeholders in prompts. `video` is -1 if the model takes no video."""
 
     image: int
     video: int
@@ -51,7 +51,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
     num_heads: int
     intermediate_size: int
     activation: str
-    out_hidden_size: int  # of a token's features: the text model's
+    out_hidden_size: int  # width of features: that of the text model
     patch_size: int  # pixels
     temporal_patch_size: int  # frames
     spatial_merge_size: int  # patches
@@ -62,7 +62,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
     tokens_per_second: int = 0  # positions on the time axis; 0: a video's frames have their times in the text
     window_size: int = 0  # pixels; 0: every layer sees the whole picture
     full_attention_layers: tuple[int, ...] = ()  # where there are windows: the layers that see the whole picture
-    position_table_side: int = 0  # of the square of learned positions; 0: there are none
+    position_table_side: int = 0  # side of the square of learned positions; 0: none
     deepstack_layers: tuple[int, ...] = ()  # their outputs are added to the text model's first layers
 
     @property
@@ -112,16 +112,16 @@ class VisionConfig(msgspec.Struct, frozen=True):
 
 
 def read_pixel_scale(directory: Path) -> PixelScale:
-    """From the checkpoint's processor files. CheckpointError where there is none."""
+    """Read the pixel scale from the checkpoint's processor files. CheckpointError: there are none."""
     files = {name: read_file(directory / name) for name in (PROCESSOR, IMAGE_PROCESSOR) if (directory / name).is_file()}
     options = picture_options(files, directory)
     if not files:
-        raise CheckpointError(f"{options.path} is missing; it says how pictures are scaled")
+        raise CheckpointError(f"{options.path} is missing; it defines how images are resized")
     means, deviations = [0.0] * 3, [1.0] * 3
     if options.flag("do_normalize", True):
         means, deviations = list(options.numbers("image_mean")), list(options.numbers("image_std"))
     if len(means) != 3 or len(deviations) != 3 or min(deviations) <= 0:
-        raise options.error("image_mean", f"{means} and image_std {deviations} should be 3 numbers each, the latter positive")
+        raise options.error("image_mean", f"{means} and image_std {deviations} should be 3 numbers each, image_std positive")
     factor = options.number("rescale_factor", 1 / 255) if options.flag("do_rescale", True) else 1.0
     return PixelScale(factor, tuple(means), tuple(deviations))
 
@@ -143,7 +143,7 @@ def _token_id(options: JsonOptions, name: str, vocab_size: int) -> int:
 
 
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of an encoder that each family reads in its own way, for `VisionConfig`."""
+    """Fields of `VisionConfig` that each family reads by itself."""
 
     activation: str  # where the checkpoint does not say
     out_hidden_size: int
@@ -167,19 +167,21 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
     if hidden_size % num_heads or hidden_size // num_heads % 4:
         raise options.error(
             "hidden_size",
-            f"{hidden_size} should be {num_heads} heads of a multiple of 4: rotation in two directions needs pairs",
+            f"{hidden_size} should be {num_heads} heads of a multiple of 4, for rotary embeddings in two dimensions",
         )
     channels = options.count(_first(options, "in_channels", "in_chans", "num_channels"), 3)
     if channels != 3:
-        raise options.error("in_channels", f"{channels} is not supported; pictures have 3: red, green and blue")
+        raise options.error("in_channels", f"{channels} is not supported; expected 3 (RGB)")
     rope = options.within("rope_parameters")
     rope_type = rope.text("rope_type", "axial")
     if rope_type != "axial":
-        raise rope.error("rope_type", f"{rope_type!r} is not supported; supported is 'axial'")
+        raise rope.error("rope_type", f"{rope_type!r} is not supported; expected 'axial'")
     patch_size = options.count("patch_size", 14, most=_MAX_SIDE)
     merge_size = options.count("spatial_merge_size", 2, most=_MAX_SIDE)
     if spec.window_size and spec.window_size < patch_size * merge_size:
-        raise options.error("window_size", f"{spec.window_size} pixels are less than a token's {patch_size * merge_size}")
+        raise options.error(
+            "window_size", f"{spec.window_size} pixels are less than the side of a token, {patch_size * merge_size}"
+        )
     for name, layers in (
         ("fullatt_block_indexes", spec.full_attention_layers),
         ("deepstack_visual_indexes", spec.deepstack_layers),
@@ -188,7 +190,7 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
             raise options.error(name, f"{list(layers)} should be layers in ascending order, 0 to {depth - 1}")
     side = isqrt(spec.num_positions)
     if side * side != spec.num_positions:
-        raise options.error("num_position_embeddings", f"{spec.num_positions} should be a square's")
+        raise options.error("num_position_embeddings", f"{spec.num_positions} should be a square number")
     return VisionConfig(
         kind=kind,
         tokens=tokens,

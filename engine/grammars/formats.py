@@ -47,7 +47,7 @@ def _schema(schema: Any) -> str:
 def _checked(schema: Any, is_strict: bool = False) -> Any:
     """The schema as llguidance takes it. What its own option could loosen is not the request's to choose. ValueError."""
     if not isinstance(schema, (dict, bool)):
-        raise ValueError(f"a schema is an object, true or false, not {type(schema).__name__}")
+        raise ValueError(f"a schema must be an object, true or false, not {type(schema).__name__}")
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ValueError('the keyword "x-guidance" is not supported')
     return prepared(schema, is_strict)
@@ -74,9 +74,9 @@ def _pattern(regex: str) -> str:
 def _choice(format_: AnswerFormat, marks: dict[str, int]) -> str:
     choices = _parsed(format_.text)
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError("choices are a list of texts, one at least")
+        raise ValueError("choices must be a non-empty list of strings")
     if not all(choices):
-        raise ValueError("a choice is empty")
+        raise ValueError("choices must not be empty strings")
     return f"start: {' | '.join(map(_quoted, choices))}\n"
 
 
@@ -91,7 +91,7 @@ def _grammar(format_: AnswerFormat, marks: dict[str, int]) -> str:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except Exception as error:  # the converter raises nothing narrower
-        raise ValueError(f"it is no GBNF: {error}") from error
+        raise ValueError(f"it is not valid GBNF: {error}") from error
     return lark
 
 
@@ -153,7 +153,7 @@ class _Tags:
         kind = format_.get("type") if isinstance(format_, dict) else None
         writer = self._KINDS.get(kind) if isinstance(kind, str) else None
         if writer is None:
-            raise ValueError(f"a format of the type {kind!r} is not supported; these are: {', '.join(self._KINDS)}")
+            raise ValueError(f"format type {kind!r} is not supported; expected one of {', '.join(self._KINDS)}")
         _check_fields(format_, kind)
         return writer(self, format_)
 
@@ -206,21 +206,21 @@ class _Tags:
     ) -> str:
         """Text in which what follows a trigger is one of the tags (begin, body, end) that begin with it."""
         if not tags or not triggers:
-            raise ValueError("it has no tags or no triggers")
+            raise ValueError("it needs at least one tag and one trigger")
         heads = []
         for trigger in triggers:
             if not isinstance(trigger, str) or not trigger:
-                raise ValueError("a trigger is a text that is not empty")
+                raise ValueError("a trigger must be a non-empty string")
             mark = next((name for name in self._names if trigger.startswith(name)), "")
             own = [(begin[len(mark or trigger) :], body, end) for begin, body, end in tags if begin.startswith(trigger)]
             if not own:
-                raise ValueError(f"no tag begins with the trigger {trigger[:64]!r}")
+                raise ValueError(f"no tag starts with the trigger {trigger[:64]!r}")
             head = f"ANY_TEXT {self._literal(mark)}" if mark else self._up_to(trigger)
             rest = " | ".join(f"{self._literal(begin)} ({body}) {self._literal(end)}" for begin, body, end in own)
             heads.append(self._new(f"{head} ({rest})"))
         begun = [begin for begin, _, _ in tags if not begin.startswith(tuple(triggers))]
         if begun:
-            raise ValueError(f"the tag {begun[0][:64]!r} begins with none of the triggers")
+            raise ValueError(f"the tag {begun[0][:64]!r} does not start with any of the triggers")
         each = " | ".join(heads)
         times = ("" if is_needed else "?") if is_single else ("+" if is_needed else "*")
         return f"({each}){times}" + ("" if is_single and is_needed else " ANY_TEXT")
@@ -272,7 +272,7 @@ def _check_fields(format_: Any, kind: Any) -> None:
     """Check that a format has no other fields: xgrammar's `excludes` and `style` would be ignored here."""
     for name, value in format_.items():
         if name != "type" and name not in _FIELDS[kind] and value not in _ASKS_NOTHING:
-            raise ValueError(f"{name!r} of a format of the type {kind!r} is not supported; leave it out")
+            raise ValueError(f"{name!r} is not supported in a format of type {kind!r}; remove it")
 
 
 def _list_of(format_: Any, name: str) -> list[Any]:
@@ -295,11 +295,11 @@ def _parsed(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _quoted(text: str) -> str:
@@ -325,4 +325,4 @@ def cause_of(error: str) -> str:
     return _CAUSES.get(text, text)[:500]
 
 
-_CAUSES = {"NoExtensionBias": "no answer can have this form", "NoExtension": "no answer can have this form"}
+_CAUSES = {"NoExtensionBias": "no output can match it", "NoExtension": "no output can match it"}

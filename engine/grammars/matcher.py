@@ -87,7 +87,9 @@ class _Library:
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
         found = [path for place in places for path in sorted(Path(place).glob("_lib*.so"))]
         if not found:
-            raise TokamakError("the package llguidance, which answers with a form need, is not installed as a wheel has it")
+            raise TokamakError(
+                "structured output needs the llguidance wheel, which is not installed or incomplete; reinstall it with pip"
+            )
         slow, quick = ctypes.CDLL(str(found[0])), ctypes.PyDLL(str(found[0]))
         try:
             self.new_tokenizer = _function(slow.llg_new_tokenizer_v2, c_void_p, POINTER(_TokenizerInit), c_char_p, c_size_t)
@@ -106,12 +108,17 @@ class _Library:
             self.get_error = _function(quick.llg_matcher_get_error, c_char_p, c_void_p)
             self.set_defaults = _function(quick.llg_constraint_init_set_defaults, None, POINTER(_MatcherInit), c_void_p)
         except AttributeError as error:
-            raise TokamakError(f"the package llguidance is of another version than this engine knows: {error}") from error
+            raise TokamakError(
+                f"the installed version of llguidance is not supported: {error}; install the version that Tokamak requires"
+            ) from error
         init = _MatcherInit()
         self.set_defaults(ctypes.byref(init), None)
         limits = tuple(getattr(init.limits, name) for name, _ in _Limits._fields_)
         if limits != (*_DEFAULTS, True, True):
-            raise TokamakError(f"the package llguidance is of another version than this engine knows: its limits read {limits}")
+            raise TokamakError(
+                f"the installed version of llguidance is not supported: its limits are {limits}; install the version that "
+                "Tokamak requires"
+            )
 
 
 def _function(function: Any, result: Any, *arguments: Any) -> Any:
@@ -143,7 +150,7 @@ class MatcherVocabulary:
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         self.address = self._library.new_tokenizer(ctypes.byref(init), error, _ERROR_BYTES)
         if not self.address:
-            raise TokamakError(f"llguidance does not take the vocabulary: {error.value.decode(errors='replace')}")
+            raise TokamakError(f"llguidance rejected the vocabulary: {error.value.decode(errors='replace')}")
 
     def __del__(self) -> None:
         if getattr(self, "address", None):

@@ -214,7 +214,7 @@ class _Rule:
         text = self._body(schema, depth)
         self._num_left -= len(text) + 1
         if self._num_left < 0:
-            raise ValueError(f"integers beyond 2^53 make a rule of more than {_MAX_RULE_CHARACTERS} characters")
+            raise ValueError(f"integers beyond 2^53 need a rule of more than {_MAX_RULE_CHARACTERS} characters, the limit")
         return text
 
     def _body(self, schema: Any, depth: int) -> str:
@@ -234,7 +234,7 @@ class _Rule:
             return f"({' | '.join(self.body(each, depth - 1) for each in alternatives)})"
         if target.get("additionalProperties") is False and set(target) <= _OF_OBJECTS and "properties" in target:
             if id(target) in self._open:
-                raise ValueError(f"an integer beyond 2^53 is in a schema that refers to itself: {_short(target)}")
+                raise ValueError(f"integers beyond 2^53 are not supported in a recursive schema: {_short(target)}")
             self._open.append(id(target))
             text = self._object(target, depth)
             self._open.pop()
@@ -245,7 +245,7 @@ class _Rule:
         if not any(_has_large(_values(node)) for node in self._reached(target)):
             return self.json(schema)
         raise ValueError(
-            f"an integer beyond 2^53 is exact in const and enum of properties, items and anyOf alone: {_short(target)}"
+            f"integers beyond 2^53 are supported only in const and enum of properties, items and anyOf: {_short(target)}"
         )
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
@@ -258,7 +258,7 @@ class _Rule:
             members.append(f"{key} {self._space} {self._colon} {self._space} {self.body(child, depth - 1)}")
         firsts = [place for place, name in enumerate(names) if name in required][:1]  # always there: commas are around it
         if not firsts and len(members) * sum(map(len, members)) > self._num_left:
-            raise ValueError(f"integers beyond 2^53 make a rule of more than {_MAX_RULE_CHARACTERS} characters")
+            raise ValueError(f"integers beyond 2^53 need a rule of more than {_MAX_RULE_CHARACTERS} characters, the limit")
         objects = []
         for first in firsts or range(len(members)):
             before = [f"({member} {comma})?" for member in members[:first]] if firsts else []

@@ -51,7 +51,7 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
         try:
             return msgspec.msgpack.decode(read_file(path), type=GrammarTokens)
         except (OSError, msgspec.DecodeError) as error:
-            raise TokamakError(f"no readable {path}: {error}; start the engine anew") from error
+            raise TokamakError(f"cannot read {path}: {error}; restart the engine") from error
 
     @property
     def num_tokens(self) -> int:

@@ -39,7 +39,10 @@ def check_work(lark: str) -> None:
     total = sum(work.values())
     if total > MAX_WORK:
         worst = max(work, key=lambda name: work[name])
-        raise ValueError(f"its {worst} alone is {work[worst]:.0f} units of work, the limit of all is {MAX_WORK}; send fewer")
+        raise ValueError(
+            f"it is too complex: {worst} alone needs {work[worst]:.0f} units of work, the limit in total is {MAX_WORK}; use "
+            "less of it"
+        )
 
 
 def _add(work: dict[str, float], name: str, units: float) -> None:

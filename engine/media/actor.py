@@ -88,7 +88,7 @@ class MediaActor(Actor):
     def on_start(self) -> None:
         config = self.context.config
         record = ModelRecord.of_run(self.context.run.model_path)
-        assert record.config.vision is not None, "a model of text has no media process"
+        assert record.config.vision is not None, "a text model has no media process"
         self._items = MediaItems(
             record.config.vision,
             MediaSettings.of(record, config.mm_processor_kwargs, config.media_io_kwargs),
@@ -117,12 +117,12 @@ class MediaActor(Actor):
                     self._turns.add(message.request, (sender, call_id), message)
                     self._wanted[message.item.unit_hashes[0]] += 1
                 else:
-                    text = f"{MAX_WAITING} media units are waiting to be decoded, the limit; try again later"
+                    text = f"the decoding queue is full: {MAX_WAITING} media units are waiting, the limit; try again later"
                     self._outbox(sender).post(PixelsFailed(call_id, 503, text))
             case PixelsDone(call_id):
                 self._release((sender, call_id))
             case _:
-                raise AssertionError(f"{type(message).__name__} from {sender} is not for a media process")
+                raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_peer(self, name: str, epoch: int) -> None:
         self._meets(name, epoch)
@@ -237,14 +237,13 @@ class MediaActor(Actor):
         else:
             source, deadline_ns = work.item.source, 0
         if 0 < deadline_ns < now_ns:
-            raise SharedMemoryError("the request's time is over")
+            raise SharedMemoryError("the request timed out")
         if source.parts:
             self._files[source.api].check(source.parts[0])
         seconds = time.process_time() - self._hands_cpu_s
         if seconds > MAX_CPU_S:
             raise refuse(
-                f"a part of the video that should take two seconds took {seconds:.0f} s of the processor, the limit is "
-                f"{MAX_CPU_S:.0f}; encode it anew",
+                f"a part of the video took {seconds:.0f} s of CPU time, the limit is {MAX_CPU_S:.0f}; re-encode the video",
                 "invalid_video",
             )
 
@@ -254,8 +253,8 @@ class MediaActor(Actor):
             num_bytes, limit = len(encode(Prepared("", item))), self.context.mailbox.max_record_bytes - MAX_CALL_BYTES
             if num_bytes > limit:
                 raise refuse(
-                    f"the video comes to {len(item.unit_hashes)} units, whose names and times take {num_bytes} bytes, the "
-                    f"limit is {limit}; ask for fewer frames",
+                    f"the video has {len(item.unit_hashes)} units with {num_bytes} bytes of hashes and times, the limit is "
+                    f"{limit}; request fewer frames",
                     "invalid_video",
                 )
 
@@ -286,7 +285,7 @@ class MediaActor(Actor):
             with self._noted(item.unit_hashes[0], item.kind):
                 pixels = self._items.pixels(item, wanted.index, parts)
         except SharedMemoryError:
-            text = f"the file is not in the memory of {item.source.api} any more, which let go of it or died; try again"
+            text = f"the file is no longer in the memory of {item.source.api}, which released it or died; try again"
             return PixelsFailed(wanted.call_id, 503, text)
         except RequestError as error:
             return PixelsFailed(wanted.call_id, error.status, error.message, error.code)
@@ -307,7 +306,7 @@ class MediaActor(Actor):
         """Note the file while it is decoded. RequestError: it has killed this process too often."""
         num_deaths = self._notes.num_deaths(name)
         if num_deaths >= LIMIT_DEATHS:
-            raise parse_error(kind, f"the process that decodes files ended {num_deaths} times over this one")
+            raise parse_error(kind, f"the decoder process died {num_deaths} times on this file")
         self._notes.open(name)
         try:
             yield

@@ -33,7 +33,9 @@ def checked_grid(kind: str, grid: tuple[int, int, int] | None, vision: VisionCon
     if grid is None:
         raise refuse(f"{kind}_grid_thw is missing; give [time, height, width] of the features' patches", CODE)
     if len(grid) != 3 or min(grid) < 1 or max(grid) > 1 << 20 or (kind == "image" and grid[0] != 1):
-        raise refuse(f"{kind}_grid_thw is {list(grid)}, expected three positive numbers, the first 1 of a picture", CODE)
+        raise refuse(
+            f"{kind}_grid_thw is {list(grid)}, expected three positive numbers, the first of them 1 for an image", CODE
+        )
     if grid[0] % rows or grid[1] % merge or grid[2] % merge:
         raise refuse(f"{kind}_grid_thw is {list(grid)}, expected multiples of {[rows, merge, merge]}", CODE)
     return grid
@@ -46,11 +48,11 @@ def read_features(data: bytes | bytearray, num_rows: int, width: int) -> NDArray
     except RequestError:
         raise
     except MemoryError:
-        raise refuse("the features need more memory than there is for a file", CODE) from None
+        raise refuse("the features exceed the memory limit of a file", CODE) from None
     except Exception as error:  # whatever a parser says of a stranger's file is that file's fault
         raise refuse(f"the features cannot be read: {error or type(error).__name__}", CODE) from None
     if found.shape != (num_rows, width):
-        raise refuse(f"the features are {list(found.shape)}, expected {[num_rows, width]}: tokens, and the model's width", CODE)
+        raise refuse(f"the features are {list(found.shape)}, expected {[num_rows, width]} (tokens, width of the model)", CODE)
     if not np.isfinite(found).all():
         raise refuse("the features hold NaN or infinity, expected finite numbers", CODE)
     return found
@@ -66,23 +68,25 @@ def _read_npy(data: bytes | bytearray) -> NDArray[np.float32]:
     else:
         raise refuse(f"the npy file has version {version}, expected 1.0 or 2.0", CODE)
     if dtype.kind != "f" or dtype.itemsize > 8:
-        raise refuse(f"the features are of type {dtype}, expected float16, float32 or float64; objects are never read", CODE)
+        raise refuse(
+            f"the features are of type {dtype}, expected float16, float32 or float64; Python objects are not supported", CODE
+        )
     return _shaped(data, file.tell(), dtype, shape, "F" if is_fortran else "C")
 
 
 def _read_safetensors(data: bytes | bytearray) -> NDArray[np.float32]:
     header_bytes = int.from_bytes(data[:8], "little")
     if len(data) < 10 or data[8:9] != b"{" or not 2 <= header_bytes <= min(MAX_HEADER_BYTES, len(data) - 8):
-        raise refuse("the features are neither npy nor safetensors; pickles and archives of arrays are never read", CODE)
+        raise refuse("the features are neither npy nor safetensors; pickle and npz are not supported", CODE)
     header = json.loads(bytes(data[8 : 8 + header_bytes]))
     tensors = [value for name, value in header.items() if name != "__metadata__"]
     if len(tensors) != 1:
-        raise refuse(f"the safetensors file holds {len(tensors)} tensors, expected one", CODE)
+        raise refuse(f"the safetensors file has {len(tensors)} tensors, expected one", CODE)
     dtype, shape, (start, end) = tensors[0]["dtype"], tuple(tensors[0]["shape"]), tensors[0]["data_offsets"]
     if dtype not in _TYPES:
         raise refuse(f"the features are of type {dtype}, expected {', '.join(_TYPES)}", CODE)
     if (start, end) != (0, len(data) - 8 - header_bytes):
-        raise refuse(f"the tensor lies in bytes {start} to {end} of {len(data) - 8 - header_bytes}, expected all of them", CODE)
+        raise refuse(f"the tensor covers bytes {start} to {end} of {len(data) - 8 - header_bytes}, expected all of them", CODE)
     found = _shaped(data, 8 + header_bytes, np.dtype(_TYPES[dtype]), shape, "C", is_bfloat16=dtype == _BFLOAT16)
     return found
 
@@ -97,7 +101,7 @@ def _shaped(
 ) -> NDArray[np.float32]:
     expected = math.prod(shape) * dtype.itemsize
     if len(data) - start != expected:
-        raise refuse(f"the file has {len(data) - start} bytes of numbers, its shape {list(shape)} needs {expected}", CODE)
+        raise refuse(f"the file has {len(data) - start} bytes of data, but shape {list(shape)} needs {expected}", CODE)
     flat = np.frombuffer(data, dtype, offset=start)
     if is_bfloat16:
         flat = (flat.astype(np.uint32) << 16).view(np.float32)

@@ -60,8 +60,8 @@ def format_of(data: bytes | bytearray) -> str:
     if not found:
         raise refuse(
             (
-                f"the file is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: it begins with "
-                f"{bytes(data[:8]).hex(' ')}; convert it"
+                f"the file is not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: it starts with {bytes(data[:8]).hex(' ')}; "
+                "convert it"
             ),
             "unsupported_image_media_type",
         )
@@ -139,7 +139,7 @@ def _open(data: bytes | bytearray, max_pixels: int) -> Image.Image:
 
 def _check_sides(height: int, width: int, max_pixels: int) -> None:
     if height < 1 or width < 1:
-        raise parse_error("image", f"its sides are {width} x {height}")
+        raise parse_error("image", f"its size is {width} x {height}")
     if height * width > max_pixels:
         raise refuse(
             (
@@ -170,7 +170,7 @@ def check_scans(data: bytes | bytearray, kind: str) -> None:
         if num_scans > _MAX_SCANS:
             break
         place = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
-    raise parse_error(kind, f"it has more than {_MAX_SCANS} scans or {_MAX_CHUNKS} segments; save it anew")
+    raise parse_error(kind, f"it has more than {_MAX_SCANS} scans or {_MAX_CHUNKS} segments; save it again")
 
 
 def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:
@@ -209,4 +209,4 @@ def _webp_sides(data: bytes | bytearray) -> tuple[int, int]:
         return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
     if kind == b"VP8 " and len(data) >= 30:
         return int.from_bytes(data[28:30], "little") & 0x3FFF, int.from_bytes(data[26:28], "little") & 0x3FFF
-    raise parse_error("image", "it ends before its sides")
+    raise parse_error("image", "it ends before its dimensions")

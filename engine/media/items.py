@@ -174,7 +174,7 @@ class MediaItems:
         vision = self._vision
         grid = features.checked_grid(source.kind, source.grid_thw, vision)
         if len(parts) != 1:
-            raise refuse(f"the features come in {len(parts)} files, expected one", features.CODE)
+            raise refuse(f"the features have {len(parts)} files, expected one", features.CODE)
         num_units = grid[0] * vision.temporal_patch_size // vision.frames_per_unit if source.kind == "video" else 1
         num_rows = num_units * vision.num_tokens_of(grid[1], grid[2])
         self.num_pixels += len(parts[0]) // 4
@@ -197,8 +197,8 @@ class MediaItems:
         num_bytes = self._unit_bytes(source, grid)
         if num_tokens > self._max_rows or num_bytes > self._max_bytes:
             raise refuse(
-                f"the item's units have {num_tokens} tokens and {num_bytes} bytes of pixels, the limits are {self._max_rows} "
-                f"(--encoder-cache-size) and {self._max_bytes} (--mm-processor-cache-gb); ask for less in mm_processor_kwargs",
+                f"a unit of the item has {num_tokens} tokens and {num_bytes} bytes of pixels, the limits are {self._max_rows} "
+                f"(--encoder-cache-size) and {self._max_bytes} (--mm-processor-cache-gb); request less in mm_processor_kwargs",
                 "image_too_large",
             )
         units = range(len(times) // count if times else 1)

@@ -44,7 +44,7 @@ def checked_movie(data: bytes, max_frames: int) -> bytes:
             case b"elst":
                 num_edits += _number(others, start)
             case b"cmov":
-                raise refuse("the video's header is compressed, as QuickTime did in the nineties; convert it", "invalid_video")
+                raise refuse("compressed QuickTime headers are not supported; convert the video", "invalid_video")
         if num_entries * max(1, num_edits) > limit:
             raise refuse(
                 f"the video's tables claim {num_entries} samples, in {num_edits} edits, the limit is {limit} for both "
@@ -92,7 +92,7 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]
             break
         num_boxes += 1
         if num_boxes > MAX_BOXES:
-            raise refuse(f"the video has more than {MAX_BOXES} boxes side by side; convert it", "invalid_video")
+            raise refuse(f"the video has more than {MAX_BOXES} boxes at one level; convert it", "invalid_video")
         stop = min(start + num_bytes, end)
         yield data[start + 4 : start + 8], first, stop
         start = stop

@@ -33,6 +33,6 @@ def decoding(kind: str) -> Iterator[None]:
         raise
     except MemoryError:
         code = "image_too_large" if kind == "image" else "invalid_video"
-        raise refuse(f"the {_NAMES[kind]} needs more memory than there is for one; make it smaller", code) from None
+        raise refuse(f"the {_NAMES[kind]} exceeds the memory limit of a file; make it smaller", code) from None
     except Exception as error:
         raise parse_error(kind, str(error) or type(error).__name__) from None

@@ -55,7 +55,7 @@ class PictureSettings(msgspec.Struct, frozen=True):
             return rule(height, width, self.factor, self.min_pixels, max_pixels, num_frames)
         if height % self.factor or width % self.factor:
             raise refuse(
-                f"the model takes sides of multiples of {self.factor} pixels, these are {width} x {height}; make them so",
+                f"the sides must be multiples of {self.factor} pixels, but are {width} x {height}; resize it",
                 "invalid_image",
             )
         return height, width
@@ -99,7 +99,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
             picture = _picture_settings(vision, picture_options(record.files, directory).values)
             clip = _clip_settings(vision, clip_options(record.files, directory).values, record.files)
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"its processor files are wrong: {error}") from None
+            raise CheckpointError(f"its processor files are invalid: {error}") from None
         try:
             return MediaSettings(picture, clip).changed(processor_kwargs, io_kwargs)
         except RequestError as error:
@@ -121,7 +121,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
             ("num_frames", asked.num_frames, allowed.most),
         ):
             if value > limit:
-                raise refuse(f"{name} {value:g} is more than the server's {limit:g}; ask for less", "invalid_value")
+                raise refuse(f"{name} {value:g} is more than the server's {limit:g}; request less", "invalid_value")
         if asked.most <= allowed.most:
             return changed
         fewer = msgspec.structs.replace(asked, max_frames=allowed.most, min_frames=min(asked.min_frames, allowed.most))
@@ -176,7 +176,7 @@ def _clip_settings(vision: VisionConfig, file: Mapping[str, Any], files: Mapping
 def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
     for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.spatial_merge_size)):
         if file.get(name, expected) != expected:
-            raise ValueError(f"{name} {file[name]} is not the model's {expected}")
+            raise ValueError(f"{name} {file[name]} differs from the model's {expected}")
     least, most = limits
     return {
         "kind": vision.kind,
@@ -247,5 +247,5 @@ def _positive(name: str, value: Any, kind: type, least: float = 1) -> Any:
             raise ValueError(f"{name} {value!r} should be a positive number")
         return float(value)
     if not is_number or int(value) != value or not least <= value <= _MOST:
-        raise ValueError(f"{name} {value!r} should be a whole number from {least} to {_MOST}")
+        raise ValueError(f"{name} {value!r} should be an integer from {least} to {_MOST}")
     return int(value)

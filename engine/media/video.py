@@ -121,7 +121,7 @@ class Clip:
             self._worked(image.width * image.height)
             return image
         if self._last is None:
-            raise parse_error("video", "none of its frames is whole")
+            raise parse_error("video", "none of its frames is complete")
         with decoding("video"):
             return _shown(self._last)
 
@@ -152,14 +152,13 @@ class Clip:
         """Check the work up to here."""
         if num_pixels > MAX_FILE_PIXELS:
             raise refuse(
-                f"the frames up to the last that is chosen take the work of {num_pixels} pixels, the limit is "
-                f"{MAX_FILE_PIXELS}; send a smaller or shorter video",
+                f"decoding up to the last selected frame costs {num_pixels} pixels, the limit is {MAX_FILE_PIXELS}; send a "
+                "smaller or shorter video",
                 "invalid_video",
             )
         if self._position < 0 and num_pixels > MAX_FIRST_PIXELS:
             raise refuse(
-                f"no frame of the video is shown within the work of {num_pixels} pixels, the limit is {MAX_FIRST_PIXELS}; "
-                "encode it anew",
+                f"decoding {num_pixels} pixels yields no frame of the video, the limit is {MAX_FIRST_PIXELS}; re-encode it",
                 "invalid_video",
             )
 
@@ -178,7 +177,7 @@ class Clip:
         for num_packets, packet in enumerate(self._container.demux()):
             self._worked(0)
             if num_packets > MAX_PACKETS:
-                raise refuse(f"the file has more than {MAX_PACKETS} packets of all its streams; cut it", "invalid_video")
+                raise refuse(f"the file has more than {MAX_PACKETS} packets in all streams; cut it", "invalid_video")
             if packet.stream.index != stream.index:
                 continue
             num_bytes += packet.size
@@ -187,7 +186,7 @@ class Clip:
                 self.num_frames += 1
                 self._packet_ends.append(num_bytes)
             if num_bytes > MAX_READ_RATIO * len(self._parts[0]):
-                raise refuse("the video's frames lie over each other: together they are larger than its file", "invalid_video")
+                raise refuse("the video's frames overlap: together they are larger than its file", "invalid_video")
             if packet.size > MAX_PACKET_BYTES:
                 raise refuse(
                     f"a frame of the video has {packet.size} bytes, the limit is {MAX_PACKET_BYTES}; compress it more",
@@ -259,7 +258,7 @@ class Clip:
 
     def _check(self, height: int, width: int) -> None:
         if height < 1 or width < 1:
-            raise parse_error("video", f"its sides are {width} x {height}")
+            raise parse_error("video", f"its size is {width} x {height}")
         if height * width > self._max_pixels:
             raise refuse(
                 f"the video's frames have {width} x {height} pixels, the limit is {self._max_pixels} (--max-image-pixels); "
@@ -268,7 +267,9 @@ class Clip:
             )
         if is_too_long(height, width):
             raise refuse(
-                f"the video's sides are {width} x {height}, the longer may be {MAX_RATIO} times the shorter", "invalid_video"
+                f"the video's sides are {width} x {height}, but the longer side may be at most {MAX_RATIO} times the "
+                "shorter; crop it",
+                "invalid_video",
             )
 
 
@@ -296,7 +297,7 @@ def pictures_in(codec: str, packet: Any) -> int:
         place += num_bytes
     if num_obus > MAX_OBUS or num_pictures > MAX_PACKET_PICTURES:
         raise refuse(
-            f"a packet of the video has more than {MAX_PACKET_PICTURES} pictures, or {MAX_OBUS} parts; encode it anew",
+            f"a packet of the video has more than {MAX_PACKET_PICTURES} pictures, or {MAX_OBUS} parts; re-encode it",
             "invalid_video",
         )
     return max(1, num_pictures)
@@ -363,6 +364,6 @@ def _container_of(data: bytes | bytearray) -> str:
     if data[:4] == b"GIF8":
         return "gif"
     raise refuse(
-        (f"the file is not MP4, MOV, WebM, Matroska, AVI or GIF: it begins with {bytes(data[:8]).hex(' ')}; convert it"),
+        (f"the file is not MP4, MOV, WebM, Matroska, AVI or GIF: it starts with {bytes(data[:8]).hex(' ')}; convert it"),
         "invalid_video",
     )

@@ -67,7 +67,7 @@ def owners(placement: LayerPlacement, num_experts: int) -> np.ndarray:
         for expert in experts:
             table[expert, 0] += 1
             table[expert, table[expert, 0]] = rank
-    assert table[:, 0].all(), f"experts {np.flatnonzero(table[:, 0] == 0).tolist()} lie nowhere"
+    assert table[:, 0].all(), f"experts {np.flatnonzero(table[:, 0] == 0).tolist()} are not placed"
     return table
 
 

@@ -39,9 +39,7 @@ def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
     try:
         return rule_of(prepared(schema, is_strict), options, literal)
     except ValueError as error:
-        raise RequestError(
-            f"tools: the parameters of a function cannot be used: {error}", code="invalid_value", param="tools"
-        ) from None
+        raise RequestError(f"tools: unsupported function parameters: {error}", code="invalid_value", param="tools") from None
 
 
 def _carried(schema: Mapping[str, Any]) -> str | None:

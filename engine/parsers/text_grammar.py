@@ -58,7 +58,7 @@ def _rewritten(match: re.Match[str], kept: set[str]) -> str:
         body, _, flags = text[1:].rpartition("/")
         return _escaped_regex(text, body.replace("\\/", "/"), flags)
     if match["open"]:  # as a whole, so that its rest is not looked through again and again
-        raise _refused(f"{text[:40]} has no end on its line")
+        raise _refused(f"{text[:40]} is not closed on its line")
     if match["terminal"]:
         return text if text in kept else _rule_of(text)
     if match["name"] and match["name"] in _COMMON:
@@ -81,18 +81,18 @@ def _escaped_string(text: str) -> str:
     try:
         plain = json.loads(text.removesuffix("i"))
     except ValueError as error:
-        raise _refused(f"the string {text[:40]} is none: {error}") from None
+        raise _refused(f"{text[:40]} is not a valid string: {error}") from None
     inner = json.dumps(plain, ensure_ascii=False)[1:-1]
     if inner == plain:
         return text
     if text.endswith("i"):
-        raise _refused(f"{text[:40]} ignores case and has a character that JSON escapes")
+        raise _refused(f"{text[:40]} ignores case and has a character that JSON escapes, which is not supported")
     return json.dumps(inner, ensure_ascii=False)
 
 
 def _escaped_regex(text: str, body: str, flags: str) -> str:
     if set(flags) - {"s"}:
-        raise _refused(f"the flags {flags!r} of /{body[:40]}/ are not supported; s is")
+        raise _refused(f"the flags {flags!r} of /{body[:40]}/ are not supported; only s is")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -181,7 +181,7 @@ def _set(ranges: Ranges, repeat: str = "") -> str:
     if forms:
         choices.append(f"/{'|'.join(map(re.escape, forms))}/")
     if not choices:
-        raise _refused("a regex takes no character at all")
+        raise _refused("a regex matches no character")
     return f"({' | '.join(choices)})" if len(choices) > 1 else choices[0]
 
 

@@ -55,7 +55,9 @@ class Actor:
 
     def on_command(self, command: Command) -> Reply | None:
         """An operator's order. None: the answer comes later, by `context.events.send(Reply(...))`."""
-        return Reply(command.command_id, 400, f"{self.context.name} does not take {type(command.order).__name__}")
+        return Reply(
+            command.command_id, 400, f"{self.context.name} does not support the command {type(command.order).__name__}"
+        )
 
     def on_peer(self, name: str, epoch: int) -> None:
         """`name` was started again and has now this epoch."""
@@ -203,7 +205,7 @@ def explained(error: Exception) -> Exception:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if not is_memory or limit == resource.RLIM_INFINITY:
         return error
-    text = f"no memory is left: each process may have {limit / 2**30:.2f} GiB of address space; raise `ulimit -v`"
+    text = f"out of memory: the address space of a process is limited to {limit / 2**30:.2f} GiB; raise `ulimit -v`"
     return TokamakError(text)
 
 

@@ -33,7 +33,7 @@ class AdapterRegistry:
             try:
                 self._record = self._run.adapters()
             except TokamakError as error:
-                raise RequestError(f"the adapters cannot be read: {error}; ask again in a moment", status=503) from error
+                raise RequestError(f"the adapters cannot be read: {error}; try again in a moment", status=503) from error
             self._seen = version
         return self._record.adapters
 
@@ -79,4 +79,4 @@ class AdapterGauge:
 
 
 def _gone() -> RequestError:
-    return RequestError("the adapter was unloaded meanwhile", status=404, code="model_not_found", param="model")
+    return RequestError("the adapter has been unloaded", status=404, code="model_not_found", param="model")

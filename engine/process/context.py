@@ -175,7 +175,7 @@ class ActorContext:
 
     def _media_memory(self, name: str, num_bytes: int) -> MemoryFile:
         if name not in self._media_fds:
-            raise TokamakError(f"{self.name} was started without the memory of {name}; it got that of {list(self._media_fds)}")
+            raise TokamakError(f"{self.name} was started without the memory of {name}; it has that of {list(self._media_fds)}")
         return MemoryFile.from_fd(os.dup(self._media_fds[name]), num_bytes)
 
     def weights_in_use(self) -> tuple[str, int, str]:

@@ -32,9 +32,7 @@ class ControlServer:
             self.control.bind(self._endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise StartError(
-                f"cannot make a socket in {run.directory}: {error}; give another directory with --run-dir"
-            ) from error
+            raise StartError(f"cannot make a socket in {run.directory}: {error}; use another --run-dir") from error
         self._clients: dict[str, bytes] = {}
 
     def commands(self) -> list[Command]:
@@ -46,7 +44,9 @@ class ControlServer:
             if command is None:
                 self._send(client, Reply("", 400, "not a command"))
             elif command.command_id in self._clients:
-                self._send(client, Reply(command.command_id, 409, f"command id {command.command_id} is taken; choose another"))
+                self._send(
+                    client, Reply(command.command_id, 409, f"command id {command.command_id} is already in use; choose another")
+                )
             else:
                 self._clients[command.command_id] = client
                 commands.append(command)

@@ -76,7 +76,7 @@ def check_length(command: Command, frame: bytes) -> None:
     """RequestError: no control ring takes the order."""
     if len(frame) > MAX_ORDER_BYTES:
         name = type(command.order).__name__
-        raise RequestError(f"{name} takes {len(frame)} bytes, the limit is {MAX_ORDER_BYTES}; shorten its names, path or ranks")
+        raise RequestError(f"{name} has {len(frame)} bytes, the limit is {MAX_ORDER_BYTES}; shorten its names, path or ranks")
 
 
 def _reply(frame: bytes) -> Reply:

@@ -109,7 +109,9 @@ class Run(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(read_document(self.manifest_path), type=Manifest)
         except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
-            raise TokamakError(f"no readable manifest in {self.directory}: {error}; is it the directory of a run?") from error
+            raise TokamakError(
+                f"cannot read the manifest in {self.directory}: {error}; check that it is a run directory"
+            ) from error
 
     @property
     def packed_path(self) -> Path:
@@ -154,8 +156,8 @@ class Run(msgspec.Struct, frozen=True):
         longest = len(os.fsencode(self.directory / with_replica(KV_EVENTS_NAME, f"{CACHE}00")))
         if longest > MAX_SOCKET_PATH_BYTES:
             raise OptionError(
-                f"the run directory {self.directory} makes socket paths of {longest} bytes, the limit is "
-                f"{MAX_SOCKET_PATH_BYTES}; give a shorter one with --run-dir"
+                f"socket paths in the run directory {self.directory} would have {longest} bytes, the limit is "
+                f"{MAX_SOCKET_PATH_BYTES}; use a shorter --run-dir"
             )
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -176,7 +178,7 @@ class Run(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(read_document(path), type=WeightsRecord)
         except (OSError, msgspec.DecodeError) as error:
-            raise TokamakError(f"no readable {path.name} in {self.directory}: {error}; start the engine anew") from error
+            raise TokamakError(f"cannot read {path.name} in {self.directory}: {error}; restart the engine") from error
 
     def write_weights(self, record: WeightsRecord, scheduler: str = SCHEDULER) -> None:
         """Whole or not at all, whenever this process dies. OSError where there is no room, or no such directory any more."""
@@ -187,7 +189,7 @@ class Run(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(read_document(self.adapters_path), type=AdaptersRecord)
         except (OSError, msgspec.DecodeError) as error:
-            raise TokamakError(f"no readable {self.adapters_path.name} in {self.directory}: {error}") from error
+            raise TokamakError(f"cannot read {self.adapters_path.name} in {self.directory}: {error}") from error
 
     def write_adapters(self, record: AdaptersRecord) -> None:
         """Whole or not at all. OSError."""
@@ -240,13 +242,13 @@ def choose_run(run_id: str = "", directory: Path | None = None) -> Run:
         return open_run(directory)
     runs = [run for run in find_runs() if run.run_id.startswith(run_id)]
     if not runs:
-        which = f"no run {run_id}" if run_id else "no engine, running or dead,"
-        raise TokamakError(f"there is {which} of this user here; start one with `tokamak serve`, or name its --run-dir")
+        which = f"no run {run_id}" if run_id else "no engine"
+        raise TokamakError(f"{which} of this user found; start one with `tokamak serve`, or pass its --run-dir")
     living = [run for run in runs if run.is_alive()]
     if len(living) > 1:
-        which = f"of the runs that begin with {run_id} " if run_id else ""
+        which = f"with a run id that starts with {run_id} " if run_id else ""
         lines = "\n".join(f"  --run {run.run_id}  {_described(run)}" for run in living)
-        raise TokamakError(f"{len(living)} engines {which}run here; name one of them with --run or --run-dir:\n{lines}")
+        raise TokamakError(f"{len(living)} engines {which}are running; choose one with --run or --run-dir:\n{lines}")
     return runs[0]
 
 
@@ -271,7 +273,7 @@ def resolve_entry(entry: Path) -> Path:
     """The directory that an entry is or leads to. OSError: to none, or it is not this user's alone."""
     directory = Path(os.path.realpath(entry, strict=True))
     if not is_private(directory):
-        raise PermissionError(errno.EPERM, f"not a directory of user {os.getuid()} alone", str(directory))
+        raise PermissionError(errno.EPERM, f"not a private directory of user {os.getuid()}", str(directory))
     return directory
 
 
@@ -293,7 +295,7 @@ def read_document(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_DOCUMENT_BYTES:
-            raise OSError(errno.EINVAL, f"not a file of up to {MAX_DOCUMENT_BYTES} bytes", str(path))
+            raise OSError(errno.EINVAL, f"not a regular file of at most {MAX_DOCUMENT_BYTES} bytes", str(path))
         return file.read(MAX_DOCUMENT_BYTES)
 
 
@@ -319,11 +321,11 @@ def make_private_directory(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat() if not path.is_symlink() else path.stat()
     except OSError as error:
-        raise StartError(f"cannot make the run directory {path}: {error.strerror}; give another with --run-dir") from error
+        raise StartError(f"cannot make the run directory {path}: {error.strerror}; use another --run-dir") from error
     if not _is_private(status):
         raise StartError(
-            f"{path} is owned by user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, expected a directory of user "
-            f"{os.getuid()} with mode 700; remove it, chmod it, or give another with --run-dir"
+            f"{path} is owned by user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}, expected a directory of "
+            f"user {os.getuid()} with mode 700; remove it, chmod it, or use another --run-dir"
         )
 
 
@@ -365,11 +367,11 @@ def lock_run(run: Run) -> int:
     except BlockingIOError as error:
         owner = run.owner()
         raise StartError(
-            f"{run.directory} is in use by another engine (process {owner.pid if owner else 'unknown'}); stop it or give "
-            "another directory with --run-dir"
+            f"{run.directory} is in use by another engine (process {owner.pid if owner else 'unknown'}); stop it, or use "
+            "another --run-dir"
         ) from error
     except OSError as error:
-        raise StartError(f"cannot lock {run.lock_path}: {error.strerror}; remove it or give another --run-dir") from error
+        raise StartError(f"cannot lock {run.lock_path}: {error.strerror}; remove it, or use another --run-dir") from error
     return descriptor
 
 

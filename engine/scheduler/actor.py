@@ -158,20 +158,20 @@ class SchedulerActor(Actor):
         longest = start_bytes(self.admission.max_positions)
         if longest > self.limits.max_start_bytes:
             raise StartError(
-                f"the broadcast ring takes starts of {self.limits.max_start_bytes} bytes, the longest request needs {longest}; "
-                "lower --max-model-len"
+                f"the longest request needs {longest} bytes in the broadcast ring, the limit is "
+                f"{self.limits.max_start_bytes}; lower --max-model-len"
             )
         if self._result_bytes > self.context.mailbox.max_record_bytes:
             raise StartError(
                 f"results of --max-num-seqs {self.context.config.max_num_seqs} with --max-logprobs "
-                f"{self.context.config.max_logprobs} take up to {self._result_bytes} bytes, the ring takes "
+                f"{self.context.config.max_logprobs} need up to {self._result_bytes} bytes, the limit of the ring is "
                 f"{self.context.mailbox.max_record_bytes}; lower one of them"
             )
         pooled = self.admission.num_pooled_bytes
         if pooled > self.limits.max_result_bytes:
             raise StartError(
-                f"what is pooled of a prompt takes {pooled} bytes, the worker's ring takes {self.limits.max_result_bytes}; "
-                "lower --max-num-seqs"
+                f"the pooled output of a prompt needs {pooled} bytes, the limit of the worker's ring is "
+                f"{self.limits.max_result_bytes}; lower --max-num-seqs"
             )
         self.stats.show()
 
@@ -214,7 +214,7 @@ class SchedulerActor(Actor):
             case BlocksMoved():
                 self._dropped.add(1)  # no tiers yet, so nothing was asked for
             case _:
-                raise AssertionError(f"{type(message).__name__} from {sender} has no business here")
+                raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_command(self, command: Command) -> Reply | None:
         return self.orders.handle(command)
@@ -316,7 +316,7 @@ class SchedulerActor(Actor):
             self._reject_readers(encoder, unit_hash, RequestError(result.missing[unit_hash], status=503))
 
     def _on_pixels(self, message: Pixels | PixelsFailed) -> None:
-        assert self.encoder is not None, "a text model asks for no pixels"
+        assert self.encoder is not None, "a text model requests no pixels"
         if isinstance(message, Pixels):
             self.encoder.pixels_came(message)
             return
@@ -372,7 +372,7 @@ class SchedulerActor(Actor):
         """Raise 404 where its adapter is gone: the request came from an api process that died."""
         adapter = request.shared.options.adapter
         if adapter is not None:
-            assert self._adapters is not None, "this engine has no adapters; start it with --enable-lora"
+            assert self._adapters is not None, "LoRA adapters are disabled; start the engine with --enable-lora"
             self.stats.takes(adapter)
             self._adapters.check_there(adapter)
 

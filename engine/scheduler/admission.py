@@ -70,9 +70,9 @@ class AdmissionControl:
         num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
         if num_start_bytes > self._limits.max_start_bytes:
             raise RequestError(
-                f"the prompt and the sampling parameters take {num_start_bytes} bytes, the engine passes on at most "
-                f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids, bad_words, the format or the "
-                "prediction, or send fewer pictures"
+                f"the prompt and the sampling parameters need {num_start_bytes} bytes, the limit is "
+                f"{self._limits.max_start_bytes}; shorten logit_bias, allowed_token_ids, bad_words, the structured output or "
+                "the prediction, or send fewer images"
             )
         self._num_taken += 1
         place = place_in_line(request.shared.priority, request.shared.arrival_ns, self._max_priority_wait_ns)
@@ -114,10 +114,10 @@ class AdmissionControl:
         first, end = media.longest_whole
         if end - first > self._limits.max_tokens:
             raise RequestError(
-                f"tokens {first} to {end - 1} of the prompt must be computed in one step, since "
-                f"{'units of media are not cut' if config.disable_chunked_mm_input else 'they see keys ahead'}: these are "
-                f"{end - first} tokens, a step has {self._limits.max_tokens}; shorten them or start with a larger "
-                "--max-num-batched-tokens",
+                f"tokens {first} to {end - 1} of the prompt must be computed in one step "
+                f"{'(--disable-chunked-mm-input)' if config.disable_chunked_mm_input else '(attention to later tokens)'}, "
+                f"but these are {end - first} tokens, the limit of a step is {self._limits.max_tokens}; shorten them or start "
+                "with a larger --max-num-batched-tokens",
                 param="messages" if config.disable_chunked_mm_input else "attention_mask_offset",
             )
         return media
@@ -167,13 +167,14 @@ def _check_bounds(bounds: array[int], num_tokens: int) -> None:
     """RequestError where they are not a first and a last key for each prompt token."""
     if len(bounds) != 2 * num_tokens:
         raise RequestError(
-            f"attention_mask_offset has {len(bounds) // 2} entries, the prompt {num_tokens} tokens; give one for each",
+            f"attention_mask_offset has {len(bounds) // 2} entries, but the prompt has {num_tokens} tokens; send one "
+            "entry per token",
             param="attention_mask_offset",
         )
     for position, (first, last) in enumerate(zip(bounds[::2], bounds[1::2], strict=True)):
         if not 0 <= first <= position <= last < num_tokens:
             raise RequestError(
-                f"attention_mask_offset[{position}] is [{first}, {last}]; a token sees keys of the prompt that begin and end "
-                f"around itself: 0 <= first <= {position} <= last < {num_tokens}",
+                f"attention_mask_offset[{position}] is [{first}, {last}]; expected 0 <= first <= {position} <= last < "
+                f"{num_tokens}",
                 param="attention_mask_offset",
             )

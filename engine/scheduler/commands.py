@@ -74,7 +74,7 @@ class SchedulerCommands:
             case ReturnToWeights(record):
                 self._updates.return_to(command_id, record)
             case _:
-                raise RequestError(f"the scheduler does not take {type(order).__name__}")
+                raise RequestError(f"the scheduler does not support the command {type(order).__name__}")
         return None
 
     def _pause(self, command_id: str, mode: str, clears: bool) -> None:

@@ -130,7 +130,7 @@ class EncoderCache:
             return first_row
         free, gone = self._free.copy(), []
         for victim in victims:
-            assert victim.can_go, f"a unit that is {victim.state.value} cannot go"
+            assert victim.can_go, f"cannot evict a unit that is {victim.state.value}"
             gone.append(victim)
             start, end = free.give(victim.first_row, victim.end_row)
             if end - start >= num_rows:

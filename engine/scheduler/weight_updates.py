@@ -40,7 +40,7 @@ from engine.scheduler.weight_state import WeightState, conflict
 
 
 class Phase(Enum):
-    DRAINING = "waiting for the sequences to come to rest"
+    DRAINING = "waiting for running sequences"
     AWAITING_RANKS = "waiting for the ranks"
 
 
@@ -166,8 +166,8 @@ class WeightUpdates:
     def refuse_while_changing(self, name: str) -> None:
         if self._change is not None:
             raise conflict(
-                f"cannot {name}: the engine is {self._weights.state.name}, an order to {self._change.name} is under way "
-                f"({self._change.phase.value}); ask again when it is answered"
+                f"cannot {name}: the engine is {self._weights.state.name}, and {self._change.name} is in progress "
+                f"({self._change.phase.value}); try again when it has finished"
             )
 
     # --------------------------------------------------------------------------------------------- carrying them out
@@ -223,7 +223,7 @@ class WeightUpdates:
         record = self._ranks.with_contents(change.after or self._weights.record)
         changed = self._ranks.overwritten(record)
         if changed:
-            self._fail(change, 400, f"{changed} was written to while the ranks loaded it; load it again when it is complete")
+            self._fail(change, 400, f"{changed} was modified while the ranks were loading it; reload when it is complete")
             return
         try:
             self.write(record)
@@ -235,7 +235,7 @@ class WeightUpdates:
         if record.state is WeightsState.CLEARED:
             message = "the weights were cleared"
         else:
-            message = "paused" if change.name == "pause" else f"version {record.version} of the weights is in use"
+            message = "paused" if change.name == "pause" else f"weight version {record.version} is in use"
         self._end(change, 200, message)
 
     def _fail(self, change: Change, status: int, cause: str) -> None:
@@ -257,8 +257,8 @@ class WeightUpdates:
                 run.write_weights(record, self._context.name)
         except OSError as error:
             raise RequestError(
-                f"the order cannot be written to {run.weights_path(self._context.name)}: {error.strerror}; see to that "
-                "directory and ask again",
+                f"the command cannot be recorded in {run.weights_path(self._context.name)}: {error.strerror}; fix that "
+                "directory and try again",
                 status=503,
             ) from error
         self._weights.settle(record)
@@ -310,7 +310,7 @@ class WeightUpdates:
         holders = [rank for rank, (held, _) in enumerate(self._weights.record.ranks) if held == path]
         self.write(self._weights.with_next_version())
         after = self._weights.loaded(path, holders)
-        text = f"{path} was written over while it was in use: what it holds now is version {after.version}"
+        text = f"{path} was overwritten while in use: its content is now version {after.version}"
         self._context.log.error("%s", text)
         self._context.counters.errors.record(self._context.name, text)
         return after
@@ -318,7 +318,7 @@ class WeightUpdates:
     def _give_up(self, cause: str) -> None:
         """The weights in use cannot be had any more by all ranks: go on without any, whatever the others hold, and say so."""
         path = self._weights.path
-        self._context.counters.errors.record(self._context.name, f"weights {path} cannot be loaded again: {cause}")
+        self._context.counters.errors.record(self._context.name, f"weights {path} cannot be reloaded: {cause}")
         record = self._weights.in_state(WeightsState.CLEARED)
         try:
             self.write(record)

@@ -85,7 +85,7 @@ class AdapterCommands:
         """Carry an order out, or answer why not."""
         try:
             if not self._config.max_loras:
-                raise RequestError("this engine has no adapters; start it with --enable-lora", code="order_refused")
+                raise RequestError("LoRA adapters are disabled; start the engine with --enable-lora", code="order_refused")
             if isinstance(command.order, LoadAdapter):
                 self._begin_load(command, command.order)
             elif isinstance(command.order, UnloadAdapter):
@@ -140,7 +140,7 @@ class AdapterCommands:
     def _begin_load(self, command: Command, order: LoadAdapter) -> None:
         self._check_load(order)
         if len(self._loads) >= MAX_WAITING:
-            raise RequestError(f"{MAX_WAITING} adapters are being loaded, the limit; try again later", status=503)
+            raise RequestError(f"too many adapters are being loaded: {MAX_WAITING}, the limit; try again later", status=503)
         command.order = replace(order, slot=-1)
         self._loads.append(command)
         self._tell_next()
@@ -150,10 +150,12 @@ class AdapterCommands:
         if not order.name.isprintable() or not order.name or " " in order.name or "," in order.name:
             raise RequestError("expected a name of printable characters without spaces or commas", param="lora_name")
         if order.name in self._config.served_model_name:
-            raise RequestError(f"{order.name!r} is a name of the model; choose another name for the adapter", param="lora_name")
+            raise RequestError(
+                f"{order.name!r} is already a name of the model; choose another name for the adapter", param="lora_name"
+            )
         if self._served(order.name) is not None and not order.replaces:
             raise RequestError(
-                f"the adapter {order.name!r} is loaded already; unload it, or ask with load_inplace", param="lora_name"
+                f"the adapter {order.name!r} is already loaded; unload it, or set load_inplace", param="lora_name"
             )
         if self._free_slot() < 0:
             leaving = [leaving.adapter.name for leaving in self._leaving]

@@ -20,7 +20,7 @@ def end_with(pid: int) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        raise StartError(f"--end-with {pid}: {error.strerror}; give the id of a process that runs") from error
+        raise StartError(f"--end-with {pid}: {error.strerror}; pass the pid of a running process") from error
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # whoever started this may have blocked or ignored it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_wait, args=(pidfd,), name="companion", daemon=True).start()

@@ -56,13 +56,13 @@ def _received(rank: int, child: subprocess.Popen[str], way: socket.socket, num_b
     try:
         _, descriptors, _, _ = socket.recv_fds(way, 1, 1)
     except TimeoutError:
-        descriptors, cause = [], f"no answer within {_LONGEST_S:.0f} s"
+        descriptors, cause = [], f"timed out after {_LONGEST_S:.0f} s"
     else:
         cause = "" if descriptors else child.communicate(timeout=_LONGEST_S)[1].strip() or f"exit code {child.returncode}"
     if not descriptors:
         raise StartError(
-            f"arena{rank}: the KV arena of {size_text(num_bytes)} cannot be made on card {rank}: {cause}; make it "
-            "smaller (--num-kv-blocks or --gpu-memory-utilization), or see that the driver works (nvidia-smi)"
+            f"arena{rank}: the KV arena of {size_text(num_bytes)} cannot be allocated on GPU {rank}: {cause}; make it smaller "
+            "(--num-kv-blocks or --gpu-memory-utilization), or check the driver (nvidia-smi)"
         )
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -56,7 +56,7 @@ class RunKeeper:
             self.make_again()
             trouble = ""
         except (OSError, TokamakError) as error:
-            trouble = f"files of the run in {self._run.directory} were removed and cannot be made again: {error}"
+            trouble = f"files of the run in {self._run.directory} were removed and cannot be restored: {error}"
         if trouble != self._trouble:
             self._trouble = trouble
             self._progress.note(trouble or f"restored all files of the run in {self._run.directory}")

@@ -136,7 +136,7 @@ def _open_run(
             run.write_adapters(AdaptersRecord())
         run.write_manifest(Manifest(without_secrets(config), tuple(plan), os.getpid(), time.time()))
     except OSError as error:
-        raise StartError(f"cannot write to {run.directory}: {error.strerror}; give another directory with --run-dir") from error
+        raise StartError(f"cannot write to {run.directory}: {error.strerror}; use another --run-dir") from error
     return run, lock
 
 

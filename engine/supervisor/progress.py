@@ -159,4 +159,4 @@ def terminal_progress(log_format: str) -> Progress:
 
 
 def _missing(num_dropped: int) -> str:
-    return f"{num_dropped} lines of the supervisor are missing here: stderr was full and not read"
+    return f"{num_dropped} log lines of the supervisor were dropped: stderr was not read"

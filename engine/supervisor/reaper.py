@@ -49,7 +49,7 @@ def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
         reap(root)
         make_private_directory(directory)
         if os.path.lexists(directory / LOCK_NAME) and not _attempt(_reap_run, directory):
-            raise StartError(f"{directory} is in use by another engine; stop it or give another directory with --run-dir")
+            raise StartError(f"{directory} is in use by another engine; stop it, or use another --run-dir")
         make_private_directory(directory)
         run = Run(run_id, directory)
         link_run(run)

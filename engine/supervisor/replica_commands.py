@@ -178,8 +178,8 @@ class ReplicaCommands:
         running = [name for name in self._schedulers if is_change and self._state_of(name) is WeightsState.NORMAL]
         if running:
             raise RequestError(
-                "replicas share their experts, and all must be at rest while weights change; "
-                f"{running[0]} is NORMAL: pause the engine first, and resume it afterwards",
+                f"replicas share their experts, so all must be paused while weights change, but {running[0]} is NORMAL; pause "
+                "the engine first and resume it afterwards",
                 status=409,
                 code="engine_state",
             )
@@ -195,8 +195,8 @@ class ReplicaCommands:
         busy = next((other for other in self._open.values() if other.changes_weights), None)
         if busy is not None:
             raise RequestError(
-                f"{type(busy.command.order).__name__} is under way in {', '.join(sorted(busy.unanswered))}; ask again when it "
-                "is answered",
+                f"{type(busy.command.order).__name__} is in progress in {', '.join(sorted(busy.unanswered))}; try again when "
+                "it has finished",
                 status=409,
             )
         try:
@@ -230,7 +230,7 @@ class ReplicaCommands:
         if not trouble:
             opened.unanswered.add(scheduler)
         elif suffix:
-            opened.notes.append(f"{scheduler} could not go back: {trouble}")
+            opened.notes.append(f"{scheduler} could not roll back: {trouble}")
         else:
             opened.failures[scheduler] = Reply(opened.command.command_id, 503, trouble)
 
@@ -262,7 +262,7 @@ class ReplicaCommands:
             last_version = max(before.last_version, self._run.weights(scheduler).last_version)
             self._run.write_weights(replace(before, last_version=last_version), scheduler)
         except (OSError, TokamakError) as error:
-            opened.notes.append(f"{scheduler} could not go back: {error}")
+            opened.notes.append(f"{scheduler} could not roll back: {error}")
 
 
 def changes_weights(order: Order) -> bool:
@@ -280,7 +280,7 @@ def _answer_of(opened: _OpenOrder) -> Reply:
         if opened.before and scheduler not in failure.message:
             parts[0] = f"{scheduler}: {failure.message}"
         if opened.is_going_back:
-            parts.append(f"{', '.join(opened.done)} went back to what was before")
+            parts.append(f"{', '.join(opened.done)} rolled back")
         return Reply(command_id, failure.status, "; ".join([*parts, *opened.notes]), failure.details)
     replies = list(opened.done.values())
     if len(replies) == 1:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
 OUT_OF_MEMORY = (  # the likeliest cause of this signal, of which the kernel tells the process nothing
-    ", as the kernel does where memory runs out; raise the container's or machine's memory limit, or serve a smaller model, "
-    "--quantization wint4 or a smaller --kv-cache-memory"
+    " (probably out of memory); raise the memory limit of the container or machine, or use a smaller model, --quantization "
+    "wint4 or a smaller --kv-cache-memory"
 )
 _SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL where there is nothing to wait for
 
@@ -321,7 +321,7 @@ class Supervisor:
                 self._starts[name].epoch = dead.epoch + 1
             elif peer.epoch == dead.epoch and not peer.is_asked_to_end:
                 peer.is_asked_to_end = True
-                peer.failure = f"ended with {dead.name}, without which its rank group cannot go on"
+                peer.failure = f"stopped because {dead.name} died and its rank group cannot continue"
                 peer.send_signal(SIGKILL)
 
     def _peers(self, name: str) -> list[str]:
@@ -337,7 +337,7 @@ class Supervisor:
         start = _Start(dead.plan, dead.epoch + 1)
         delay_s = self._put_off(start)
         when = f" in {delay_s:g} s" if delay_s else ""
-        self._progress.note(f"{cause}; started again with epoch {start.epoch}{when}")
+        self._progress.note(f"{cause}; restarted with epoch {start.epoch}{when}")
         if not dead.is_asked_to_end:
             self.segments.counters.errors.record(dead.name, cause)
         if not delay_s:

@@ -70,5 +70,5 @@ def _locked(directory: Path) -> Iterator[None]:
 
 def _explain(path: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"--uds {path} is in use: another program listens there, or it is no socket; give another path"
-    return f"cannot listen on --uds {path}: {error.strerror or error}; give another path, of at most 107 bytes"
+        return f"--uds {path} is in use: another program listens on it, or it is not a socket; use another path"
+    return f"cannot listen on --uds {path}: {error.strerror or error}; use another path of at most 107 bytes"

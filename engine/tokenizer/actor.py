@@ -118,7 +118,7 @@ class TokenizerActor(Actor):
         elif isinstance(message, Abort):
             self._take_abort(message)
         else:
-            raise AssertionError(f"{type(message).__name__} from {sender} is not for a tokenizer")
+            raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_peer(self, name: str, epoch: int) -> None:
         """A new HTTP process has none of its predecessor's sequences. After a new scheduler the api process submits anew by

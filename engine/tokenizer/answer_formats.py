@@ -44,7 +44,7 @@ class AnswerFormats:
         if num_bytes > self._max_bytes:
             raise _refused(
                 format_.param,
-                f"it has {num_bytes} bytes, the limit is {self._max_bytes}; send less, or start with a larger "
+                f"it has {num_bytes} bytes, the limit is {self._max_bytes}; shorten it, or start with a larger "
                 "--max-grammar-bytes",
             )
         from engine.grammars.formats import lark_of
@@ -63,7 +63,7 @@ class AnswerFormats:
         from engine.grammars.work import check_work
 
         if "\0" in lark or not _is_unicode(lark):
-            raise _refused(param, "it has a NUL or half a character of UTF-16")
+            raise _refused(param, "it has a NUL or an unpaired surrogate")
         try:
             check_work(lark)
         except ValueError as error:
@@ -79,8 +79,8 @@ class AnswerFormats:
         if num_characters > self._max_bytes:
             raise _refused(
                 "tools",
-                f"what may be called has a grammar of {num_characters} characters, the limit is {self._max_bytes}; send fewer "
-                "tools, or start with a larger --max-grammar-bytes",
+                f"their grammar has {num_characters} characters, the limit is {self._max_bytes}; send fewer tools, or start "
+                "with a larger --max-grammar-bytes",
             )
         return self.grammar(lark, "tools")
 
@@ -92,10 +92,10 @@ class AnswerFormats:
             return
         mask = self._ready().first_mask(grammar.text)
         if allowed and not any(_has(mask, token_id) for token_id in allowed):
-            raise _refused("allowed_token_ids", "no answer of the form that is asked for begins with one of them; send others")
+            raise _refused("allowed_token_ids", "structured output cannot start with any of them; allow others")
         left = (token_id for token_id in allowed or range(8 * len(mask)) if _has(mask, token_id))
         if all(token_id in banned for token_id in left):
-            raise _refused("bad_words", "every answer of the form that is asked for begins with one of them; send others")
+            raise _refused("bad_words", "structured output can only start with one of them; ban others")
 
     def with_budget(self, grammar: Grammar | None, max_thinking_tokens: int) -> Grammar:
         """`grammar`, or none, after at most so many tokens of thinking."""
@@ -108,7 +108,7 @@ class AnswerFormats:
 
             tokens: GrammarTokens = self._make_tokens()
             if not tokens.data:
-                raise RequestError("this model has no tokenizer: its answers are tokens of any form")
+                raise RequestError("structured output needs a tokenizer, and this model has none")
             tokens.write(self._path)
             self._matching, self._marks = Matching(tokens), tokens.marks()
         return self._matching

@@ -77,7 +77,7 @@ class ApiChannel:
     def _refusal(self, request_id: str, attempt: int, num_bytes: int) -> bytes:
         limit = self._outbox.max_record_bytes
         message = (
-            f"the answer takes {num_bytes} bytes in one piece, the limit is {limit}; ask for fewer log-probabilities or send a "
+            f"a message of the answer has {num_bytes} bytes, the limit is {limit}; request fewer log-probabilities or send a "
             "shorter text"
         )
         return encode(Rejected(request_id, attempt, self._outbox.receiver, 400, message))

@@ -122,9 +122,9 @@ class Helper:
         self._socket.close()
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if code == -signal.SIGXCPU:
-            return HelperEnded(f"it takes more than {self._max_cpu_s} s of processor time")
+            return HelperEnded(f"it takes more than {self._max_cpu_s} s of CPU time")
         end = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        reason = f"it needs more than {MAX_MEMORY_BYTES} bytes of memory, or the tokenizer breaks on it ({end})"
+        reason = f"it needs more than {MAX_MEMORY_BYTES} bytes of memory, or it crashes the tokenizer ({end})"
         return HelperEnded(reason, was_killed=code == -signal.SIGKILL)
 
 

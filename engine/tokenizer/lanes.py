@@ -177,7 +177,7 @@ class Lanes:
                     if error.was_killed and job.num_tries < MAX_TRIES:
                         lane.waiting.push(job.turn, job)
                         continue
-                    yield job, Refusal(f"{job.param} cannot be prepared: {error}; send something simpler", param=job.param)
+                    yield job, Refusal(f"{job.param} cannot be prepared: {error}; simplify it", param=job.param)
                 else:
                     if answer is None:
                         continue
@@ -218,7 +218,10 @@ class Lanes:
                 if len(slow.waiting) < slow.max_waiting:
                     slow.waiting.push(job.turn, job)
                 else:
-                    text = f"{job.param} takes long to compile, and {len(slow.waiting)} others that do wait; try again later"
+                    text = (
+                        f"{job.param} is slow to compile, and {len(slow.waiting)} other slow requests are waiting; try again "
+                        "later"
+                    )
                     self._failed.append((job, Refusal(text, 429, "too_many_requests", job.param, RETRY_AFTER_S)))
                 self._begin(lane)
         self._begin(slow)
@@ -231,7 +234,7 @@ class Lanes:
             try:
                 helper = self._idle_helper(lane) or Helper(self._work)
             except OSError as error:  # no process, no descriptor
-                refusal = Refusal(f"the tokenizer has no helper: {error}", 503, "unavailable", "", RETRY_AFTER_S)
+                refusal = Refusal(f"the tokenizer cannot start a helper: {error}", 503, "unavailable", "", RETRY_AFTER_S)
                 self._failed.append((job, refusal))
                 continue
             helper.begin(job.record)

@@ -154,7 +154,7 @@ class Placement:
         num_runs = dict.fromkeys(self._token_ids, 0)
         num_items = dict.fromkeys(self._token_ids, 0)
         for index, item in enumerate(items):
-            assert self._token_of_kind[item.kind] in waiting, "the api process takes no kinds that the model does not"
+            assert self._token_of_kind[item.kind] in waiting, "the api rejects kinds that the model does not support"
             waiting[self._token_of_kind[item.kind]].extend(self.spans(index, item))
             num_items[self._token_of_kind[item.kind]] += 1
         for run in runs:
@@ -167,8 +167,8 @@ class Placement:
             bound = [spans.popleft()]
             if run.length not in (1, bound[0].num_tokens):
                 raise RequestError(
-                    f"the {param} has a run of {run.length} placeholder tokens at {run.start}, where media item "
-                    f"{bound[0].item + 1} takes {bound[0].num_tokens}; send one token, or just as many",
+                    f"the {param} has {run.length} consecutive placeholder tokens at {run.start}, but media item "
+                    f"{bound[0].item + 1} has {bound[0].num_tokens} tokens; send one placeholder, or as many as it has tokens",
                     code="invalid_value",
                     param=param,
                 )
@@ -215,8 +215,8 @@ class Placement:
         total = sum(len(item.unit_hashes) * item.seconds_per_row for item in items) * self._vision.tokens_per_second
         if not total <= _MAX_TIME:
             raise RequestError(
-                f"the videos of the {param} last {total:.3g} positions in time, the limit is {_MAX_TIME}; ask for more frames "
-                "per second, or send shorter ones",
+                f"the videos of the {param} have {total:.3g} temporal positions, the limit is {_MAX_TIME}; request more "
+                "frames per second, or send shorter ones",
                 code="invalid_video",
                 param=param,
             )
@@ -250,8 +250,8 @@ def _check_total(num_item_tokens: tuple[int, ...], max_tokens: int, param: str) 
     total = sum(num_item_tokens)
     if total > max_tokens:
         raise RequestError(
-            f"This model's maximum context length is {max_tokens} tokens. However, the {param} has {total} tokens and more"
-            f"{_note(num_item_tokens)}. Send fewer or smaller items, or start with a larger --max-model-len.",
+            f"This model's maximum context length is {max_tokens} tokens. However, the {param} has more than {total} "
+            f"tokens{_note(num_item_tokens)}. Send fewer or smaller items, or start with a larger --max-model-len.",
             code="context_length_exceeded",
             param=param,
         )

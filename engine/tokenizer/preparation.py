@@ -190,7 +190,7 @@ class Preparation:
         first = self._rules.first_token(num_kept, max_tokens, len(token_ids))
         if first and is_whole:
             raise RequestError(
-                "truncate_prompt_tokens: a prompt with media or attention_mask_offset is not cut; shorten it",
+                "truncate_prompt_tokens: a prompt with media or attention_mask_offset cannot be truncated; shorten it",
                 code="invalid_value",
                 param="truncate_prompt_tokens",
             )
@@ -206,7 +206,7 @@ def _check_bounds(mask_bounds: bytes, num_tokens: int) -> None:
     num_bounds = len(mask_bounds) // 8
     if num_bounds not in (0, num_tokens):
         raise RequestError(
-            f"attention_mask_offset has {num_bounds} entries, the prompt has {num_tokens} tokens; send one for each",
+            f"attention_mask_offset has {num_bounds} entries, but the prompt has {num_tokens} tokens; send one entry per token",
             code="invalid_value",
             param="attention_mask_offset",
         )

@@ -115,7 +115,7 @@ class PromptEncoder:
     def _encode_two(self, first: str, second: str, must_fit: bool) -> Placed:
         encode = self._vocabulary.encode_pair
         if encode is None:
-            raise RequestError("this model's tokenizer does not say how two texts become one prompt; it needs tokenizer.json")
+            raise RequestError("this model's tokenizer does not define how to encode a pair of texts; add a tokenizer.json")
         self._check_size(first + second, "prompt", must_fit)
         token_ids, second_start = encode(first, second)
         found = self.checked(array("i", token_ids), "prompt")
@@ -137,7 +137,7 @@ class PromptEncoder:
         if num_bytes > self._max_text_bytes:
             raise RequestError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, the text has {num_bytes} "
-                f"bytes, and none of more than {self._max_text_bytes} is encoded. Shorten it.",
+                f"bytes, the limit is {self._max_text_bytes}. Shorten it.",
                 code="context_length_exceeded",
                 param=param,
             )

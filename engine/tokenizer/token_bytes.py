@@ -74,7 +74,9 @@ def _steps_of(section: _Section) -> Iterator[_Step]:
             is_fused |= kind == "ByteLevel"
             yield _STEPS[kind](part)
         else:
-            raise CheckpointError(f"tokenizer.json has the decoder {kind!r}; known are Fuse, Strip, {', '.join(_STEPS)}")
+            raise CheckpointError(
+                f"tokenizer.json has the unsupported decoder {kind!r}; expected Fuse, Strip, {', '.join(_STEPS)}"
+            )
 
 
 def _spaced(piece: str, is_first: bool) -> str:
@@ -111,7 +113,7 @@ def _strip(section: _Section, is_fused: bool) -> _Step:
     """Behind a Fuse it strips the whole text, that is, its first piece; otherwise every piece."""
     content, start, stop = section["content"], section["start"], section["stop"]
     if is_fused and stop:
-        raise CheckpointError("tokenizer.json strips the end of a text when decoding, which no stream of tokens can do")
+        raise CheckpointError("tokenizer.json strips the end of text when decoding, which streaming does not support")
 
     def step(piece: str, is_first: bool) -> str:
         if is_first or not is_fused:

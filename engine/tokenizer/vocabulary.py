@@ -73,16 +73,14 @@ class Vocabulary:
         for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece), strict=True):
             if name in model.files:
                 return read(Path(model.path) / name, model.files[name], settings, kinds)
-        raise CheckpointError(
-            f"{model.path} has neither tokenizer.json nor tokenizer.model; copy it from where the model is from"
-        )
+        raise CheckpointError(f"{model.path} has neither tokenizer.json nor tokenizer.model; copy it from the original model")
 
     @classmethod
     def without_text(cls, size: int) -> Vocabulary:
         """For a model without a tokenizer (dummy weights): takes token ids only and shows no text."""
 
         def encode(text: str, add_special_tokens: bool) -> list[int]:
-            raise RequestError("this model has no tokenizer: send the prompt as token ids", param="prompt")
+            raise RequestError("this model has no tokenizer; send the prompt as token ids", param="prompt")
 
         return cls([None] * size, rule_of(None), encode, frozenset(), {})
 
@@ -262,7 +260,7 @@ def _size(path: Path, token_ids: Iterable[int]) -> int:
     """One more than the highest. CheckpointError where a list of them all would take any amount of memory."""
     highest = max(token_ids, default=-1)
     if highest > _MAX_TOKEN_ID:
-        raise CheckpointError(f"{path}: a token has the id {highest}, the highest that can be is {_MAX_TOKEN_ID}")
+        raise CheckpointError(f"{path}: token id {highest} exceeds the limit {_MAX_TOKEN_ID}")
     return highest + 1
 
 

@@ -300,7 +300,7 @@ def test_gguf_file_is_reloaded_as_its_checkpoint(server: ApiServer, tmp_path: Pa
     assert server.orders.pop() == ReloadWeights(str(gguf_checkpoint(tmp_path / "demo.gguf")), "requeue", [])
     (tmp_path / "other.gguf").write_bytes(b"no such thing")
     answer = server.order("reload", {"path": str(tmp_path / "other.gguf")})
-    assert (answer.status_code, "is no GGUF file" in answer.text) == (400, True), answer.text
+    assert (answer.status_code, "is not a GGUF file" in answer.text) == (400, True), answer.text
 
 
 def test_abort_by_the_id_that_the_client_knows(server: ApiServer) -> None:

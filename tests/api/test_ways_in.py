@@ -172,7 +172,7 @@ def test_socket_in_use_is_refused() -> None:
         with unix_socket(path):  # its owner was killed
             pass
         Path(path).write_text("of somebody")
-        with pytest.raises(StartError, match="no socket"), unix_socket(path):
+        with pytest.raises(StartError, match="not a socket"), unix_socket(path):
             pass
         assert Path(path).read_text() == "of somebody"
         for wrong in (f"{directory}/{'x' * 120}", f"{directory}/none/api.sock"):

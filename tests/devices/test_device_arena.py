@@ -55,8 +55,8 @@ def test_no_library_no_arenas() -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "num_bytes", "cause"),
     [
-        (1, 3 << 30, r"arena0: .* of 3 GiB cannot be made on card 0: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY; make it"),
-        (3, 1 << 20, r"arena2: .* cannot be made on card 2: cuDeviceGet: CUDA_ERROR_NO_DEVICE; .*nvidia-smi"),
+        (1, 3 << 30, r"arena0: .* of 3 GiB cannot be allocated on GPU 0: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY; make it"),
+        (3, 1 << 20, r"arena2: .* cannot be allocated on GPU 2: cuDeviceGet: CUDA_ERROR_NO_DEVICE; .*nvidia-smi"),
     ],
 )
 def test_failed_allocation_is_named(driver: str, num_ranks: int, num_bytes: int, cause: str) -> None:

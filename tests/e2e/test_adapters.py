@@ -114,7 +114,7 @@ def test_each_is_as_alone(engine: EngineProcess, truth: dict[str, list[Answer]])
     with EngineProcess(MODEL, *OPTIONS) as plain:
         assert answers(plain, BODIES) == truth["base"]
         refused = load(plain, "a0", Path("/nowhere"))
-        assert (refused.status_code, "start it with --enable-lora" in refused.text) == (400, True)
+        assert (refused.status_code, "start the engine with --enable-lora" in refused.text) == (400, True)
 
 
 def test_top_shows_them(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
@@ -178,8 +178,8 @@ def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) ->
 @pytest.mark.parametrize(
     ("route", "body", "status", "cause"),
     [
-        ("load_lora_adapter", {"lora_name": "a0", "lora_path": "{files}/a4"}, 400, "loaded already"),
-        ("load_lora_adapter", {"lora_name": "base", "lora_path": "{files}/a4"}, 400, "is a name of the model"),
+        ("load_lora_adapter", {"lora_name": "a0", "lora_path": "{files}/a4"}, 400, "already loaded"),
+        ("load_lora_adapter", {"lora_name": "base", "lora_path": "{files}/a4"}, 400, "is already a name of the model"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/large"}, 400, "start with --max-lora-rank 17"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/nowhere"}, 400, "is no directory"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "a4"}, 400, "expected an absolute directory path"),

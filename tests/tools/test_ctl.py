@@ -84,7 +84,7 @@ def test_commands(engine: EchoEngine) -> None:
     root = root_of(engine)
     assert "aborted r7" in ctl(root, "abort", "r7")
     assert "actor 'nobody' does not exist" in ctl(root, "restart", "nobody", code=1)
-    assert "does not take Resume" in ctl(root, "wake", code=1)
+    assert "does not support the command Resume" in ctl(root, "wake", code=1)
     assert "did not answer Pause within 0.2 s" in ctl(root, "--timeout", "0.2", "sleep", "--mode", "keep", code=1)
     assert "later" in ctl(root, "reload", "--rank", "0")
     assert "/no/such/model" in shell(root, "reload", "/no/such/model", code=1)

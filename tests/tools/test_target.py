@@ -73,7 +73,7 @@ def test_several_engines_are_listed_and_none_is_taken(run: Run) -> None:
     )
     try:
         for find_one in (find, choose_run):
-            with pytest.raises(TokamakError, match="2 engines run here; name one of them with --run or --run-dir") as refused:
+            with pytest.raises(TokamakError, match="2 engines are running; choose one with --run or --run-dir") as refused:
                 find_one()
             for each, url in ((run, "http://127.0.0.1:4321"), (other, "http://127.0.0.1:5432")):
                 assert f"--run {each.run_id}  test  {url}  {each.directory}" in str(refused.value)
@@ -91,7 +91,7 @@ def test_no_engine_runs(run: Run) -> None:
     assert find().url == DEFAULT_URL
     with pytest.raises(TokamakError, match=f"engine {run.run_id} is not running"):
         find("--run", run.run_id)
-    with pytest.raises(TokamakError, match="there is no run feed"):
+    with pytest.raises(TokamakError, match="no run feed"):
         find("--run", "feed")
     with pytest.raises(OptionError, match="expected a URL such as"):
         find("--url", "127.0.0.1:80")

@@ -1,8 +1,8 @@
-"""An adapter's `adapter_config.json`, as PEFT writes it, as one checked value.
+"""`adapter_config.json` of an adapter, as written by PEFT, as one checked value.
 
-Read by the rank that loads an adapter. What would have the base model's weights changed, or parts of it replaced, is an error
-and never ignored: a wrong answer would follow. Patterns are regular expressions of whoever made the file: those that could take
-long are refused.
+Read by the rank that loads the adapter. Options that would change weights of the base model, or replace parts of it, are
+errors: ignoring them would give wrong answers. Patterns are regular expressions from untrusted files, so those that could be
+slow to match are rejected.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _NAME = re.compile(r"[\w.\\^$-]{0,256}")  # a name, maybe with its dots escaped
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _NEEDED_OF_BASE = ("pissa", "olora", "corda", "loftq")  # beginnings of init_lora_weights that change the base's weights too
 _REFUSED = {  # option -> why
-    "use_dora": "DoRA also scales the columns of the base's weights; only plain LoRA is served",
-    "use_qalora": "QALoRA pools inputs; only plain LoRA is served",
-    "lora_bias": "biases of B are not served; train it without",
-    "modules_to_save": "it replaces whole modules of the base; merge it, or train it without",
-    "trainable_token_indices": "it replaces rows of the embedding; merge it, or train it without",
-    "layer_replication": "it repeats layers of the base; merge it",
-    "target_parameters": "it adapts parameters that are no linears, such as experts; only linears have adapters here",
-    "alora_invocation_tokens": "it begins in the middle of a prompt; only plain LoRA is served",
-    "megatron_config": "it is of Megatron's layers; only plain LoRA is served",
+    "use_dora": "DoRA is not supported; use plain LoRA",
+    "use_qalora": "QALoRA is not supported; use plain LoRA",
+    "lora_bias": "biases of LoRA B are not supported; train the adapter without them",
+    "modules_to_save": "replacing modules of the base model is not supported; merge the adapter, or train it without",
+    "trainable_token_indices": "replacing embedding rows is not supported; merge the adapter, or train it without",
+    "layer_replication": "repeating layers of the base model is not supported; merge the adapter",
+    "target_parameters": "only linear layers can be adapted, not other parameters such as experts; train the adapter without",
+    "alora_invocation_tokens": "adapters that start in the middle of a prompt (aLoRA) are not supported; use plain LoRA",
+    "megatron_config": "Megatron layers are not supported; use plain LoRA",
 }
 
 
@@ -65,7 +65,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     is_rank_stabilized: bool  # rsLoRA (Kalajdzievski 2023)
     targets: frozenset[str] | str  # endings of names, or a pattern of whole ones
     excluded: frozenset[str] | str
-    layers: frozenset[int]  # those that are transformed; none: all
+    layers: frozenset[int]  # indexes of adapted layers; empty: all
     rank_pattern: ByPattern[int]
     alpha_pattern: ByPattern[float]
 
@@ -76,9 +76,13 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         try:
             size = path.stat().st_size
         except OSError:
-            raise CheckpointError(f"{path} is missing; an adapter is a directory that PEFT's save_pretrained wrote") from None
+            raise CheckpointError(
+                f"{path} is missing; expected an adapter directory written by PEFT's save_pretrained"
+            ) from None
         if size > MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes, {MAX_CONFIG_BYTES} are read at most; is it one?")
+            raise CheckpointError(
+                f"{path} has {size} bytes, the limit is {MAX_CONFIG_BYTES}; check that it is an adapter config"
+            )
         options = JsonOptions(read_json(path), path)
         _refuse_others(options)
         return AdapterConfig(
@@ -122,15 +126,19 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 def _refuse_others(options: JsonOptions) -> None:
     kind = options.text("peft_type", "LORA").upper()
     if kind != "LORA":
-        raise options.error("peft_type", f"{kind!r} is not served; LORA alone is")
+        raise options.error("peft_type", f"{kind!r} is not supported; expected 'LORA'")
     for name, why in _REFUSED.items():
         if options.values.get(name):
             raise options.error(name, why)
     if options.text("bias", "none") != "none":
-        raise options.error("bias", f"{options.text('bias', '')!r} trains biases of the base; only 'none' is served")
+        raise options.error(
+            "bias", f"{options.text('bias', '')!r} trains biases of the base model, which is not supported; expected 'none'"
+        )
     start = options.values.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_NEEDED_OF_BASE):
-        raise options.error("init_lora_weights", f"{start!r} changes the base's weights as well; convert it to plain LoRA")
+        raise options.error(
+            "init_lora_weights", f"{start!r} also changes weights of the base model; convert the adapter to plain LoRA"
+        )
 
 
 def _names(options: JsonOptions, name: str) -> frozenset[str] | str:
@@ -151,12 +159,12 @@ def _is_named(names: frozenset[str] | str, module: str) -> bool | None:
 def _patterns(options: JsonOptions, name: str, read: Callable[[JsonOptions, str, Any], Number]) -> ByPattern[Number]:
     found = options.mapping(name)
     if len(found) > _MAX_PATTERNS:
-        raise options.error(name, f"{len(found)} patterns, {_MAX_PATTERNS} are read at most")
+        raise options.error(name, f"{len(found)} patterns, the limit is {_MAX_PATTERNS}; name the modules instead")
     if sum(map(len, found)) > _MAX_LETTERS:
-        raise options.error(name, f"patterns of more than {_MAX_LETTERS} letters")
+        raise options.error(name, f"the patterns have more than {_MAX_LETTERS} characters, the limit; name the modules instead")
     num_involved = sum(not _NAME.fullmatch(pattern) for pattern in found)
     if num_involved > _MAX_INVOLVED:
-        raise options.error(name, f"{num_involved} regular expressions, {_MAX_INVOLVED} are tried at most; name the modules")
+        raise options.error(name, f"{num_involved} regular expressions, the limit is {_MAX_INVOLVED}; name the modules instead")
     for pattern in found:
         _check(options.path, pattern)
     return ByPattern({pattern: read(options, pattern, value) for pattern, value in found.items()})
@@ -174,8 +182,8 @@ def _check(path: Path, pattern: str) -> None:
     """CheckpointError for what is no pattern, or one that might take long on the name of a module."""
     if _is_involved(pattern):
         raise CheckpointError(
-            f"{path}: the pattern {pattern[:80]!r} is no regular expression, or too involved: {_MAX_REPEATS} repetitions and "
-            f"{_MAX_GROUPS} groups, none repeated, are tried at most; name the modules"
+            f"{path}: pattern {pattern[:80]!r} is invalid or too complex: the limit is {_MAX_REPEATS} repetitions and "
+            f"{_MAX_GROUPS} groups, none of them repeated; name the modules instead"
         )
 
 

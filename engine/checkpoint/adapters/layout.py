@@ -1,4 +1,4 @@
-"""Which linears of a model an adapter may change, and where adapters lie in memory. Pure.
+"""Layout of adapters in memory, and which linears of a model they can change. Pure.
 
 An adapter gives some linears y = x W + b a product of rank r besides: y = x W + b + (x A^T) B^T * scale. All adapters of an
 engine lie in one arena, which the supervisor holds and every rank maps, in slots of equal size, so that a rank that was started
@@ -29,7 +29,7 @@ class AdaptedModule(msgspec.Struct, frozen=True):
     """A linear of the checkpoint, in its own name. `a` and `b`: where its matrices begin in a slot, in floats."""
 
     name: str
-    index: int  # in the table of ranks
+    index: int  # column in the table of ranks
     num_inputs: int
     num_outputs: int
     a: int
@@ -64,10 +64,10 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
 
 def why_not_adaptable(config: ModelConfig) -> str:
-    """Why nothing of such a model can have an adapter; empty: something can."""
+    """Return why a model cannot have adapters; empty: it can."""
     if config.latents is not None:
-        return "its attention is latent"
-    return "it is an encoder" if config.bidirectional is not None else ""
+        return "their attention is latent"
+    return "they are encoders" if config.bidirectional is not None else ""
 
 
 def whole_lines(count: int) -> int:

@@ -27,7 +27,7 @@ _ENCODERS = (Bert(), Roberta())
 FAMILIES: dict[str, Family] = {family.name: family for family in (*_TEXT, *_VISION, *_ENCODERS)}
 MODEL_TYPES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in (family.name, *family.other_names)}
 GGUF_NAMES: dict[str, Family] = {family.gguf_name or family.name: family for family in _TEXT}
-_POOLED = ("Model", "ForSequenceClassification")  # what else a class may be called that has the trunk of a ...ForCausalLM
+_POOLED = ("Model", "ForSequenceClassification")  # other class names with the trunk of a ...ForCausalLM
 POOLED_NAMES: dict[str, Family] = {
     name.removesuffix("ForCausalLM") + ending: family for family in _TEXT for name in family.class_names for ending in _POOLED
 }

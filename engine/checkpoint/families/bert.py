@@ -1,5 +1,6 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-RoBERTa (Conneau et al. 2020): encoders whose tokens see all of
-their text, with a learned row for each position and no cache."""
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-RoBERTa (Conneau et al. 2020): bidirectional encoders with
+learned position embeddings and without a KV cache.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ class Bert(Family):
     def bidirectional(self, options: JsonOptions) -> Bidirectional:
         kind = options.text("position_embedding_type", "absolute")
         if kind != "absolute":
-            raise options.error("position_embedding_type", f"{kind!r} is not supported; supported is 'absolute'")
+            raise options.error("position_embedding_type", f"{kind!r} is not supported; expected 'absolute'")
         if options.flag("is_decoder", False):
-            raise options.error("is_decoder", "true is not supported; supported are encoders")
+            raise options.error("is_decoder", "true is not supported; only encoders are")
         num_rows, first = options.count("max_position_embeddings"), self.first_position(options)
         if first >= num_rows:
-            raise options.error("max_position_embeddings", f"{num_rows} leave no room behind pad_token_id {first - 1}")
+            raise options.error("max_position_embeddings", f"{num_rows} leaves no room after pad_token_id {first - 1}")
         return Bidirectional(num_rows, first, options.count("type_vocab_size", 2), self.has_deep_head)
 
 

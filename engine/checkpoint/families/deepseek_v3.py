@@ -33,7 +33,7 @@ class DeepseekV3(Family):
         if num_kv_heads != num_heads:
             raise options.error(
                 "num_key_value_heads",
-                f"{num_kv_heads} should be num_attention_heads, {num_heads}: all heads have their own",
+                f"{num_kv_heads} should equal num_attention_heads, {num_heads}",
             )
         rotary_dim = options.count("qk_rope_head_dim", 64)
         if rotary_dim % 2:

@@ -1,7 +1,7 @@
-"""How a family's checkpoints store layers that predict further tokens (multi-token prediction; DeepSeek-AI 2024, section 2.2).
+"""Tensor names of MTP layers, by family (multi-token prediction; DeepSeek-AI 2024, section 2.2).
 
-Used by `workers/models/mtp.py`, and by whoever must know whether a checkpoint has any. In names `{index}` counts the modules
-from 0, `{layer}` from the number of the trunk's layers.
+Used by `workers/models/mtp.py`, and to find out whether a checkpoint has MTP layers. In names, `{index}` counts the modules
+from 0, and `{layer}` counts on from the number of trunk layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class DraftNames(msgspec.Struct, frozen=True):
     layer: str
     norm: str = "model.norm"  # the trunk's
     head: str = ""  # empty: the trunk's
-    is_fed_normalized: bool = True  # h' goes on to the next draft as the head sees it, not as it was before the norm
+    is_fed_normalized: bool = True  # the next draft gets h' after the norm, as the head does
     is_sparse: bool = False  # the layer has experts where the trunk's last one has
 
     @property
@@ -28,7 +28,7 @@ class DraftNames(msgspec.Struct, frozen=True):
         return own if self.norm == "model.norm" else (*own, self.norm)
 
     def of(self, index: int, num_layers: int) -> DraftNames:
-        """Those of one module."""
+        """Return the names of one module."""
         parts = ("embedding_norm", "hidden_norm", "projection", "layer", "norm", "head")
         named = {part: getattr(self, part).format(index=index, layer=num_layers + index) for part in parts}
         return msgspec.structs.replace(self, **named)

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (Baidu 2025): llama whose rotary pairs are neighbours, and whose projections all have a bias or none."""
+"""ERNIE 4.5, dense (Baidu 2025): Llama with interleaved rotary pairs, and with a bias in all projections or none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""ERNIE 4.5 with experts (Baidu 2025): ERNIE 4.5 whose upper layers have experts, chosen by corrected scores, beside an MLP
-that all tokens share."""
+"""ERNIE 4.5 with experts (Baidu 2025): upper layers have experts, chosen by corrected scores, beside an MLP shared by all
+tokens.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
         kind = rope.text("rope_type", rope.text("type", "default"))
         if kind not in ("default", "mrope"):
-            raise rope.error("rope_type", f"{kind!r} is not supported for {self.name}; supported is 'default'")
+            raise rope.error("rope_type", f"{kind!r} is not supported for {self.name}; expected 'default'")
         for_time = text.count("freq_allocation", 20, least=0)
         in_turns = (num_pairs - for_time) // 2
         return rope.counts("mrope_section", (in_turns, in_turns, for_time))
@@ -60,7 +60,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
                 raise given.error(name, f"{given.count(name)} differs from the encoder's hidden_size, {hidden_size}")
         temporal_merge_size = vision.count("temporal_merge_size", options.count("temporal_conv_size", 2))
         if temporal_merge_size != 2:
-            raise vision.error("temporal_merge_size", f"{temporal_merge_size} is not supported; supported is 2")
+            raise vision.error("temporal_merge_size", f"{temporal_merge_size} is not supported; expected 2")
         merge_size = vision.count("spatial_merge_size", 2)
         if options.count("spatial_conv_size", merge_size) != merge_size:
             raise options.error("spatial_conv_size", f"differs from vision_config.spatial_merge_size, {merge_size}")
@@ -95,13 +95,13 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
         return self._set_of(options, num_layers, 1)
 
     def _set_of(self, options: JsonOptions, num_layers: int, index: int) -> ExpertsConfig | None:
-        """Those of text (0) or of media (1): as many of either, in the same layers."""
+        """Return the experts of text (0) or of media (1): both have the same number, in the same layers."""
         self.check_followed(options)
         counts = options.counts("moe_num_experts", (64, 64), or_one=2)
         sizes = options.counts("moe_intermediate_size", (1536, 512))
         if len(counts) != 2 or len(sizes) != 2 or counts[0] != counts[1]:
             raise options.error(
-                "moe_num_experts", f"{list(counts)} of sizes {list(sizes)}: should be 2 sets of experts, as many in either"
+                "moe_num_experts", f"{list(counts)} of sizes {list(sizes)}: should be 2 sets with the same number of experts"
             )
         sparse = self._sparse_layers(options, num_layers)
         if not counts[0] or not sparse:
@@ -122,14 +122,16 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
         kinds = options.texts("mlp_layer_types")
         if kinds:
             if len(kinds) != num_layers or {*kinds} - {"dense", "sparse"}:
-                raise options.error("mlp_layer_types", f"{list(kinds)} should be {num_layers} times 'dense' or 'sparse'")
+                raise options.error(
+                    "mlp_layer_types", f"{list(kinds)} should be {num_layers} entries, each 'dense' or 'sparse'"
+                )
             return tuple(index for index, kind in enumerate(kinds) if kind == "sparse")
         starts = options.counts("moe_layer_start_index", (1, 1), or_one=2)
         last = num_layers - 1
         ends = [last if end == -1 else min(end, last) for end in options.counts("moe_layer_end_index", (last, last), or_one=2)]
         if {*starts} != {starts[0]} or {*ends} != {ends[0]}:
             raise options.error(
-                "moe_layer_end_index", f"{ends} from {list(starts)}: text and media should have the same layers"
+                "moe_layer_end_index", f"layers {list(starts)} to {ends}: text and media should have experts in the same layers"
             )
         interval = options.count("moe_layer_interval", 1)
         return tuple(index for index in range(num_layers) if starts[0] <= index <= ends[0] and (index + 1) % interval == 0)

@@ -9,18 +9,18 @@ import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions
 
-_MAX_EXPERTS = 65_536  # of a layer; each takes memory before a weight is looked at
+_MAX_EXPERTS = 65_536  # per layer; bounds the memory taken before weights are read
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True):
-    """The sparse layers, which have experts in place of an MLP. How experts are chosen and weighed is said by
-    `ops.modules.RoutingRule`, whose fields these are."""
+    """Sparse layers, with experts in place of an MLP. `ops.modules.RoutingRule` has the same fields and explains how experts
+    are chosen and weighted."""
 
     sparse_layers: tuple[int, ...]
     num_experts: int
     num_chosen: int
-    intermediate_size: int  # of an expert
-    shared_intermediate_size: int = 0  # of the MLP that all rows go through as well; 0: there is none
+    intermediate_size: int  # per expert
+    shared_intermediate_size: int = 0  # width of the MLP shared by all rows; 0: none
     correction: str = ""  # the tensor that corrects scores, within a layer; empty: none
     correction_shape: tuple[int, ...] = ()
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -33,18 +33,18 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
 
 
 def num_experts(options: JsonOptions, *names: str, default: int) -> int:
-    """Under any of the names; where it is under several, they must agree."""
+    """Read the number of experts, stored under any of the names; several values must agree."""
     given = {name: options.count(name, least=0, most=_MAX_EXPERTS) for name in names if options.values.get(name) is not None}
     if len(set(given.values())) > 1:
-        raise options.error(next(iter(given)), f"differs from what means the same: {given}")
+        raise options.error(next(iter(given)), f"conflicting values for one setting: {given}")
     return next(iter(given.values()), default)
 
 
 def num_chosen(options: JsonOptions, name: str, default: int, most: int) -> int:
-    """Experts of a token."""
+    """Read the number of experts per token."""
     count = options.count(name, default)
     if count > most:
-        raise options.error(name, f"{count} experts of a token are to be chosen from {most}")
+        raise options.error(name, f"{count} experts per token, but only {most} exist")
     return count
 
 

@@ -16,10 +16,10 @@ _MAX_DRAFT_LAYERS = 64
 
 
 class Biases(msgspec.Struct, frozen=True):
-    """Which projections add one."""
+    """Projections that add a bias."""
 
     qkv: bool  # queries, keys and values
-    output: bool  # of the attention
+    output: bool  # attention output projection
     mlp: bool
     head: bool = False
 
@@ -27,9 +27,9 @@ class Biases(msgspec.Struct, frozen=True):
 class Latents(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, 2024): elements of what is computed and kept of a position, and of a head."""
 
-    query_dim: int  # of what queries are compressed to first; 0: they are not
-    latent_dim: int  # of what keys and values are compressed to
-    plain_dim: int  # of a head's queries and keys, not rotated
+    query_dim: int  # width of compressed queries; 0: not compressed
+    latent_dim: int  # width of compressed keys and values
+    plain_dim: int  # unrotated elements of a head's queries and keys
     rotary_dim: int  # likewise, rotated; the rotated key is the same for all heads
     value_dim: int  # of a head
 
@@ -40,7 +40,7 @@ class Bidirectional(msgspec.Struct, frozen=True):
     num_position_rows: int  # learned, as they are stored
     first_position: int  # the row of a text's first token
     num_token_types: int  # rows of another table: of a first text and a second
-    has_deep_head: bool  # what classifies has a layer of its own; else the model's pooler comes before it
+    has_deep_head: bool  # the classifier has its own dense layer; else the model's pooler is used
 
 
 class Family:
@@ -49,18 +49,18 @@ class Family:
     name: str  # `model_type` in config.json
     other_names: tuple[str, ...] = ()  # likewise, of other publishers
     gguf_name: str = ""  # `general.architecture` in GGUF files; empty: the same
-    class_names: tuple[str, ...]  # in `architectures` of config.json; the first is the one that we write
+    class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
     has_rotary: bool = True  # positions turn queries and keys
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
     is_permuted_in_gguf: bool = False  # GGUF files hold the rows of queries and keys so that pairs are neighbours
-    mrope_layout: str = ""  # of pairs that turn with a position in time, height or width: a key of `mrope.LAYOUTS`; empty: none
+    mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
 
     media: MediaRules | None = None  # None: the family takes none
-    draft_names: DraftNames | None = None  # of layers that predict further tokens; None: the family has none
+    draft_names: DraftNames | None = None  # tensor names of MTP layers; None: the family has none
 
-    pooled_kind: Literal["last", "mean", "cls"] = "last"  # hidden states that stand for a whole prompt
+    pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
 
     # where config.json does not say
     default_draft_layers: int = 0
@@ -99,10 +99,10 @@ class Family:
         """None: every layer has an MLP."""
         return None
 
-    # of models that take pictures
+    # vision-language models only
 
     def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig | None:
-        """From all of config.json; `text` is what it says of the text model. None: text alone."""
+        """Read the vision encoder from all of config.json; `text` is its text part. None: the model takes only text."""
         return None
 
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
@@ -110,5 +110,5 @@ class Family:
         raise NotImplementedError
 
     def vision_experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
-        """Those that tokens of media choose among, stored behind the others; None: all tokens have the same."""
+        """Read the experts of media tokens, stored after those of text. None: all tokens share the same experts."""
         return None

@@ -1,4 +1,4 @@
-"""Ids of tokens that a checkpoint has only in its tokenizer's files. Used by families whose config.json does not say them."""
+"""Token ids of media placeholders that are only in the tokenizer's files, for families without them in config.json."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def named_token_ids(directory: Path, names: Sequence[str], vocab_size: int) -> t
     for name in names:
         if not 0 <= found.get(name, -1) < vocab_size:
             raise CheckpointError(
-                f"{directory}: no id of {name} below {vocab_size} in {_TOKENIZER}, {_TOKENIZER_CONFIG} or {_ADDED}: media "
-                "cannot be told from text"
+                f"{directory}: {name} has no token id below {vocab_size} in {_TOKENIZER}, {_TOKENIZER_CONFIG} or {_ADDED}, so "
+                "media cannot be placed in prompts"
             )
     return tuple(found[name] for name in names)
 

@@ -26,6 +26,7 @@ class Qwen2(Family):
         unknown = set(layer_types) - {"full_attention", "sliding_attention"}
         if unknown or len(layer_types) != num_layers:
             raise options.error(
-                "layer_types", f"{list(layer_types)} should be {num_layers} times 'full_attention' or 'sliding_attention'"
+                "layer_types",
+                f"{list(layer_types)} should be {num_layers} entries, each 'full_attention' or 'sliding_attention'",
             )
         return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)

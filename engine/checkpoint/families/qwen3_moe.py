@@ -1,4 +1,4 @@
-"""Qwen3 with experts (Yang et al. 2025): Qwen3 whose MLPs are mixtures, in all layers or some."""
+"""Qwen3 with experts (Yang et al. 2025): the MLPs are mixtures of experts, in all layers or some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Qwen3Moe(Family):
     model = "workers.models.qwen3:Qwen3"
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        """In all layers or none."""
+        """Return the window of each layer: all layers have one, or none."""
         if not options.flag("use_sliding_window", False):
             return (0,) * num_layers
         window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)

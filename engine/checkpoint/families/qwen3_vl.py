@@ -42,7 +42,8 @@ class Qwen3VL(Qwen3):
         num_layers = text.count("num_hidden_layers")
         if len(deepstack_layers) > num_layers:
             raise vision.error(
-                "deepstack_visual_indexes", f"{list(deepstack_layers)} are more than the text model's {num_layers} layers"
+                "deepstack_visual_indexes",
+                f"{list(deepstack_layers)} has more entries than the text model has layers, {num_layers}",
             )
         return read_vision(
             self.name,

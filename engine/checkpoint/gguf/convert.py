@@ -1,8 +1,8 @@
-"""A GGUF file as a checkpoint directory: config.json, the tokenizer's files, and a link to the file as `model.gguf`.
+"""Conversion of a GGUF file to a checkpoint directory: config.json, the tokenizer's files, and a link to the file as
+`model.gguf`.
 
-Called by `locate.py` in the launcher and in clients, before any actor starts; so nobody else needs to know that a model
-came as one file, but for the loader, which reads tensors from `model.gguf`. Directories are kept in the user's cache, one for
-each state (path, size, time) of a file.
+Called by `locate.py` in the launcher and in clients, before any actor starts. Only the loader, which reads tensors from
+`model.gguf`, has to know the format. Directories are kept in the user's cache, one for each state (path, size, time) of a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
-_LAYOUT = 1  # of the directories: another one, another directory
+_LAYOUT = 1  # version of the converted directories; a new one makes new directories
 _CHANGING = (  # options of other models that share an architecture's name; none of them is followed here
     *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
@@ -44,7 +44,7 @@ def gguf_checkpoint(path: Path) -> Path:
             _write(directory, path)
     except OSError as error:
         raise CheckpointError(
-            f"{path}: its tokenizer and configuration cannot be written: {error}; set XDG_CACHE_HOME"
+            f"{path}: cannot write the converted tokenizer and config: {error}; set XDG_CACHE_HOME to a writable directory"
         ) from error
     return directory
 
@@ -73,7 +73,9 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
     """Contents by name. Raises CheckpointError naming what is not supported."""
     options = JsonOptions(file.metadata, file.path)
     if options.count("split.count", 1, least=0) > 1:
-        raise options.error("split.count", "the file is one of several; merge them first (llama-gguf-split --merge)")
+        raise options.error(
+            "split.count", "the file is one part of a split model; merge the parts first (llama-gguf-split --merge)"
+        )
     ends = end_token_ids(options)
     generation: dict[str, Any] = {"eos_token_id": list(ends)}
     files = {
@@ -88,7 +90,7 @@ def model_options(file: GgufFile) -> dict[str, Any]:
     options = JsonOptions(file.metadata, file.path)
     name = options.text("general.architecture", None)
     if name not in GGUF_NAMES:
-        raise options.error("general.architecture", f"{name!r} is not supported; supported are {', '.join(GGUF_NAMES)}")
+        raise options.error("general.architecture", f"{name!r} is not supported; expected one of {', '.join(GGUF_NAMES)}")
     family = GGUF_NAMES[name]
     for key in _CHANGING:
         if options.values.get(f"{name}.{key}"):
@@ -101,7 +103,7 @@ def model_options(file: GgufFile) -> dict[str, Any]:
     latents = latent_options(options, name) if family.name == "deepseek_v3" else {}
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
-        raise options.error(f"{name}.attention.value_length", f"differs from the length of keys, {head_dim}")
+        raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")
     has_bias = "blk.0.attn_q.bias" in file.tensors
     return {
         "architectures": [family.class_names[0]],
@@ -131,14 +133,14 @@ def model_options(file: GgufFile) -> dict[str, Any]:
 def _vocab_size(file: GgufFile) -> int:
     table = file.tensors.get("token_embd.weight")
     if table is None:
-        raise CheckpointError(f"{file.path} has no token_embd.weight, so it holds no language model")
+        raise CheckpointError(f"{file.path} is not a language model: it has no token_embd.weight")
     return table.shape[0]
 
 
 def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dict[str, Any]:
     kind = options.text(f"{name}.rope.scaling.type", "none")
     if kind not in _ROPE_TYPES:
-        raise options.error(f"{name}.rope.scaling.type", f"{kind!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")
+        raise options.error(f"{name}.rope.scaling.type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
     rope: dict[str, Any] = {
         "rope_type": _ROPE_TYPES[kind],
         "rope_theta": options.number(f"{name}.rope.freq_base", 10_000.0),

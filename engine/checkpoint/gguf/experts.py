@@ -31,7 +31,7 @@ def expert_options(file: GgufFile, options: JsonOptions, family: str, name: str)
     num_layers = options.count(f"{name}.block_count")
     sparse = [index for index in range(num_layers) if f"blk.{index}.ffn_gate_inp.weight" in file.tensors]
     if not sparse:
-        raise CheckpointError(f"{file.path} has no blk.N.ffn_gate_inp.weight, so no layer of it has experts")
+        raise CheckpointError(f"{file.path} has no blk.N.ffn_gate_inp.weight, so none of its layers has experts")
     return _OPTIONS[family](file, options, name, sparse)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from engine.checkpoint.files import map_file
 from engine.errors import CheckpointError
 
-LINK_NAME = "model.gguf"  # in a checkpoint directory that was made of a file
+LINK_NAME = "model.gguf"  # name of the file in a converted checkpoint directory
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -88,11 +88,13 @@ class GgufFile:
 
     def _head(self) -> tuple[int, int]:
         if self.data[:4] != b"GGUF":
-            raise CheckpointError(f"{self.path} is no GGUF file: it begins with {bytes(self.data[:4])!r}")
+            raise CheckpointError(f"{self.path} is not a GGUF file: it starts with {bytes(self.data[:4])!r}")
         self._position = 4
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise CheckpointError(f"{self.path} has GGUF version {version}; readable are {', '.join(map(str, _VERSIONS))}")
+            raise CheckpointError(
+                f"{self.path} has GGUF version {version}; supported versions are {', '.join(map(str, _VERSIONS))}"
+            )
         num_tensors = self._scalar("Q")
         return num_tensors, self._scalar("Q")
 
@@ -105,7 +107,7 @@ class GgufFile:
         num_bytes = self._scalar("Q")
         begin, self._position = self._position, self._position + num_bytes
         if self._position > len(self.data):
-            raise self._damaged(f"a string of {num_bytes} bytes at {begin} is longer than the file")
+            raise self._damaged(f"a string of {num_bytes} bytes at offset {begin} exceeds the file")
         return self.data[begin : self._position].decode()
 
     def _value(self, kind: int, depth: int = 0) -> Any:
@@ -150,19 +152,19 @@ class GgufFile:
         for name, shape, kind, offset in entries:
             if kind not in BLOCKS:
                 known = ", ".join(type_name for type_name, _, _ in BLOCKS.values())
-                raise CheckpointError(f"{self.path}: {name} has type {kind}; supported are {known}")
+                raise CheckpointError(f"{self.path}: {name} has type {kind}; expected one of {known}")
             type_name, block_values, block_bytes = BLOCKS[kind]
             if shape and shape[-1] % block_values:
                 raise self._damaged(f"{name} has rows of {shape[-1]} values, {type_name} has blocks of {block_values}")
             begin = data_begin + offset
             end = begin + math.prod(shape) // block_values * block_bytes
             if end > len(self.data):
-                raise self._damaged(f"{name} should end at byte {end}, the file has {len(self.data)}")
+                raise self._damaged(f"{name} should end at byte {end}, but the file has {len(self.data)} bytes")
             tensors[name] = GgufTensor(self, name, type_name, shape, begin, end)
         return tensors
 
     def _damaged(self, text: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} is truncated or damaged: {text}; fetch it again")
+        return CheckpointError(f"{self.path} is truncated or damaged: {text}; download it again")
 
 
 def shortest(value: float) -> float:

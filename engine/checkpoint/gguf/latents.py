@@ -1,8 +1,8 @@
-"""Latent attention of a GGUF file, as the options of DeepSeek-V3's config.json. Called by `convert.py`.
+"""Latent attention of a GGUF file, as options of DeepSeek-V3's config.json. Called by `convert.py`.
 
 Newer files give `key_length` and `value_length` of the cached latents, and those of a head under names with `_mla`; older files
-have those of a head alone. llama.cpp rotates neighbouring elements, and scales by yarn's mscale_all_dim, of which the converter
-stores a tenth.
+have only those of a head. llama.cpp rotates neighbouring elements, and scales by yarn's mscale_all_dim; the converter stores a
+tenth of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def latent_options(options: JsonOptions, name: str) -> dict[str, Any]:
     key_dim = options.count(f"{name}.attention.key_length{suffix}")
     rotary_dim = options.count(f"{name}.rope.dimension_count")
     if rotary_dim >= key_dim:
-        raise options.error(f"{name}.rope.dimension_count", f"{rotary_dim} should be less than the length of keys, {key_dim}")
+        raise options.error(f"{name}.rope.dimension_count", f"{rotary_dim} should be less than attention.key_length, {key_dim}")
     return {
         "num_key_value_heads": options.count(f"{name}.attention.head_count"),
         "q_lora_rank": options.count(f"{name}.attention.q_lora_rank", 0) or None,

@@ -58,7 +58,7 @@ def tokenizer_files(options: JsonOptions) -> dict[str, bytes]:
         return files | {"tokenizer.json": _json(_byte_level(options))}
     if kind == "llama":
         return files | {"tokenizer.model": _sentencepiece(options)}
-    raise options.error("tokenizer.ggml.model", f"{kind!r} is not supported; supported are gpt2 (byte-level BPE) and llama")
+    raise options.error("tokenizer.ggml.model", f"{kind!r} is not supported; expected gpt2 (byte-level BPE) or llama")
 
 
 def _json(value: Any) -> bytes:
@@ -85,7 +85,7 @@ def _settings(options: JsonOptions) -> dict[str, Any]:
         key = f"tokenizer.ggml.{name}_token_id"
         token_id = options.count(key, -1, least=0)
         if token_id >= len(tokens):
-            raise options.error(key, f"{token_id} is no token; there are {len(tokens)}")
+            raise options.error(key, f"{token_id} is outside the vocabulary of {len(tokens)} tokens")
         if token_id >= 0:
             settings[f"{role}_token"] = tokens[token_id]
     is_llama = options.text("tokenizer.ggml.model", "none") == "llama"
@@ -117,7 +117,7 @@ def _byte_level(options: JsonOptions) -> dict[str, Any]:
     """A tokenizer.json. Unused tokens are only there to fill the embedding: their ids stay free."""
     rule = options.text("tokenizer.ggml.pre", "gpt-2")
     if rule not in _PATTERNS:
-        raise options.error("tokenizer.ggml.pre", f"{rule!r} is not supported; supported are {', '.join(_PATTERNS)}")
+        raise options.error("tokenizer.ggml.pre", f"{rule!r} is not supported; expected one of {', '.join(_PATTERNS)}")
     tokens, types = _tokens(options), _types(options)
     added = [
         _added_token(token_id, tokens[token_id], is_special=kind == _CONTROL)
@@ -191,7 +191,7 @@ def _sentencepiece(options: JsonOptions) -> bytes:
             for token, score, kind in zip(tokens, scores, types, strict=True)
         )
     except UnicodeEncodeError as error:
-        raise CheckpointError(f"{options.path}: a token is no text: {error}") from error
+        raise CheckpointError(f"{options.path}: a token is not valid Unicode: {error}") from error
     has_bytes = types.count(_BYTE) == 256
     trainer = _number(3, 2) + _number(4, len(tokens)) + _number(35, has_bytes)  # model_type BPE, vocab_size, byte_fallback
     trainer += _number(40, types.index(_UNKNOWN)) + _field(45, tokens[types.index(_UNKNOWN)].encode())

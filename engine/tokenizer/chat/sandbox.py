@@ -170,7 +170,7 @@ class _Timer:
 
     def _fire(self, signal_number: int, frame: FrameType | None) -> None:
         if not self.is_over:
-            raise TemplateBoundError(f"it takes more than {MAX_CPU_SECONDS} s of processor time")
+            raise TemplateBoundError(f"it takes more than {MAX_CPU_SECONDS} s of CPU time")
 
 
 def _data_bytes() -> int:

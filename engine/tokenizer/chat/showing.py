@@ -93,7 +93,7 @@ class Showing:
             ):
                 remedy = f"send one of {', '.join(_ROLES)}"
                 raise RequestError(
-                    f"messages[{index}].role: {role!r} is not shown by this model's chat template; {remedy}",
+                    f"messages[{index}].role: {role!r} is not supported by this model's chat template; {remedy}",
                     code="invalid_value",
                     param=f"messages[{index}].role",
                 )

@@ -183,8 +183,7 @@ class ChatTemplates:
         if requested and not self.has(requested):
             if not self._trusts_requests:
                 raise RequestError(
-                    "this server takes no chat_template from requests; leave it out, or start with "
-                    "--trust-request-chat-template",
+                    "chat_template in requests is disabled; remove it, or start the server with --trust-request-chat-template",
                     param="chat_template",
                 )
             return ChatTemplate(requested, self._marks).render(messages, variables, self._max_characters)
@@ -216,7 +215,7 @@ class ChatTemplates:
             return self._templates[requested]
         name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            known = f" (it has {', '.join(sorted(self._templates))}, to be named in chat_template)" if self._templates else ""
+            known = f" (it has {', '.join(sorted(self._templates))}; choose one with chat_template)" if self._templates else ""
             raise RequestError(
                 f"this model has no default chat template{known}; start with --chat-template, or use /v1/completions",
                 param="messages",

@@ -174,8 +174,8 @@ def test_moves_are_answered(bench: Bench) -> None:
     answers = bench.heard()
     assert [answer.move_id for answer in answers if isinstance(answer, BlocksMoved)] == [1, 2, 3]
     assert answers == [
-        BlocksMoved(1, "there is no tier 'host', only 'device'"),
-        BlocksMoved(2, "there is no tier 'disk', only 'device'"),
+        BlocksMoved(1, "unknown tier 'host'; expected 'device'"),
+        BlocksMoved(2, "unknown tier 'disk'; expected 'device'"),
         BlocksMoved(3),
     ]
 

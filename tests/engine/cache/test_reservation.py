@@ -64,7 +64,7 @@ def test_memory_shortage_is_logged_once(bench: Bench) -> None:
     wait_until(lambda: bench.reservation.advance() or bench.said, what="it is said")
     bench.reservation.advance()
     (text,) = bench.said
-    assert "runs short: 8 MiB of 16.01 MiB are reserved, 264 MiB are available" in text
+    assert "running out: 8 MiB of 16.01 MiB reserved, 264 MiB available" in text
     assert "--kv-cache-memory" in text
     bench.available = available_memory_bytes()
     bench.advance_until(NUM_BYTES)

@@ -64,7 +64,7 @@ def test_bytes_of_the_kv_cache(dtype: str, slot_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_key_value_heads": 1}, "num_key_value_heads: 1 should be num_attention_heads, 3"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads: 1 should equal num_attention_heads, 3"),
         ({"qk_rope_head_dim": 7}, "qk_rope_head_dim: 7 is odd"),
         ({"kv_lora_rank": 0}, "kv_lora_rank: 0 should be an integer of at least 1"),
         ({"rope_interleave": 1}, "rope_interleave: 1 should be true or false"),

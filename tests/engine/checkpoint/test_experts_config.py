@@ -97,15 +97,15 @@ def test_sliding_windows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**QWEN, "num_experts": 8, "num_local_experts": 4}, "num_experts: differs from what means the same"),
+        ({**QWEN, "num_experts": 8, "num_local_experts": 4}, "num_experts: conflicting values for one setting"),
         ({**QWEN, "num_experts": 10**9}, "num_experts: 1000000000 should be an integer of at most"),
-        ({**QWEN, "num_experts": 4}, "num_experts_per_tok: 8 experts of a token are to be chosen from 4"),
+        ({**QWEN, "num_experts": 4}, "num_experts_per_tok: 8 experts per token, but only 4 exist"),
         ({**QWEN, "decoder_sparse_step": 0}, "decoder_sparse_step: 0 should be an integer of at least 1"),
         ({**QWEN, "mlp_only_layers": [4]}, "mlp_only_layers: [4] should be a list of layers, 0 to 3"),
         ({**QWEN, "mlp_only_layers": 1}, "mlp_only_layers: 1 should be a list of layers"),
         ({**QWEN, "norm_topk_prob": "yes"}, "norm_topk_prob: 'yes' should be true or false"),
         ({**QWEN, "moe_intermediate_size": 0}, "moe_intermediate_size: 0 should be an integer of at least 1"),
-        ({**ERNIE, "moe_k": 65}, "moe_k: 65 experts of a token are to be chosen from 64"),
+        ({**ERNIE, "moe_k": 65}, "moe_k: 65 experts per token, but only 64 exist"),
         ({**ERNIE, "moe_gate": "top2_fused"}, "moe_gate: 'top2_fused' is not supported; supported: 'topk'"),
         ({**ERNIE, "moe_gate_act": "sigmoid"}, "moe_gate_act: 'sigmoid' is not supported; supported: 'softmax'"),
         ({**ERNIE, "moe_intermediate_size": [1536, 512]}, "moe_intermediate_size: [1536, 512] should be an integer"),
@@ -155,7 +155,7 @@ def test_deepseek() -> None:
         ({"moe_layer_freq": 2}, "moe_layer_freq: 2 is not supported"),
         ({"n_group": 7}, "n_group: 7 does not divide 256 experts"),
         ({"topk_group": 9}, "topk_group: 9 should be an integer of at most 8"),
-        ({"n_routed_experts": 16, "topk_group": 1}, "num_experts_per_tok: 8 experts of a token are to be chosen from 2"),
+        ({"n_routed_experts": 16, "topk_group": 1}, "num_experts_per_tok: 8 experts per token, but only 2 exist"),
     ],
 )
 def test_deepseek_refuses(changes: dict[str, Any], message: str) -> None:

@@ -223,7 +223,7 @@ class TestSentencepiece:
             ({"tokenizer__ggml__scores": [0.0]}, "scores: has 1 values for 421 tokens"),
             ({"tokenizer__ggml__token_type": [1] * 421}, "has 0 unknown tokens, expected one"),
             ({"tokenizer__ggml__token_type": [1]}, "token_type: has 1 values for 421 tokens"),
-            ({"tokenizer__ggml__bos_token_id": 999}, "bos_token_id: 999 is no token; there are 421"),
+            ({"tokenizer__ggml__bos_token_id": 999}, "bos_token_id: 999 is outside the vocabulary of 421 tokens"),
         ],
     )
     def test_refused(self, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -260,14 +260,17 @@ def test_templates_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"tokenizer__ggml__model": "t5"}, r"tokenizer\.ggml\.model: 't5' is not supported; supported are gpt2"),
-        ({"tokenizer__ggml__pre": "viking"}, r"tokenizer\.ggml\.pre: 'viking' is not supported; supported are llama-bpe"),
-        ({"split__count": 3}, "split.count: the file is one of several; merge them first"),
+        ({"tokenizer__ggml__model": "t5"}, r"tokenizer\.ggml\.model: 't5' is not supported; expected gpt2"),
+        ({"tokenizer__ggml__pre": "viking"}, r"tokenizer\.ggml\.pre: 'viking' is not supported; expected one of llama-bpe"),
+        ({"split__count": 3}, "split.count: the file is one part of a split model; merge the parts first"),
         ({"qwen3__expert_count": 8}, r"qwen3\.expert_count: 8 is not supported"),
         ({"qwen3__rope__scaling__type": "longrope"}, "rope.scaling.type: 'longrope' is not supported"),
-        ({"qwen3__attention__value_length": 64}, "value_length: differs from the length of keys, 32"),
+        ({"qwen3__attention__value_length": 64}, "value_length: differs from attention.key_length, 32"),
         ({"qwen3__feed_forward_length": [1, 2]}, r"feed_forward_length: \[1, 2\] should be an integer"),
-        ({"general__architecture": "gemma3"}, "general.architecture: 'gemma3' is not supported; supported are llama, .*qwen2"),
+        (
+            {"general__architecture": "gemma3"},
+            "general.architecture: 'gemma3' is not supported; expected one of llama, .*qwen2",
+        ),
     ],
 )
 def test_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -281,14 +284,14 @@ class TestDamaged:
     def test_truncated(self, share: float, demo: Path, tmp_path: Path) -> None:
         data = demo.read_bytes()
         (tmp_path / "a.gguf").write_bytes(data[: int(len(data) * share)])
-        with pytest.raises(CheckpointError, match=r"truncated or damaged|cannot be read|no GGUF file"):
+        with pytest.raises(CheckpointError, match=r"truncated or damaged|cannot be read|not a GGUF file"):
             resolve_model(str(tmp_path / "a.gguf"))
 
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (b"PK\3\4" + bytes(40), "no GGUF file"),
-            (b"GGUF" + (1).to_bytes(4, "little") + bytes(40), "GGUF version 1; readable are 2, 3"),
+            (b"PK\3\4" + bytes(40), "not a GGUF file"),
+            (b"GGUF" + (1).to_bytes(4, "little") + bytes(40), "GGUF version 1; supported versions are 2, 3"),
             (b"GGUF\0\0\0\3" + bytes(40), "GGUF version 50331648"),  # the other byte order
             (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\xff" * 8, "truncated or damaged"),
             (b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(7) + b"\1" + bytes(7) + b"a\x63\0\0\0", "unknown type 99"),
@@ -315,7 +318,7 @@ class TestDamaged:
         kind = gguf.GGMLQuantizationType.Q2_K
         writer.add_tensor("token_embd.weight", np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind)
         write(writer)
-        with pytest.raises(CheckpointError, match=r"token_embd\.weight has type 10; supported are F32, F16, Q4_0"):
+        with pytest.raises(CheckpointError, match=r"token_embd\.weight has type 10; expected one of F32, F16, Q4_0"):
             resolve_model(str(tmp_path / "a.gguf"))
 
 

@@ -99,7 +99,7 @@ def test_local_directory_without_a_config(tmp_path: Path) -> None:
 
 def test_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match="is a file; give the directory"):
+    with pytest.raises(CheckpointError, match="is a file; expected a directory"):
         resolve_model(str(tmp_path / "model.safetensors"))
 
 
@@ -131,7 +131,7 @@ def test_second_time_from_the_cache(hub: str) -> None:
 
 
 def test_no_such_repository(hub: str) -> None:
-    with pytest.raises(CheckpointError, match="owner/other: no such directory here and no such repository on the hub"):
+    with pytest.raises(CheckpointError, match="owner/other: neither a directory nor a repository on the hub"):
         resolve_model("owner/other", hub)
 
 
@@ -156,9 +156,9 @@ def test_gguf_file_is_chosen_by_quantization(hub: str, tmp_path: Path, monkeypat
     assert not any("Q4_K_M" in asked for asked in Hub.requested if "resolve" in asked)
     with pytest.raises(CheckpointError, match="there are F32, Q4_K_M, Q8_0"):
         resolve_model("owner/several:Q2_K", hub)
-    with pytest.raises(CheckpointError, match="parts; join them"):
+    with pytest.raises(CheckpointError, match="parts; merge them"):
         resolve_model("owner/several:Q8_0", hub)
-    with pytest.raises(CheckpointError, match="no such repository"):
+    with pytest.raises(CheckpointError, match="nor a repository"):
         resolve_model("owner/none:Q4_K_M", hub)
 
 
@@ -166,5 +166,5 @@ def test_a_tokenizer_of_the_hub_brings_no_weights(hub: str, tmp_path: Path) -> N
     path = resolve_tokenizer("owner/tiny", hub)
     assert sorted(file.name for file in path.iterdir()) == ["config.json", "tokenizer.json"]
     assert resolve_tokenizer(str(tmp_path)) == tmp_path.resolve()
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(CheckpointError, match="not a directory"):
         resolve_tokenizer("./nothing")

@@ -60,5 +60,5 @@ def test_a_file_that_cannot_be_read_is_named(model: Path) -> None:
 def test_a_run_without_it(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "record").write_bytes(content)
-    with pytest.raises(TokamakError, match=r"no readable .*; start the engine anew"):
+    with pytest.raises(TokamakError, match=r"cannot read .*; restart the engine"):
         ModelRecord.of_run(tmp_path / "record")

@@ -99,12 +99,12 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
     ("kind", "text", "cause"),
     [
         ("json", "  ", "empty"),
-        ("json", '{"type"', "no JSON"),
+        ("json", '{"type"', "not valid JSON"),
         ("json", "[1]", "not list"),
         ("json", '{"minimum": NaN}', "NaN"),
         ("json", '{"$ref": "https://example.com/x.json"}', "example.com"),
         ("json", '{"$ref": "file:///etc/passwd"}', "passwd"),
-        ("json", '{"$ref": "#"}', "no answer"),
+        ("json", '{"$ref": "#"}', "no output"),
         ("json", '{"not": {"type": "string"}}', "not"),
         ("strict", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("strict", '{"type": "object", "propertyNames": {"pattern": "a"}}', "propertyNames"),
@@ -120,12 +120,12 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
         ("json", json.dumps({"anyOf": [{"minimum": index} for index in range(200)]}), "minimum"),
         ("grammar", 'start: %json {"multipleOf": 99991}', "multipleOf"),
         ("grammar", "start: /a\0/", "NUL"),
-        ("json", '{"enum": ["\\ud800"]}', "half a character"),
+        ("json", '{"enum": ["\\ud800"]}', "an unpaired surrogate"),
         ("regex", "a(?=b)", "look-ahead"),
         ("regex", "(", "regex"),
-        ("choice", "[]", "one at least"),
+        ("choice", "[]", "non-empty list"),
         ("choice", '["a", ""]', "empty"),
-        ("choice", "[1]", "texts"),
+        ("choice", "[1]", "list of strings"),
         ("grammar", "start: foo", "foo"),
         ("grammar", "x: /a/", "start"),
         ("grammar", 'start: <[999]> "x"', "999"),
@@ -134,11 +134,11 @@ def nested(depth: int, opening: str, middle: str, closing: str) -> str:
         ("grammar", "root ::= [", "GBNF"),
         ("structural_tag", "{}", "neither"),
         ("structural_tag", '{"format": {"type": "triggered_tags", "tags": ["x"], "triggers": ["x"]}}', "a tag has"),
-        ("structural_tag", '{"structures": [{"begin": "x"}], "triggers": ["y"]}', "no tag begins"),
-        ("structural_tag", '{"structures": [{"begin": "x"}, {"begin": "z"}], "triggers": ["x"]}', "none of the triggers"),
-        ("structural_tag", '{"structures": [], "triggers": []}', "no tags"),
+        ("structural_tag", '{"structures": [{"begin": "x"}], "triggers": ["y"]}', "no tag starts"),
+        ("structural_tag", '{"structures": [{"begin": "x"}, {"begin": "z"}], "triggers": ["x"]}', "any of the triggers"),
+        ("structural_tag", '{"structures": [], "triggers": []}', "one tag and one trigger"),
         ("structural_tag", '{"format": {"type": "qwen_xml"}}', "not supported"),
-        ("structural_tag", '{"format": {"type": "any_text", "excludes": ["a"]}}', "'excludes' of a format"),
+        ("structural_tag", '{"format": {"type": "any_text", "excludes": ["a"]}}', "'excludes' is not supported in a format"),
         ("structural_tag", '{"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}', "'style'"),
         ("structural_tag", tags(excludes=["END"]), "'excludes'"),
         ("structural_tag", nested(900, '{"format": {"type": "or", "elements": [', "", "]}}"), ""),
@@ -168,7 +168,7 @@ def test_the_vocabulary_is_written_for_the_ranks(tmp_path: Path) -> None:
 
 def test_model_without_text_has_no_formats(tmp_path: Path) -> None:
     formats = AnswerFormats(lambda: GrammarTokens.of([b""] * 9, [], [], [3], 9), tmp_path / "vocabulary", 65536)
-    with pytest.raises(RequestError, match="no tokenizer"):
+    with pytest.raises(RequestError, match="needs a tokenizer"):
         compiled(formats, AnswerFormat("regex", "a", "x"))
 
 

@@ -118,13 +118,13 @@ def test_compression_bombs_take_little_memory(make_data: Callable[[], bytes], is
     ("data", "code", "message"),
     [
         (b"", "image_parse_error", "the file is empty"),
-        (b"hello, world", "unsupported_image_media_type", "not PNG, JPEG, WEBP, GIF, BMP or TIFF: it begins with 68 65 6c"),
+        (b"hello, world", "unsupported_image_media_type", "not PNG, JPEG, WEBP, GIF, BMP or TIFF: it starts with 68 65 6c"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "unsupported_image_media_type", "convert it"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported_image_media_type", "convert it"),
         (b"P6 2 2 255 123412341234", "unsupported_image_media_type", "convert it"),
         (png(9, 9)[:30], "image_parse_error", "cannot be decoded"),
         (b"\xff\xd8\xff\xe0", "image_parse_error", "cannot be decoded"),
-        (b"RIFF\0\0\0\0WEBPVP8 ", "image_parse_error", "it ends before its sides"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image_parse_error", "it ends before its dimensions"),
         (png(300, 1), "invalid_image", "sides of 300 x 1, but the longer side may be at most 200 times the shorter"),
     ],
 )
@@ -178,6 +178,6 @@ def test_truncated_picture_is_refused_at_decoding() -> None:
 def test_odd_picture_sizes_are_refused_without_resizing() -> None:
     settings = settings_of("qwen2_5_vl", {"do_resize": False}).picture
     assert pixels_of(decoded(png(56, 28), MOST), settings).shape == (28, 56, 3)
-    with pytest.raises(RequestError, match="multiples of 28 pixels, these are 57 x 28") as caught:
+    with pytest.raises(RequestError, match="multiples of 28 pixels, but are 57 x 28") as caught:
         pixels_of(decoded(png(57, 28), MOST), settings)
     assert caught.value.code == "invalid_image"

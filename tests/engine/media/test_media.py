@@ -390,7 +390,7 @@ def test_file_with_uncounted_processor_time_is_refused(bench: Bench, monkeypatch
     monkeypatch.setattr("engine.media.actor.MAX_CPU_S", -1.0)  # any time is more, also one that the clock is too coarse for
     answer = bench.prepared(bench.source(CLIP + b"another", kind="video", settings=b""))
     assert (answer.status, answer.code) == (400, "invalid_video")
-    assert "s of the processor, the limit is -1; encode it anew" in answer.message
+    assert "s of CPU time, the limit is -1; re-encode" in answer.message
     bench.wanted("a", item, 1)
     (failed,) = bench.heard("scheduler")
     assert isinstance(failed, PixelsFailed)
@@ -408,7 +408,7 @@ def test_facts_that_fit_no_record_are_refused(bench: Bench) -> None:
     bench.actor.context.mailbox.max_record_bytes = len(encode(answer)) + 1000
     answer = bench.prepared(source)
     assert (answer.status, answer.code) == (400, "invalid_video")
-    assert "comes to 384 units" in answer.message
+    assert "has 384 units" in answer.message
 
 
 def test_expired_and_abandoned_files_are_skipped(bench: Bench) -> None:
@@ -507,7 +507,7 @@ def test_file_that_killed_twice_is_refused_by_the_third_life(bench: Bench) -> No
     bench.wanted("a", item)
     (answer,) = bench.heard("scheduler")
     assert isinstance(answer, PixelsFailed)
-    assert "ended 2 times over this one" in answer.message
+    assert "died 2 times on this file" in answer.message
     refused = bench.prepared(item.source)
     assert (refused.status, refused.code) == (400, "image_parse_error")
     assert bench.item((VISION / "plain.jpg").read_bytes())

@@ -43,10 +43,10 @@ def test_values_come_from_any_processor_file() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({IMAGE_PROCESSOR: {"patch_size": 16}}, "patch_size 16 is not the model's 14"),
-        ({IMAGE_PROCESSOR: b"no"}, "preprocessor_config.json is no JSON"),
+        ({IMAGE_PROCESSOR: {"patch_size": 16}}, "patch_size 16 differs from the model's 14"),
+        ({IMAGE_PROCESSOR: b"no"}, "preprocessor_config.json is not valid JSON"),
         ({IMAGE_PROCESSOR: {"size": 5}}, "size 5 should be an object"),
-        ({IMAGE_PROCESSOR: {"max_pixels": "many"}}, "max_pixels 'many' should be a whole number from 1"),
+        ({IMAGE_PROCESSOR: {"max_pixels": "many"}}, "max_pixels 'many' should be an integer from 1"),
     ],
 )
 def test_wrong_files_end_the_start(files: dict[str, Any], message: str) -> None:
@@ -72,13 +72,13 @@ def test_options_may_ask_for_anything_a_request_for_less() -> None:
     assert (few.fps, few.num_frames, few.most) == (1.0, 0, 8)
     assert settings.for_request(b"") == settings
     for wrong, message in (
-        ({"max_pixels": 50_001}, "max_pixels of pictures 50001 is more than the server's 50000; ask for less"),
+        ({"max_pixels": 50_001}, "max_pixels of pictures 50001 is more than the server's 50000; request less"),
         ({"fps": 4.5}, "fps 4.5 is more than the server's 4"),
         ({"num_frames": 769}, "num_frames 769 is more than the server's 768"),
         ({"max_frames": 10_000}, "max_frames 10000 is more than the server's 768"),
         ({"min_pixels": 60_000}, "min_pixels 60000 is more than max_pixels 50000"),
         ({"do_resize": False}, "unknown setting do_resize; available: min_pixels"),
-        ({"max_pixels": 0}, "max_pixels 0 should be a whole number from 1"),
+        ({"max_pixels": 0}, "max_pixels 0 should be an integer from 1"),
         ({"fps": "nan"}, "fps 'nan' should be a positive number"),
         ({"images_kwargs": 3}, "images_kwargs 3 should be an object"),
     ):

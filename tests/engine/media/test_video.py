@@ -116,8 +116,8 @@ def test_times_use_the_font_of_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "it begins with"),
-        (b"hello, world", "not MP4, MOV, WebM, Matroska, AVI or GIF: it begins with 68 65 6c"),
+        (b"", "it starts with"),
+        (b"hello, world", "not MP4, MOV, WebM, Matroska, AVI or GIF: it starts with 68 65 6c"),
         (b"#EXTM3U\nfile:///etc/passwd", "not MP4"),
         (b"ffconcat version 1.0\nfile /etc/passwd", "not MP4"),
         ((VISION / "clip.mp4").read_bytes()[:40], "the video cannot be decoded"),
@@ -233,7 +233,7 @@ def test_frame_of_another_size_is_checked_again() -> None:
             packet.stream, packet.pts, packet.dts, packet.time_base = stream, index, index, Fraction(1)
             container.mux(packet)
     clip = Clip([file.getvalue()], 2.0, MOST, int)
-    with pytest.raises(RequestError, match="sides are 804 x 2, the longer may be 200 times"):
+    with pytest.raises(RequestError, match="sides are 804 x 2, but the longer side may be at most 200 times"):
         clip.frame(1)
     clip.close()
 

@@ -77,5 +77,5 @@ def test_invalid_options_are_refused(arguments: str, cause: str) -> None:
 
 
 def test_models_without_adapters() -> None:
-    with pytest.raises(OptionError, match="deepseek_v3 models do not support adapters, its attention is latent"):
+    with pytest.raises(OptionError, match="deepseek_v3 models do not support adapters, their attention is latent"):
         config_of("--enable-lora", model=str(GOLDEN / "deepseek_v3"))

@@ -91,7 +91,7 @@ def test_refusals(name: str, arguments: list[str], what: str, tmp_path: Path) ->
     ("file", "content", "what"),
     [
         ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Dense", "path": "2_Dense"}], "'Dense' is not supported"),
-        ("modules.json", [{"type": "a.Pooling", "path": "../1_Pooling"}], "leads out of the checkpoint"),
+        ("modules.json", [{"type": "a.Pooling", "path": "../1_Pooling"}], "points outside the checkpoint"),
         ("modules.json", {"no": "list"}, "cannot be read"),
         ("sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True}, "do_lower_case: true is not supported"),
         ("1_Pooling/config.json", {"pooling_mode": "max"}, "max is not supported"),

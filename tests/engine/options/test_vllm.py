@@ -95,7 +95,7 @@ def test_ineffective_options_are_noted() -> None:
         ("--max-model-len many", "32k"),
         ("--revision v2", "--revision v2: .* is a local path"),
         ("--tokenizer-revision v2", "--tokenizer"),
-        ("--tokenizer /no/such/tokenizer", "no such directory"),
+        ("--tokenizer /no/such/tokenizer", "not a directory"),
         ("--generation-config /no/such/directory", "expected auto, vllm or a directory"),
         ('--override-generation-config {"temperature":-1}', "temperature"),
     ],

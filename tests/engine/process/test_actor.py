@@ -180,7 +180,7 @@ def test_commands_for_a_predecessor_are_dropped(engine: Engine, left: Recorder) 
         supervisor.try_send(encode(Command(f"c{epoch}", ListActors(), epoch)))
     ActorLoop(left).turn()
     for epoch in (0, 1):
-        assert engine.event() == Reply(f"c{epoch}", 400, "left0 does not take ListActors")
+        assert engine.event() == Reply(f"c{epoch}", 400, "left0 does not support the command ListActors")
     assert left.context.counter("messages_dropped_total").value == 1
     supervisor.close()
 
@@ -236,7 +236,7 @@ def test_peer_restarted_during_the_start_is_noticed(engine: Engine) -> None:
 
 
 def test_weights_and_arena(engine: Engine, left: Recorder) -> None:
-    with pytest.raises(TokamakError, match=r"no readable weights\.json"):
+    with pytest.raises(TokamakError, match=r"cannot read weights\.json"):
         left.context.weights_in_use()
     engine.run.write_weights(WeightsRecord.of_start(engine.config))
     assert left.context.weights_in_use() == ("/none", 1, "")

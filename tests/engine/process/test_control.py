@@ -81,7 +81,7 @@ def test_commands_reach_the_scheduler(engine: EchoEngine) -> None:
     client = engine.control()
     assert client.ask(AbortRequest("r1"), WATCHDOG_S).message == "aborted r1"
     refused = client.ask(ResetPrefixCache(), WATCHDOG_S)
-    assert (refused.status, refused.message) == (400, "scheduler does not take ResetPrefixCache")
+    assert (refused.status, refused.message) == (400, "scheduler does not support the command ResetPrefixCache")
 
     async def ask_many() -> list[Reply]:
         return await asyncio.gather(*(client.ask_async(AbortRequest(f"r{index}"), WATCHDOG_S) for index in range(20)))

@@ -16,7 +16,7 @@ def test_lack_of_memory_names_the_limit(error: Exception) -> None:
     assert before[0] != resource.RLIM_INFINITY or explained(error) is error
     resource.setrlimit(resource.RLIMIT_AS, (1 << 45, before[1]))
     try:
-        assert "32768.00 GiB of address space; raise `ulimit -v`" in str(explained(error))
+        assert "limited to 32768.00 GiB; raise `ulimit -v`" in str(explained(error))
         assert str(explained(OSError(errno.ENOENT, "x"))) == "[Errno 2] x"
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

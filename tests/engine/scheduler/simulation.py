@@ -174,7 +174,7 @@ class EchoRank:
                     if not ranks or self.index in ranks:
                         known = self.simulation.paths.setdefault(version, path)
                         assert known == path, f"version {version} is {known} and {path}"
-                        error = self.refuses_loads or ("written over" if contents not in ("", self.files) else "")
+                        error = self.refuses_loads or ("overwritten" if contents not in ("", self.files) else "")
                         if not error:
                             self.path, self.version, self.contents = path, version, self.files
                         self.send(WeightsChanged(command_id, self.index, self.version, self.path, error, self.contents))

@@ -277,7 +277,7 @@ def test_unchunked_pictures_are_never_cut(directory: Path) -> None:
         simulation.finish(refused)
         assert refused.rejected is not None
         assert refused.rejected.status == 400
-        assert "10 tokens, a step has 9" in refused.rejected.message
+        assert "10 tokens, the limit of a step is 9" in refused.rejected.message
 
 
 def test_picture_larger_than_the_cache_is_refused(simulation: Simulation) -> None:
@@ -318,7 +318,7 @@ def test_masks_of_a_text_model(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("bounds", "text"),
     [
-        (causal(3), "has 3 entries, the prompt 4 tokens"),
+        (causal(3), "has 3 entries, but the prompt has 4 tokens"),
         ([0, 0, 0, 4, 0, 2, 0, 3], "attention_mask_offset[1] is [0, 4]"),
         ([0, 3, 2, 3, 0, 2, 0, 3], "attention_mask_offset[1] is [2, 3]"),
         ([0, 0, 0, 0, 0, 2, 0, 3], "attention_mask_offset[1] is [0, 0]"),
@@ -337,7 +337,7 @@ def test_a_mask_that_no_step_can_hold_is_refused(simulation: Simulation) -> None
     refused = simulation.submit([1] * 40, mask_bounds=array("i", bounds).tobytes())
     simulation.finish(refused)
     assert refused.rejected is not None
-    assert "40 tokens, a step has 32" in refused.rejected.message
+    assert "40 tokens, the limit of a step is 32" in refused.rejected.message
 
 
 # -------------------------------------------------------------------------------------------------------------- faults

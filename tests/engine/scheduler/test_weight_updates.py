@@ -299,7 +299,7 @@ def test_weights_in_use_are_gone(simulation: Simulation) -> None:
     assert simulation.ask(ReloadWeights("/weights/c")).details["state"] == "NORMAL"
     simulation.finish()
     simulation.check(stream, path="/weights/c")
-    assert any("cannot be loaded again: worker0: gone" in entry.text for entry in simulation.segments.counters.errors.entries())
+    assert any("cannot be reloaded: worker0: gone" in entry.text for entry in simulation.segments.counters.errors.entries())
 
 
 def test_weights_in_use_are_gone_for_one_rank(tmp_path: Path) -> None:
@@ -465,7 +465,7 @@ def test_overwritten_checkpoint_gets_a_new_version(simulation: Simulation) -> No
     assert simulation.run.weights() == WeightsRecord(MODEL, 2, 2, WeightsState.NORMAL, ((MODEL, 2),), {2: "b"})
     simulation.check(*streams)
     assert {output.weight_version for stream in streams for output in stream.outputs} == {1, 2}
-    assert any("was written over while it was in use" in entry.text for entry in simulation.segments.counters.errors.entries())
+    assert any("was overwritten while in use" in entry.text for entry in simulation.segments.counters.errors.entries())
     simulation.restart_rank(files="b")
     simulation.finish(*submit_all(simulation, count=2, seed=3))
     assert simulation.run.weights().version == 2
@@ -534,7 +534,7 @@ def test_checkpoint_overwritten_while_unloaded(simulation: Simulation) -> None:
     simulation.ask(DropWeights())
     simulation.rank.files = "b"
     reply = simulation.ask(Resume())
-    assert (reply.status, "written over" in reply.message, state_of(simulation)) == (400, True, WeightsState.CLEARED)
+    assert (reply.status, "overwritten" in reply.message, state_of(simulation)) == (400, True, WeightsState.CLEARED)
     assert simulation.ask(ReloadWeights()).status == 200
     assert simulation.run.weights().contents == {2: "b"}
 

@@ -153,7 +153,7 @@ def test_adapter_is_replaced_under_its_name(desk: Desk) -> None:
     desk.load("1", "a")
     desk.loaded("aa")
     desk.load("2", "a")
-    assert (desk.answers["2"][0], "loaded already" in desk.answers["2"][1]) == (400, True)
+    assert (desk.answers["2"][0], "already loaded" in desk.answers["2"][1]) == (400, True)
     desk.has("api0", "adapter_open_requests", 0, 1)
     desk.load("3", "a", replaces=True)
     desk.loaded("bb")
@@ -180,7 +180,7 @@ def test_invalid_commands_are_refused(desk: Desk) -> None:
     desk.unload("4", "c")
     assert desk.answers["4"][0] == 404
     desk.load("5", "test")
-    assert (desk.answers["5"][0], "is a name of the model" in desk.answers["5"][1]) == (400, True)
+    assert (desk.answers["5"][0], "is already a name of the model" in desk.answers["5"][1]) == (400, True)
     for command_id, name in (("8", "a b"), ("9", ""), ("10", "a,b"), ("11", "a\n")):
         desk.load(command_id, name)
         assert (desk.answers[command_id][0], "expected a name of printable characters" in desk.answers[command_id][1]) == (
@@ -261,6 +261,6 @@ def test_an_engine_without_slots_takes_none(tmp_path: Path) -> None:
     desk.load("1", "a")
     desk.unload("2", "a")
     desk.turns()
-    assert all(status == 400 and "start it with --enable-lora" in text for status, text in desk.answers.values())
+    assert all(status == 400 and "start the engine with --enable-lora" in text for status, text in desk.answers.values())
     desk.counters.close()
     desk.counters.unlink()

@@ -123,7 +123,7 @@ def test_paused_terminal_delays_no_start(monkeypatch: pytest.MonkeyPatch) -> Non
             nonlocal seen
             with contextlib.suppress(BlockingIOError):
                 seen += os.read(leader, 1 << 16)
-            return b"lines of the supervisor are missing" in seen
+            return b"lines of the supervisor were dropped" in seen
 
         wait_until(is_told, what="the notice")
         live.close()
@@ -138,6 +138,6 @@ def test_notice_is_json_if_lines_are(pipe: Pipe, monkeypatch: pytest.MonkeyPatch
     plain = PlainProgress("json")
     while not plain.num_dropped:
         plain.note("z" * 1000)
-    wait_until(lambda: "are missing" in pipe.text(), what="the notice")
+    wait_until(lambda: "were dropped" in pipe.text(), what="the notice")
     plain.close()
-    assert "are missing" in json.loads(pipe.text().splitlines()[-1])["message"]
+    assert "were dropped" in json.loads(pipe.text().splitlines()[-1])["message"]

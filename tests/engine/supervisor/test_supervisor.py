@@ -51,7 +51,7 @@ def test_unread_output_does_not_stop_restarts(tmp_path: Path) -> None:
             engine.wait_for_epoch("echo0", epoch)
         engine.wait_for_traffic()
         engine.read_output()
-        wait_until(lambda: "started again with epoch 7" in engine.text, what="the last line")
+        wait_until(lambda: "restarted with epoch 7" in engine.text, what="the last line")
         assert engine.stop() == 0
 
 
@@ -137,7 +137,7 @@ def test_a_hang_leaves_its_stacks_in_the_log(tmp_path: Path) -> None:
         engine.wait_ready()
         engine.wait_for_epoch("stuck0", 2)
         log = engine.run().log_path("stuck0").read_text()
-        assert "in step" in log
+        assert "in do_work" in log
         assert "echo.py" in log
 
 
@@ -171,9 +171,7 @@ def test_failed_child_ends_the_start_with_its_cause(tmp_path: Path) -> None:
 def test_kill_at_start_names_memory(tmp_path: Path) -> None:
     with EchoEngine(tmp_path, "killed0=KilledActor") as engine:
         assert engine.wait_exit() == 1
-        assert (
-            "the engine cannot start: killed0 died: killed by SIGKILL, as the kernel does where memory runs out" in engine.text
-        )
+        assert "the engine cannot start: killed0 died: killed by SIGKILL (probably out of memory)" in engine.text
 
 
 def test_unknown_actor_class_ends_the_start(tmp_path: Path) -> None:

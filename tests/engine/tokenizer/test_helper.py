@@ -202,7 +202,7 @@ def test_calls_of_one_source_leave_room_for_others(lanes: Bench, gate: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("die", "exit code 7"), ("spin", "processor time"), ("memory", "memory")],
+    [("die", "exit code 7"), ("spin", "CPU time"), ("memory", "memory")],
     ids=["die", "spin", "memory"],
 )
 def test_the_end_of_a_helper_costs_its_job_alone(lanes: Bench, text: str, reason: str) -> None:

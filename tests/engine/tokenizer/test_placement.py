@@ -325,8 +325,8 @@ def test_runs_and_items_must_match() -> None:
         (tokens(1, 2), (picture,), "0 image placeholders for 1 image items"),
         (tokens(IMAGE, 2, IMAGE), (picture,), "2 image placeholders for 1 image items"),
         (tokens(1, VIDEO), (picture,), "1 video placeholders for 0 video items"),
-        (tokens(1, *[IMAGE] * 3), (picture,), "run of 3 placeholder tokens at 1, where media item 1 takes 4"),
-        (TextPrompt(f"{PAD}{PAD}", False), (picture,), "run of 2 placeholder tokens at 0, where media item 1 takes 4"),
+        (tokens(1, *[IMAGE] * 3), (picture,), "3 consecutive placeholder tokens at 1, but media item 1 has 4 tokens"),
+        (TextPrompt(f"{PAD}{PAD}", False), (picture,), "2 consecutive placeholder tokens at 0, but media item 1 has 4 tokens"),
     ):
         error = refusal("qwen2_5_vl", prompt, *media)
         assert numbers in error.message
@@ -347,7 +347,7 @@ def test_mask_offsets_are_one_for_each_token() -> None:
     bounds = array("i", [0, 3] * 6).tobytes()
     placed("qwen2_5_vl", tokens(1, IMAGE, 2), item("image", 1, 4, 4), mask_bounds=bounds)
     error = refusal("qwen2_5_vl", tokens(1, IMAGE, 2), item("image", 1, 2, 4), mask_bounds=bounds)
-    assert re.search(r"has 6 entries, the prompt has 4 tokens", error.message)
+    assert re.search(r"has 6 entries, but the prompt has 4 tokens", error.message)
     assert error.param == "attention_mask_offset"
 
 

@@ -118,13 +118,13 @@ def test_some_layers(tmp_path: Path) -> None:
     ("config", "cause"),
     [
         ({"use_dora": True}, "use_dora: DoRA"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save: it replaces whole modules"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: replacing modules"),
         ({"bias": "all"}, "bias: 'all' trains biases"),
-        ({"lora_bias": True}, "lora_bias: biases of B"),
-        ({"peft_type": "IA3"}, "peft_type: 'IA3' is not served"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: 'pissa_niter_4' changes the base's weights"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices: it replaces rows"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters: it adapts parameters"),
+        ({"lora_bias": True}, "lora_bias: biases of LoRA B"),
+        ({"peft_type": "IA3"}, "peft_type: 'IA3' is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: 'pissa_niter_4' also changes weights of the base"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices: replacing embedding rows"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters: only linear layers"),
         ({"r": 0}, "r: 0 should be an integer of at least 1"),
         ({"r": 10**9}, "r: 1000000000 should be an integer of at most 512"),
         ({"r": None}, "r: is missing"),
@@ -135,11 +135,11 @@ def test_some_layers(tmp_path: Path) -> None:
         ({"target_modules": [*TARGETS, "lm_head"], "exclude_modules": ["k_proj"]}, "k_proj is none of the target_modules"),
         ({"rank_pattern": {"q_proj": 17}, "r": 8}, "has rank 17, the limit is 16; start with --max-lora-rank 17"),
         ({"r": 4}, f"lora_A.weight has shape [8, {IN}], expected [4, {IN}]"),
-        ({"alpha_pattern": {"(a+)+": 3}}, "the pattern '(a+)+' is no regular expression, or too involved"),
-        ({"alpha_pattern": {"(a|b)(a|b)(a|b)": 3}}, "too involved"),
-        ({"rank_pattern": {f"(a|b){index}": 8 for index in range(33)}}, "33 regular expressions, 32 are tried at most"),
-        ({"alpha_pattern": {f"{index:0>100}": 8 for index in range(700)}}, "patterns of more than 65536 letters"),
-        ({"rank_pattern": {"[": 3}}, "the pattern '[' is no regular expression"),
+        ({"alpha_pattern": {"(a+)+": 3}}, "pattern '(a+)+' is invalid or too complex"),
+        ({"alpha_pattern": {"(a|b)(a|b)(a|b)": 3}}, "too complex"),
+        ({"rank_pattern": {f"(a|b){index}": 8 for index in range(33)}}, "33 regular expressions, the limit is 32"),
+        ({"alpha_pattern": {f"{index:0>100}": 8 for index in range(700)}}, "the patterns have more than 65536 characters"),
+        ({"rank_pattern": {"[": 3}}, "pattern '[' is invalid"),
         ({"rank_pattern": {"q_proj": "8"}}, "rank_pattern.q_proj: '8' should be an integer"),
         ({"layers_to_transform": ["0"]}, "layers_to_transform: ['0'] should be a list of integers"),
     ],
@@ -268,7 +268,7 @@ def test_integers_are_no_numbers_of_an_adapter(tmp_path: Path) -> None:
 def test_files_that_are_missing_or_none(tmp_path: Path) -> None:
     assert "is no directory" in refused(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "adapter_config.json is missing; an adapter is a directory" in refused(tmp_path / "empty")
+    assert "adapter_config.json is missing; expected an adapter directory" in refused(tmp_path / "empty")
     adapter = write_adapter(tmp_path / "adapter", MODEL)
     tensors = adapter / "adapter_model.safetensors"
     tensors.rename(adapter / "adapter_model.bin")

@@ -139,14 +139,14 @@ def with_weights(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, r"quant_method: 'bitsandbytes' is not supported; supported are awq, gptq"),
+        ({"quant_method": "bitsandbytes"}, r"quant_method: 'bitsandbytes' is not supported; expected one of awq, gptq"),
         ({"bits": 4}, "quantization_config.quant_method: is missing"),
         ({**AWQ.config, "bits": 3}, "bits: 3 is not supported; supported: 4"),
         ({**AWQ.config, "version": "GEMV"}, "version: 'gemv' is not supported; supported: 'gemm'"),
         ({**AWQ.config, "group_size": 0}, "group_size: 0 is not supported"),
         ({**GPTQ.config, "bits": 2}, "bits: 2 is not supported; supported: 4, 8"),
         ({**GPTQ.config, "checkpoint_format": "marlin"}, "checkpoint_format: 'marlin' is not supported"),
-        ({**GPTQ.config, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "dynamic: .* has bits or groups of its own"),
+        ({**GPTQ.config, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "dynamic: .* sets its own bits or group size"),
         ({**FP8.config, "fmt": "e5m2"}, "fmt: 'e5m2' is not supported; supported: 'e4m3'"),
         ({**FP8.config, "weight_block_size": [128]}, "weight_block_size: .* should be two positive integers"),
         ({**PACKED.config, "format": "marlin-24"}, "format: 'marlin-24' is not supported; supported: 'pack-quantized'"),
