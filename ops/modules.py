@@ -18,18 +18,18 @@ Columns = tuple[tuple[int, int], ...]  # [begin, end) of those that a rank has o
 
 
 class AdaptedPart(msgspec.Struct, frozen=True):
-    """Outputs of a linear that an adapter may change: of one of those that are computed as one."""
+    """Outputs of one of several fused linears, as far as an adapter can change them."""
 
-    first: int  # of its outputs among all
+    first: int  # spans of its outputs among all
     num_outputs: int
-    index: int  # in the table of ranks
-    a: int  # where its matrices begin in a slot, in floats
+    index: int  # column in the table of ranks
+    a: int  # offset of its matrices in a slot, in floats
     b: int
 
 
 class Adapters(msgspec.Struct, frozen=True):
-    """A linear's view of the adapter arena, whose layout is in `engine/checkpoint/adapters/layout.py`. Contents change between
-    steps, in slots that no row uses."""
+    """View of the adapter arena for one linear; `engine/checkpoint/adapters/layout.py` defines the layout. Contents change
+    between steps, in slots that no row uses."""
 
     parts: tuple[AdaptedPart, ...]
     slots: np.ndarray  # float32 [slots, floats of a slot]
@@ -46,8 +46,8 @@ class Linear(msgspec.Struct):
     format: WeightFormat = FLOAT32
     columns: Columns = ()  # outputs that this rank computes
     is_looked_up: bool = False  # an embedding reads any of its outputs
-    adapters: Adapters | None = None  # that rows may have here; None: none
-    bias_name: str = ""  # where it is not stored beside a weight of its own, as that of a head whose weight is the embedding's
+    adapters: Adapters | None = None  # adapters of its rows; None: none
+    bias_name: str = ""  # if it is not stored beside its own weight, as for a head with tied embeddings
     weight: Tensor = None
     bias: Tensor = None
 
@@ -122,8 +122,8 @@ class Embedding(msgspec.Struct):
 
 
 class TypedPositions(Embedding):
-    """One row for each position of each type of text, learned apart and added up when they are packed: float32 in every
-    precision. Stored as `name`, whose first rows nobody uses, and `types_name`. Looked up by `Inputs.position_rows`."""
+    """Learned position embeddings of several token types, added up when packed: one float32 row for each position of each type.
+    Stored as `name`, with unused first rows, and `types_name`. Looked up by `Inputs.position_rows`."""
 
     types_name: str = ""
     num_types: int = 1
@@ -194,7 +194,7 @@ class PositionTable(msgspec.Struct):
     side: int
     width: int
     has_aligned_corners: bool
-    values: np.ndarray | None = None  # float32 [side * side, width]: read by whoever prepares a call, not by ops
+    values: np.ndarray | None = None  # float32 [side * side, width]: read when a call is prepared, not by ops
 
 
 class HeadNorm(msgspec.Struct):
@@ -222,10 +222,10 @@ class Rotary(msgspec.Struct):
 
 
 class RoutingRule(msgspec.Struct, frozen=True):
-    """How a row's scores become its experts and their weights. Scores are the softmax of the logits, or the sigmoid of each.
-    Experts lie in `num_groups` equal groups of neighbours; a group is as good as its two best experts together, and those of
-    `num_chosen_groups` groups alone are chosen. Of equal ones the first is the better. Weights are scores; where they are
-    normalized, divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
+    """Rule that turns a row's scores into its experts and their weights. Scores are the softmax of the logits, or the sigmoid
+    of each. Experts are in `num_groups` equal groups of neighbours; the score of a group is the sum of its two best experts,
+    and only experts of the best `num_chosen_groups` groups are chosen. Ties go to the first. Weights are scores; if normalized,
+    divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
 
     num_chosen: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -244,11 +244,11 @@ class Router(msgspec.Struct):
 
     linear: Linear  # [hidden] -> [experts]
     rule: RoutingRule
-    correction_name: str = ""  # of the tensor; empty: there is none
-    correction_shape: tuple[int, ...] = ()  # as it is stored
+    correction_name: str = ""  # name of the tensor; empty: none
+    correction_shape: tuple[int, ...] = ()  # stored shape
     correction: Tensor = None
     set: int | None = None
-    weight_name: str = ""  # of a tensor [hidden, experts]; empty: that of `linear`, [experts, hidden]
+    weight_name: str = ""  # name of a tensor [hidden, experts]; empty: that of `linear`, [experts, hidden]
 
     @property
     def num_experts(self) -> int:
@@ -263,7 +263,7 @@ class Experts(msgspec.Struct):
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     weight: Tensor = None
-    owners: Tensor = None  # of several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: there is one
+    owners: Tensor = None  # with several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: one rank
     is_local: bool = False  # each rank computes all that it needs, whatever others are shared out
     counts: Tensor = None  # uint64 [experts]: rows of this rank that asked for each, in all; None: they are not counted
 
@@ -281,7 +281,7 @@ class Experts(msgspec.Struct):
 
     @property
     def is_cut(self) -> bool:
-        """This rank computes some columns of each expert: the same of all."""
+        """Whether this rank computes some columns of every expert."""
         return bool(self.down[0].columns)
 
     @property
@@ -309,7 +309,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     num_kv_heads: int
     head_dim: int
     sliding_window: int = 0
-    own: HeadRange | None = None  # of this rank; None: all
+    own: HeadRange | None = None  # on this rank; None: all
 
     @property
     def heads(self) -> HeadRange:
@@ -333,7 +333,7 @@ class LatentShape(msgspec.Struct, frozen=True):
     rotary_dim: int
     latent_dim: int
     scale: float
-    own: HeadRange | None = None  # of this rank; None: all
+    own: HeadRange | None = None  # on this rank; None: all
     num_kv_heads: ClassVar[int] = 1
 
     @property

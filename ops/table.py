@@ -38,7 +38,7 @@ from ops.weight_format import Source, Store
 
 ROW_TILE = 16  # queries of an attention tile, and the largest `OpTable.row_tile`
 KEY_SPLIT = 64  # keys are reduced in splits of this many, counted from position 0
-NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS = range(5)  # what `Inputs.host_counts` holds
+NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS = range(5)  # contents of `Inputs.host_counts`
 
 
 class AttentionMetadata(Protocol):
@@ -47,7 +47,7 @@ class AttentionMetadata(Protocol):
 
     max_rows: int
     num_rows: int  # R, a multiple of the table's row_tile
-    num_tokens: int  # of them, those that are not padding
+    num_tokens: int  # of these, without padding
     num_tiles: int  # at least 2
     tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
     num_key_splits: int  # covers the longest context of the step
@@ -67,16 +67,17 @@ class AttentionMetadata(Protocol):
 
     adapter_slots: Tensor  # int32 [max_rows]: which adapter each row has, -1: none; of engines that have some
 
-    # of models that take media
+    # vision-language models only
     feature_rows: Tensor  # int32 [max_rows]: where each row's features are, -1: it has none
-    expert_sets: Tensor  # int32 [max_rows]: 1 for media and what stands around it, else 0
+    expert_sets: Tensor  # int32 [max_rows]: 1 for media and their markers, else 0
     features: (
         np.ndarray | None
     )  # [rows, columns] of the encoder arena: float32, or uint16, the bits of bfloat16; of fixed address
 
 
 class KeptRows(AttentionMetadata, Protocol):
-    """Rows that the last layer goes on with once its keys and values are stored: the others' hidden states nobody asks for."""
+    """Rows that the last layer continues with after it stored keys and values: the hidden states of the others are not
+    needed."""
 
     row_ids: Tensor  # int32 [max_rows]: which of the step's rows they are
 
@@ -85,22 +86,22 @@ class Inputs(AttentionMetadata, Protocol):
     """Inputs of a step as ops read them: all its rows."""
 
     is_made_on_device: bool  # `begin` makes the tensors (`ops/paddle/metadata.py`, InPlace); else they are there
-    logit_row_ids: Tensor  # int32 [...]: kept rows whose logits are wanted
+    logit_row_ids: Tensor  # int32 [...]: kept rows that need logits
     token_ids: Tensor  # int32 [max_rows]
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
     slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
 
-    # of models that look positions up
+    # models with learned positions only
     position_rows: Tensor  # int32 [max_rows]: of `TypedPositions`
 
-    # of models whose positions are three numbers
+    # M-RoPE models only
     row_numbers: Tensor  # int32 [max_rows]: 0, 1, 2, ...
     row_cosines: Tensor  # float32 [max_rows, head_dim]: as `Rotary` has them of a position
     row_sines: Tensor
 
 
 class StepInputs(Inputs, Protocol):
-    """Those of the trunk's steps, whose last layer goes on with some of the rows."""
+    """Inputs of trunk steps, in which the last layer continues with some of the rows."""
 
     @property
     def kept(self) -> KeptRows: ...
@@ -114,12 +115,11 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 class DeviceSampler(msgspec.Struct, frozen=True):
-    """How tokens are drawn where the logits are, of inputs that the device makes (`Inputs.is_made_on_device`).
-
-    `run`: the step, logits float32 [m, vocab] of `inputs.logit_row_ids` -> int32 [3, m]: tokens, the bits of their
-    log-probabilities (float32, of the raw logits), ranks; [1, m], tokens alone, where it `is_greedy`: for rows without
-    temperature. Rows that were sent with the flag DRAWN have their slot's next token and its length written for the next step.
-    Each row's token is the native sampler's, whatever is drawn beside it."""
+    """Sampling on the device, with inputs that it makes (`Inputs.is_made_on_device`). `run`: the step, logits float32 [m,
+    vocab] of `inputs.logit_row_ids` -> int32 [3, m]: tokens, the bits of their log-probabilities (float32, of the raw logits),
+    ranks; or [1, m], only tokens, if it `is_greedy`, for rows without temperature. For rows with the flag DRAWN, the next token
+    and length of their slot are written for the next step. Each row's token is that of the native sampler, whatever else is in
+    the batch."""
 
     run: Callable[[StepInputs, Tensor], Tensor]
     is_greedy: bool
@@ -145,7 +145,7 @@ class OpTable(msgspec.Struct, frozen=True):
     integer_kinds: tuple[str, ...]  # of formats that `pack` keeps as a checkpoint stores them; what is of others becomes floats
 
     # host memory of a layer's keys or values, uint8 [num_blocks + 1, bytes of a block], and the block size -> the same memory
-    # as the table's ops want it
+    # as the table's ops need it
     cache_view: Callable[[np.ndarray, int], np.ndarray]
     clear_block: Callable[[KvCache, int], None]  # zeros in this block of every layer
     drawing: DeviceSampler | None  # None: logits are the host's to draw from
@@ -156,7 +156,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
 
-    embedding: Callable[[Inputs, Embedding], Tensor]  # -> [R, width]: of token ids, or of what `TypedPositions` says
+    embedding: Callable[[Inputs, Embedding], Tensor]  # -> [R, width]: by token ids, or as `TypedPositions` defines
     # the step, x [R, width], number -> x, which may be changed in place: the columns [number * width, (number + 1) * width) of
     # a row's features come in its place where the number is 0, else are added to it
     take_features: Callable[[Any, Tensor, int], Tensor]
@@ -166,11 +166,11 @@ class OpTable(msgspec.Struct, frozen=True):
     adapt: Callable[[Any, Tensor, Tensor, Linear], Tensor]
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
-    rotary_angles: Callable[[Inputs, Rotary], Any]  # of each row, for `rotate_and_store`
+    rotary_angles: Callable[[Inputs, Rotary], Any]  # per row, for `rotate_and_store`
     # [R, q + k + v] -> queries [R, q]: normalizes heads (where the model does), rotates, writes keys and values at slot_mapping
     rotate_and_store: Callable[[Inputs, Tensor, Tensor, HeadNorm | None, AttentionShape, LayerCache], Tensor]
     attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
-    # the step, queries [R, q] and another tensor [R, n] -> the same of the step's kept rows alone
+    # the step, queries [R, q] and another tensor [R, n] -> the same for only the step's kept rows
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]

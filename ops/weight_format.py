@@ -16,10 +16,9 @@ ALIGNMENT = 64
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
-    """How a backend keeps a matrix [out, in]. Integers q stand for scale * q - offset; one scale (and offset) for each output
-    and group of `group_size` inputs, 0: for all inputs of an output. Of int4 the groups' scales may be folded into the
-    integers: scale * (multiplier * q), one scale for each output and a whole number from -15 to 16 for each of its groups, of
-    32, 64 or 128 inputs."""
+    """Storage of a matrix [out, in] by a backend. Integers q stand for scale * q - offset, with one scale (and offset) for each
+    output and group of `group_size` inputs; 0: one group. For int4, the scales of groups can be folded into the integers: scale
+    * (multiplier * q), with one scale per output and an integer from -15 to 16 per group of 32, 64 or 128 inputs."""
 
     kind: Literal["float32", "bfloat16", "int8", "int4"]
     group_size: int = 0
@@ -45,11 +44,11 @@ Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bit
 Source = Callable[[], Values]
 Fill = Callable[[np.ndarray], None]
 Parts = Sequence[tuple[int, int]]  # [begin, end) along the first axis of an array
-Fills = Fill | Sequence[tuple[int, Fill]]  # several: each of so many rows of the first axis, one after another
+Fills = Fill | Sequence[tuple[int, Fill]]  # several: each has some rows of the first axis, in order
 
 
 class SourceByRows:
-    """A source of which some outputs can be read for what these cost; `starts`: where a tensor of the checkpoint begins."""
+    """Source that can be read row by row at proportional cost; `starts`: rows at which a tensor of the checkpoint begins."""
 
     def __init__(self, read: Callable[[int, int], Values], num_rows: int, starts: Sequence[int]) -> None:
         self.read = read  # outputs [begin, end)
@@ -61,7 +60,7 @@ class SourceByRows:
 
 
 class Store(Protocol):
-    """Where packed weights are kept."""
+    """Place where packed weights are kept."""
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before. `parts`:
@@ -89,7 +88,7 @@ def fill_parts(array: np.ndarray, fills: Fills) -> None:
 
 
 def float32(values: Values) -> np.ndarray:
-    """The numbers that `values` stand for."""
+    """Return the values as float32; uint16 holds the bits of bfloat16."""
     if isinstance(values, np.ndarray):
         if values.dtype == np.uint16:
             return (values.astype(np.uint32) << 16).view(np.float32)

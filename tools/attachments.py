@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import OptionError
 
-_KINDS = (  # how a file begins: at which byte, with what
+_KINDS = (  # signatures of files: (offset, bytes)
     (0, b"\x89PNG", "image/png"),
     (0, b"\xff\xd8", "image/jpeg"),
     (0, b"GIF8", "image/gif"),

@@ -60,15 +60,15 @@ def _open_closed_streams() -> None:
     and output of libraries and children goes into it."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)  # of the free numbers the lowest
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor
             os.set_inheritable(opened, True)
             assert opened == descriptor, f"{name} is closed, and {descriptor} is not free"
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def _import(name: str) -> ModuleType:
-    """The module. Ctrl+C ends the process at once meanwhile: as an exception it would strike native modules half-way into their
-    set-up, some of which then crash."""
+    """Import a module. During the import Ctrl+C ends the process at once: as an exception it would interrupt the set-up of
+    native modules, and some of them would crash."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
     gc.disable()  # a tenth of the time of an import, and modules leave no garbage

@@ -99,7 +99,7 @@ def show_actors(run: Run, options: argparse.Namespace) -> int:
 def _state(actor: Actor) -> str:
     if actor.is_alive or actor.state == "DEAD":
         return actor.state
-    return f"DEAD ({actor.state})"  # nobody was left to write it down
+    return f"DEAD ({actor.state})"  # no process was left to record it
 
 
 def _actor_fields(actor: Actor) -> dict[str, Any]:

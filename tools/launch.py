@@ -27,8 +27,8 @@ TIMEOUT_S = 10.0
 
 class Client(msgspec.Struct, frozen=True):
     program: str
-    package: str  # of npm
-    name: str  # as in `--print-client`
+    package: str  # npm package
+    name: str  # name in `--print-client`
 
 
 CLIENTS = {

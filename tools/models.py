@@ -32,12 +32,12 @@ class Stored(msgspec.Struct, frozen=True):
     """A model as it lies on the disk. `rm` takes the name or the id."""
 
     name: str
-    id: str  # of packed weights
+    id: str  # suffix of packed weights
     num_bytes: int
     used_s: float  # seconds since the epoch
     about: str
     path: Path
-    revisions: tuple[str, ...] = ()  # of a repository of the hub
+    revisions: tuple[str, ...] = ()  # directory of a hub repository
     is_embedded: bool = False
 
 

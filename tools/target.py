@@ -23,9 +23,9 @@ _HEADER = re.compile(r"[ -~]*")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. `path("/v1/models")` is the request path below whatever prefix the URL had."""
+    """Server that receives requests. `path("/v1/models")` is the request path below the URL's prefix."""
 
-    url: str  # as the user reads it, without a trailing slash or /v1
+    url: str  # as shown to users, without a trailing slash or /v1
     host: str
     port: int
     is_tls: bool

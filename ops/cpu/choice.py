@@ -1,8 +1,7 @@
-"""Which variant of the kernels each part of the ops takes, by what it was timed to give (`rates.py`), not by its name.
+"""Choice of a kernel variant for each part of the ops, by measured speed (`rates.py`), not by name.
 
-Pure. A part is what may come from another variant than the rest: the linears of each kind of weights, and attention, which is
-timed with each type of keys and values. One variant serves all numbers of rows of a part, so that a row's bits never depend on
-its company.
+Pure. A part can use another variant than the rest: the linears of each weight format, and attention, which is timed with each
+type of keys and values. One variant serves all numbers of rows of a part, so that a row's bits never depend on the other rows.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-BASE = "base"  # what no part covers: norms, rotations, activations, sampling
+BASE = "base"  # everything outside the parts: norms, rotations, activations, sampling
 LINEARS = ("float32", "bfloat16", "int8", "int4")
 ATTENTION = "attention"
 KV_TYPES = ("float32", "bfloat16", "int8")
-TIMED = (*LINEARS, *(f"{ATTENTION} {dtype}" for dtype in KV_TYPES))  # what is timed
+TIMED = (*LINEARS, *(f"{ATTENTION} {dtype}" for dtype in KV_TYPES))  # timed parts
 TIE = 1.05  # rates that differ by less are the same
 NUM_CASES = {**dict.fromkeys(LINEARS, 3), ATTENTION: 2}  # 1, 16 and 128 rows; one query and a prefill's tile
 
@@ -38,5 +37,5 @@ def score(seconds: Sequence[float]) -> float:
 
 
 def kernels_of(chosen: Mapping[str, str], base: str, kv_dtype: str) -> dict[str, str]:
-    """The variant of each part of an engine whose keys and values are of `kv_dtype`; `chosen` has one for each of TIMED."""
+    """Return the variant of each part of an engine with `kv_dtype` keys and values; `chosen` has one for each of TIMED."""
     return {BASE: base, **{part: chosen[part] for part in LINEARS}, ATTENTION: chosen[f"{ATTENTION} {kv_dtype}"]}

@@ -1,5 +1,6 @@
-"""How much of a matrix is packed at a time: as much as a cache holds, so that what is read is looked at, laid out, hashed and
-written while it is there. Used by the packing of the native table."""
+"""Sizes of the pieces in which a matrix is packed: a piece fits a cache, so that it is read, laid out, hashed and written while
+it is there. Used by the packing of the native table.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from itertools import pairwise
 from ops import _cpu
 from ops.weight_format import Source, SourceByRows
 
-_BYTES = 1 << 20  # of two bytes a value, for each thread
+_BYTES = 1 << 20  # per thread, at two bytes per value
 
 
 def cut(source: Source, num_rows: int, num_columns: int, unit: int) -> list[tuple[int, Source]]:
-    """The source as several of so many rows each, all but the last one whole units; a matrix that is decoded stays whole. Cuts
-    lie where another tensor begins, wherever a unit does."""
+    """Return the source as pieces (number of rows, source) of whole units, except for the last; a matrix that is decoded stays
+    whole. A tensor that begins at a unit begins a new piece."""
     if not isinstance(source, SourceByRows):
         return [(num_rows, source)]
     most = max(_BYTES * _cpu.num_threads() // (2 * num_columns * unit), 1) * unit

@@ -21,11 +21,11 @@ from ops.cpu.work import Work, bytes_of
 _INT = np.dtype(np.int32)
 
 OpMaker = Callable[..., _cpu.Op]
-Estimate = Callable[[], Work]  # of the step that the inputs hold when it is called
+Estimate = Callable[[], Work]  # of the current step, when it is called
 
 
 class Executor(Protocol):
-    """Where the table's ops go."""
+    """Destination of the table's ops."""
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
         """The number of rows that counts[index] holds, `limit` of them at most."""
@@ -42,7 +42,7 @@ class Executor(Protocol):
         """The memory of x in other rows."""
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
-        """The same in the rank group's buffers, for a gather that follows: nobody reads there any more what was before."""
+        """Allocate the same in the rank group's buffers for a following gather; their former contents are no longer read."""
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
         """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address. For
@@ -103,9 +103,9 @@ class _Recorded(msgspec.Struct, frozen=True):
 
 
 class Recording:
-    """A list of ops, and the results that wait for a place in memory. With a rank group the tape begins with a barrier: from
-    there on nobody reads what was gathered in the replay before. `constants`: numbers of rows that are not read when it is
-    replayed, by their place among the counts."""
+    """List of ops, and the results that wait for a place in memory. With a rank group the tape begins with a barrier: after it,
+    results gathered in the previous replay are no longer read. `constants`: numbers of rows that are not read on replay, by
+    their place among the counts."""
 
     def __init__(self, rank_group: RankGroup | None = None, constants: Mapping[int, int] | None = None) -> None:
         self.rank_group = rank_group
@@ -154,8 +154,8 @@ class Recording:
         self._ops.append(_Recorded(make, arguments, rows, name, work))
 
     def finish(self, *outputs: Array, within: Tape | None = None, apart: Iterable[Array] = ()) -> Tape:
-        """Place every result and make the tape. `outputs` keep their memory until the next replay, also of the tape `within`
-        whose memory the results are placed, if it is enough; but those `apart` are in memory of this tape's own."""
+        """Place every result and make the tape. `outputs` keep their memory until the next replay. Results share the memory of
+        the tape `within`, if it is large enough, except those in `apart`, which get memory of this tape's own."""
         lives = {id(array): [len(self._ops), -1] for array in self._results}
         for index, op in enumerate(self._ops):
             for array in op.memories():
@@ -178,9 +178,9 @@ class Recording:
         return Tape(_cpu.Tape(ops), num_bytes, self._ops, arena)
 
     def _write_where_gathered(self, lives: Mapping[int, Sequence[int]]) -> None:
-        """Let ops write columns that are gathered next where the gather puts them, so that nothing is copied. That half of the
-        buffers is not read any more by then: all ranks came to the gather before, which is before the first of these ops. Ops
-        write whole panels."""
+        """Redirect ops that write columns for the next gather directly into its buffer, so that nothing is copied. That half of
+        the buffers is free by then: all ranks finished the previous gather before the first of these ops. Ops write whole
+        panels."""
         before = -1
         for index, _ in self._gathered:
             op = self._ops[index]
@@ -254,7 +254,7 @@ class Tape(msgspec.Struct, frozen=True):
 
     native: _cpu.Tape
     num_bytes: int  # of the arena
-    _ops: list[_Recorded]  # keeps everything alive whose addresses the tape holds
+    _ops: list[_Recorded]  # keeps all memory alive that the tape refers to
     arena: np.ndarray
 
     def replay(self) -> None:

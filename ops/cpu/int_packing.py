@@ -1,9 +1,8 @@
-"""Integer weights of the native table: a matrix quantized, or laid out as a checkpoint has it, in panels of outputs.
+"""Integer weights of the native table: a matrix quantized, or laid out as the checkpoint has it, in panels of outputs.
 
-int8 [panels][inputs / 4][PANEL][4], each 128 more than it stands for; int4 [panels][inputs / 8][PANEL][4], four inputs in the
-low halves and the next four in the high ones. Scales, and offsets where there are some, are float32 [panels][groups][PANEL];
-where they are folded, scales are float32 [panels][PANEL] and multipliers int8 [panels][groups][PANEL]. What is filled up stands
-for zero.
+int8 [panels][inputs / 4][PANEL][4], each with an offset of 128; int4 [panels][inputs / 8][PANEL][4], four inputs in the low
+halves and the next four in the high ones. Scales, and offsets if any, are float32 [panels][groups][PANEL]; if scales are
+folded, they are float32 [panels][PANEL] and multipliers int8 [panels][groups][PANEL]. Padding stands for zero.
 """
 
 from __future__ import annotations

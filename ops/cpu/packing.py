@@ -207,7 +207,7 @@ def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: 
 
 
 def _panels_read(module: Linear, count: int) -> list[tuple[int, int]]:
-    """Those of the panels of `count` such matrices that this rank reads; none: all."""
+    """Return the spans of panels, of `count` such matrices, that this rank reads; empty: all."""
     own, size = panels_of(() if module.is_looked_up else module.columns), -(-module.width // _cpu.PANEL)
     return [(index * size + begin, index * size + end) for index in range(count) for begin, end in own]
 

@@ -1,5 +1,6 @@
-"""Where native ops say that they get on: a word of shared memory that takes CLOCK_MONOTONIC after each op, and after each task
-of a long one. Set by the worker, to the heartbeat of its row in the counters file."""
+"""Progress of native ops: a word of shared memory that is set to CLOCK_MONOTONIC after each op, and after each task of a long
+one. The worker places it in the heartbeat of its row in the counters file.
+"""
 
 from __future__ import annotations
 

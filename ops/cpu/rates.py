@@ -1,11 +1,12 @@
-"""How fast each variant of the kernels is on this processor: a linear of 1, 16 and 128 rows over each kind of weights, and
-attention of one query and of a prefill's tile over each type of keys and values.
+"""Speed of each kernel variant on this processor: a linear of 1, 16 and 128 rows over each weight format, and attention of one
+query and of a prefill tile over each type of keys and values.
 
-`python -m ops.cpu.rates` prints it as JSON: {timed part: {variant: [seconds of each case]}}. The launcher runs it once for a
-processor and a build (`workers/devices/kernels.py`), in a process of its own: an instruction that faults ends no engine.
+`python -m ops.cpu.rates` prints it as JSON: {timed part: {variant: [seconds of each case]}}. The launcher runs it once per
+processor and build (`workers/devices/kernels.py`), in a separate process, so that an illegal instruction does not end the
+engine.
 
-One thread is timed by its own processor time, so that what else runs is not counted. The variants of a case take turns, each
-run after one that brings code, data and the processor's clock to where a step has them, and the shortest of all rounds counts.
+One thread is timed by its own processor time, so that other load is not counted. The variants of a case alternate, each after a
+warm-up run, and the shortest of all rounds counts.
 """
 
 from __future__ import annotations

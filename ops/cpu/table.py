@@ -77,7 +77,7 @@ def clear_block(cache: KvCache, block: int) -> None:
 
 
 def _paging(inputs: AttentionMetadata) -> tuple[Tensor, ...]:
-    """Where each sequence's rows and keys are and which it sees, as the ops of attention take it."""
+    """Return the positions, block tables and visible keys of each sequence, as the attention ops take them."""
     tables = inputs.block_tables
     bounds = inputs.host_counts[HAS_BOUNDS:], inputs.first_keys, inputs.last_keys
     return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1], *bounds
@@ -121,7 +121,7 @@ class CpuOps:
         return self._look_up(module.weight, numbers, module.num_rows, module.width, self._rows(inputs))
 
     def take_features(self, inputs: AttentionMetadata, x: Tensor, number: int) -> Tensor:
-        """In place."""
+        """Replace rows of media in `x` by their features, in place."""
         features, width = inputs.features, x.shape[1]
         assert features is not None, "the model takes media"
         self._executor.emit(
@@ -200,7 +200,7 @@ class CpuOps:
         return y
 
     def adapt(self, inputs: AttentionMetadata, y: Array, x: Tensor, module: Linear) -> Array:
-        """In place."""
+        """Add the adapters' products to `y`, in place."""
         adapters = module.adapters
         assert adapters is not None, f"{module.name} has no adapters"
         self._executor.emit(
@@ -246,7 +246,7 @@ class CpuOps:
         return y
 
     def rotary_angles(self, inputs: Inputs, module: Rotary) -> Angles:
-        """Nothing to compute: angles are read where they lie, by position or by row."""
+        """Return the angles; they are read in place, by position or by row, without computation."""
         if module.is_by_row:
             return Angles(inputs.row_numbers, inputs.row_cosines, inputs.row_sines, module.partners)
         return Angles(inputs.positions, module.cosines, module.sines, module.partners)
@@ -540,7 +540,7 @@ def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
 
 
 def make_table(executor: Executor) -> OpTable:
-    """The table whose ops go to `executor`, and gather with its rank group."""
+    """Return the table that sends ops to `executor` and gathers with its rank group."""
     ops: Any = CpuOps(executor)
     return OpTable(
         name="native",

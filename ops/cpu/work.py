@@ -21,7 +21,7 @@ from ops.weight_format import BFLOAT16, FLOAT32, WeightFormat
 class Work(msgspec.Struct, frozen=True):
     num_bytes: int
     num_operations: int = 0  # a multiply-add is two
-    format: WeightFormat = FLOAT32  # of the weights, or keys and values, that are multiplied
+    format: WeightFormat = FLOAT32  # type of the weights, or keys and values
 
 
 def bytes_of(*operands: Any) -> int:
@@ -108,7 +108,7 @@ def latent_attention_work(
 
 
 def _multiplied(cache: LayerCache) -> WeightFormat:
-    return FLOAT32 if cache.dtype == "float32" else BFLOAT16  # what bytes are widened to
+    return FLOAT32 if cache.dtype == "float32" else BFLOAT16  # type to which bytes are widened
 
 
 def _seen_and_read(inputs: AttentionMetadata, sliding_window: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parent
 # Where the toolkit puts it, which few have on their PATH, and PyPI's nvidia-cuda-nvcc (the extra `nvcc`).
 USUAL_NVCCS = ("/usr/local/cuda/bin/nvcc", f"{sysconfig.get_path('purelib')}/nvidia/cu13/bin/nvcc")
 CARDS = ("80", "90", "100")  # compute capabilities that kernels are compiled for
-# No product and sum becomes one operation but where a kernel says so: a row's bits are the same in all kernels.
+# Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
 _EMULATION = ("-std=c++17", "-Og", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-x", "c++")
 _CARDS = ("-std=c++17", "-O3", "--fmad=false", "--shared", "-Xcompiler", "-fPIC")
 
@@ -65,7 +65,7 @@ def build(command: list[str], directory: Path) -> Path:
         return path
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds what the first one made
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process finds the library of the first
         if path.exists():
             return path
         partial = path.with_suffix(f".{os.getpid()}")

@@ -38,18 +38,18 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-Dimension = Callable[[Any], int]  # of the structure's numbers
+Dimension = Callable[[Any], int]  # a number of the structure
 
 
 class Member(NamedTuple):
     """Memory among the operands."""
 
     name: str
-    dtype: str  # "": as the operand `type` says
+    dtype: str  # "": the type of the operand `type`
     element_bytes: int
     dimensions: tuple[Dimension, ...] | None  # None: the header does not say
-    shape: str  # as it is written there
-    is_result: bool  # made, where nobody gives it
+    shape: str  # as in the header
+    is_result: bool  # allocated if not given
     may_be_empty: bool
 
 

@@ -34,7 +34,7 @@ class Resources(msgspec.Struct, frozen=True):
     kernel: str
     card: str
     registers: int
-    shared_bytes: int  # that every launch has; others are chosen by the launch
+    shared_bytes: int  # fixed for every launch; others are chosen at launch
     stack_bytes: int
     spilled_bytes: int
 

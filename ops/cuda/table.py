@@ -39,10 +39,10 @@ from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightForm
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
 INTEGERS = ("int8", "int4")  # kinds of weights
-KEYS_OF_PART = 512  # as kPart in attention.cu
+KEYS_OF_PART = 512  # kPart in attention.cu
 _STEP = 32  # inputs of a linear come in multiples of it
-_TILE_ROWS = 16  # of an expert's, as kTileRows in linear.h
-_MAX_PART_NUMBERS = 1 << 24  # of scratch memory for parts of attention; where they take more a block makes all parts of a row
+_TILE_ROWS = 16  # rows of an expert's tile, kTileRows in linear.h
+_MAX_PART_NUMBERS = 1 << 24  # scratch memory for parts of attention; beyond it, one block computes all parts of a row
 
 
 class PackedLinear(NamedTuple):
@@ -159,7 +159,7 @@ def _in_format(values: Values, format: WeightFormat) -> Values:
 
 
 def _stacked(linears: list[PackedLinear]) -> PackedLinear:
-    """Those of experts, which are of one shape and format."""
+    """Stack the linears of experts, which have the same shape and format."""
 
     def joined(part: str) -> paddle.Tensor | None:
         tensors = [getattr(linear, part) for linear in linears]
@@ -224,7 +224,7 @@ def keep_rows(step: Step, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Ste
 
 
 def describe(tensor: paddle.Tensor) -> tuple[int, int]:
-    """Where it lies, and its bytes."""
+    """Return address and size in bytes of a tensor."""
     assert tensor.is_contiguous(), "rows read memory as it lies"
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 

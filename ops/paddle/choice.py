@@ -1,8 +1,8 @@
-"""Which of the fused ops' candidates a device takes: each is tried there, with a model's shapes, before anything is loaded.
+"""Selection of fused-op candidates for a device: each is tried with a model's shapes before weights are loaded.
 
-Called by `workers/selftest/op_choice.py`. A candidate is taken where its numbers are those of the formula, computed here in
-float64, and where a row has the same bits alone, with six others, in 128 and in 640 rows, wherever it lies. On a rank that has
-some columns of a linear, they must be the bits that the whole linear has there.
+Called by `workers/selftest/op_choice.py`. A candidate is used if its numbers match the formula, computed here in float64, and
+if a row has the same bits alone, with six others, in 128 and in 640 rows, at any position. On a rank with some columns of a
+linear, the bits must be those of the whole linear.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from ops.table import ROW_TILE, OpTable
 from ops.weight_format import Memory
 
 _NUM_ROWS = 640
-_TOLERANCE = 2e-5  # of the largest number, in float32; products in fewer bits (TF32) are off by 1e-3
+_TOLERANCE = 2e-5  # relative to the largest number, in float32; TF32 products are off by 1e-3
 _MAX_COMPARED = 256  # columns that are computed a second time
 _MAX_LOGITS = 8192
-_UNABLE = (RuntimeError, ValueError, TypeError, OSError, NotImplementedError)  # what Paddle says of what it cannot do
+_UNABLE = (RuntimeError, ValueError, TypeError, OSError, NotImplementedError)  # Paddle's errors for unsupported ops
 
 RowOp = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 class Case(NamedTuple):
-    """An op with one shape. `prepare` gives it of a table, and once more as all ranks have it together."""
+    """Op with one shape. `prepare` returns the op of a table, and the same op over all ranks together."""
 
     op: str
     text: str
     width: int  # of its rows
     prepare: Callable[[OpTable], tuple[RowOp, RowOp]]
-    expected: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # rows in float64 -> which columns, and what they are
+    expected: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # rows in float64 -> compared columns, and their values
 
 
 class Fallback(msgspec.Struct, frozen=True):
-    """A candidate that was not taken."""
+    """Candidate that was not used."""
 
     op: str
     candidate: str
     reason: str
-    is_variant: bool = False  # its numbers are right; what is wrong is that they depend on other rows
+    is_variant: bool = False  # its numbers are correct but depend on other rows
 
 
 class NoCandidateError(Exception):
-    """None of an op's is right on this device."""
+    """No candidate of an op is correct on this device."""
 
 
 class Choice(msgspec.Struct, frozen=True):
     ops: OpTable
-    taken: dict[str, str]  # of each op that was checked: its candidate
+    taken: dict[str, str]  # op -> candidate
     fallbacks: list[Fallback]
 
 
 def choose(table: OpTable, cases: Iterable[Case], *, allows_variant: bool = False) -> Choice:
-    """`table` with the first candidate of each op that is right. NoCandidateError: there is none; with `allows_variant` one
-    whose bits depend on other rows will do where no other is right."""
+    """Return `table` with the first correct candidate of each op. NoCandidateError: there is none. With `allows_variant`, a
+    candidate with bits that depend on other rows is accepted if no other is correct."""
     by_op: dict[str, list[Case]] = {}
     for case in cases:
         by_op.setdefault(case.op, []).append(case)

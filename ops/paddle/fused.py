@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
 
 
 def tiled_linear(*tiles: int) -> Callable[[OpTable], OpTable]:
-    """In tiles of so many rows, the largest that are full, and TILE for the rest."""
+    """Return a candidate that computes a linear in the largest full tiles, and in tiles of TILE rows for the rest."""
 
     def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | reference.Cut:
         rows = x.shape[0]
@@ -110,7 +110,7 @@ class PairedAngles(reference.Angles):
 
 
 class Paired(NamedTuple):
-    """The partners of a Rotary whose every element is rotated with the other half's, or with its neighbour."""
+    """Partners of a Rotary that rotates each element with the other half, or with its neighbour."""
 
     partners: paddle.Tensor
     are_neighbours: bool

@@ -1,18 +1,17 @@
-"""Rows of layers that draft, made on the device of what a step's buffer says of them: neither a guess nor a hidden state ever
-goes through the host.
+"""Rows of draft layers, made on the device from a step's buffer: neither draft tokens nor hidden states go through the host.
 
-Used by `workers/extensions/drafts/device_draft_plan.py`. In front of what `workers/engine/device_inputs.py` sends lie, int32:
+Used by `workers/extensions/drafts/device_draft_plan.py`. The data of `workers/engine/device_inputs.py` is preceded by int32:
 
-    guesses  slot, position of its last token, guesses, first key, state     a column of max_guessed each, those with most first
-    entries  first position that gets an entry, state                        a column of num_slots each, as the step's rows
+    drafts   slot, position of its last token, draft tokens, first key, state    a column of max_guessed each, most drafts first
+    entries  first position that gets an entry, state                            a column of num_slots each, as the step's rows
 
-A `state` is a row of `LayerMemory.states`: the trunk's hidden state before a row's first token. A step leaves those of the last
-positions of each sequence, 1 + k in a group, of which the host says which is the last that stands once it knows.
+A `state` is a row of `LayerMemory.states`: the trunk's hidden state before the first token of a row. A step leaves the states
+of the last positions of each sequence, 1 + k in a group; the host names the last accepted one once it knows.
 
-    guess n of a row that begins at p    token p + n, which guess n - 1 has written, and the state, or what guess n - 1 left
-    entry of position j                  token j, and the state of the row before: of this step, or, of its first, as sent
+    draft n of a row that begins at p    token p + n, written by draft n - 1, and the state, or the one that draft n - 1 left
+    entry of position j                  token j, and the state of the row before: of this step, or, for the first, as sent
 
-Entries of guesses that do not stand are written too: the next row begins there, and nothing behind a row is ever seen.
+Entries of rejected draft tokens are written too: the next row begins there, and entries after a row are never read.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ops.paddle.metadata import InPlace, num_up_to, write, write_sent
 from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, Inputs, KeptRows
 
 OF_GUESSES, OF_ENTRIES = 5, 2  # columns
-NO_ENTRIES = (1 << 31) - 1  # in the place of a first position
+NO_ENTRIES = (1 << 31) - 1  # in place of a first position
 
 
 class _Step(InPlace, Protocol):
@@ -48,7 +47,7 @@ class LayerMemory(msgspec.Struct, frozen=True):
     step: Any  # as _Step
     columns: Tensor  # int32 [OF_GUESSES * max_guessed + OF_ENTRIES * num_slots]
     states: Tensor  # float32 [(num_slots + 1) * group, hidden]; of the last group the first row stays 0
-    fed: Tensor  # float32 [max_guessed, hidden]: that the last guess left
+    fed: Tensor  # float32 [max_guessed, hidden]: left by the last draft
     kept: Tensor  # float32 [most rows that are captured, hidden]: of the trunk's graph that was replayed last
     max_drafted: int
     group: int  # states of a sequence
@@ -121,7 +120,8 @@ def _rows(step: _Step, slots: Tensor, positions: Tensor, token_ids: Tensor, firs
 
 
 def rows_of_draft(memory: LayerMemory, number: int, num_rows: int, num_key_splits: int) -> tuple[Inputs, Tensor]:
-    """The first of them, and the hidden state before each; those without so many guesses are of the dummy slot."""
+    """Return the inputs of draft `number` and the hidden state before each row; rows without that many drafts use the dummy
+    slot."""
     step: _Step = memory.step
     sizes = step.sizes
     if number == 0:

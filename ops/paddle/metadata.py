@@ -17,21 +17,21 @@ import paddle
 from ops.modules import Tensor
 from ops.table import ROW_TILE, StepInputs
 
-HEADER = 1  # how many places of the slots' memory are written: (place, value) each, behind the rows
+HEADER = 1  # number of writes to the slots' memory: (place, value) each, after the rows
 NUM_COLUMNS = 5  # of the rows: slot, first position, positions, the last of them that are kept, flags
 MAX_DIVIDED = 1 << 22  # by `quotient`
 FOLLOWING = 1  # flags: the row begins at its slot's last token, wherever that is;
-DRAWN = 2  # what is drawn behind the row's last position is its slot's next token
-SETTINGS = ("seed", "temperature", "top_p", "min_p", "top_k", "sample_index")  # of a slot, as words, in this order
+DRAWN = 2  # the token sampled after the row's last position is its slot's next token
+SETTINGS = ("seed", "temperature", "top_p", "min_p", "top_k", "sample_index")  # words of a slot, in this order
 NUM_SETTINGS = 10  # words: the first four have two each, the low one first
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How much there is of everything."""
+    """Sizes of all parts of a step's metadata."""
 
-    num_slots: int  # without the dummy slot, which is the last
-    num_positions: int  # of a slot's tokens
-    num_blocks: int  # of a slot's block table
+    num_slots: int  # without the dummy slot, the last one
+    num_positions: int  # tokens per slot
+    num_blocks: int  # blocks per slot
     max_rows: int
     max_tiles: int
     max_written: int
@@ -42,7 +42,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def tables_at(self) -> int:
-        """Where the block tables are in the slots' memory, behind the tokens."""
+        """Return the offset of the block tables in the slots' memory, after the tokens."""
         return (self.num_slots + 1) * self.num_positions
 
     @property
@@ -107,7 +107,7 @@ def quotient(x: Tensor, divisor: int) -> Tensor:
 
 
 def num_up_to(ends: Tensor, numbers: Tensor) -> Tensor:
-    """How many of the ascending `ends` [n] each of `numbers` [m] has reached: int32 [m]."""
+    """Return how many of the ascending `ends` [n] are at most each of `numbers` [m]: int32 [m]."""
     shape = [numbers.shape[0], ends.shape[0]]
     has_reached = ends.unsqueeze(0).expand(shape) <= numbers.unsqueeze(1).expand(shape)
     return paddle.sum(has_reached.astype("int32"), axis=1, dtype="int32")
@@ -157,17 +157,19 @@ def write_sent(memory: InPlace) -> None:
 
 
 def write(memory: InPlace, places: Tensor, values: Tensor, is_written: Tensor) -> None:
-    """To the slots' memory, where that is 1; elsewhere it is 0."""
+    """Write `values` to the slots' memory at `places` where `is_written` is 1; the others write 0 to the length of the dummy
+    slot."""
     unused = memory.sizes.lengths_at + memory.sizes.num_slots  # the dummy slot's length, which stays 0
     paddle.scatter_(memory.slots, (places - unused) * is_written + unused, values * is_written)
 
 
 def keep_drawn(inputs: StepInputs, tokens: Tensor) -> None:
-    """Write the `tokens` (int32 [m]) drawn for `inputs.logit_row_ids`, neighbours, to slots whose rows have the flag DRAWN."""
+    """Write the `tokens` (int32 [m]) sampled for `inputs.logit_row_ids`, which are neighbours, to the slots of rows with the
+    flag DRAWN."""
     memory = cast(InPlace, inputs)
     sizes, count = memory.sizes, memory.sizes.num_slots
     flags = memory.sent[HEADER + (NUM_COLUMNS - 1) * count : HEADER + NUM_COLUMNS * count]
-    # which of the tokens is that of a sequence's last row
+    # index of each sequence's last row among the tokens
     index = inputs.kept.sequence_offsets[1 : 1 + count] - 1 - inputs.logit_row_ids[:1]
     of_row = paddle.clip(index, min=0, max=tokens.shape[0] - 1)
     is_drawn = (flags == DRAWN).astype("int32") * (index == of_row).astype("int32")
@@ -198,7 +200,7 @@ class _Sequences:
         self.positions = (rows + paddle.gather(firsts, self.row_sequences)) * self.is_row
 
     def fields(self) -> list[paddle.Tensor]:
-        """In the order of `Sizes.of_sequences`."""
+        """Return the fields in the order of `Sizes.of_sequences`."""
         tiles = self._single_rows() if self._of_host.tile_rows == 1 else self._tiles()
         return [self.positions, self._slots, self.offsets, self._starts, self._contexts, *tiles]
 

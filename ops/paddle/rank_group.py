@@ -1,8 +1,8 @@
-"""The ops of several ranks: what they exchange, of a replica's matrices and of experts that all replicas share. What each
-computes by itself is the reference's, or another table's over Paddle's tensors (`GangOps.over`).
+"""Ops of several ranks: their exchanges, for matrices shared within a replica and experts shared by all replicas. Local
+computation is done by the reference table, or another table over Paddle's tensors (`RankGroupOps.over`).
 
-Tensors go through groups of Paddle's processes, what ranks must know of them through memory of the host. Nothing is added up
-across ranks: columns are put side by side, and whoever has a row adds its experts' results up in the row's own order.
+Tensors go through Paddle process groups, metadata through host memory. Sums never cross ranks: columns are concatenated, and
+the rank of a row adds up its experts' results in the row's own order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Group(Protocol):
 class ExpertOps(NamedTuple):
     """Expert ops of a single rank."""
 
-    experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, of a rank that has some columns of each expert too
+    experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, also for a rank with some columns of each expert
     sync_free_ops: Callable[..., paddle.Tensor | Cut]  # the same, and no host looks at numbers
     products: Callable[..., paddle.Tensor]  # as `reference.expert_products`
     combine: Callable[..., paddle.Tensor]  # as `reference.add_choices`
@@ -47,16 +47,16 @@ class ExpertOps(NamedTuple):
 
 
 class RankGroupOps:
-    """Ops of one rank. `tensor`: the ranks that have the same rows and share matrices; None: there is one. `sharing`: those
-    that share experts, one replica's after another's; None: nobody does."""
+    """Ops of one rank. `tensor`: the ranks that share rows and matrices; None: a single rank. `sharing`: the ranks that share
+    experts, replica by replica; None: no sharing."""
 
     def __init__(self, tensor: Group | None, sharing: Group | None) -> None:
         self._tensor = tensor
         self._sharing = sharing
-        self._rows: AttentionMetadata | None = None  # that the model goes through now
+        self._rows: AttentionMetadata | None = None  # of the current step
 
     def table(self) -> OpTable:
-        """The reference's."""
+        """Return the table over reference ops."""
         of_reference = ExpertOps(
             self.experts_of_reference,
             self.sync_free_experts_of_reference,
@@ -152,7 +152,7 @@ class RankGroupOps:
         most = int(num_shown.max())
         if most == 0:
             return paddle.zeros([x.shape[0] * shown.shape[1], module.num_inputs])
-        ids = sharing.tell(np.resize(shown, (most, shown.shape[1])))  # those beyond its rows are nobody's
+        ids = sharing.tell(np.resize(shown, (most, shown.shape[1])))  # rows beyond the valid ones are unused
         rows = sharing.all_gather(_with_rows(x[own] if len(shown) else None, most, module.num_inputs)).flatten(0, 1)
         choices = _Choices.of(ids, num_shown, module.owners)
         results = sharing.all_gather(self._computed(rows, choices, module, activation, products)).flatten(0, 1)
@@ -173,7 +173,7 @@ class RankGroupOps:
         the last, wherever `owners` places them. No rows are counted for the balancer."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
         (num_rows, num_chosen), place = routing.ids.shape, sharing.place % num_same
-        num_shown = -(-num_rows // num_same)  # of the rows that tensor ranks have in common; behind the last part lie zeros
+        num_shown = -(-num_rows // num_same)  # part of the rows shared by tensor ranks; the last part is padded with zeros
         own = slice(num_shown * place, min(num_shown * (place + 1), num_rows))
         shown = paddle.concat([x[own], routing.ids[own].astype("float32")], axis=1)
         of_all = sharing.all_gather(_with_rows(shown, num_shown, shown.shape[1])).flatten(0, 1)
@@ -215,15 +215,15 @@ class _Choices:
     """Every choice of every row that ranks show, in an order that all know: int [n] each."""
 
     homes: np.ndarray  # the rank that shows the row
-    rows: np.ndarray  # where the row lies among all that are shown
+    rows: np.ndarray  # index of the row among all shown rows
     ids: np.ndarray  # the expert
     computing: np.ndarray  # the rank to which it falls
-    places: np.ndarray  # where its result lies, of `most` from each rank
+    places: np.ndarray  # index of its result, with `most` from each rank
     most: int  # whole tiles
 
     @staticmethod
     def of(ids: np.ndarray, num_shown: np.ndarray, owners: np.ndarray) -> _Choices:
-        """`ids` [ranks, most rows, chosen], of which each rank shows the first num_shown."""
+        """Gather the choices of all ranks. `ids` [ranks, most rows, chosen]; each rank has `num_shown` valid ones."""
         num_ranks, most_rows, _ = ids.shape
         homes, rows, choices = np.nonzero(np.broadcast_to(np.arange(most_rows)[:, None] < num_shown[:, None, None], ids.shape))
         experts = ids[homes, rows, choices]

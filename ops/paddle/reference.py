@@ -1,10 +1,9 @@
-"""The reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the oracle of every test.
+"""Reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the oracle of every test.
 
-Used by the worker where no native table fits the device. How the ops keep their promise (a row's bits depend on that row
-alone):
+Used by the worker if no native table fits the device. A row's bits depend on that row alone, for these reasons:
 
-- Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels end an array that is no multiple of the vector width
-  with scalar code, which rounds `exp` and `sqrt` differently; with full tiles no array has such an end.
+- Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels process the end of an array that is not a multiple of
+  the vector width with scalar code, which rounds `exp` and `sqrt` differently; full tiles avoid that.
 - A BLAS chooses its order of summation by the shape of a product, and within one by the place of a row. So in a linear every
   row is a product of its own, [1, in] x [in, OUTPUT_CHUNK], in one batch with the other rows and chunks.
 - In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x
@@ -14,9 +13,8 @@ alone):
   sum. A BLAS treats operands that begin within a line with other code.
 - Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
   outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
-- Of several ranks (`rank_group.py`) each makes whole chunks, and products of whole groups of query heads, of which it takes
-its own
-  columns and heads: so each product is the same as on one rank.
+- Each of several ranks (`rank_group.py`) computes whole chunks, and products of whole groups of query heads, and keeps its
+  own columns and heads: so each product is the same as on one rank.
 """
 
 from __future__ import annotations
@@ -58,10 +56,10 @@ from ops.paddle.progress import got_on, reporting
 from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, DeviceSampler, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
 
-OUTPUT_CHUNK = 64  # with its inputs it stays in the first caches while all rows pass
+OUTPUT_CHUNK = 64  # small enough to stay in the first caches, with its inputs, while all rows pass
 LANES = 16  # float32 of a 64-byte line
-MAX_SCORES = 1 << 23  # of one attention pass (32 MiB): long prompts are done in several, to bound memory
-MAX_GATHERED = 1 << 24  # of experts' weights that lie beside the rows that chose them (64 MiB), or of one choice
+MAX_SCORES = 1 << 23  # elements of one attention pass (32 MiB): long prompts take several passes
+MAX_GATHERED = 1 << 24  # elements of gathered expert weights (64 MiB), or one choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,8 +707,8 @@ def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
 
 
 def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChunks) -> paddle.Tensor:
-    """[n, out]: row i of x [n, in] times the weights of expert ids[i], of which each row has a copy beside it: what an expert
-    has is read once a choice, where `expert_products` reads it once for all rows that chose it."""
+    """Return [n, out]: row i of x [n, in] times the weights of expert ids[i]. Weights are read once per choice, while
+    `expert_products` reads them once for all rows that chose the expert, but has to look at the choices."""
     num_chunks, width = experts.weights.shape[1], experts.weights.shape[3]
     num_each = max(1, MAX_GATHERED // (num_chunks * width * OUTPUT_CHUNK))
     x, outputs = _whole_lines(x), []

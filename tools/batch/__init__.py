@@ -1,6 +1,6 @@
-"""`tokamak run-batch`: the requests in a file's lines, answered in those of another, in OpenAI's batch format.
+"""`tokamak run-batch`: answers the requests in the lines of a file in another file, in OpenAI's batch format.
 
 ../../api/batches/lines.py  a line of each file
-ledger.py   the answers: in order, each written once, whoever dies; what is there already
+ledger.py   the answers on disk: in order, each written once, also after a crash
 command.py  the subcommand; read it first
 """

@@ -32,8 +32,8 @@ from tools.target import Target, error_text
 INTERRUPTED = 130
 DEFAULT_CONCURRENCY = 32
 AHEAD = 1024  # requests that may be asked before the first of them is answered
-SILENCE_LIMIT_S = 3600.0  # of a server that is another's
-PATIENCE_S = 600.0  # without an answer from it
+SILENCE_LIMIT_S = 3600.0  # for servers started elsewhere
+PATIENCE_S = 600.0  # without a response
 SHOW_INTERVAL_S = 0.2
 
 
@@ -167,7 +167,7 @@ def _unchanged(source: Path, answer_ids: Sequence[str]) -> Iterator[Request]:
 def _server(options: argparse.Namespace, of_serve: list[str]) -> Iterator[Asker]:
     """The server, until the end; an engine that was started for this ends then."""
     if options.url:
-        Target.parse(options.url)  # says what is wrong with it
+        Target.parse(options.url)  # raises an error with the cause
         yield Asker(Server(options.url, options.api_key, SILENCE_LIMIT_S), lambda: True, PATIENCE_S)
         return
     try:
@@ -220,7 +220,7 @@ def _concurrency(asker: Asker) -> int:
     """Return the slots of a Tokamak engine, and a few requests more that are on their way."""
     reply = asker.ask("GET", "/load")
     num_slots = 0
-    with contextlib.suppress(msgspec.DecodeError):  # of other servers
+    with contextlib.suppress(msgspec.DecodeError):  # for other servers
         num_slots = sum(replica.max_num_seqs for replica in msgspec.json.decode(reply.body, type=_Load).replicas)
     return min(MAX_CONCURRENCY, num_slots + num_slots // 4 + 2) if num_slots else DEFAULT_CONCURRENCY
 

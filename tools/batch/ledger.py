@@ -1,8 +1,8 @@
-"""The answers of a batch on disk: a file in the order of the requests, to which whole lines are appended, each once.
+"""Answers of a batch on disk: a file in the order of the requests, to which whole lines are appended once each.
 
-Answers that come before their turn wait in memory, and in a file beside it (`OUT.part`), so that whoever dies asks again for no
-more than was under way. The next start reads both: a last line that was torn is cut off, and what is answered is not asked. A
-file of that name that is not of a batch is somebody's, and stays as it is. One process at a time has a ledger.
+Answers that arrive out of order wait in memory, and in a file beside it (`OUT.part`), so that after a crash only requests in
+flight are sent again. The next start reads both: a torn last line is cut off, and answered requests are skipped. An existing
+file that is not a batch result is left alone. One process at a time owns a ledger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from api.batches.lines import ANSWER_BEGINS, Request, answered
 from engine.checkpoint.files import write_all
 from engine.errors import OptionError
 
-MAX_PART_BYTES = 16 << 20  # of what waits no more, until the file beside is written anew
+MAX_PART_BYTES = 16 << 20  # stale bytes at which the side file is rewritten
 _REMEDY = "this file is needed for answers that arrive early; move it away, or choose another output file"
 
 
@@ -86,7 +86,7 @@ class Ledger:
 
     def close(self, is_complete: bool) -> None:
         """`is_complete`: every request has its line."""
-        with contextlib.suppress(OSError):  # of file systems that cannot
+        with contextlib.suppress(OSError):  # the file system does not support it
             os.fsync(self._file)
         if is_complete and self._has_gone_on:  # else what is there is of other requests
             self._part_path.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class Ledger:
         self.num_answered += 1
 
     def _keep(self, line: bytes) -> None:
-        """Beside, for who comes after."""
+        """Write the line to the side file, for the next start."""
         if self._part < 0:
             self._part = self._open_beside(self._part_path, os.O_CREAT)
             os.ftruncate(self._part, self._num_part_bytes)
@@ -144,7 +144,7 @@ class Ledger:
             self._write_part_anew()
 
     def _open_beside(self, path: Path, flags: int = 0) -> int:
-        """A file of ours, or an empty one. OptionError: it is somebody's; FileNotFoundError: there is none."""
+        """Open our side file, or an empty one. OptionError: it belongs to something else; FileNotFoundError: it is missing."""
         try:
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
         except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""How much of the multiply units attention reaches in prefill, softmax and all else included:
+"""Utilization of the multiply units by prefill attention, including softmax:
 
-python -m tools.bench.attention [--variant avx512bf16 ...] [--dtype bfloat16 ...] [--rounds 7]
+    python -m tools.bench.attention [--variant avx512bf16 ...] [--dtype bfloat16 ...] [--rounds 7]
 
-One thread by its own processor time; what a unit gives is measured in turn with the op, and the best of all rounds counts on
-both sides. Keys, values and queries lie in one block of memory each, as a fresh sequence's do.
+One thread by its own processor time; the peak of a unit is measured in turn with the op, and the best of all rounds counts on
+both sides. Keys, values and queries are in one block of memory each, as those of a new sequence are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ops.cpu.choice import KV_TYPES
 from ops.cpu.rates import attention
 from tools.units import share
 
-HEADS = ((16, 8, 128), (16, 4, 64))  # of queries, of keys and values, their size
+HEADS = ((16, 8, 128), (16, 4, 64))  # number of query heads, of key and value heads, head size
 CASES = ((0, 512), (0, 2048), (2048, 512))  # positions before, queries
 UNIT_TURNS = 40_000
 FMA, DOT = "float32 FMA", "bfloat16 dot"

@@ -4,10 +4,10 @@
     python -m tools.bench.balancing "tokamak serve --model one-sided -dp 2 --enable-expert-parallel --enable-eplb \
         --eplb-config '{\"check_interval_s\": 1000}' --threads 1 --run-dir {run} --port {port}"
 
-Streams run all the time. After so many seconds an order moves the experts (`tokamak ctl rebalance`), and as many seconds later
-it ends. Taken are, before the order and after the move: tokens per second of all streams, max/mean of the ranks' rows; then the
-longest time in which a stream brought no token, from the order until a second after the move, beside the 99th percentile of
-those before it; and how many streams failed.
+Streams run all the time. After a while a command moves the experts (`tokamak ctl rebalance`), and the run ends as long after
+it. Measured before the command and after the move: tokens per second of all streams, and max/mean of the ranks' rows. Also
+shown are the longest gap of a stream, from the command until a second after the move, beside the 99th percentile of the gaps
+before; and how many streams failed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tools.demo.data import ARITHMETIC_TASKS, Question, held_out_questions
 from tools.target import Target
 
 PATH = "/v1/chat/completions"
-TASKS = (*ARITHMETIC_TASKS, "reverse", "sort", "uppercase", "count", "json")  # of which there are more than anybody asks
+TASKS = (*ARITHMETIC_TASKS, "reverse", "sort", "uppercase", "count", "json")  # more than are ever needed
 MAX_TOKENS = 96
 FIGURES = {"stream tok/s": rounds.STREAM_RATE, "out tok/s": "output_tokens_per_s", "TTFT ms": "ttft_ms"}
 
@@ -55,7 +55,7 @@ def _rows(options: argparse.Namespace, servers: list[ServerProcess], console: Co
         requests = [_request(question, model) for question in questions]
         ask = partial(_ask, requests, count, concurrency)
         for server in servers:
-            ask(server, options.rounds)  # what servers learn from their first requests is not measured
+            ask(server, options.rounds)  # warm-up is not measured
         lines += rounds.compare(servers, f"c={concurrency}", options.rounds, ask, console, FIGURES)
     return lines
 

@@ -35,7 +35,7 @@ from workers.rank_group.gloo import gloo_calls
 NUM_RANKS = 2
 BARS = {4 << 10: 10.0, 64 << 10: 10.0, 1 << 20: 4.0, 16 << 20: 2.0}  # bytes of each rank: times as fast as gloo
 OPS = ("all_gather", "all_reduce")
-_BYTES_A_TURN = 32 << 20  # of a size in a round: small ones are called more often
+_BYTES_A_TURN = 32 << 20  # calls per size and round: more for small sizes
 _TIMEOUT_S = 60.0
 
 Times = dict[tuple[str, int, str], list[float]]  # collective, bytes, route: microseconds of each call
@@ -71,7 +71,7 @@ def _measure(sizes: list[int], rounds: int) -> Times:
     for process in processes:
         process.start()
     theirs.close()
-    times: Times = ours.recv()  # EOFError: rank 0 ended without an answer, and said why
+    times: Times = ours.recv()  # EOFError: rank 0 died and printed the cause
     for process in processes:
         process.join()
     return times

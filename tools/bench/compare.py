@@ -136,7 +136,7 @@ def _undisturbed(server: ServerProcess, workload: Workload, options: argparse.Na
 
 
 def _figures(options: argparse.Namespace, name: str, command: str, console: Console) -> Iterator[tuple[str, float | None]]:
-    """Start a server, put every workload on it, and end it. None stands for what could not be measured."""
+    """Start a server, run every workload on it, and stop it. None: could not be measured."""
     server = ServerProcess(name, command, Path(options.logs) / f"{name}.log", options.start_timeout)
     try:
         yield READY, server.ready_s

@@ -33,8 +33,8 @@ EDIT_EVERY, QUOTED = 16, 32  # tokens; a run that is quoted, and one that is not
 
 
 def prompt_of(kind: str, walk: np.ndarray, length: int, rng: np.random.Generator) -> list[int]:
-    """A prompt of about `length` tokens, at whose end the answer begins. edit: the answer, one token in 16 replaced; quote:
-    half of it, in runs; trap: each two tokens of it, with another follower; random: nothing of it."""
+    """Return a prompt of about `length` tokens that ends where the answer begins. edit: the answer, with one token in 16
+    replaced; quote: half of it, in runs; trap: each two tokens of it, with another follower; random: nothing of it."""
     first = int(rng.integers(len(walk)))
     ahead = np.roll(walk, -first)
     tokens = ahead[:length].copy()

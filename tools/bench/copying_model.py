@@ -20,13 +20,13 @@ from tools.bench.dense_shape import CHAT_TEMPLATE, CONFIG, NUM_LAYERS
 from tools.bench.shape import Change, write
 from workers.weights.formats.floats import bfloat16_bits
 
-_OUTPUTS = ("o_proj.weight", "down_proj.weight")  # of a layer: what is added to the residual
+_OUTPUTS = ("o_proj.weight", "down_proj.weight")  # output of a layer, added to the residual
 _SHARE = 1 / 1000
 WALK = "walk.npy"
 
 
 def walk_of(can_be_answered: np.ndarray, seed: int) -> np.ndarray:
-    """The tokens in an order, each of which is answered with the next, and the last with the first: int32 [tokens]."""
+    """Return the tokens in an order in which each is answered with the next, and the last with the first: int32 [tokens]."""
     walk: np.ndarray = np.random.default_rng(seed).permutation(np.flatnonzero(can_be_answered)).astype(np.int32)
     return walk
 

@@ -52,7 +52,7 @@ def drafts_document(timed: Sequence[Timed], acceptances: Sequence[float]) -> lis
 
 
 def render_drafts(timed: Sequence[Timed], acceptances: Sequence[float]) -> Table:
-    """A row for each step: what it takes, and how many times as many tokens it brings where so many drafts stand."""
+    """Return a table with the time of each step, and its gain in tokens at each acceptance rate."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="what drafts allow", title_justify="left", title_style="bold")
     for column in ("batch", "context", "drafts", "step", "cost", *(f"at {acceptance:g}" for acceptance in acceptances)):
         table.add_column(column, justify="right", no_wrap=True)

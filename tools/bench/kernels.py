@@ -1,4 +1,4 @@
-"""Which kernels were chosen, what they were timed to give, and how much that is of the best unit: for `tokamak bench step`."""
+"""Chosen kernels, their measured speed, and its share of the peak, for `tokamak bench step`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TITLE = "kernels, GFLOP/s of a thread at 1, 16 and 128 rows, 1 and 64 queries"
 
 
 class KernelRates:
-    """On one thread. `choose` is called where options are resolved, `measure_peaks` before the threads of a step are made."""
+    """Speed of kernels on one thread. `choose` is called where options are resolved, `measure_peaks` before the threads of a
+    step are made."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, str] = {}
@@ -34,12 +35,12 @@ class KernelRates:
         return self.chosen
 
     def measure_peaks(self) -> None:
-        """By the thread's own time, as the kernels were timed."""
+        """Measure the peaks by processor time of the thread, as the kernels were timed."""
         _cpu.set_num_threads(1)
         self.peaks = measure_peaks(time.thread_time)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the rates for JSON output."""
         return {
             "chosen": self.chosen,
             "operations_per_s": {

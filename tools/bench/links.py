@@ -1,7 +1,7 @@
-"""How long several links of one request take, in parallel and one at a time: `python -m tools.bench.links`.
+"""Time to fetch several links of one request, in parallel and one at a time: `python -m tools.bench.links`.
 
-A server on this machine, in a process of its own, answers each after a while; they are fetched as the api process fetches
-those of a request (`api/media/download.py`), both ways in turn.
+A server on this machine, in its own process, answers each after a delay; they are fetched as the api process fetches those of a
+request (`api/media/download.py`), both ways in turn.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def measure(options: argparse.Namespace, port: int) -> None:
     config = resolve(read_options([str(MODEL), "--allowed-media-networks", "127.0.0.0/8"], {}))[0]
     fetcher = Fetcher(config)
     links = [f"http://127.0.0.1:{port}/{index}" for index in range(options.links)]
-    await seconds(fetcher, links, options.parallel)  # what is imported late
+    await seconds(fetcher, links, options.parallel)  # warm-up: late imports
     found: dict[int, list[float]] = {1: [], options.parallel: []}
     for _ in range(options.rounds):
         for num_at_once, times in found.items():

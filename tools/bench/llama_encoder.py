@@ -1,4 +1,4 @@
-"""How fast llama.cpp encodes a picture with a checkpoint's vision encoder: a peer of `tokamak bench step --phase encode`.
+"""Speed of llama.cpp's vision encoder: a peer of `tokamak bench step --phase encode`.
 
 Run with an interpreter that has llama-cpp-python. LLAMA_CPP_LIB_PATH and MTMD_CPP_LIB: the folder where it was built:
 

@@ -31,7 +31,7 @@ class Sequence:
     number: int
     pending: list[int]
     position: int = 0
-    output_row: int = -1  # of the step: its row of the batch that has logits
+    output_row: int = -1  # row of the step's batch with logits
 
 
 class Library(Engine):
@@ -68,7 +68,7 @@ class Library(Engine):
 
     def _step(self) -> None:
         batch, row = self._batch, 0
-        for stream in sorted(self._streams, key=lambda stream: len(stream.state.pending)):  # those that decode come first
+        for stream in sorted(self._streams, key=lambda stream: len(stream.state.pending)):  # decoding sequences come first
             sequence: Sequence = stream.state
             count = min(len(sequence.pending), BATCH - row)
             for token_id in sequence.pending[:count]:

@@ -1,4 +1,4 @@
-"""How fast OpenVINO GenAI answers about pictures: a peer of `tokamak bench compare --set pictures`, without a server.
+"""Speed of OpenVINO GenAI on images: a peer of `tokamak bench compare --set pictures`, without a server.
 
 Run with an interpreter that has openvino-genai and numpy:
 
@@ -43,7 +43,7 @@ class Pipeline:
         return openvino.Tensor(pixels)
 
     def seconds(self, pictures: list[Any]) -> float:
-        """Until all are answered."""
+        """Return the time until all are answered."""
         begin = time.perf_counter()
         for index, picture in enumerate(pictures):
             self._pipeline.add_request(index, QUESTION, [picture], self._generation)

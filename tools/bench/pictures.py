@@ -11,11 +11,11 @@ import numpy as np
 
 from tools.attachments import part
 
-BLOCK_PIXELS = 8  # of a colour: a file of about a twentieth of the pixels' bytes, as photographs have
+BLOCK_PIXELS = 8  # per colour channel: the file has about 1/20 of the pixels' bytes, as photographs do
 
 
 class Pictures:
-    """Which pictures go with which request: one after the other, over and over."""
+    """Images of requests, used in rotation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._num_each = options.images_per_request

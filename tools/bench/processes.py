@@ -25,7 +25,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody uses now."""
+    """Return a free TCP port of the loopback address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -84,9 +84,9 @@ class Others:
 
     @staticmethod
     def _state() -> tuple[float, float, float]:
-        """Seconds over all processors: ours, anybody's, those that passed."""
+        """Return seconds over all processors: of this process, of all processes, and elapsed."""
         user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9])
-        busy = user + nice + system + sum(rest)  # of interrupts, and stolen by the host
+        busy = user + nice + system + sum(rest)  # with interrupts and time stolen by the host
         return processor_s(os.getpid()), busy / _TICKS_PER_S, (busy + idle + waiting) / _TICKS_PER_S
 
 

@@ -58,12 +58,12 @@ class Tokenization(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
-    """Makes prompts of `input_len` tokens, the first `num_shared` of which all of them share."""
+    """Makes prompts of `input_len` tokens that share the first `num_shared`."""
 
     endpoint: str  # "completions" | "chat"
-    token_ids: tuple[int, ...] = ()  # to draw from; empty: words
+    token_ids: tuple[int, ...] = ()  # token ids to draw from; empty: words
     tokens_per_word: float = 1.0
-    num_extra_tokens: float = 0.0  # that the server adds around the words
+    num_extra_tokens: float = 0.0  # tokens that the server adds around the words
 
     def prompts(self, count: int, input_len: int, num_shared: int, seed: int) -> list[str] | list[list[int]]:
         """`count` prompts; the same for the same seed."""

@@ -1,15 +1,14 @@
-"""How long streams stand still when an actor is killed, and what memory a layout takes: `python -m tools.bench.recovery`.
+"""Longest gap in streams when an actor is killed, and memory of a layout: `python -m tools.bench.recovery`.
 
     python -m tools.bench.recovery 'tp 2=tokamak serve --model M -tp 2 --run-dir {run} --port {port}' ...
 
-Of each engine, while it answers streams: an actor of each kind is killed with SIGKILL, so often; what is taken is the longest
-time in which one of the streams brought no token, from the kill until the engine is whole again and all have gone on. A stream
-whose connection broke with the api that was killed is asked for again. Of several replicas, streams ask for each in turn, and
-those of the others than the one that was killed are shown apart. The memory is the engine's proportional set size, before the
-first kill.
+While each engine answers streams, an actor of each kind is killed with SIGKILL several times. The result is the longest time
+in which a stream got no token, from the kill until the engine is healthy again and all streams have continued. Streams that
+lose their connection with a killed api are requested again. With several replicas, streams use them in turn, and those of
+replicas without a kill are shown apart. The memory is the engine's proportional set size before the first kill.
 
-Who died is not killed again before it counts as healthy, since the supervisor lets what dies again wait longer each time. So
-twenty of each kind take minutes: `--results FILE --seconds 150` does a part of them, and the next call goes on with the rest.
+A killed actor is killed again only when it is healthy, because the supervisor delays each restart longer. So twenty kills of
+each kind take minutes: `--results FILE --seconds 150` does a part of them, and the next call continues.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Engine:
         schedulers = actors_of(SCHEDULER, names)
         pins: list[int | None] = [index_of(name) for name in schedulers] if len(schedulers) > 1 else [None]
         streams = [Stream(client, self._options.output_len, pins[i % len(pins)]) for i in range(self._options.streams)]
-        healthy_s = dict.fromkeys(names, 0.0)  # of the monotonic clock: from then on it may be killed
+        healthy_s = dict.fromkeys(names, 0.0)  # monotonic time from which it may be killed
         tasks = [asyncio.create_task(stream.run(rng)) for stream in streams]
         try:
             await self._until(lambda: all(stream.times for stream in streams))

@@ -38,8 +38,8 @@ Jobs = list[list[int]]  # nanoseconds of the tasks that threads share, job by jo
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`batch` sequences that each compute `num_tokens` positions, the last `num_drafts` of which are drafts, and then have
-    `context`; or the call of the encoder for a picture, `num_tokens` patches."""
+    """`batch` sequences that each compute `num_tokens` positions, the last `num_drafts` of them drafts, and then have
+    `context`; or a call of the encoder for an image of `num_tokens` patches."""
 
     phase: str  # "decode" | "prefill" | "encode"
     batch: int
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def num_kept(self) -> int:
-        """Rows whose logits are wanted."""
+        """Number of rows with logits."""
         return self.batch * (1 + self.num_drafts)
 
     def num_blocks(self, block_size: int) -> int:
@@ -89,8 +89,8 @@ class Timed:
 
     case: Case
     step_s: float  # from the message to the result
-    replay_s: float  # of it in the tapes
-    sample_s: float  # of it in sampling
+    replay_s: float  # of this, in the tapes
+    sample_s: float  # of this, in sampling
     ops: list[TimedOp]
 
     @property

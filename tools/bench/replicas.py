@@ -114,7 +114,7 @@ class Engine:
 
 
 def make_requests(num_prefixes: int, num_prompts: int, seed: int) -> list[bytes]:
-    """`num_prompts` prompts with so many beginnings, in random order."""
+    """Return `num_prompts` prompts with `num_prefixes` different prefixes, in random order."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:

@@ -97,7 +97,7 @@ def numbers(text: str) -> list[int]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of every such program."""
+    """Add the options shared by all these programs."""
     parser.add_argument("servers", nargs="+", type=server_argument, metavar="NAME=COMMAND", help="{port} is filled in")
     parser.add_argument("--concurrency", type=numbers, default=[1, 4], metavar="N,...", help="default: 1,4")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: %(default)s")

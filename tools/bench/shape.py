@@ -81,8 +81,8 @@ def write(
     make_change: Callable[[np.ndarray], Change] = lambda can_be_answered: as_drawn,
     **files: dict[str, Any],
 ) -> None:
-    """`make_change`: of which tokens are text by themselves, what becomes of the tensors. `files`: further ones, by their names
-    without .json."""
+    """Write a checkpoint. `make_change` maps the tokens that are text by themselves to a change of the tensors. `files`:
+    additional files, by name without .json."""
     directory.mkdir(parents=True)
     tokenizer = make_tokenizer(special)
     tokenizer.save(str(directory / "tokenizer.json"))

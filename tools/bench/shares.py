@@ -1,9 +1,8 @@
-"""How a step's ops would be shared out among more threads than this machine has: on paper, from the tasks that the ops are
-cut into and what each took by itself.
+"""Estimate of how a step's ops are shared among more threads than this machine has, from the measured time of each task.
 
-Used by `tokamak bench step --on-paper`. The native ops cut their work as for that many threads and do the tasks one after
-another (`Tape.replay_alone`), so the rule is the real one. What is left out: what threads share, that is memory and caches, and
-what a barrier costs.
+Used by `tokamak bench step --on-paper`. The native ops split their work as for that many threads and run the tasks one after
+another (`Tape.replay_alone`), so the split is the real one. Not modelled: contention for memory and caches, and the cost of
+barriers.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Shares:
 
 
 def finish(tasks_s: Sequence[float], num_threads: int) -> float:
-    """When the last task is done: whoever is free takes the next, as the pool has it."""
+    """Return when the last task is done: a free thread takes the next task, as in the pool."""
     free_s = [0.0] * num_threads
     for task_s in tasks_s:
         heapq.heapreplace(free_s, free_s[0] + task_s)
@@ -80,7 +79,7 @@ def _whole(found: dict[str, Shares]) -> Shares:
 
 
 def render_shares(case: Case, paper: Paper) -> Table:
-    """For each op and number of threads: tasks, when it is done, and which part of the threads' time until then is work."""
+    """Return a table with each op and number of threads: tasks, end, and share of the threads' time spent working."""
     title = f"{case.title}, on paper"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
     table.add_column("op", no_wrap=True)
@@ -101,7 +100,7 @@ def _cells(found: Shares, num_threads: int) -> tuple[str, str, str]:
 
 
 def shares_document(paper: Paper) -> list[dict[str, Any]]:
-    """For JSON: seconds."""
+    """Return the shares for JSON output, in seconds."""
     return [
         {
             "threads": num_threads,

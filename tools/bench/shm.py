@@ -258,7 +258,7 @@ def _idle(lane: Lane) -> float:
 
 
 def _bar(figures: Figures) -> float | None:
-    """How many times as long pyzmq takes; None where the size was not measured."""
+    """Return how many times longer pyzmq takes; None: the size was not measured."""
     if ("tokamak", BAR_SIZE) not in figures:
         return None
     return figures["pyzmq", BAR_SIZE]["echo_p50"] / figures["tokamak", BAR_SIZE]["echo_p50"]

@@ -1,7 +1,7 @@
-"""When the tokens of one streamed reply arrived, read from its server-sent events.
+"""Arrival times of the tokens of one streamed reply, read from its server-sent events.
 
-Runs in the `tokamak bench serve` process, once per packet of every stream, hence the plain byte splitting and the decoder that
-looks at the few fields it needs.
+Runs in the `tokamak bench serve` process, once per packet of every stream, hence the plain byte splitting and a decoder for
+only the fields it needs.
 
     t_sent          t_first     t_1     t_2  ...  t_last      [DONE]
       |--- TTFT ------|- ITL --|- ITL --|    ...    |            |
@@ -9,7 +9,7 @@ looks at the few fields it needs.
       |--------------------------- E2E --------------------------|
 
 A chunk counts as a delivery when it carries text, or carries none and does not end the reply (text held back for half a
-character). So does the end of a reply of which nothing was delivered before: its few tokens made no text. A delivery may bring
+character). So does the end of a reply without any delivery before, if its few tokens made no text. A delivery may bring
 several tokens, so ITL is per delivery, and TPOT uses the token count of the usage chunk.
 """
 
@@ -72,7 +72,7 @@ class Timeline:
     is_complete: bool = False  # the stream said [DONE]
     error: str = ""
     detail: str = ""
-    head: bytes = b""  # the body up to the first delivery: what an error reply says
+    head: bytes = b""  # the body up to the first delivery, for error messages
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> None:

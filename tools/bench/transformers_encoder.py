@@ -1,4 +1,4 @@
-"""How fast transformers encodes a picture with a checkpoint's vision encoder: a peer of `tokamak bench step --phase encode`.
+"""Speed of a vision encoder in transformers: a peer of `tokamak bench step --phase encode`.
 
 Run with an interpreter that has torch and transformers:
 

@@ -1,4 +1,4 @@
-"""How fast pictures are prepared, beside transformers' Pillow processor: processor time of one thread for a JPEG, in turn.
+"""Time to prepare images, beside transformers' Pillow processor: processor time of one thread for a JPEG, in turn.
 
 Run with an interpreter that has torch, transformers and what this project needs:
 

@@ -69,7 +69,7 @@ class Conversation:
         self._turns: list[dict[str, Any]] = []
         self._attached: list[dict[str, Any]] = []
         self._question: dict[str, Any] | None = None  # the last one, answered or not
-        self.num_tokens = 0  # of the last reply, as the server counts
+        self.num_tokens = 0  # usage of the last reply, as counted by the server
         self.model = model or self._first_model()
 
     def clear(self, system: str | None = None) -> None:

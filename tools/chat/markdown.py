@@ -16,14 +16,13 @@ from rich.segment import Segment, Segments
 
 from tools.chat.conversation import printable
 
-PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])  # `vector<int>` is no HTML
+PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])  # `vector<int>` is not HTML
 MIN_REDRAW_S = 0.08
-MAX_DRAWING_SHARE = 0.25  # of the time, of blocks that take long to draw
+MAX_DRAWING_SHARE = 0.25  # share of time for drawing slow blocks
 
 
 class SafeMarkdown:
-    """Markdown without what would drive the terminal, such as control characters written as entities. `height`: of its last
-    lines, where it may not be taller."""
+    """Markdown without terminal control characters, also none written as entities. `height`: show only that many last lines."""
 
     def __init__(self, text: str, height: int | None = None) -> None:
         self._text = text
@@ -39,12 +38,12 @@ class SafeMarkdown:
 
 
 class MarkdownStream:
-    """A context in which `write` shows more text."""
+    """Context in which `write` shows more text."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._text = ""  # of the blocks that are not finished
+        self._text = ""  # source of unfinished blocks
         self._is_first = True
         self._next_draw_s = 0.0
 

@@ -28,9 +28,9 @@ class Server:
 
     url: str  # http://127.0.0.1:PORT, which answers
     model: str
-    embedder_url: str  # which makes vectors
+    embedder_url: str  # embedding model
     embedder: str
-    larger_url: str  # a model beside whose work a client's is small
+    larger_url: str  # a model large enough that the client's overhead is small
     larger: str
     agent_url: str  # the embedded model with a context for coding agents
     agent: str

@@ -1,7 +1,7 @@
-"""`vllm bench serve`, beside our own: the same load on the larger model, by turns.
+"""`vllm bench serve` beside our own benchmark: the same load on the larger model, in turn.
 
-Its build for CPUs is not called `vllm`, the distribution whose version the program `vllm` asks for, so that its module is
-called here; and once, since importing it takes a processor 10 s.
+The CPU build of vLLM has another distribution name than `vllm`, for which the program `vllm` looks up its version, so its
+module is called instead; and only once, since importing it takes 10 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.clients.checks import Server, check, main, run
 
 ROUNDS = 3
 NUM_PROMPTS, CONCURRENCY, INPUT_LEN, OUTPUT_LEN = "48", "8", "128", "64"
-TOLERANCE = 0.1  # of the medians' ratio, where the rounds of one do not lie among those of the other
+TOLERANCE = 0.1  # limit of the ratio of medians, unless the rounds overlap
 RATE, TTFT, TPOT = "output tokens/s", "ms to the first token", "ms a token"
 
 

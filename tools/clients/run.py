@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "hermes",
             "--no-weight-cache",
             "--override-generation-config",
-            "'{\"max_new_tokens\": 64}'",  # of a title, say, which it was not trained to give
+            "'{\"max_new_tokens\": 64}'",  # such as a chat title, which it was not trained for
         )
         server = Server(
             url=start(MODEL, "--model", str(EMBEDDED), "--tool-call-parser", "hermes"),
@@ -177,7 +177,7 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
     results, log = place / f"{name}.results", place / f"{name}.log"
     results.touch()
     command = [str(python), "-m", f"tools.clients.of_{name}", json.dumps(asdict(server)), str(results)]
-    # Nothing of a hub, of telemetry or of a user's keys: what is asked is our server alone.
+    # No hub, no telemetry, no keys of the user: clients only talk to our server.
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
     kept |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(place)}
     if is_npm:
@@ -206,7 +206,7 @@ def run_client(name: str, server: Server, environments: Path, place: Path, timeo
 
 
 def pinned(distribution: str) -> str:
-    """Its version in requirements.txt."""
+    """Return the version of a distribution in requirements.txt."""
     found = re.search(
         rf"^{re.escape(distribution)}(?:\[.*\])?==(.*)$", (Path(__file__).with_name("requirements.txt")).read_text(), re.M
     )
@@ -219,7 +219,7 @@ def installed(python: Path, distribution: str) -> str:
 
 
 def merged(file: Path, rows: Sequence[Row]) -> list[Row]:
-    """The rows, and those of a table that is there for clients of which they have none; clients in the order of `CLIENTS`."""
+    """Return `rows`, and the rows of an existing table for clients that have none in `rows`; in the order of `CLIENTS`."""
     kept = re.findall(r"^\| (\S+) \| (\S*) \| (.*) \| (.*) \|$", file.read_text(), re.M) if file.exists() else []
     found = {row.client for row in rows}
     everything = [*rows, *(Row(*cells) for cells in kept if cells[0] not in found)]

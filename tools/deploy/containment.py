@@ -1,7 +1,7 @@
-"""How a container holds a program, made of Linux's namespaces alone: its own root, read-only but for a few places in memory, a
-/dev/shm of 64 MB, processes of its own, and a user who is nobody. Where a container runtime is missing, its steps are run so.
+"""Container made of Linux namespaces alone: its own root, read-only except for some tmpfs, a /dev/shm of 64 MB, its own
+processes, and an unprivileged user. Runs the steps of a container where no container runtime is installed.
 
-Used by `rehearsal.py` and by the tests. Needs `unshare` (util-linux 2.38), and user namespaces for those who are not root.
+Used by `rehearsal.py` and by the tests. Needs `unshare` (util-linux 2.38), and user namespaces for users other than root.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
 
 
 def stages(path: Path = CONTAINERFILE) -> list[list[Instruction]]:
-    """The instructions of each stage, the first of which is FROM."""
+    """Return the instructions of each stage, starting with FROM."""
     found: list[list[Instruction]] = []
     for line in path.read_text().replace("\\\n", "").splitlines():
         if line and not line.startswith("#"):
@@ -95,14 +95,14 @@ def _copy(text: str, root: Path, roots: dict[str, Path]) -> None:
         return
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=PACKAGES, check=True, capture_output=True, text=True).stdout
     for name in listed.split("\0"):
-        if name and not name.startswith((".", "tests/")) and (PACKAGES / name).is_file():  # as .dockerignore has it
+        if name and not name.startswith((".", "tests/")) and (PACKAGES / name).is_file():  # patterns of .dockerignore
             place = root / target.lstrip("/") / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(PACKAGES / name, place)
 
 
 def _run(text: str, root: Path, variables: dict[str, str]) -> None:
-    """By chroot, with what this machine needs to reach registries: names, authorities, pip's settings."""
+    """Run a command by chroot, with what this machine needs to reach registries: DNS, certificates, pip's settings."""
     shutil.copy2("/etc/resolv.conf", root / "etc" / "resolv.conf")
     known = {name: value for name, value in os.environ.items() if name.endswith("_proxy")}
     if Path(AUTHORITIES).exists():

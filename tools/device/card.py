@@ -31,7 +31,7 @@ _BATCHES = 5
 
 
 class CardError(Exception):
-    """There is no card, or it does not do what it is told."""
+    """Missing GPU, or a GPU command that failed."""
 
 
 class Card:
@@ -48,7 +48,7 @@ class Card:
         self._call("cuInit", 0)
         self._call("cuDeviceGet", byref(device), number)
         self._call("cuDeviceGetName", text, len(text), device)
-        self._call("cuDevicePrimaryCtxRetain", byref(context), device)  # which kernels are launched in too
+        self._call("cuDevicePrimaryCtxRetain", byref(context), device)  # also the stream of kernel launches
         self._call("cuCtxSetCurrent", context)
         self.name = text.value.decode()
         self._events = [c_void_p(), c_void_p()]

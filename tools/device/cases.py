@@ -17,7 +17,7 @@ from ops.cuda.operands import TYPE_BYTES, TYPES
 
 Values = dict[str, Any]
 Outcome = Mapping[str, np.ndarray]
-_ATTENTION_BAR = 0.7  # of the bandwidth that copies reach, where one row reads 16,384 keys
+_ATTENTION_BAR = 0.7  # share of copy bandwidth, with one row that reads 16,384 keys
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Case(msgspec.Struct, frozen=True):
     num_bytes: int
     num_operations: int = 0
     dtype: str = "float32"  # of the arithmetic
-    bandwidth_bar: float = 0.0  # of what copies reach, at least
+    bandwidth_bar: float = 0.0  # minimum share of copy bandwidth
 
     @property
     def tolerance(self) -> float:
@@ -152,7 +152,7 @@ def _attention(is_large: bool) -> list[Case]:
 def _attend(
     dtype: str, kv_dtype: str, rows: int, length: int, tile_rows: int, shape: tuple[int, int, int], *, is_prompt: bool
 ) -> Case:
-    """Rows that each decode in a sequence of so many positions; or the last of one prompt."""
+    """Return a case of rows that each decode in a sequence of `length` positions; or of the last rows of one prompt."""
     heads, kv_heads, dim = shape
     block_size, num_slots = 16, 1 if is_prompt else rows
     blocks = -(-length // block_size)

@@ -51,7 +51,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """In which the same answers are to come."""
+    """Engine configuration that must give the same answers."""
 
     name: str
     options: tuple[str, ...]

@@ -17,7 +17,7 @@ class Outcome(enum.Enum):
 class Finding(msgspec.Struct, frozen=True):
     what: str
     outcome: Outcome
-    text: str = ""  # what was measured, how it went wrong, or why it was not run
+    text: str = ""  # the measurement, the failure, or why it was not run
 
     @staticmethod
     def of(what: str, is_held: bool, text: str = "") -> Finding:
@@ -37,7 +37,7 @@ def least(what: str, found: float, bar: float, unit: str = "") -> Finding:
 
 
 def summary(findings: Iterable[Finding]) -> tuple[list[str], int]:
-    """Its lines, and the exit code: 1 where something was missed or nothing was run."""
+    """Return the lines of the summary and the exit code: 1 if a check failed or nothing was run."""
     by_outcome: dict[Outcome, list[Finding]] = {outcome: [] for outcome in Outcome}
     for finding in findings:
         by_outcome[finding.outcome].append(finding)

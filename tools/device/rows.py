@@ -68,7 +68,7 @@ class Placed:
 
 
 def arrays_of(values: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Those of a part by names such as `cache.keys`."""
+    """Return the arrays of a part, by names such as `cache.keys`."""
     found: dict[str, np.ndarray] = {}
     for name, value in values.items():
         if isinstance(value, dict):

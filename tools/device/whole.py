@@ -38,7 +38,7 @@ from tools.device import engines, rows
 from tools.device.card import Card, CardError
 from tools.device.findings import Finding, Findings, Outcome, least, summary
 
-LINEAR_BAR = 0.8  # of the rate of the card's own library
+LINEAR_BAR = 0.8  # relative to the vendor's library
 _SHAPES = [(count, 4096, 14336) for count in (1, 16, 2048)]
 _SMALL_SHAPES = [(count, 128, 40) for count in (1, 70)]
 _ON_GPUS = "CUDA's kernels are of NVIDIA's GPUs"
@@ -135,7 +135,7 @@ def _arena(target: engines.Target, options: Options) -> Findings:
     if not library:
         yield Finding("arena", Outcome.NOT_RUN, f"the cache of {target.device} ends with its worker, and is computed again")
         return
-    device = target.device if target.device in ARENA_LIBRARIES else "cpu"  # beside a stand-in for the driver
+    device = target.device if target.device in ARENA_LIBRARIES else "cpu"  # with a stub of the driver
     with device_arenas(library, 1, NUM_BYTES) as (arena,):
         whole = run_worker(library, arena, device, has_blocks=False)
         again = run_worker(library, arena, device, has_blocks=True)
@@ -145,8 +145,8 @@ def _arena(target: engines.Target, options: Options) -> Findings:
 
 
 def _tables(options: Options) -> Iterator[str]:
-    """Op tables. BuildError: CUDA's kernels cannot be built, in whose stead engines would take fused ops; which are built here,
-    as that takes minutes."""
+    """Yield op tables. BuildError: CUDA kernels cannot be built, and engines would use fused ops instead. They are built here
+    because that takes minutes."""
     for ops in options.ops:
         if ops == "cuda":
             rows.library_path(options.library)

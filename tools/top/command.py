@@ -1,7 +1,7 @@
-"""`tokamak top`: what an engine is doing, live, on one screen of a terminal.
+"""`tokamak top`: live view of an engine on one screen of a terminal.
 
-Runs in its own process; `main` is called by tools/cli.py. It maps the engine's shared memory read-only and asks nobody.
-Reading order: engine/observation (what is read, and what it comes to), screen.py (how it looks).
+Runs in its own process; `main` is called by tools/cli.py. It maps the engine's shared memory read-only and sends no requests.
+Reading order: engine/observation (data), screen.py (display).
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _heartbeat(actor: Actor) -> Text:
 
 
 def _folded(snapshot: Snapshot, shown: Sequence[Actor]) -> list[Text]:
-    """Which actors have no line."""
+    """Return a line for the actors that have none of their own."""
     num_others = len(snapshot.actors) - len(shown)
     return [Text(f"and {num_others} more actors", style="dim")] if num_others else []
 
@@ -188,7 +188,7 @@ def _rings(rings: Sequence[Ring], figures: Figures, width: int, num_lines: int) 
         return ring.fill_bytes / ring.capacity_bytes, rates.get(f"{ring.sender}>{ring.receiver}") or 0.0
 
     first = sorted(rings, key=rank, reverse=True)[: num_columns * num_lines]
-    shown = [ring for ring in rings if ring in first]  # in their own order, so that lines stay where they are
+    shown = [ring for ring in rings if ring in first]  # in a fixed order, so that lines keep their place
     per_column = -(-len(shown) // num_columns) or 1
     grid = Table.grid(padding=(0, 2, 0, 0))
     tables = []

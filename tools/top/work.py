@@ -100,7 +100,7 @@ def _rank_groups(figures: Figures, width: int) -> list[Text]:
 
 
 def _experts(figures: Figures, width: int) -> list[Text]:
-    """How evenly ranks are asked for the experts that they share, and which of these most."""
+    """Return the load balance of ranks that share experts, and the hottest experts."""
     experts = figures.experts
     if experts is None:
         return []
@@ -132,7 +132,7 @@ def _media(figures: Figures, width: int) -> list[Text]:
 
 
 def _drafts(figures: Figures, width: int) -> list[Text]:
-    """How many drafts are accepted: of each method, and by position."""
+    """Return the share of accepted draft tokens, by method and by position."""
     drafts = figures.drafts
     if drafts is None:
         return []
@@ -183,7 +183,7 @@ def _device(title: RunTitle, figures: Figures, width: int) -> list[Text]:
 
 
 def _kernels(title: RunTitle, width: int) -> list[Text]:
-    """Which variant computes what."""
+    """Return the kernel variant of each part."""
     return lines(width, "kernels", map(Text, filter(None, title.kernels.split("; "))), "; ")
 
 

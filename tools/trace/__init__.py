@@ -1,2 +1,3 @@
-"""`tokamak trace`: what every actor did, as a file that https://ui.perfetto.dev shows. Read `command.py` first (whose events,
-and for how long), then `perfetto.py` (how they are drawn)."""
+"""`tokamak trace`: records the work of every actor to a file for https://ui.perfetto.dev. Read `command.py` first (sources and
+duration), then `perfetto.py` (format).
+"""

@@ -1,9 +1,9 @@
-"""`tokamak trace`: begins a trace of a running engine, reads it for a while, and writes it down; or reads what an engine that
-hangs or is dead has left.
+"""`tokamak trace`: starts a trace of a running engine, records for a while, and writes it to a file; or reads what a hung or
+dead engine left.
 
-The rings are made here, in shared memory, and the actors see in the counters file that they are there; nobody is asked. They
-record until the time is over, also where this process is killed. An engine that was started with `--trace` has rings of its
-own, which are read alone.
+The rings are made here, in shared memory, and actors find them through the counters file, without any request. They record
+until the time is over, even if this process is killed. An engine that was started with `--trace` has its own rings, and only
+those are read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shm.trace import TraceEvent, TraceRing
 from tools.trace.perfetto import document
 
 READ_INTERVAL_S = 0.1  # a ring holds what the busiest actor does in several of these
-GRACE_S = 0.2  # in which actors look whether there is a trace
+GRACE_S = 0.2  # time in which actors notice a trace
 MAX_SECONDS = 600.0
-MAX_EVENTS = 500_000  # that are kept, of all actors
+MAX_EVENTS = 500_000  # kept events of all actors
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,7 +109,7 @@ def record(run: Run, seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
 
 
 def _own_rings(run: Run, actors: Sequence[str]) -> dict[str, TraceRing]:
-    """Those that are there, whoever made them."""
+    """Return the existing rings of the engine."""
     found = {actor: TraceRing.attach(run.run_id, actor, is_readonly=True) for actor in actors}
     return {actor: ring for actor, ring in found.items() if ring is not None}
 
@@ -122,7 +122,7 @@ def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str
             raise TokamakError(
                 f"process {ring.owner.pid} is already tracing engine {run.run_id} ({actor}); wait until it has finished"
             )
-        ring.unlink()  # of one that was killed
+        ring.unlink()  # of a killed `tokamak trace`
     until_ns = time.monotonic_ns() + int((seconds + GRACE_S) * 1e9)
     counters = Counters.attach(run.run_id)
     rings: dict[str, TraceRing] = {}
@@ -140,8 +140,8 @@ def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str
 
 
 def _collect(rings: Mapping[str, TraceRing], seconds: float) -> int:
-    """For so long, and when that began; 0: what rings hold counts, as they are read once. Ctrl+C ends it early. What events
-    mean is for later: the engine may need the processor."""
+    """Record for `seconds` and return when that began; 0: only read what the rings hold. Ctrl+C ends it early. Events are
+    decoded later, because the engine may need the processor."""
     num_events = 0
     end_s = time.monotonic() + seconds
     begin_ns = time.monotonic_ns() if seconds else 0

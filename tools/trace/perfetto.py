@@ -22,7 +22,7 @@ from engine.process.topology import ROLES, role_of
 from engine.process.tracer import OPS
 from shm.trace import TraceEvent
 
-OF_REQUESTS = (  # what is done for one sample, in the order in which it comes
+OF_REQUESTS = (  # phases of a sequence, in order
     "submit",
     "prepare",
     "tokenized",
@@ -36,7 +36,7 @@ OF_REQUESTS = (  # what is done for one sample, in the order in which it comes
     "last token",
 )
 OF_STEPS = ("schedule", "step", "forward", "sample", "result")
-PARTS = (  # of a sample's life, from one event to another
+PARTS = (  # phases of a sequence, from one event to another
     ("preparing", "submit", "tokenized"),
     ("waiting", "tokenized", "admit"),
     ("prefill", "admit", "first token"),
@@ -139,7 +139,7 @@ def _flow(kind: str, key: str, own: Sequence[_Placed], start_ns: int) -> Iterato
 
 
 def _life(request: str, own: Sequence[_Placed], start_ns: int) -> Iterator[dict[str, Any]]:
-    """From its first event of a name to its last: an attempt that was lost in a crash is part of it."""
+    """Yield the span from a request's first event to its last, including attempts that were lost in a crash."""
     first: dict[str, TraceEvent] = {}
     last: dict[str, TraceEvent] = {}
     for one in own:

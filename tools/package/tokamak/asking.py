@@ -1,7 +1,7 @@
-"""Many requests at a time, their answers in order: bounded in flight and ahead of whoever takes the answers.
+"""Concurrent requests with answers in order: bounded in flight, and in how far they run ahead of the consumer.
 
-Used by `llm.py` and by `tokamak run-batch`. Works with threads alone, so that it can be called where an event loop runs, as in
-a notebook.
+Used by `llm.py` and by `tokamak run-batch`. Uses only threads, so that it can be called where an event loop runs, as in a
+notebook.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Asker:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def cancel(self) -> None:
-        """For good: whoever waits for an answer gets LostError."""
+        """Cancel all requests for good: waiting callers get LostError."""
         self._is_cancelled.set()
         self.server.close()
 

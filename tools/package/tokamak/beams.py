@@ -16,7 +16,7 @@ Ask = Callable[[dict[str, Any]], Any]  # a request to /v1/completions
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True):
-    """By vLLM's names. `temperature` has no effect: log-probabilities are the model's own."""
+    """Beam search parameters with vLLM's names. `temperature` has no effect: log-probabilities are the model's own."""
 
     beam_width: int
     max_tokens: int
@@ -32,7 +32,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
 
 
 class BeamSearchSequence(msgspec.Struct):
-    """A beam: the prompt's tokens with those behind it, of which `logprobs` has an entry each."""
+    """Beam: the tokens of the prompt and the answer; `logprobs` has an entry for each token of the answer."""
 
     tokens: list[int]
     logprobs: Logprobs = []

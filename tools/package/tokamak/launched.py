@@ -27,8 +27,8 @@ QUIET_S = 5.0  # a start that takes longer is worth showing
 STOP_TIMEOUT_S = 30.0  # the engine's own limits are shorter
 _READY = "ready "
 _ERRORS = ("tokamak: error: ", "tokamak serve: error: ")
-_SOURCE = "/dev/stdin: "  # what options are said to be from
-# what is decided here, or is of a server that others use
+_SOURCE = "/dev/stdin: "  # source of options in error messages
+# set here, or only for servers
 _OWN = ("uds", "end_with", "api_key", "admin_key", "ssl_certfile", "ssl_keyfile", "root_path", "print_client", "config")
 _NOT_INHERITED = (*_OWN, "host", "port", "run_dir")  # of the environment
 
@@ -44,7 +44,7 @@ class LaunchedEngine:
         """`options`: of `tokamak serve`, by names with underscores; those that are None are left out. `arguments`: the same as
         on a command line, which win. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError where the
         engine does not start."""
-        self.key = secrets.token_hex(16)  # for all it does
+        self.key = secrets.token_hex(16)  # in total
         self.url = ""
         for name in _OWN:
             if options.get(name) is not None:
@@ -58,7 +58,7 @@ class LaunchedEngine:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self._environment(options),
-            start_new_session=True,  # Ctrl+C is for who started it
+            start_new_session=True,  # Ctrl+C is handled by the parent process
         )
         self._owner = os.getpid()
         self.stop = weakref.finalize(self, _end, self.process, self._owner)
@@ -92,13 +92,14 @@ class LaunchedEngine:
         return self._messages.last() or f"exit code {code}"
 
     def _environment(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """This process's, without what is given here or for servers alone; keys, which others would see in the command."""
+        """Return this process's environment without options that are given here or only apply to servers. It has the keys,
+        since the command line is visible to others."""
         hidden = {f"TOKAMAK_{name.upper()}" for name in (*options, *_NOT_INHERITED)}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         return {**kept, "TOKAMAK_API_KEY": self.key, "TOKAMAK_ADMIN_KEY": self.key}
 
     def _wait(self, stdout: IO[bytes]) -> None:
-        """For the line that says where it listens."""
+        """Wait for the line with the engine's address."""
         with stdout:
             line = stdout.readline().decode(errors="replace")
         if line.startswith(_READY):

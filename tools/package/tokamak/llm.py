@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-_PATIENCE_S = 120.0  # with an engine that lives and does not answer
+_PATIENCE_S = 120.0  # with an engine that is alive but does not respond
 _PAIRS_OF_A_REQUEST = 16
 _SEED_STEP = 0x9E3779B97F4A7C15
 _DEFAULTS = {  # answers stay as they were generated, as vLLM's do; templates are the user's own
@@ -41,7 +41,7 @@ _DEFAULTS = {  # answers stay as they were generated, as vLLM's do; templates ar
 
 
 class _Question(NamedTuple):
-    """A request, and where what it asks for stands in the user's arguments."""
+    """Request, and the position of its input in the user's arguments."""
 
     path: str
     body: dict[str, Any]
@@ -68,7 +68,7 @@ class LLM:
         self._engine = LaunchedEngine({**_DEFAULTS, **options, "model": model})
         self._server = Server(self._engine.url, self._engine.key)
         self._asker = Asker(self._server, self._engine.is_alive, _PATIENCE_S)
-        self._adapters: dict[str, str] = {}  # that are loaded: name -> path
+        self._adapters: dict[str, str] = {}  # loaded adapters: name -> path
         try:
             load = self._call("/load")
             card = self._call("/v1/models")["data"][0]
@@ -78,7 +78,7 @@ class LLM:
             self.shutdown()
             raise
         num_slots = sum(replica["max_num_seqs"] for replica in load["replicas"])
-        self._concurrency = min(MAX_CONCURRENCY, num_slots + num_slots // 4 + 2)  # those that are on their way
+        self._concurrency = min(MAX_CONCURRENCY, num_slots + num_slots // 4 + 2)  # requests in flight
 
     # ------------------------------------------------------------------------------------------------------ answers
 
@@ -202,7 +202,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         lora_request: Any = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts fit: one with each of several, or pair by pair."""
+        """Return similarity scores of texts: one with each of several, or pair by pair."""
         firsts, seconds = _texts(data_1, "data_1"), _texts(data_2, "data_2")
         if len(firsts) not in (1, len(seconds)):
             raise ValueError(f"data_1 has {len(firsts)} texts, data_2 {len(seconds)}; give one against several, or as many")
@@ -274,7 +274,7 @@ class LLM:
         return fields
 
     def _with_adapters(self, questions: list[_Question], lora_request: Any) -> list[_Question]:
-        """With the model that answers each: an adapter has `lora_name` and `lora_path`, and is loaded when first named."""
+        """Set the model of each question: an adapter has `lora_name` and `lora_path`, and is loaded when first used."""
         adapters = _one_each(lora_request, len(questions), "lora_request")
         for question, adapter in zip(questions, adapters, strict=True):
             if adapter is not None:
@@ -307,7 +307,7 @@ class LLM:
                 found = [answer(question, None) for question in questions]
                 step()
                 return found
-            # of its own, so that what is under way can be ended alone
+            # its own, so that its requests can be cancelled separately
             asker = Asker(Server(self._engine.url, self._engine.key), self._engine.is_alive, _PATIENCE_S)
             threads = max(1, min(concurrency_limit or self._concurrency, self._concurrency, len(questions)))
             answers = InOrder(questions, lambda each: answer(each, asker), threads, len(questions), lambda *_: step())

@@ -20,8 +20,8 @@ class CompletionOutput(msgspec.Struct):
     finish_reason: str | None = None  # "stop", "length", ...
     stop_reason: int | str | None = None  # the stop string or stop token; None: the end of the text
     lora_request: Any = None
-    reasoning: str | None = None  # with `reasoning_parser`: what is not in `text`
-    tool_calls: list[dict[str, Any]] = []  # with `tool_call_parser`: likewise, in OpenAI's form
+    reasoning: str | None = None  # with `reasoning_parser`: the reasoning, not part of `text`
+    tool_calls: list[dict[str, Any]] = []  # with `tool_call_parser`: tool calls in OpenAI's format
 
     def finished(self) -> bool:
         return self.finish_reason is not None

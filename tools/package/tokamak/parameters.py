@@ -47,7 +47,7 @@ class RepetitionDetectionParams(msgspec.Struct):
 
 
 class SamplingParams(msgspec.Struct):
-    """How answers are drawn, by vLLM's names; those from `best_of` on are ours and older ones of vLLM's."""
+    """Sampling parameters with vLLM's names; those from `best_of` on are ours and older ones of vLLM."""
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -181,7 +181,7 @@ class LoRARequest(msgspec.Struct):
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How vectors and scores are made of prompts."""
+    """Parameters of embeddings and scores."""
 
     dimensions: int | None = None
     normalize: bool | None = None
@@ -189,7 +189,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     truncate_prompt_tokens: int | None = None
 
     def fields(self, *names: str) -> dict[str, Any]:
-        """Those of a request. ValueError for one that such a request does not have."""
+        """Return the fields of a request. ValueError: the request does not support one of them."""
         given = msgspec.to_builtins(self)
         for name in given:
             if name not in names:
