@@ -1,4 +1,4 @@
-// Keys and values in their blocks, as `operands.h` draws them: written a head at a time, read in eights.
+// Keys and values in their blocks, as drawn in `operands.h`: written a head at a time, read eight elements at a time.
 #pragma once
 
 #include "operands.h"

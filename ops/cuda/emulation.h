@@ -1,11 +1,11 @@
-// What nvcc and a card are to the kernels of this directory, for g++ and a processor.
+// Emulation of nvcc and a GPU for the kernels of this directory, with g++ on a processor.
 //
-// A block's threads are fibers of one thread of the machine: they run one after another, each up to where it waits for the
-// others (__syncthreads, a shuffle, a product of the warp), in an order that the seed draws anew each time, as it does that of
-// the blocks. So what depends on an order that nobody promised comes out with other bits under another seed. Every buffer has
-// its bounds, shared memory begins as NaN, a copy that is under way arrives when it is waited for and not before.
+// The threads of a block are fibers of one thread: they run one after another, each up to where it waits for the others
+// (__syncthreads, a shuffle, a product of the warp), in a random order given by the seed, as are the blocks. So code that
+// depends on an unspecified order gives different bits with another seed. Every buffer has its bounds, shared memory begins
+// as NaN, and an asynchronous copy arrives only when it is waited for.
 //
-// `launch` returns 0, or 1 and leaves in `emulation::error()` what the kernel did wrong. One launch at a time in a process.
+// `launch` returns 0, or 1 and leaves the kernel's error in `emulation::error()`. One launch at a time in a process.
 #pragma once
 
 #include <setjmp.h>

@@ -1,8 +1,8 @@
-// A tile of few rows of a linear: 16 rows and 16 outputs, each quarter of the inputs by a warp of its own. Of all rows, or of
-// those that an expert was chosen for.
+// Tile of a linear for few rows: 16 rows and 16 outputs, with a warp for each quarter of the inputs. For all rows, or for
+// those of an expert.
 //
-// The inputs are cut into segments (a scale's group; without scales a step), the segments into four quarters. A quarter's sum
-// adds its segments in order, each times its scale; the four are added in order.
+// The inputs are divided into segments (a scale's group; without scales a step), the segments into four quarters. The sum of
+// a quarter adds its segments in order, each times its scale; the four are added in order.
 #pragma once
 
 #include "operands.h"

@@ -1,4 +1,4 @@
-// The types of numbers in memory, and what they are as float32. Conversions round to the nearest, ties to even.
+// Number types in memory, and their conversion to float32. Conversions round to the nearest, ties to even.
 #pragma once
 
 #include "platform.h"

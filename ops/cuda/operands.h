@@ -1,9 +1,9 @@
-// What each row is given, and its name in C: `tokamak_<row>(const <Row> *, stream)`, 0 where it went well.
+// Operands of each row, and its name in C: `tokamak_<row>(const <Row> *, stream)`, which returns 0 on success.
 //
-// `operands.py` reads this file, so that nobody writes it down a second time: members are a `Buffer` of int, float or bytes, an
-// `Untyped` (its numbers are of the operand `type`), an int or a float, one a line, with what is in it. The first brackets of
-// a line are its shape, in Python, of the struct's numbers (`_`: any number): results (`out [`) that nobody gives are made of
-// it, and memory that has fewer numbers is refused before anything runs.
+// `operands.py` parses this file, so that operands are declared only once: members are a `Buffer` of int, float or bytes, an
+// `Untyped` (elements of the operand `type`), an int or a float, one per line, with a description. The first brackets of a
+// line are its shape, in Python, of the struct's numbers (`_`: any number): results (`out [`) that are not given are
+// allocated with it, and memory with fewer elements is rejected before anything runs.
 #pragma once
 
 #include "platform.h"

@@ -1,7 +1,7 @@
-// What the kernels of this directory are written in: CUDA C++, and what differs where they are compiled for a processor.
+// Language of the kernels in this directory: CUDA C++, and its replacements when they are compiled for a processor.
 //
-// `Buffer` is memory with its bounds: a card believes the kernel, the emulation asks. `Shared` is an array of a block, and
-// `DynamicShared` one whose size the launch chooses.
+// `Buffer` is memory with its bounds, which only the emulation checks. `Shared` is an array of a block, and `DynamicShared`
+// one with a size that the launch chooses.
 #pragma once
 
 #include <cstdint>

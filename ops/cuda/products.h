@@ -1,9 +1,9 @@
-// Products of 16 rows and 8 columns that a warp makes of what lies in memory, 32 inputs at a time.
+// Products of 16 rows and 8 columns that a warp computes from memory, 32 inputs at a time.
 //
-// Lane 4 g + t reads eight neighbours from input 8 t on, of rows g, g + 8 and of column g: the first four of each lane are the
-// inputs of one product of the warp, the others of the next. Which input is called by which number is nobody's business but
-// the sum's, and that is the same wherever a row or a column lies. In float32 there is no such product: lanes make the four
-// sums that they keep, one input after another.
+// Lane 4 g + t reads eight neighbours from input 8 t on, of rows g and g + 8 and of column g: the first four of each lane
+// are the inputs of one product of the warp, the others of the next. The numbering of inputs only affects the order of the
+// sum, and that order is the same for every row and column. In float32 there is no such product: lanes compute the four sums
+// that they keep, one input after another.
 #pragma once
 
 #include "numbers.h"

@@ -1,4 +1,4 @@
-// One function for each noun of the module.
+// Binding functions, one for each noun of the module.
 #pragma once
 
 #include <nanobind/nanobind.h>

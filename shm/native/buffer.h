@@ -1,4 +1,4 @@
-// Mapped memory seen through Python's buffer protocol.
+// Mapped memory as a Python buffer.
 #pragma once
 
 #include <nanobind/nanobind.h>

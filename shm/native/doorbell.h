@@ -1,4 +1,4 @@
-// The wait of a reader and the wake of its writers.
+// Wait of a reader, and wake-up by its writers.
 #pragma once
 
 #include <sched.h>

@@ -1,4 +1,4 @@
-// What is wrong with memory that another process wrote, or with what was asked of it.
+// Errors: invalid memory written by another process, or invalid arguments.
 #pragma once
 
 #include <stdexcept>

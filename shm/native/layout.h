@@ -1,9 +1,8 @@
-// The bytes of every shared struct: the one truth about offsets. Python reads names and offsets from here
-// (shm/layout.py), and the hash over all of them stands in every segment's header, so that two builds with different
-// layouts never share one.
+// Layout of every shared struct, the only definition of offsets. Python reads names and offsets from here (shm/layout.py),
+// and the hash over all of them is in every segment's header, so that builds with different layouts never share a segment.
 //
-// Little-endian, 64-bit, as mapped. A "line" is 128 bytes: two cache lines, because the prefetcher pulls neighbours in pairs.
-// One process writes a line, except where a word says otherwise. Bytes not named are zero.
+// Little-endian, 64-bit, as mapped. A "line" is 128 bytes: two cache lines, because the prefetcher pulls neighbours in
+// pairs. One process writes a line, except where a word says otherwise. Bytes not named are zero.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Records in a ring of bytes: the writer's half and the reader's half. Mailbox and broadcast ring are built of these. Nothing
-// here knows of Python.
+// Records in a ring of bytes: the writer's half and the reader's half. Mailbox and broadcast ring are built of these.
+// Independent of Python.
 #pragma once
 
 #include <cstring>

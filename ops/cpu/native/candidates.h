@@ -1,5 +1,5 @@
-// Some tokens of a row by ascending id, and the choice among them by top_k and top_p: no sort, a search for the least distance
-// that is left out.
+// The best tokens of a row, by ascending id, and the choice among them by top_k and top_p: by searching the smallest
+// distance that is left out, without a sort.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// A 64-bit checksum of memory that is known to be large, on the rank's threads: finds what a disk or a writer that died left
-// wrong, not what someone forged. It depends on the bytes alone, not on the threads or the variant.
+// 64-bit checksum of a large piece of memory, on the rank's threads. Finds errors of a disk or of a writer that died, not
+// forgery. It depends only on the bytes, not on the threads or the variant.
 #pragma once
 
 #include "ops.h"

@@ -1,18 +1,19 @@
-// What the ranks of a rank group exchange tensors with: one piece of memory that all of them map, and rules of who writes where.
+// Memory through which the ranks of a rank group exchange tensors: all of them map it, with one writer for each byte.
 //
 //     0          128 * rank of 64, two lines each, twice   WINDOWS_AT                          buffers_at
 //     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
 //     | header | line of each rank | where it sleeps | x2 | twice two windows of WINDOW a rank | gathers, and experts    |
 //     +--------+-----------------------------------+-----+-----------------------------------+-------------------------+
 //
-// The supervisor alone writes the header: who is a member, and the epoch, one more with each death and each return. Before a rank
-// waits it says on its line which call it has come to (step, sequence, op, bytes); who waits compares it with his own. A call's
-// place on the line is used again by the next but one, and by then all have left it, as is a window. Sequences start anew with
-// each epoch. A rank has two lines, with two windows each, as it may be in two groups: with the ranks that share its matrices, and
-// with all that share the experts. It goes on to a call of the other while its peers still take what it wrote for the one.
+// Only the supervisor writes the header: the members, and the epoch, which each death and each return increments. Before a
+// rank waits, it writes its current call (step, sequence, op, bytes) to its line; waiting ranks compare it with their own.
+// The place of a call on the line, like a window, is used again by the next call but one, and by then all ranks have left
+// it. Sequences start again with each epoch. A rank has two lines, with two windows each, because it can be in two groups:
+// with the ranks that share its matrices, and with all that share the experts. It continues with a call of the other group
+// while its peers still read its data.
 //
-// A wait looks for a short while and then sleeps, in slices that each say that the step gets on. It ends when all have come, when
-// the epoch changes (RankGroupBroken), or after the limit.
+// A wait spins for a short while and then sleeps, in slices that each report progress. It ends when all ranks have arrived,
+// when the epoch changes (RankGroupBroken), or after the limit.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Functions of plain arguments. Nanobind makes code of its own for each signature, which takes long to compile where functions have
-// a dozen arguments: these share one signature, and all arguments of a type the code that takes them.
+// Bindings of functions with plain arguments. Nanobind generates code for each signature, which is slow to compile with a
+// dozen arguments: these share one signature, and all arguments of a type share their conversion.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,5 @@
-// How many drafts rows get (workers/extensions/drafts/draft_length_policy.py, which says how): chances that are learned, and times of steps.
+// Number of drafts per row, by learned acceptance and step times (workers/extensions/drafts/draft_length_policy.py explains
+// it).
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// Draft tokens of layers: how sure the layers are of them, and how often they are accepted (workers/extensions/drafts/mtp.py).
+// Draft tokens of draft layers, their probabilities, and how often such tokens are accepted
+// (workers/extensions/drafts/mtp.py).
 #pragma once
 
 #include <vector>

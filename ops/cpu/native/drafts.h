@@ -1,4 +1,5 @@
-// Drafts from what a sequence said before (workers/extensions/drafts/ngram.py): the tokens that followed where its last ones stood already.
+// N-gram drafts (workers/extensions/drafts/ngram.py): the tokens that followed an earlier occurrence of a sequence's last
+// tokens.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,11 @@
-// What one instruction set offers: the kernels over a range of rows, without threads.
+// Kernels of one instruction set over a range of rows, without threads.
 //
-// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags; some take
-// what they would compute in the same way from another one (avx512bf16.cpp). `variants()` (variants.h) are those that the
-// processor runs (processor.h). A further variant is one more such unit, its flags in CMakeLists.txt and its line in processor.h.
+// Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags; some
+// share kernels of another one (avx512bf16.cpp). `variants()` (variants.h) returns those that the processor supports
+// (processor.h). A further variant is one more such unit, its flags in CMakeLists.txt and its line in processor.h.
 //
-// Every kernel gives a row the same bits alone, in a batch and at any place of it: the order of each reduction is fixed by the
-// shape of the operands alone. Variants need not agree with each other; `families` says which of them do.
+// Every kernel computes the same bits for a row alone, in a batch and at any position in it: the order of each reduction is
+// fixed by the shape of the operands alone. Variants need not agree with each other; `families` says which of them do.
 #pragma once
 
 #include <cstddef>

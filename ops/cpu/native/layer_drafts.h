@@ -1,7 +1,8 @@
-// What layers that draft have of each slot, and the chain of their draft tokens (workers/extensions/drafts/mtp.py, which says what entries are).
+// State of draft layers for each slot, and the chain of their draft tokens (workers/extensions/drafts/mtp.py explains
+// entries).
 //
-// Where the plan is a tape, the rows of a chain or of accepted tokens are set and replayed here, with nothing of Python in
-// between; other plans are told which rows these are.
+// If the plan is a tape, the rows of a chain or of accepted tokens are set and replayed here, without Python in between;
+// other plans get the numbers of these rows.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What changes a row's logits before any choice: biases, bans, penalties, and the mask of an answer that has a form.
+// Changes of a row's logits before sampling: biases, bans, penalties, and the mask of structured output.
 #pragma once
 
 #include <limits>

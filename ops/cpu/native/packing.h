@@ -1,4 +1,4 @@
-// Weights on their way into the layouts that the kernels read. Done once, when a checkpoint is loaded.
+// Packing of weights into the layouts that kernels read. Done once, when a checkpoint is loaded.
 #pragma once
 
 #include "ops.h"

@@ -1,9 +1,9 @@
 // The rank's threads: `run(num_tasks, task)` calls task(index, thread) for each index, on the caller and on threads that live
-// as long as the pool. Who runs which task is chance; kernels give the same bits whoever runs them.
+// as long as the pool. Tasks are assigned to threads at random; kernels compute the same bits on any thread.
 //
-// A thread without work looks for it for SPIN_NS and then sleeps in a futex: other actors need the cores. The caller never
-// waits for a thread that took no task, so one that is late, or that another process keeps from its core, holds up nothing but
-// what it has begun.
+// A thread without work spins for SPIN_NS and then sleeps in a futex: other actors need the cores. The caller never
+// waits for a thread that took no task, so a thread that is late, or preempted by another process, only delays the tasks
+// that it has started.
 #pragma once
 
 #include <atomic>

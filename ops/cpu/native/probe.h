@@ -1,4 +1,4 @@
-// What this machine can do at most, for profiles: how fast all threads together read memory, and multiply.
+// Peak memory bandwidth and multiply rate of all threads on this machine, for profiles.
 #pragma once
 
 #include "ops.h"

@@ -1,5 +1,5 @@
-// The variants of the kernels, from the one that runs everywhere to the fastest, and which of them this processor runs. Asked by
-// the module when it is loaded, and by the build when it leaves out what the machine cannot run (processor.cpp).
+// The kernel variants, from the portable one to the fastest, and which of them this processor supports. Used by the module
+// when it is loaded, and by the build to skip variants that the machine does not support (processor.cpp).
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// Says that the step gets on: the time goes into a word that others read (the heartbeat of the worker's row in the counters
-// file), after each op and each task that the step's own thread did. So a step that takes long is told from one that is stuck.
+// Progress of a step: the time is written to a word that others read (the heartbeat of the worker's row in the counters
+// file), after each op and each task of the step's own thread. So a slow step can be told from a stuck one.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// From logits to tokens and log-probabilities (workers/sampling/sampler.py says what is computed), for the rows of a step at once, on
-// the rank's threads. What comes of a row depends on its logits, its tokens and its parameters alone: sums are added up within
-// blocks of the vocabulary, and block after block.
+// Logits to tokens and log-probabilities (workers/sampling/sampler.py defines the computation), for all rows of a step at
+// once, on the rank's threads. The result of a row depends only on its logits, tokens and parameters: sums are added up
+// within blocks of the vocabulary, and block after block.
 #pragma once
 
 #include "ops.h"

@@ -1,4 +1,4 @@
-// A short look at something that others are about to write, before one sleeps.
+// Short busy wait for another thread or process, before sleeping.
 #pragma once
 
 #include <cstdint>

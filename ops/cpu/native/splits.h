@@ -1,5 +1,5 @@
-// What attention over keys (attention.cpp) and over latents (latent_attention.cpp) share: the sums of a tile's queries, a thread's
-// place to work on a split, and the pass that joins splits.
+// Shared parts of attention over keys (attention.cpp) and over latents (latent_attention.cpp): the sums of a tile's queries,
+// a thread's scratch memory for a split, and the pass that joins splits.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Drafts from how texts went on that ended as a sequence does now (workers/extensions/drafts/suffix.py; arXiv 2411.04975): trees of all parts
-// of texts, with how often each was met, one of the sequence itself and a shared one of answers that are complete.
+// Suffix drafts (workers/extensions/drafts/suffix.py; arXiv 2411.04975): continuations of texts that ended as a sequence
+// does now. Suffix trees count all parts of texts: one tree of the sequence itself, and a shared one of complete answers.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// How ops are cut into tasks for the rank's threads.
+// Division of ops into tasks for the rank's threads.
 #pragma once
 
 #include <algorithm>

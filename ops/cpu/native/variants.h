@@ -1,4 +1,4 @@
-// Whose kernels there are to choose from.
+// Kernel variants of this build and processor.
 #pragma once
 
 #include <vector>
