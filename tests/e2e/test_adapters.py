@@ -101,7 +101,7 @@ def test_a_model_is_an_adapter_in_every_api(engine: EngineProcess, files: Path) 
             assert (line["model"], line["message"]["content"]) == (tag, text)
         missing = plain.post("/v1/completions", json={"model": "a9", "prompt": "x"})
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
-        assert "served here: base, a0, a1, a2, a3" in missing.text
+        assert "available: base, a0, a1, a2, a3" in missing.text
 
 
 def test_each_is_as_alone(engine: EngineProcess, truth: dict[str, list[Answer]]) -> None:
