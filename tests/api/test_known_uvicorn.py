@@ -31,7 +31,7 @@ def test_bounds_match_pyproject() -> None:
     assert (*MIN_VERSION, *END_VERSION) == tuple(map(int, found.groups()))
 
 
-def test_an_actor_with_an_unknown_version_does_not_start() -> None:
+def test_unknown_version_ends_the_start() -> None:
     code = "import uvicorn; uvicorn.__version__ = '0.99.1'; import api.server"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0

@@ -65,7 +65,7 @@ def test_secrets_leave_the_command_line() -> None:
 
 
 @pytest.mark.slow
-def test_no_secret_is_in_any_file_of_a_run(tmp_path: Path) -> None:
+def test_files_of_a_run_have_no_secrets(tmp_path: Path) -> None:
     """A whole engine, from its start to its end."""
     from tests.e2e.engine_process import DEMO, EngineProcess
 

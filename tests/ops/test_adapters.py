@@ -83,7 +83,7 @@ def test_the_sum(k: OpTable, kind: str) -> None:
     np.testing.assert_array_equal(found[slots == 3], alone[slots == 3])
 
 
-def test_a_row_has_the_same_bits_in_any_company(k: OpTable) -> None:
+def test_row_has_the_same_bits_in_any_batch(k: OpTable) -> None:
     adapted, x, slots = Adapted(k), random(ROWS, INPUTS, seed=2), some_slots()
     _, whole = adapted(x, slots)
     generator = np.random.default_rng(3)

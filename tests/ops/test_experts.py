@@ -123,7 +123,7 @@ def test_first_of_equal_experts_is_chosen(k: OpTable, scoring: str) -> None:
     assert ((ids >= 0) & (ids < 40)).all()
 
 
-def test_a_row_is_routed_the_same_in_any_company(k: OpTable) -> None:
+def test_row_is_routed_the_same_in_any_batch(k: OpTable) -> None:
     weight = random(37, 64, seed=1)
     for rule in (RoutingRule(4, is_normalized=True), RoutingRule(4, "sigmoid", True, 1e-20)):
         router = router_of(k, weight, rule, random(37, seed=2))
@@ -238,7 +238,7 @@ def test_reference_without_host_reads_is_equal(
 
 
 @pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)
-def test_values_that_are_no_numbers_stay_in_their_row(format: WeightFormat) -> None:
+def test_nan_and_infinity_stay_in_their_row(format: WeightFormat) -> None:
     k = native.TABLE
     module = experts_of(k, weights_of(4, (32, 64), format, 1), weights_of(4, (64, 16), format, 8), format)
     x = random(20, 64)
@@ -278,7 +278,7 @@ class _PartsAsked(Memory):
 
 
 @pytest.mark.parametrize("format", [FLOAT32, WeightFormat("int8")], ids=named)
-def test_a_share_of_experts_reads_its_panels_of_each(format: WeightFormat) -> None:
+def test_share_of_experts_reads_its_panels(format: WeightFormat) -> None:
     columns = ((32, 48), (80, 96))
     gate_up = [Linear((str(index),), 16, (48, 48), format=format, columns=columns) for index in range(3)]
     down = [Linear((str(index),), 48, (96,), format=format, columns=((64, 96),)) for index in range(3)]

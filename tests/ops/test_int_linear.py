@@ -239,7 +239,7 @@ def test_any_number_of_threads(variant: str, format: WeightFormat, shape: tuple[
 
 @pytest.mark.parametrize("format", FORMATS, ids=named)
 @pytest.mark.parametrize("width", [64, 37])
-def test_a_tied_embedding_reads_the_panels_of_the_head(k: OpTable, format: WeightFormat, width: int) -> None:
+def test_tied_embedding_reads_the_heads_panels(k: OpTable, format: WeightFormat, width: int) -> None:
     weight = integers.random_weight(300, width, format)
     module = Embedding("e", 300, width, format, tied=linear_of(k, weight, format))
     pack(k, module, weight=weight)

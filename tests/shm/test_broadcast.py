@@ -70,7 +70,7 @@ def test_writer_waits_for_the_slowest_active_reader_only(run_id: str) -> None:
         slow.receive()
 
 
-def test_evicted_reader_frees_the_writer_and_learns_of_it(run_id: str) -> None:
+def test_evicted_reader_frees_the_writer(run_id: str) -> None:
     writer = open_writer(run_id)
     supervisor = BroadcastWriter.attach(run_id, "scheduler", 1)
     fast, slow = open_reader(run_id, 0), open_reader(run_id, 1)

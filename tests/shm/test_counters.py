@@ -57,7 +57,7 @@ def value_of(counters: Counters, name: str, **labels: str) -> int | float:
     return value
 
 
-def test_cells_are_one_for_each_metric_label_and_actor(counters: Counters) -> None:
+def test_each_metric_label_and_actor_has_a_cell(counters: Counters) -> None:
     counters.counter("requests_total", "api0").add(2)
     counters.counter("requests_total", "api0").add()
     counters.counter("requests_total", "api1").add(10)
@@ -182,7 +182,7 @@ def test_full_error_log_counts_the_rest_together(counters: Counters) -> None:
     assert entries["error 0"] == 1
 
 
-def test_long_and_odd_error_texts_are_cut_not_refused(counters: Counters) -> None:
+def test_long_and_odd_error_texts_are_truncated(counters: Counters) -> None:
     for text in ("æ" * 1000, "a\0b", "lone \ud800 surrogate", ""):
         counters.errors.record("api0", text)
         counters.errors.record("api0", text)

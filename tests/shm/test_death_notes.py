@@ -41,7 +41,7 @@ def test_death_without_a_note_counts_for_no_key(run_id: str) -> None:
     assert (successor.count_death(), successor.num_deaths(KEY)) == (b"", 0)
 
 
-def test_the_notes_are_bounded_and_the_oldest_gives_way(run_id: str) -> None:
+def test_oldest_note_is_replaced(run_id: str) -> None:
     life = DeathNotes.attach(run_id, "media0")
     keys = [number.to_bytes(32, "big") for number in range(NUM_NOTES + 3)]
     for key in keys:

@@ -22,7 +22,7 @@ def test_fields_lie_inside_their_struct_and_apart(struct: str) -> None:
 
 
 @pytest.mark.parametrize("struct", _native.LAYOUT)
-def test_words_of_two_processes_do_not_share_a_line(struct: str) -> None:
+def test_words_of_two_processes_share_no_line(struct: str) -> None:
     if struct.endswith(("Line", "Lines", "Entry")):
         assert layout.size_of(struct) % layout.LINE == 0
 

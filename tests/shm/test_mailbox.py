@@ -77,7 +77,7 @@ def test_record_delivered_twice_is_dropped(run_id: str) -> None:
     assert reader.word("num_dropped") == 1
 
 
-def test_reader_killed_at_a_new_epoch_loses_no_record(run_id: str) -> None:
+def test_reader_killed_at_a_new_epoch_loses_nothing(run_id: str) -> None:
     """The head and the last delivered number have moved, but not yet the epoch of that number."""
     link = MailboxLink(run_id)
     for _ in range(10):

@@ -52,7 +52,7 @@ def test_command_with_spaces_and_parentheses_is_parsed() -> None:
         assert ProcessIdentity.of(child.pid).is_alive()
 
 
-def test_process_dies_with_its_parent_when_it_asked_to() -> None:
+def test_process_dies_with_its_parent() -> None:
     grandchild = "import os, shm._native; shm._native.set_parent_death_signal(9); print(os.getpid(), flush=True); input()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
     child = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -168,7 +168,7 @@ def test_unlinked_segment_stays_mapped(run_id: str) -> None:
     assert segment_names(run_id) == []
 
 
-def test_closed_segment_stays_mapped_for_the_views_of_it(run_id: str) -> None:
+def test_closed_segment_stays_mapped_for_its_views(run_id: str) -> None:
     segment = Segment.create(segment_name(run_id, "mailbox", "api0"), PAGE)
     view = segment.buffer[1000:1008]
     segment.close()
@@ -205,7 +205,7 @@ def test_offsets_outside_a_segment_are_errors_not_crashes(run_id: str) -> None:
         layout.StructView("SegmentHeader", segment.buffer, 1).word("magic")
 
 
-def test_memory_file_is_shared_with_a_child_by_descriptor() -> None:
+def test_memory_file_is_shared_by_descriptor() -> None:
     arena = MemoryFile.create("arena", 10 * PAGE)
     program = (
         "import sys; from shm.segment import MemoryFile; "

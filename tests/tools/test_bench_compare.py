@@ -78,7 +78,7 @@ def test_workloads_of_pictures() -> None:
     assert [line.split("|")[-2].strip() for line in table(figures, ["a", "b"]).splitlines()[2:]] == ["2.00", "0.50"]
 
 
-def test_processor_time_of_a_tree_counts_children_that_ended() -> None:
+def test_cpu_time_of_a_tree_counts_ended_children() -> None:
     before = processor_s(os.getpid())
     code = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run(
@@ -101,7 +101,7 @@ def test_wrong_arguments(tmp_path: Path, arguments: list[str]) -> None:
     assert compare(tmp_path, *arguments).returncode == 2
 
 
-def test_the_table_compares_the_first_with_the_best_other() -> None:
+def test_table_compares_the_first_with_the_best() -> None:
     load = Workload("decode", 128, 128, 4, 4).title
     figures = {(READY, "a"): [2.0], (READY, "b"): [1.0, 3.0, 4.0], (READY, "c"): [9.0]}
     figures |= {(load, "a"): [30.0], (load, "b"): [20.0], (load, "c"): [10.0]}

@@ -89,7 +89,7 @@ def test_pictures_go_with_chats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ids", "text"])
-def test_a_shared_prefix_is_a_part_of_the_prompt(tmp_path: Path, kind: str) -> None:
+def test_shared_prefix_is_part_of_the_prompt(tmp_path: Path, kind: str) -> None:
     with openai_server() as server:
         bench(server, tmp_path, "--num-prompts", "6", "--input-len", "30", "--shared-prefix-len", "20", "--prompts", kind)
     prompts = [body["prompt"] if kind == "ids" else body["prompt"].split() for body in streamed(server)]

@@ -43,7 +43,7 @@ def words_of(tools: tuple[calls.Json, ...]) -> set[str]:
     return {word for name in names for word in WORD.findall(re.sub("([A-Z])", r" \1", name).lower())}
 
 
-def test_no_examined_tool_argument_or_value_is_trained_with(
+def test_examined_tools_and_values_are_not_trained(
     trained: list[Conversation], choices: list[Choice], asked: list[data.Question]
 ) -> None:
     shown = [*(conversation.tools for conversation in trained), *(tools for tools, _ in choices)]

@@ -123,7 +123,7 @@ def test_silence_within_an_answer(silent: ApiServer) -> None:
     assert "".join(event["choices"][0]["text"] for event in reader.events) == said_text(5)
 
 
-def test_errors_are_a_status_first_and_an_event_later(silent: ApiServer) -> None:
+def test_early_errors_are_statuses_later_ones_events(silent: ApiServer) -> None:
     refused = Reader(silent.url, "at-once", prompt="!reject 429")
     refused.finish()
     assert (refused.status, refused.headers["retry-after"]) == (429, "7")

@@ -260,7 +260,7 @@ def test_links_are_fetched_eight_at_a_time(tmp_path: Path, files: FileServer) ->
         assert files.num_heard("/file/late") < len(late)
 
 
-def test_too_many_items_are_refused_before_anything_is_fetched(seeing: ApiServer, files: FileServer) -> None:
+def test_too_many_items_are_refused_before_fetching(seeing: ApiServer, files: FileServer) -> None:
     num_heard, num_prepared = len(files.heard), len(seeing.media_peers[0].received)
     error = refusal(seeing, CHAT, asking(*[image(f"{files.url}/file/{index}") for index in range(6)]))
     assert (error["code"], error["param"]) == ("too_many_items", "messages[0].content[5]")
@@ -357,7 +357,7 @@ def test_restarted_media_process_is_asked_again(seeing: ApiServer) -> None:
     assert contents_of(seeing, media_of(seeing, answers[0])) == [(b"a",), (b"b",)]
 
 
-def test_a_request_asks_for_one_item_at_a_time(seeing: ApiServer) -> None:
+def test_request_asks_for_one_item_at_a_time(seeing: ApiServer) -> None:
     """Further items of a request wait in the api, so they do not delay files of other requests; all go to one media process."""
     (peer,) = seeing.media_peers
     num_before = len(peer.received)

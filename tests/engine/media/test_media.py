@@ -169,7 +169,7 @@ def test_picture_is_inspected_and_its_pixels_sent(bench: Bench) -> None:
     assert not bench.segments.blame_file("media0"), "no file is in hands"
 
 
-def test_every_byte_and_setting_is_part_of_the_name(bench: Bench) -> None:
+def test_hash_covers_every_byte_and_setting(bench: Bench) -> None:
     names = [
         bench.item(PLAIN).unit_hashes,
         bench.item((VISION / "plain.bmp").read_bytes()).unit_hashes,  # the same samples
@@ -256,7 +256,7 @@ def test_requests_take_turns_by_decoded_pixels(bench: Bench) -> None:
     assert made == ["large0", "small0", "small1", "small2", "small3", "large1", "large2"]
 
 
-def test_a_picture_does_not_wait_for_a_whole_video(bench: Bench) -> None:
+def test_picture_does_not_wait_for_a_video(bench: Bench) -> None:
     clip, picture = bench.item(*[PLAIN] * 8, kind="video"), bench.item(PLAIN, request="another")
     for index in range(4):
         bench.wanted(f"clip{index}", clip, index)
@@ -266,7 +266,7 @@ def test_a_picture_does_not_wait_for_a_whole_video(bench: Bench) -> None:
     assert [name for name in made if name != "picture"] == ["clip0", "clip1", "clip2", "clip3"]
 
 
-def test_new_file_is_looked_at_before_pixels_of_others(bench: Bench) -> None:
+def test_new_file_is_inspected_before_others_pixels(bench: Bench) -> None:
     items = [bench.item((VISION / "large.jpg").read_bytes() + bytes([number])) for number in range(3)]
     for number, item in enumerate(items):
         bench.wanted(str(number), item)
@@ -500,7 +500,7 @@ def die_over(bench: Bench, item: MediaItem) -> None:
     bench.start()
 
 
-def test_file_that_killed_twice_is_refused_by_the_third_life(bench: Bench) -> None:
+def test_file_that_killed_twice_is_refused(bench: Bench) -> None:
     item = bench.item(PLAIN)
     die_over(bench, item)
     die_over(bench, item)

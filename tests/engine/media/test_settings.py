@@ -54,7 +54,7 @@ def test_wrong_files_end_the_start(files: dict[str, Any], message: str) -> None:
         of(files)
 
 
-def test_options_may_ask_for_anything_a_request_for_less() -> None:
+def test_requests_may_only_lower_the_options() -> None:
     settings = of({IMAGE_PROCESSOR: {"min_pixels": 1000, "max_pixels": 2000}}, max_pixels=50_000, fps=4)
     assert (settings.picture.max_pixels, settings.clip.frames.fps) == (50_000, 4.0)
     with pytest.raises(OptionError, match=r"--mm-processor-kwargs, --media-io-kwargs: unknown setting colour"):

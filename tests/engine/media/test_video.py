@@ -298,7 +298,7 @@ def test_truncated_file_repeats_its_last_frame() -> None:
     clip.close()
 
 
-def test_a_moving_gif_is_a_video_of_its_frames() -> None:
+def test_animated_gif_is_a_video() -> None:
     clip = Clip([bytearray((VISION / "moving.gif").read_bytes())], 2.0, MOST, int)
     assert (clip.num_frames, clip.fps) == (3, 10.0)
     with Image.open(BytesIO((VISION / "moving.gif").read_bytes())) as image:

@@ -48,7 +48,7 @@ def test_requests_of_equal_files_take_turns(requests: Requests) -> None:
     assert requests.turns.next(lambda size: True) is None
 
 
-def test_many_small_files_go_before_the_second_large_one(requests: Requests) -> None:
+def test_small_files_precede_the_second_large_one(requests: Requests) -> None:
     requests.ask("large", *[1000] * 12)
     requests.ask("small", *[10] * 20)
     assert requests.work(1) == "large"

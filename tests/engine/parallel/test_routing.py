@@ -28,7 +28,7 @@ def test_the_least_to_do_wins() -> None:
 
 
 @pytest.mark.parametrize(("behind", "expected"), [(767, (1, "prefix")), (769, (0, "load"))])
-def test_a_cached_prefix_is_a_discount_and_no_priority(behind: int, expected: tuple[int, str]) -> None:
+def test_cached_prefix_is_only_a_discount(behind: int, expected: tuple[int, str]) -> None:
     assert routed(ReplicaLoad(), ReplicaLoad(num_tokens=behind, num_cached_tokens=768)) == expected
 
 

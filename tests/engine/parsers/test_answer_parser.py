@@ -142,14 +142,14 @@ def test_call_after_a_malformed_one(vocabulary: Vocabulary, broken: str) -> None
     assert (content(within), calls(within)) == ("", [("f", ARGUMENTS)])
 
 
-def test_end_of_thinking_after_a_call_is_not_shown(vocabulary: Vocabulary) -> None:
+def test_end_of_thinking_after_calls_is_hidden(vocabulary: Vocabulary) -> None:
     parts = parts_of(f"hm\n{CALL}\n</think>\n\nafter </think>", vocabulary, "<think>")
     assert (reasoning(parts), calls(parts), content(parts)) == ("hm", [("f", ARGUMENTS)], "after </think>")
     parts = parts_of(f"<think>hm{CALL}{CALL}</think>", vocabulary)
     assert (reasoning(parts), len(calls(parts)), content(parts)) == ("hm", 2, "")
 
 
-def test_leading_space_of_an_answer_belongs_to_its_markers(vocabulary: Vocabulary) -> None:
+def test_leading_space_of_an_answer_is_dropped(vocabulary: Vocabulary) -> None:
     assert [part.kind for part in parts_of(f" \n {CALL}", vocabulary)] == ["call", "arguments"]
     assert parts_of(" <think>a</think>b", vocabulary) == [Part("reasoning", "a"), Part("content", "b")]
     assert parts_of(" \n b ", vocabulary) == [Part("content", " \n b ")]

@@ -132,7 +132,7 @@ def test_grammar_allows_what_the_parser_reads(forced: tuple[str, Forced]) -> Non
     assert not family.allows("", choice="required")
 
 
-def test_whatever_is_allowed_is_a_call_of_the_tools(forced: tuple[str, Forced]) -> None:
+def test_allowed_answers_are_calls_of_the_tools(forced: tuple[str, Forced]) -> None:
     _, family = forced
     for seed in range(3):
         text = family.draw(seed, choice="named", names=["get_weather"])

@@ -58,7 +58,7 @@ def opened(name: str, vocabulary: Vocabulary, prompt_end: str = "") -> PartStrea
 
 
 @pytest.mark.parametrize("name", CALL_FAMILIES)
-def test_any_text_is_parts_and_cuts_do_not_matter(name: str) -> None:
+def test_any_text_in_any_pieces_is_parsed(name: str) -> None:
     draw = random.Random(name)
     for number in range(25):
         text = "".join(draw.choices(PIECES, k=draw.randint(1, 25)))

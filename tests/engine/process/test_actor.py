@@ -161,7 +161,7 @@ def test_the_wait_ends_at_the_actors_timer(left: Recorder) -> None:
     assert time.monotonic_ns() >= left.timer_ns
 
 
-def test_a_peer_that_was_started_again_is_noticed_once(engine: Engine, left: Recorder) -> None:
+def test_restarted_peer_is_noticed_once(engine: Engine, left: Recorder) -> None:
     loop = ActorLoop(left)
     loop.turn()
     row = engine.segments.counters.actor("right0")

@@ -134,7 +134,7 @@ def test_only_dead_runs_are_removed(root: Path, owner: Owner) -> None:
     wait_until(lambda: is_gone(owner.child_pid), what="the child that outlived its parent is ended")
 
 
-def test_a_pid_that_was_used_again_is_not_killed(root: Path, owner: Owner) -> None:
+def test_reused_pid_is_not_killed(root: Path, owner: Owner) -> None:
     [run] = find_runs()
     counters = Counters.attach(run.run_id)
     bystander = subprocess.Popen(["sleep", "1000"])
@@ -152,7 +152,7 @@ def test_a_pid_that_was_used_again_is_not_killed(root: Path, owner: Owner) -> No
         os.kill(owner.child_pid, signal.SIGKILL)
 
 
-def test_a_dead_run_elsewhere_is_found_by_its_link(root: Path, tmp_path: Path) -> None:
+def test_dead_run_is_found_by_its_link(root: Path, tmp_path: Path) -> None:
     run_id, directory = new_run_id(), tmp_path / "elsewhere"
     elsewhere = Owner(run_id, directory)
     (directory / "notes.txt").write_text("mine")

@@ -69,7 +69,7 @@ def test_a_released_prefix_is_found_and_shared() -> None:
     assert pool.num_free == 6
 
 
-def test_least_recently_used_chain_is_evicted_from_its_end() -> None:
+def test_least_recently_used_chain_is_evicted_backwards() -> None:
     pool = BlockPool(6)
     old, new = list(range(12)), list(range(100, 112))
     pool.release(fill(pool, old))

@@ -46,7 +46,7 @@ def test_text_is_cut_into_equal_parts() -> None:
     assert cuts(12, 8) == [0, 6, 12]
 
 
-def test_several_pictures_in_a_run_and_a_long_video() -> None:
+def test_consecutive_pictures_and_a_long_video() -> None:
     pictures = [(2, 8), (8, 14), (14, 20)]
     assert cuts(22, 14, pictures) == [0, 14, 22]
     video = [(first, first + 3) for first in range(0, 300, 3)]  # an odd number of frames has its last row too
@@ -66,7 +66,7 @@ def test_overlapping_lists() -> None:
     assert merged([(6, 10), (3, 7), (10, 12)]) == [(3, 10), (10, 12)]
 
 
-def test_a_unit_longer_than_a_chunk_is_cut_inside() -> None:
+def test_unit_longer_than_a_chunk_is_cut() -> None:
     unit = [(2, 30)]
     assert uncut(0, unit, 16) == []
     assert uncut(20, unit, 16) == [(20, 30)]

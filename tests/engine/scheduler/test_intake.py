@@ -182,7 +182,7 @@ def test_the_wait_counts_from_the_clock(directory: Path) -> None:
         assert time.monotonic_ns() >= until_ns
 
 
-def test_preempted_requests_count_as_waiting_on_their_way_back() -> None:
+def test_preempted_requests_count_as_waiting() -> None:
     world = World(make_limits(max_tokens=64), 64)
     world.add(make_sample("a", [1, 2, 3]), make_sample("b", [4, 5], order=1))
     world.dispatch()

@@ -331,7 +331,7 @@ def test_wrong_masks_are_refused(simulation: Simulation, bounds: list[int], text
     assert text in refused.rejected.message
 
 
-def test_a_mask_that_no_step_can_hold_is_refused(simulation: Simulation) -> None:
+def test_mask_too_large_for_a_step_is_refused(simulation: Simulation) -> None:
     bounds = causal(40)
     bounds[1] = 39
     refused = simulation.submit([1] * 40, mask_bounds=array("i", bounds).tobytes())

@@ -447,7 +447,7 @@ def test_a_slow_reader_gets_no_tokens() -> None:
     assert [row.sequence for row in world.dispatch().rows] == [fast]
 
 
-def test_starts_are_spread_over_steps_that_fit_a_record() -> None:
+def test_starts_are_limited_by_the_record() -> None:
     limits = Limits(64, 8, 2 * start_bytes(1) + 50, 1 << 20, 4, True)
     world = World(limits, 64)
     world.add(*(make_sample(f"s{order}", [1], order=order) for order in range(5)))
@@ -518,7 +518,7 @@ PROMPTS = st.lists(
     st.booleans(),
     st.integers(0, 6),
 )
-def test_everything_ends_in_any_pool_that_holds_the_longest(
+def test_all_requests_end_in_the_smallest_pool(
     prompts: list[tuple[int, int, int, str]], budget: int, max_running: int, block_size: int, has_cache: bool, spare_blocks: int
 ) -> None:
     longest = max(num_prompt + max_tokens for num_prompt, max_tokens, _, _ in prompts)

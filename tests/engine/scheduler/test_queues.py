@@ -53,7 +53,7 @@ def test_removing_a_stranger_is_our_bug() -> None:
         queue.remove(make_sample("a", [1]))
 
 
-def test_new_requests_wait_outside_while_the_intake_is_held() -> None:
+def test_new_requests_wait_while_intake_is_held() -> None:
     old, new, gone, back = samples_of([(0, 1), (-5, 2), (0, 3), (0, 4)])
     queue = WaitingQueue()
     queue.add_new_request(old)

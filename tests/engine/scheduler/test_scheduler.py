@@ -155,7 +155,7 @@ def test_prompt_logprobs_are_complete_and_sent_once(directory: Path, options: di
             assert not any(output.prompt_logprobs for output in stream.outputs[first_token:])
 
 
-def test_prompt_logprobs_of_any_length_pass_a_small_ring(directory: Path) -> None:
+def test_long_prompt_logprobs_pass_a_small_ring(directory: Path) -> None:
     """Log-probabilities are sent chunk by chunk, in parts that fit a record; after a crash between two parts only the rest is
     requested."""
     with simulate(directory, ring_bytes=4096, max_num_batched_tokens=64) as simulation:
@@ -360,7 +360,7 @@ def test_an_abort_frees_within_two_steps(simulation: Simulation) -> None:
     assert simulation.metric("requests_aborted_total") == 1
 
 
-def test_an_abort_of_an_older_attempt_spares_the_newer(simulation: Simulation) -> None:
+def test_abort_of_an_older_attempt_is_ignored(simulation: Simulation) -> None:
     stream = simulation.submit([1, 2, 3], max_tokens=40)
     simulation.start(stream)
     older = Stream(stream.request)

@@ -145,7 +145,7 @@ def test_kept_sequences_share_no_blocks_of_two_weights(simulation: Simulation) -
 
 
 @pytest.mark.parametrize("path", ["", MODEL])
-def test_reading_the_same_path_again_is_a_new_version(simulation: Simulation, path: str) -> None:
+def test_reloading_the_same_path_is_a_new_version(simulation: Simulation, path: str) -> None:
     assert simulation.ask(ReloadWeights(path)).details == {"state": "NORMAL", "weight_version": 2, "path": MODEL}
     assert simulation.metric("engine_weight_version") == 2
 
@@ -264,7 +264,7 @@ def test_a_rank_that_dies_while_loading(simulation: Simulation, before: WeightsS
     simulation.check(*streams)
 
 
-def test_a_rank_that_dies_while_cleared_is_cleared_again(simulation: Simulation) -> None:
+def test_rank_restarted_while_cleared_is_cleared_again(simulation: Simulation) -> None:
     simulation.ask(DropWeights())
     simulation.restart_rank()
     simulation.run_until(lambda: simulation.rank.version == 0, "cleared again")
@@ -331,7 +331,7 @@ def test_command_of_a_dead_scheduler(simulation: Simulation) -> None:
     assert (simulation.rank.path, simulation.rank.version) == (MODEL, 1)
 
 
-def test_a_step_after_the_clearing_of_a_dead_scheduler(simulation: Simulation) -> None:
+def test_step_after_clearing_by_a_dead_scheduler(simulation: Simulation) -> None:
     """The rank answers that it has no weights, gets them, and the step is dispatched again."""
     streams = running_streams(simulation)
     stale = BroadcastWriter.attach(simulation.config.run_id, "scheduler", simulation.scheduler_epoch)

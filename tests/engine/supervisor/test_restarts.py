@@ -26,7 +26,7 @@ def test_limit_of_one_restarts_nothing() -> None:
     assert not RestartTable(limit=1, window_s=300).record_death("worker0", 5)
 
 
-def test_starts_wait_the_longer_the_more_often_they_fail() -> None:
+def test_repeated_failures_delay_starts_longer() -> None:
     table = RestartTable(limit=3, window_s=300)
     delays = [table.next_delay_s("worker0") for _ in range(100)]
     assert delays[:5] == [0, 0.1, 0.2, 0.4, 0.8]

@@ -114,7 +114,7 @@ def test_an_incomplete_character_at_the_end_is_replaced(bytes_vocabulary: Vocabu
     assert detokenizer.finish() == ""
 
 
-def test_a_continuation_keeps_the_space_before_its_first_word(tmp_path: Path) -> None:
+def test_continuation_keeps_its_leading_space(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(write_checkpoint(tmp_path, llama()))
     token_ids = vocabulary.encode("The quick", False)
     assert Detokenizer(vocabulary, TextOptions(), is_continuation=True).push(token_ids) == " The quick"

@@ -205,7 +205,7 @@ def test_calls_of_one_source_leave_room_for_others(lanes: Bench, gate: Path) -> 
     [("die", "exit code 7"), ("spin", "CPU time"), ("memory", "memory")],
     ids=["die", "spin", "memory"],
 )
-def test_the_end_of_a_helper_costs_its_job_alone(lanes: Bench, text: str, reason: str) -> None:
+def test_dead_helper_loses_only_its_job(lanes: Bench, text: str, reason: str) -> None:
     lanes.ask(call("bad", text), call("good"))
     refusal = lanes.refusal("bad")
     assert (refusal.status, refusal.param) == (400, "prompt")

@@ -236,7 +236,7 @@ def test_baidu_template_has_its_own_placeholders() -> None:
 # ------------------------------------------------------------------------------------------------------------------- video
 
 
-def test_a_video_counts_its_seconds_in_qwen2_5_vl() -> None:
+def test_video_positions_count_seconds_in_qwen2_5_vl() -> None:
     clip = item("video", 4, 2, 4, seconds=0.7)
     token_ids, units = placed("qwen2_5_vl", chat(CLIP, "?"), clip)
     assert token_ids == plain_ids("qwen2_5_vl", asked(f"<|vision_start|>{'<|video_pad|>' * 8}<|vision_end|>?"))
@@ -297,7 +297,7 @@ def test_qwen3_vl_frames_follow_their_timestamps(num_tokens: int) -> None:
         assert all(token_ids[unit.start - 1] == START for unit in units)
 
 
-def test_videos_of_a_conversation_may_be_side_by_side() -> None:
+def test_videos_may_be_adjacent() -> None:
     """Templates, such as the embedded model's, may put nothing between their placeholders."""
     clip = item("video", 2, 2, 2, times=(0.25 + 1e-9, 1.5))
     template = "{% for p in messages[0].content %}{{ '<|video_pad|>' if p.type == 'video' else p.text }}{% endfor %}"
@@ -351,6 +351,6 @@ def test_mask_offsets_are_one_for_each_token() -> None:
     assert error.param == "attention_mask_offset"
 
 
-def test_a_text_to_be_counted_may_lack_its_pictures() -> None:
+def test_counted_text_may_lack_its_pictures() -> None:
     token_ids = tokenized(preparation("qwen2_5_vl"), TextPrompt(f"a{PAD}", False))
     assert token_ids == plain_ids("qwen2_5_vl", f"a{PAD}")

@@ -334,7 +334,7 @@ def test_an_answer_never_exceeds_the_kv_cache(tmp_path: Path) -> None:
         assert bench.request().sampling.max_tokens == 12
 
 
-def test_new_requests_are_refused_while_the_scheduler_is_stuck(tmp_path: Path) -> None:
+def test_stuck_scheduler_refuses_new_requests(tmp_path: Path) -> None:
     with Bench(tmp_path, ring_bytes=4096, max_waiting=3) as bench:
         for index in range(40):
             bench.send("api0", submit("x", f"r{index}"))
@@ -349,7 +349,7 @@ def test_new_requests_are_refused_while_the_scheduler_is_stuck(tmp_path: Path) -
         assert len(taken) + len(rejected) == 41
 
 
-def test_full_backlog_of_one_source_leaves_room_for_others(tmp_path: Path) -> None:
+def test_full_backlog_leaves_room_for_other_sources(tmp_path: Path) -> None:
     with Bench(tmp_path, ring_bytes=4096, max_waiting=3) as bench:
         for index in range(40):
             bench.send("api0", submit("x", f"r{index}", source="many"))
@@ -699,7 +699,7 @@ def test_hostile_template_delays_no_other(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_template_that_takes_too_long_fails_its_request(bench: Bench) -> None:
+def test_slow_template_fails_its_request(bench: Bench) -> None:
     bench.send("api0", submit(chat({"role": "user", "content": "x"}, chat_template=SEARCH)))
     rejected = bench.one(Rejected)
     assert (rejected.status, rejected.param) == (400, "chat_template")
@@ -729,7 +729,7 @@ def test_long_replay_is_split(bench: Bench, vocabulary: Vocabulary) -> None:
     assert bench.actor.is_idle
 
 
-def test_a_call_that_was_given_up_is_not_answered(bench: Bench) -> None:
+def test_abandoned_call_is_not_answered(bench: Bench) -> None:
     text = TextPrompt("x")
     bench.post("api0", *(Tokenize(f"c{index}", "api0", text) for index in range(5)))
     bench.send("api0", *(Abort(f"c{index}", 0) for index in range(1, 5)))
@@ -739,7 +739,7 @@ def test_a_call_that_was_given_up_is_not_answered(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_calls_of_before_a_crash_take_no_new_place(bench: Bench) -> None:
+def test_resubmitted_calls_take_no_new_place(bench: Bench) -> None:
     text = TextPrompt("x")
     calls = [Tokenize(f"c{index}", "api0", text) for index in range(MAX_CALLS + 1)]  # one has the helper
     again = [Tokenize("c1", "api0", text, attempt=1), Tokenize("again", "api0", text, attempt=1)]

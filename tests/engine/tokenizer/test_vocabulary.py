@@ -30,7 +30,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / request.param, TOKENIZERS[request.param](), tokenizer_config=SPECIAL)
 
 
-def test_encodes_as_the_library_with_and_without_special_tokens(tmp_path: Path) -> None:
+def test_encodes_like_the_library(tmp_path: Path) -> None:
     tokenizer = byte_level()
     vocabulary = vocabulary_of(write_checkpoint(tmp_path, tokenizer))
     for text in [*CORPUS, "", "a<s>b<tool é>c"]:
@@ -55,7 +55,7 @@ def test_every_family_knows_its_special_and_end_tokens(directory: Path) -> None:
     assert vocabulary.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def test_bytes_of_byte_level_tokens_are_the_real_bytes(tmp_path: Path) -> None:
+def test_byte_level_tokens_have_their_real_bytes(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(write_checkpoint(tmp_path, byte_level()))
     text = "日本語 𝄞 naïve <tool é> <begin▁é>"
     token_ids = vocabulary.encode(text, False)
@@ -176,7 +176,7 @@ def test_settings_that_are_no_file(tmp_path: Path) -> None:
         settings_of(tmp_path)
 
 
-def test_a_decoder_that_no_stream_can_follow_is_refused(tmp_path: Path) -> None:
+def test_decoder_unsuitable_for_streams_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, byte_level())
     content = json.loads((path / "tokenizer.json").read_text())
     content["decoder"] = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}

@@ -155,7 +155,7 @@ print(json.dumps([before == sys.path, tokamak.__file__, tools.FOREIGN, api.FOREI
     assert json.loads(done.stdout) == [True, str(site / "tokamak" / "__init__.py"), str(home / "tools"), str(home / "api"), []]
 
 
-def test_the_environment_of_this_checkout_has_the_same_package() -> None:
+def test_checkout_environment_has_the_same_package() -> None:
     assert Path(tokamak.__file__).parent == REPOSITORY / "tools" / "package" / "tokamak"
 
 

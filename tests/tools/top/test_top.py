@@ -171,7 +171,7 @@ def test_a_killed_engine_is_read_and_is_dead(capsys: pytest.CaptureFixture[str])
     assert {actor["cpu_seconds"] for actor in document["actors"]} == {None}
 
 
-def test_a_run_is_found_by_its_id_or_directory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_found_by_id_or_directory(capsys: pytest.CaptureFixture[str]) -> None:
     with engine() as running:
         assert as_json(capsys, "--run", RUN_ID[:6])["run"]["run_id"] == RUN_ID
         assert as_json(capsys, "--run-dir", str(running.run.directory))["run"]["run_id"] == RUN_ID
