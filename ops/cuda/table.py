@@ -88,7 +88,7 @@ class Step(NamedTuple):
 
 
 def make_table(library: Library, stream: Callable[[], int] = lambda: 0, rank_group: RankGroupOps | None = None) -> OpTable:
-    """`stream`: the address of that on which Paddle enqueues what is its own now. `rank group`: what several ranks exchange."""
+    """`stream`: the address of that on which Paddle enqueues what is its own now. `rank_group`: what several ranks exchange."""
     rows = _Rows(library, stream, rank_group)
     table = msgspec.structs.replace(
         reference.TABLE,

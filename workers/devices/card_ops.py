@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class CardRows(msgspec.Struct, frozen=True):
     """Rows that nobody has tried on this card yet. `needed_by`: the option that no other ops on a card have, or none."""
 
-    make: Callable[[Any], OpTable]  # of a rank group (`Device.rank group`); None: of one rank
+    make: Callable[[Any], OpTable]  # of a rank group (`Device.rank_group`); None: of one rank
     needed_by: str = ""
 
 

@@ -89,7 +89,7 @@ class Device(Protocol):
 
 class HostDevice:
     """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
-    variant of the kernels that `variants` has for each part. `rank group`: the ranks that share a model's matrices."""
+    variant of the kernels that `variants` has for each part. `rank_group`: the ranks that share a model's matrices."""
 
     place = None
     rank_group = None
@@ -177,7 +177,7 @@ def make_device(
     lasting: PersistentKvArena | None = None,
 ) -> Device:
     """The device `name` (as `--device`) with the op table "native" (on a CPU alone), or else the reference's. Raises
-    OptionError where the installed Paddle has no such device. Ranks that exchange tensors do so in a `rank group` with native
+    OptionError where the installed Paddle has no such device. Ranks that exchange tensors do so in a `rank_group` with native
     ops, with reference ops in groups of processes, which find each other as `meetings` says. `place` of `num_beside` ranks
     that may use the same cores; cards are each `rank`'s own. `lasting`: the card's memory for the cache, which outlives us."""
     if ops == "native":

@@ -22,8 +22,8 @@ class EagerPlan:
     captured: Mapping[int, object] = {}
 
     def __init__(self, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache, max_sync_free_rows: int = 0) -> None:
-        """`max_unseen_rows`: the host looks at nothing of steps of so many rows. Of more it is quicker where it does: what many
-        rows have in common is read once then."""
+        """`max_sync_free_rows`: most rows of a step in which the host waits for no result of the device. With more rows waiting
+        is faster: data that rows share is then read once."""
         self._model = model
         self._ops = ops
         self._sync_free_ops = ops.sync_free()

@@ -76,7 +76,7 @@ def make_plan(
 ) -> Plan:
     """The plan "tape" or "captured" with these `sizes`, or "eager". Native ops are captured as tapes, others as graphs of the
     device. `on_op` is called after each op of a table that is not native: native ones say by themselves that they get on
-    (`ops/cpu/progress.py`). `rank group`: as the table has it. `max_unseen_rows`: as `EagerPlan` has it."""
+    (`ops/cpu/progress.py`). `rank_group`: as the table has it. `max_sync_free_rows`: as in `EagerPlan`."""
     ops = device.ops
     if ops.name == "native" and name == "captured":
         return CapturedPlan(model, inputs, cache, rank_group, sizes)
