@@ -51,7 +51,7 @@ def test_no_examined_equation_is_trained_with(trained_equations: list[tuple[str,
 
 
 @pytest.mark.parametrize("task", data.ARITHMETIC_TASKS)
-def test_only_examined_wordings_are_trained_with(task: ArithmeticTask) -> None:
+def test_examined_wordings_are_trained_new_ones_not(task: ArithmeticTask) -> None:
     trained = trained_templates(task)
     assert {wording for wording in EXAMINED_WORDINGS[task] if wording not in trained} == set()
     assert {wording for wording in NEW_WORDINGS[task] if wording in trained} == set()

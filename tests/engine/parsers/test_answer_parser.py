@@ -149,7 +149,7 @@ def test_end_of_thinking_after_calls_is_hidden(vocabulary: Vocabulary) -> None:
     assert (reasoning(parts), len(calls(parts)), content(parts)) == ("hm", 2, "")
 
 
-def test_leading_space_of_an_answer_is_dropped(vocabulary: Vocabulary) -> None:
+def test_leading_space_before_markers_is_dropped(vocabulary: Vocabulary) -> None:
     assert [part.kind for part in parts_of(f" \n {CALL}", vocabulary)] == ["call", "arguments"]
     assert parts_of(" <think>a</think>b", vocabulary) == [Part("reasoning", "a"), Part("content", "b")]
     assert parts_of(" \n b ", vocabulary) == [Part("content", " \n b ")]
