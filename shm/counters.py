@@ -160,13 +160,13 @@ class Counters:
         privilege."""
         row = self._row(name, actor, labels)
         if row["kind"] == "histogram":
-            raise SharedMemoryError(f"{name} of {actor} is a histogram; ask for histogram(...)")
+            raise SharedMemoryError(f"{name} of {actor} is a histogram; use histogram(...)")
         return Cell(self.segment.buffer, row["offset"], row["type"] == "f64")
 
     def histogram(self, name: str, actor: str, **labels: str) -> HistogramCells:
         row = self._row(name, actor, labels)
         if row["kind"] != "histogram":
-            raise SharedMemoryError(f"{name} of {actor} is a {row['kind']}; ask for counter(...)")
+            raise SharedMemoryError(f"{name} of {actor} is a {row['kind']}; use counter(...)")
         return Histogram(self.segment.buffer, row["offset"], row["bounds"])
 
     def actor(self, name: str) -> ActorRow:

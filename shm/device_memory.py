@@ -64,7 +64,7 @@ class DeviceMemory:
         try:
             self._driver = ctypes.CDLL(library)
         except OSError as error:
-            raise SharedMemoryError(f"no driver for memory that outlives a process: {error}") from error
+            raise SharedMemoryError(f"no driver for device memory that outlives a process: {error}") from error
         for name, arguments in _CALLS.items():
             getattr(self._driver, name).argtypes = arguments
         self._call("cuInit", 0)

@@ -87,7 +87,7 @@ class EncoderArena:
 
     def _at(self, first_row: int) -> StructView:
         if not 0 <= first_row < self.num_rows:
-            raise IndexError(f"row {first_row} of an encoder arena of {self.num_rows} rows")
+            raise IndexError(f"row {first_row} is outside the encoder arena of {self.num_rows} rows")
         self._line.offset = first_row * _LINE_BYTES
         return self._line
 

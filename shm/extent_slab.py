@@ -39,7 +39,7 @@ class ExtentSlab:
         header = StructView("SegmentHeader", memory.buffer)
         # SYNC: the load-acquire pairs with the store-release in publish.
         if header.word("magic") != MAGIC:
-            raise SharedMemoryError(f"the memory file on descriptor {memory.fd} holds no slab")
+            raise SharedMemoryError(f"the memory file on descriptor {memory.fd} is not a slab")
         check_header(header, f"slab {header.text('name')}", memory.num_bytes)
         slab = StructView("SlabHeader", memory.buffer, SLAB_OFFSET)
         self.memory = memory
@@ -91,15 +91,17 @@ class ExtentSlab:
     def check(self, handle: SlabHandle) -> None:
         """SharedMemoryError: it names no payload, or none any more."""
         if handle.slab != self.slab_id:
-            raise SharedMemoryError(f"a handle of slab {handle.slab} was given to slab {self.slab_id}")
+            raise SharedMemoryError(f"a handle of slab {handle.slab} was used with slab {self.slab_id}")
         if not 0 <= handle.slot < self.num_granules:
-            raise SharedMemoryError(f"slab {self.slab_id} has {self.num_granules} granules, the handle says {handle.slot}")
+            raise SharedMemoryError(
+                f"slab {self.slab_id} has {self.num_granules} granules, but the handle has granule {handle.slot}"
+            )
         line = self._line(handle.slot)
         found = (line.word("mask") == _HELD, line.word("generation"), line.word("num_bytes"))
         if found != (True, handle.generation, handle.num_bytes):
             raise SharedMemoryError(
-                f"granule {handle.slot} of slab {self.slab_id} is at generation {found[1]} with {found[2]} bytes, the handle's "
-                f"are {handle.generation} and {handle.num_bytes}: its producer let go of it, or died"
+                f"granule {handle.slot} of slab {self.slab_id} is at generation {found[1]} with {found[2]} bytes, but the "
+                f"handle has {handle.generation} and {handle.num_bytes}: its producer released it or died"
             )
 
 

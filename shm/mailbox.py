@@ -48,7 +48,7 @@ class Mailbox:
     def create(cls, run_id: str, receiver: str, senders: Sequence[str], ring_bytes: int) -> Mailbox:
         """A mailbox with a ring of at least `ring_bytes` for each sender; the first is the control ring."""
         if not senders or len(set(senders)) != len(senders):
-            raise SharedMemoryError(f"mailbox of {receiver}: senders {list(senders)} are none or not distinct")
+            raise SharedMemoryError(f"mailbox of {receiver}: senders {list(senders)} must be distinct, and at least one")
         capacity = ring_capacity(ring_bytes)
         stride = RING_HEADER_BYTES + capacity
 

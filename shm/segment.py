@@ -145,7 +145,9 @@ class Segment:
         try:
             fd = os.open(path, os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | mode)  # a FIFO would wait for its other end
         except OSError as error:
-            raise SharedMemoryError(f"cannot attach to {path}: {error.strerror}; is the engine of that run alive?") from error
+            raise SharedMemoryError(
+                f"cannot attach to {path}: {error.strerror}; check that the engine of this run is alive"
+            ) from error
         return cls._attach_descriptor(fd, path, is_readonly, timeout_s)
 
     @classmethod
@@ -198,7 +200,7 @@ class MemoryFile:
         available = available_memory_bytes()
         if num_bytes > available and not is_sparse:
             raise SharedMemoryError(
-                f"arena {name} needs {size_text(num_bytes)} of memory, {size_text(available)} are available; make it smaller "
+                f"arena {name} needs {size_text(num_bytes)} of memory, {size_text(available)} available; make it smaller "
                 "(--num-kv-blocks or --kv-cache-memory) or free memory"
             )
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -217,10 +219,10 @@ class MemoryFile:
             actual = os.fstat(fd).st_size
         except OSError as error:
             raise SharedMemoryError(
-                f"no arena on file descriptor {fd}: {error.strerror}; was it passed to this process?"
+                f"no arena on file descriptor {fd}: {error.strerror}; check that it was passed to this process"
             ) from error
         if actual != num_bytes:
-            raise SharedMemoryError(f"the arena on file descriptor {fd} has {actual} bytes, {num_bytes} were expected")
+            raise SharedMemoryError(f"the arena on file descriptor {fd} has {actual} bytes, expected {num_bytes}")
         return cls(fd, num_bytes)
 
     def reserve(self, offset: int, num_bytes: int) -> bool:
@@ -250,9 +252,9 @@ def reserve(fd: int, num_bytes: int, what: str) -> None:
             raise
         volume = os.statvfs(fd)
         raise SharedMemoryError(
-            f"no room for {what}: it needs {size_text(num_bytes)}, {DIRECTORY} has "
-            f"{size_text(volume.f_bavail * volume.f_frsize)} free; remove what other programs left there, enlarge it "
-            "(docker run --shm-size, mount -o remount,size=...), or make the engine smaller (fewer --api-processes or "
+            f"not enough shared memory for {what}: it needs {size_text(num_bytes)}, but {DIRECTORY} has "
+            f"{size_text(volume.f_bavail * volume.f_frsize)} free; remove leftover files there, enlarge it (docker run "
+            "--shm-size, mount -o remount,size=...), or make the engine smaller (fewer --api-processes or "
             "--tokenizer-processes)"
         ) from error
 
@@ -286,10 +288,12 @@ def check_header(header: StructView, what: str, num_bytes: int) -> None:
     if (version, layout_hash) != (LAYOUT_VERSION, LAYOUT_HASH):
         raise SharedMemoryError(
             f"{what} has layout version {version}, hash {layout_hash:016x}; this build has version {LAYOUT_VERSION}, hash "
-            f"{LAYOUT_HASH:016x}: the run was started by another build of tokamak, use that one or restart the engine"
+            f"{LAYOUT_HASH:016x}: the run was started by a different build of tokamak; use that build, or restart the engine"
         )
     if header.word("total_bytes") != num_bytes:
-        raise SharedMemoryError(f"{what} says that it has {header.word('total_bytes')} bytes, but it has {num_bytes}")
+        raise SharedMemoryError(
+            f"the header of {what} has a size of {header.word('total_bytes')} bytes, but the file has {num_bytes}"
+        )
 
 
 def owner_of(header: StructView) -> ProcessIdentity:
@@ -301,7 +305,7 @@ def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
         return posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600)
     except posix_ipc.ExistentialError as error:
         raise SharedMemoryError(
-            f"segment {name} exists already; another engine uses this run id, or one died and left it"
+            f"segment {name} already exists: another engine uses this run id, or died and left it behind"
         ) from error
     except (posix_ipc.PermissionsError, OSError) as error:
         raise SharedMemoryError(f"cannot create segment {name} in {DIRECTORY}: {error}") from error
@@ -310,7 +314,7 @@ def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
 def _map_when_ready(fd: int, path: Path, access: int, timeout_s: float) -> mmap.mmap:
     """The mapping, once the creator has sized the file and written the magic."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise SharedMemoryError(f"{path} is no file, so no tokamak segment; remove it or use another path")
+        raise SharedMemoryError(f"{path} is not a file, so it cannot be a tokamak segment; remove it or use another path")
     deadline = time.monotonic() + timeout_s
     while True:
         num_bytes = os.fstat(fd).st_size

@@ -62,7 +62,7 @@ class Slab:
         attach."""
         offsets, num_bytes = _class_offsets(slots)
         if memory.num_bytes < num_bytes:
-            raise SharedMemoryError(f"slab {slab_id} needs {num_bytes} bytes, its memory file has {memory.num_bytes}")
+            raise SharedMemoryError(f"slab {slab_id} needs {num_bytes} bytes, but its memory file has {memory.num_bytes}")
         header = StructView("SlabHeader", memory.buffer, SLAB_OFFSET)
         header.set_word("slab_id", slab_id)
         header.set_word("num_classes", len(slots))
@@ -88,7 +88,7 @@ class Slab:
         header = StructView("SegmentHeader", memory.buffer)
         # SYNC: the load-acquire pairs with the store-release in publish.
         if header.word("magic") != MAGIC:
-            raise SharedMemoryError(f"the memory file on descriptor {memory.fd} holds no slab")
+            raise SharedMemoryError(f"the memory file on descriptor {memory.fd} is not a slab")
         check_header(header, f"slab {header.text('name')}", memory.num_bytes)
         slab = cls(memory, holder)
         if holder == PRODUCER:
@@ -140,7 +140,7 @@ class Slab:
 
     def _payload(self, handle: SlabHandle) -> memoryview:
         if handle.slab != self.slab_id:
-            raise SharedMemoryError(f"a handle of slab {handle.slab} was given to slab {self.slab_id}")
+            raise SharedMemoryError(f"a handle of slab {handle.slab} was used with slab {self.slab_id}")
         offset = self._native.offset(handle.slot, handle.generation, handle.num_bytes, self.holder)
         return self.memory.buffer[offset : offset + handle.num_bytes]
 
@@ -148,14 +148,16 @@ class Slab:
 def check_bit(holder: int) -> int:
     """A bit of the mask: consumers have 0 to 62, the producer 63."""
     if not 0 <= holder <= PRODUCER:
-        raise SharedMemoryError(f"consumer {holder} is not in 0 to {PRODUCER - 1}: a slab has a mask of 64 bits")
+        raise SharedMemoryError(f"consumer {holder} is outside 0 to {PRODUCER - 1}, the bits of the mask")
     return holder
 
 
 def _class_offsets(slots: Mapping[int, int]) -> tuple[list[int], int]:
     """Return the offset of each size class, in ascending order of size, and the end of the last one."""
     if not 1 <= len(slots) <= _native.MAX_SLAB_CLASSES or min(min(slots), min(slots.values())) < 1:
-        raise SharedMemoryError(f"a slab has 1 to {_native.MAX_SLAB_CLASSES} size classes of positive size, not {dict(slots)}")
+        raise SharedMemoryError(
+            f"a slab must have 1 to {_native.MAX_SLAB_CLASSES} size classes of positive size, not {dict(slots)}"
+        )
     end = SLOTS_OFFSET + sum(slots.values()) * size_of("SlotLine")
     offsets = []
     for slot_bytes, num_slots in sorted(slots.items()):

@@ -51,7 +51,9 @@ class TraceRing:
         self._names_offset, self._events_offset = self._header.word("names_offset"), self._header.word("events_offset")
         num_bytes = len(segment.buffer)
         if not self._num_events or self._events_offset + self._num_events * EVENT_BYTES > num_bytes:
-            raise SharedMemoryError(f"{segment.name} says that it has {self._num_events} events in {num_bytes} bytes")
+            raise SharedMemoryError(
+                f"{segment.name} is too small: its header claims {self._num_events} events, but it has {num_bytes} bytes"
+            )
         self._names: list[str] = []
         self._num_collected = 0
         self._collected: list[tuple[int, int, bytes]] = []  # the first's number, that of the oldest that is whole, events

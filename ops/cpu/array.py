@@ -58,7 +58,7 @@ class Array(msgspec.Struct):
 
 def array_of(values: np.ndarray) -> Array:
     """`values` [n] or [rows, width], which must be contiguous, in place."""
-    assert values.flags.c_contiguous, "arrays have their rows one after another"
+    assert values.flags.c_contiguous, "the rows of an array must be contiguous"
     rows, width = values.shape if values.ndim == 2 else (1, len(values))
     return Array(Rows(rows), width, int(values.ctypes.data), values)
 

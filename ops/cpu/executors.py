@@ -68,7 +68,7 @@ class Immediate:
         return Array(rows, width, int(memory.ctypes.data), memory)
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
-        assert self.rank_group is not None, "one rank gathers nothing"
+        assert self.rank_group is not None, "a single rank has nothing to gather"
         if rows.count:
             self.rank_group.comm.barrier()
         memory = self.rank_group.half(0, rows.count * width * 4)
@@ -127,7 +127,7 @@ class Recording:
         return array
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
-        assert self.rank_group is not None, "one rank gathers nothing"
+        assert self.rank_group is not None, "a single rank has nothing to gather"
         if not self._gathered:
             self._ops.insert(0, _Recorded(_cpu.collective, barrier_arguments(self.rank_group), rows, "", lambda: Work(0)))
         memory = self.rank_group.half(len(self._gathered), rows.limit * width * 4)

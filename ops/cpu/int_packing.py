@@ -95,7 +95,7 @@ class IntPacking:
     def _quantize(self, index: int, panels: slice, packed: np.ndarray, floats: np.ndarray) -> None:
         """float32, or the bits of bfloat16, with any strides."""
         assert not self._format.has_offsets, f"{self._name}: floats are quantized without offsets"
-        assert self._is_int8 or self._format.is_folded, f"{self._name}: floats become int4 with folded scales alone"
+        assert self._is_int8 or self._format.is_folded, f"{self._name}: floats can only be quantized to int4 with folded scales"
         scales = self._made.setdefault(("scales", index), np.empty(self._scales_shape(), _FLOAT))[panels]
         address = 0
         if self._format.is_folded:
@@ -118,7 +118,7 @@ def rounded(values: np.ndarray, format: WeightFormat) -> QuantizedWeight:
         lines = (lines ^ 128).view(np.int8)
     integers = lines.transpose(0, 2, 1, 3).reshape(len(lines) * _cpu.PANEL, -1)[:num_outputs, :num_inputs]
     scales, multipliers, offsets = (None if each is None else _by_output(each, num_outputs) for each in others)
-    assert scales is not None, "every format has scales"
+    assert scales is not None, "the format has no scales"
     return QuantizedWeight(format, np.ascontiguousarray(integers), scales, offsets, multipliers)
 
 

@@ -30,5 +30,5 @@ class RankGroup(msgspec.Struct, frozen=True):
     def half(self, turn: int, num_bytes: int) -> np.ndarray:
         """float32 memory at a cache line, of the turn's half."""
         begin = turn % 2 * (len(self.buffers) // 2 // 64 * 64)
-        assert num_bytes <= len(self.buffers) // 2, f"{num_bytes} bytes in a half of {len(self.buffers)}"
+        assert num_bytes <= len(self.buffers) // 2, f"{num_bytes} bytes exceed a half of {len(self.buffers)}"
         return self.buffers[begin : begin + num_bytes].view(np.float32)

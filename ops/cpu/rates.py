@@ -70,7 +70,7 @@ def _times(cases: list[Run], variants: list[str]) -> dict[str, list[float]]:
     for _ in range(ROUNDS):
         for case, run in enumerate(cases):
             for variant in variants:
-                assert _cpu.select(variant), f"{variant} is not of this machine"
+                assert _cpu.select(variant), f"this processor does not support the variant {variant}"
                 run()
                 begin_ns = time.thread_time_ns()
                 run()

@@ -123,7 +123,7 @@ class CpuOps:
     def take_features(self, inputs: AttentionMetadata, x: Tensor, number: int) -> Tensor:
         """Replace rows of media in `x` by their features, in place."""
         features, width = inputs.features, x.shape[1]
-        assert features is not None, "the model takes media"
+        assert features is not None, "the model has no media features"
         self._executor.emit(
             _cpu.take_features,
             x,
@@ -299,7 +299,7 @@ class CpuOps:
 
     def attention(self, inputs: AttentionMetadata, queries: Tensor, shape: AttentionShape, cache: LayerCache) -> Array:
         group = shape.num_heads // shape.num_kv_heads
-        assert group <= _cpu.MAX_GROUP, f"{group} queries share a key, the native ops take {_cpu.MAX_GROUP}"
+        assert group <= _cpu.MAX_GROUP, f"{group} query heads share a key head, the limit of the native ops is {_cpu.MAX_GROUP}"
         y = self._queries(rows_of(queries), shape)
         self._executor.emit(
             _cpu.attention,
@@ -364,7 +364,7 @@ class CpuOps:
         self, inputs: AttentionMetadata, absorbed: Tensor, queries: Tensor, shape: LatentShape, cache: LayerCache
     ) -> Array:
         num_heads = shape.heads.count
-        assert num_heads <= _cpu.MAX_GROUP, f"{num_heads} heads share a key, the native ops take {_cpu.MAX_GROUP}"
+        assert num_heads <= _cpu.MAX_GROUP, f"{num_heads} heads share a key, the limit of the native ops is {_cpu.MAX_GROUP}"
         y = self._executor.allocate(rows_of(absorbed), num_heads * shape.latent_dim)
         self._executor.emit(
             _cpu.latent_attention,
@@ -431,7 +431,7 @@ class CpuOps:
             return x
         ((begin, end),) = x.columns
         width = x.whole_width or x.width
-        assert rank_group is not None, f"columns [{begin}, {end}) of {width}, and no rank has the others"
+        assert rank_group is not None, f"columns [{begin}, {end}) of {width}, but there is no rank group for the others"
         y = self._executor.allocate_gathered(x.rows, width)
         first = begin if width == x.width else 0
         self._executor.emit(
@@ -516,7 +516,7 @@ class CpuOps:
         if not module.is_cut:
             return 0, None, *panels, 0, module.inner, 0, module.num_inputs
         rank_group = self._executor.rank_group
-        assert rank_group is not None, f"columns {gate_up} of {module.inner} twice, and no rank has the others"
+        assert rank_group is not None, f"columns {gate_up} of {module.inner} twice, but there is no rank group for the others"
         activated = self._executor.allocate_gathered(rows, num_chosen * module.inner)
         return rank_group.comm.address, activated, *panels, *gate_up[0], *down[0]
 

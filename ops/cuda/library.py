@@ -34,7 +34,7 @@ class BuildError(Exception):
 def emulation_command() -> list[str]:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        raise BuildError("no C++ compiler found, which the emulation of CUDA's rows is built with; install g++")
+        raise BuildError("the CUDA emulation needs a C++ compiler, and none was found; install g++")
     return [compiler, *_EMULATION]
 
 
@@ -44,7 +44,7 @@ def find_nvcc() -> str:
     if found is None:
         where = " or ".join(("on PATH", *USUAL_NVCCS))
         raise BuildError(
-            f"there is no nvcc ({where}), which builds these kernels; pip install 'tokamak-serve[nvcc]' brings one"
+            f"nvcc was not found ({where}), but is needed to build the kernels; run pip install 'tokamak-serve[nvcc]'"
         )
     return found
 
@@ -71,7 +71,7 @@ def build(command: list[str], directory: Path) -> Path:
         partial = path.with_suffix(f".{os.getpid()}")
         made = subprocess.run([*command, "-o", str(partial), *map(str, sources)], capture_output=True, text=True, check=False)
         if made.returncode != 0:
-            raise BuildError(f"{command[0]} ended with {made.returncode} and said at last:\n{made.stderr[-2000:]}")
+            raise BuildError(f"{command[0]} failed with exit code {made.returncode}:\n{made.stderr[-2000:]}")
         partial.rename(path)
     return path
 
@@ -88,7 +88,7 @@ class Library:
         for row in ROWS:
             size = getattr(self._library, f"tokamak_size_of_{row}")()
             assert size == ctypes.sizeof(STRUCTURES[row]), (
-                f"{row} takes {size} bytes there, {ctypes.sizeof(STRUCTURES[row])} here"
+                f"{row} has {size} bytes in the library, but {ctypes.sizeof(STRUCTURES[row])} in Python"
             )
         self._library.tokamak_error.restype = ctypes.c_char_p
 

@@ -65,7 +65,7 @@ def _dimension(node: ast.expr) -> Dimension:
         case ast.BinOp(left=left, op=op, right=right):
             function, first, second = _OPERATORS[type(op)], _dimension(left), _dimension(right)
             return lambda numbers: function(first(numbers), second(numbers))
-    raise ValueError(f"{HEADER}: {ast.unparse(node)} is no dimension")
+    raise ValueError(f"{HEADER}: {ast.unparse(node)} is not a dimension")
 
 
 def _member(name: str, declared: str, comment: str) -> Member:
@@ -110,7 +110,7 @@ Make = Callable[[tuple[int, ...], str], Any]  # a tensor of a shape and type
 
 
 def memory_of(address: int, num_bytes: int, element_bytes: int) -> Memory:
-    assert num_bytes % element_bytes == 0, f"{num_bytes} bytes are no whole numbers of {element_bytes}"
+    assert num_bytes % element_bytes == 0, f"{num_bytes} bytes are not a multiple of {element_bytes}"
     return Memory(address, num_bytes // element_bytes)
 
 
@@ -128,7 +128,7 @@ def bound(row: str, describe: Describe, make: Make | None, values: dict[str, Any
     lacking = [name for name in names if name not in values]
     can_be_made = all(make is not None and name in members and members[name].is_result for name in lacking)
     is_known = len(names) - len(lacking) == len(values)
-    assert can_be_made and is_known, f"{row} takes {names}, given are {sorted(values)}"  # noqa: PT018 - one thing is said
+    assert can_be_made and is_known, f"{row}: expected the operands {names}, got {sorted(values)}"  # noqa: PT018 - one thing is said
     filled: ctypes.Structure = structure()
     for name, kind in structure._fields_:
         if kind is not Memory:
@@ -156,7 +156,7 @@ def shape_of(member: Member, numbers: Any) -> tuple[int, ...]:
 
 def _check_size(row: str, member: Member, numbers: Any, memory: Memory, *, is_there: bool) -> None:
     if not is_there:
-        assert member.may_be_empty, f"{row}: {member.name} {member.shape} is not there"
+        assert member.may_be_empty, f"{row}: {member.name} {member.shape} is missing"
         return
     count = math.prod(shape_of(member, numbers))
-    assert memory.count >= count, f"{row}: {member.name} {member.shape} has {memory.count} numbers, it should have {count}"
+    assert memory.count >= count, f"{row}: {member.name} {member.shape} has {memory.count} numbers, expected {count}"

@@ -88,7 +88,7 @@ def main(nvcc: str) -> int:
             command += ["-Xptxas", "-v", "-c", "-o", str(Path(directory) / "kernels.o"), str(source)]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode != 0:
-            raise BuildError(f"{nvcc} ended with {made.returncode} and said at last:\n{made.stderr[-2000:]}")
+            raise BuildError(f"{nvcc} failed with exit code {made.returncode}:\n{made.stderr[-2000:]}")
         found += resources_of(made.stdout + made.stderr)
     print(f"Of sources `{digest()}`:\n\n{table(found)}")
     return int(any(each.spilled_bytes for each in found))

@@ -225,7 +225,7 @@ def keep_rows(step: Step, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Ste
 
 def describe(tensor: paddle.Tensor) -> tuple[int, int]:
     """Return address and size in bytes of a tensor."""
-    assert tensor.is_contiguous(), "rows read memory as it lies"
+    assert tensor.is_contiguous(), "the tensor must be contiguous"
     return tensor.data_ptr(), tensor.size * tensor.element_size()
 
 
@@ -354,7 +354,7 @@ class _Rows:
         if not module.is_cut:
             activated = reference.own_columns(reference.activate_and_multiply(both, activation))
             return self.combine(self._expert_linear(activated, packed.down, lists, 1), routing, shared)
-        assert self._rank_group is not None, "experts are cut, and no rank has the other columns"
+        assert self._rank_group is not None, "experts are split, but there is no rank group for the other columns"
         results = self._expert_linear(self._rank_group.activated(both, module, activation), packed.down, lists, 1)
         ((begin, _),) = module.down[0].columns
         return reference.Cut(self.combine(results, routing, shared), begin, module.num_inputs)

@@ -107,17 +107,17 @@ def _check(case: Case, table: OpTable) -> tuple[str, bool]:
     columns, expected = case.expected(rows.astype(np.float64))
     error, largest = np.abs(found[:, columns] - expected).max(), np.abs(expected).max()
     if not error <= _TOLERANCE * largest:  # nor NaN
-        return f"off by {error:.2g}, where numbers are up to {largest:.2g}", False
+        return f"error {error:.2g}, with values up to {largest:.2g}", False
     own = op(paddle.to_tensor(rows)).numpy()
     if not np.array_equal(own, found[:, : own.shape[1]] if own.shape[1] < found.shape[1] else found):
-        return "a rank's columns have other bits than the whole", True
+        return "columns of a rank have different bits than the whole", True
     generator = np.random.default_rng(1)
     for count, size in ((1, ROW_TILE), (7, ROW_TILE), (1, 128), (128, 128), (7, _NUM_ROWS)):
         places, chosen = generator.permutation(size)[:count], generator.permutation(_NUM_ROWS)[:count]
         company = _random(size, case.width, seed=2)
         company[places] = rows[chosen]
         if not np.array_equal(op(paddle.to_tensor(company)).numpy()[places], own[chosen]):
-            return f"rows have other bits among {size}", True
+            return f"rows have different bits in a batch of {size}", True
     return "", False
 
 

@@ -103,7 +103,7 @@ class RankGroupOps:
     def all_gather(self, x: paddle.Tensor | Cut) -> paddle.Tensor:
         if not isinstance(x, Cut):
             return x
-        assert self._tensor is not None, f"columns from {x.begin} on of {x.width}, and no rank has the others"
+        assert self._tensor is not None, f"columns from {x.begin} of {x.width}, but there is no rank group for the others"
         widths = self._tensor.tell(np.array([x.begin, x.tensor.shape[1]]))[:, 1]
         parts = self._tensor.all_gather(_widened(x.tensor, int(widths.max())))
         return paddle.concat([part[:, :width] for part, width in zip(parts, widths.tolist(), strict=True)], axis=1)

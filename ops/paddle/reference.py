@@ -296,7 +296,7 @@ def embedding(inputs: Inputs, module: Embedding) -> paddle.Tensor:
 
 def take_features(step: AttentionStep, x: paddle.Tensor, number: int) -> paddle.Tensor:
     inputs, width = step.inputs, x.shape[1]
-    assert inputs.features is not None, "the model takes media"
+    assert inputs.features is not None, "the model has no media features"
     feature_rows = inputs.feature_rows[: inputs.num_rows].numpy()
     rows = np.flatnonzero(feature_rows >= 0)
     if not len(rows):

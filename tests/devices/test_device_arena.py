@@ -68,6 +68,6 @@ def test_failed_allocation_is_named(driver: str, num_ranks: int, num_bytes: int,
 
 def test_a_machine_without_the_driver(tmp_path: Path) -> None:
     missing = tmp_path / "libcuda.so.1"
-    says = f"no driver for memory that outlives a process: {missing}"
+    says = f"no driver for device memory that outlives a process: {missing}"
     with pytest.raises(StartError, match=says), device_arenas(str(missing), 1, NUM_BYTES):
         pass

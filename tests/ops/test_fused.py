@@ -75,15 +75,15 @@ def test_the_first_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.taken == {"linear": "good"}
     reasons = {each.candidate: (each.reason, each.is_variant) for each in found.fallbacks}
     assert list(reasons) == ["wrong", "failing", "variant", "placed"]
-    assert "64 inputs, 96 outputs: off by " in reasons["wrong"][0]
+    assert "64 inputs, 96 outputs: error " in reasons["wrong"][0]
     assert reasons["failing"] == ("64 inputs, 96 outputs: it fails: NotFoundError: it has no kernel", False)
-    assert reasons["variant"] == ("64 inputs, 96 outputs: rows have other bits among 16", True)
+    assert reasons["variant"] == ("64 inputs, 96 outputs: rows have different bits in a batch of 16", True)
     assert reasons["placed"][1]
 
 
 def test_no_candidate_is_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that are correct except for their last bits can be allowed, others cannot."""
-    with pytest.raises(choice.NoCandidateError, match=r"^wrong: 64 inputs, .*; variant: .* other bits among 16$"):
+    with pytest.raises(choice.NoCandidateError, match=r"^wrong: 64 inputs, .*; variant: .* different bits in a batch of 16$"):
         choose(monkeypatch, WRONG, VARIANT)
     assert choose(monkeypatch, WRONG, VARIANT, allows_variant=True).taken == {"linear": "variant"}
     with pytest.raises(choice.NoCandidateError, match="it has no kernel"):
@@ -117,7 +117,7 @@ def test_columns_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Candidate("by width", lambda table: replace(table, linear=by_width))
     found = choose(monkeypatch, other, *CANDIDATES["linear"], module=part)
     assert found.taken["linear"] in OP_CANDIDATES["linear"]
-    assert found.fallbacks[0].reason.endswith("a rank's columns have other bits than the whole")
+    assert found.fallbacks[0].reason.endswith("columns of a rank have different bits than the whole")
 
 
 @pytest.mark.parametrize("are_neighbours", [False, True])

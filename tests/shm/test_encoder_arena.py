@@ -81,5 +81,5 @@ def test_rows_of_bfloat16_are_half_as_large() -> None:
     small = MemoryFile.create("encoder", EncoderArena.num_bytes_of(40, 6, "bfloat16"))
     arena = EncoderArena(small, 40, 6, "bfloat16")
     assert (arena.rows.dtype, arena.rows.shape) == (np.uint16, (40, 6))
-    with pytest.raises(IndexError, match="row 40 of an encoder arena of 40 rows"):
+    with pytest.raises(IndexError, match="row 40 is outside the encoder arena of 40 rows"):
         arena.begin(40)

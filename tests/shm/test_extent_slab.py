@@ -58,19 +58,19 @@ def test_released_payload_is_refused_and_its_room_reused() -> None:
     new = put(producer, b"n" * 3 * GRANULE_BYTES)
     assert (new.slot, reader.read(new)) == (2, b"n" * 3 * GRANULE_BYTES)
     for old in handles[2:5]:
-        with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
+        with pytest.raises(SharedMemoryError, match="its producer released it or died"):
             reader.read(old)
         producer.release(old)  # a second time
     assert reader.read(new) == b"n" * 3 * GRANULE_BYTES
-    with pytest.raises(SharedMemoryError, match="a handle of slab 4 was given to slab 3"):
+    with pytest.raises(SharedMemoryError, match="a handle of slab 4 was used with slab 3"):
         reader.read(SlabHandle(4, new.slot, new.generation, new.num_bytes))
-    with pytest.raises(SharedMemoryError, match="has 8 granules, the handle says 8"):
+    with pytest.raises(SharedMemoryError, match="has 8 granules, but the handle has granule 8"):
         reader.read(SlabHandle(3, 8, 1, 1))
-    with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
+    with pytest.raises(SharedMemoryError, match="its producer released it or died"):
         reader.read(SlabHandle(3, new.slot, new.generation, new.num_bytes - 1))
     producer.release(new)
     for generation in range(new.generation + 3):  # no payload lies there, whatever a handle says
-        with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
+        with pytest.raises(SharedMemoryError, match="its producer released it or died"):
             reader.read(SlabHandle(3, new.slot, generation, new.num_bytes))
 
 
@@ -86,7 +86,7 @@ def test_payload_changed_during_a_copy_is_an_error() -> None:
             put(producer, b"other")
             return super()._payload(handle)
 
-    with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
+    with pytest.raises(SharedMemoryError, match="its producer released it or died"):
         Reader(again(memory)).read(handle)
 
 
@@ -97,17 +97,17 @@ def test_new_producer_begins_with_an_empty_slab() -> None:
     assert reader.read(old) == b"old"
     successor = SlabProducer(again(memory))
     assert successor.num_used_bytes == 0
-    with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
+    with pytest.raises(SharedMemoryError, match="its producer released it or died"):
         reader.read(old)
     new = put(successor, b"new")
     assert new.slot == old.slot
     assert reader.read(new) == b"new"
-    with pytest.raises(SharedMemoryError, match="its producer let go of it, or died"):
+    with pytest.raises(SharedMemoryError, match="its producer released it or died"):
         reader.read(old)
 
 
 def test_only_a_slab_can_be_attached() -> None:
-    with pytest.raises(SharedMemoryError, match="holds no slab"):
+    with pytest.raises(SharedMemoryError, match="is not a slab"):
         ExtentSlab(MemoryFile.create("arena", 8192))
 
 

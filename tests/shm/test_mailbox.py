@@ -107,9 +107,9 @@ def test_unknown_sender_and_bad_names_are_refused(run_id: str) -> None:
     open_mailbox(run_id, "supervisor", "api0")
     with pytest.raises(SharedMemoryError, match="has no ring for api1, only for supervisor, api0"):
         MailboxSender.attach(run_id, "scheduler", "api1", 1)
-    with pytest.raises(SharedMemoryError, match="none or not distinct"):
+    with pytest.raises(SharedMemoryError, match="must be distinct"):
         Mailbox.create(run_id, "cache", ["a", "a"], 4096)
-    with pytest.raises(SharedMemoryError, match="none or not distinct"):
+    with pytest.raises(SharedMemoryError, match="must be distinct"):
         Mailbox.create(run_id, "cache", [], 4096)
     with pytest.raises(SharedMemoryError, match="ring of 4294967296 bytes is too large, the limit is 2147483648"):
         Mailbox.create(run_id, "cache", ["a"], 1 << 32)

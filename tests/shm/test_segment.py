@@ -68,7 +68,7 @@ def test_bad_names_are_refused(run: str, kind: str, name: str) -> None:
 def test_name_that_exists_is_refused_and_left_alone(run_id: str) -> None:
     name = segment_name(run_id, "mailbox", "api0")
     Segment.create(name, PAGE)
-    with pytest.raises(SharedMemoryError, match="exists already"):
+    with pytest.raises(SharedMemoryError, match="already exists"):
         Segment.create(name, PAGE)
     Segment.attach(name)
 
@@ -88,7 +88,7 @@ def test_a_held_segment_is_found_without_its_name(run_id: str) -> None:
 
 
 def test_missing_segment_is_an_error_at_once(run_id: str) -> None:
-    with pytest.raises(SharedMemoryError, match="No such file or directory; is the engine of that run alive"):
+    with pytest.raises(SharedMemoryError, match="No such file or directory; check that the engine of this run is alive"):
         Segment.attach(segment_name(run_id, "mailbox", "api0"))
 
 
@@ -133,8 +133,8 @@ def test_empty_file_of_dead_creator_is_not_ready(run_id: str) -> None:
     ("field", "value", "message"),
     [
         ("layout_hash", 1, f"layout {VERSION}, hash 0000000000000001; this build has {VERSION}"),
-        ("layout_version", 9, "layout version 9, .* use that one or restart the engine"),
-        ("total_bytes", PAGE * 2, "says that it has 8192 bytes, but it has 4096"),
+        ("layout_version", 9, "layout version 9, .* use that build, or restart the engine"),
+        ("total_bytes", PAGE * 2, "has a size of 8192 bytes, but the file has 4096"),
         ("magic", 5, "is not a tokamak segment"),
     ],
 )
@@ -147,7 +147,7 @@ def test_segment_of_another_build_is_refused(run_id: str, field: str, value: int
 
 def test_lack_of_room_names_needed_and_free_bytes(run_id: str) -> None:
     too_much = shutil.disk_usage(DIRECTORY).total * 2
-    with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ [GT]iB, /dev/shm has [\d.]+ [KMG]iB free; .*--shm-size"):
+    with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ [GT]iB, but /dev/shm has [\d.]+ [KMG]iB free; .*--shm-size"):
         Segment.create(segment_name(run_id, "mailbox", "api0"), too_much)
     assert segment_names(run_id) == []
 
@@ -228,7 +228,7 @@ def test_memory_file_outlives_its_descriptor_and_cannot_shrink() -> None:
 
 def test_memory_file_of_another_size_is_refused() -> None:
     arena = MemoryFile.create("arena", 2 * PAGE)
-    with pytest.raises(SharedMemoryError, match="has 8192 bytes, 4096 were expected"):
+    with pytest.raises(SharedMemoryError, match="has 8192 bytes, expected 4096"):
         MemoryFile.from_fd(arena.fd, PAGE)
     with pytest.raises(SharedMemoryError, match="no arena on file descriptor 9999: Bad file descriptor"):
         MemoryFile.from_fd(9999, PAGE)
@@ -236,7 +236,7 @@ def test_memory_file_of_another_size_is_refused() -> None:
 
 
 def test_memory_file_beyond_memory_is_refused() -> None:
-    with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ GiB of memory, [\d.]+ [MG]iB are available; .*--num-kv-blocks"):
+    with pytest.raises(SharedMemoryError, match=r"needs [\d.]+ GiB of memory, [\d.]+ [MG]iB available; .*--num-kv-blocks"):
         MemoryFile.create("arena", 1 << 50)
 
 

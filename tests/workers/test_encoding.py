@@ -127,7 +127,7 @@ def test_pixels_that_are_gone(encoding: Encoding) -> None:
     (step,) = encoding.encode(units)
     result = encoding.runner.run(step)
     assert (list(result.missing), result.encoded) == ([units[1].unit_hash], [])
-    assert "let go of it, or died" in result.missing[units[1].unit_hash]
+    assert "released it or died" in result.missing[units[1].unit_hash]
     assert not encoding.arena.is_valid(units[0].first_row, units[0].unit_hash, units[0].num_rows, 1)
 
 

@@ -482,7 +482,7 @@ def test_early_requests_of_a_new_scheduler_are_kept(bench: Bench) -> None:
     assert isinstance(old, Pixels)
     bench.actor.on_message("scheduler", WantPixels("mine", "scheduler", 2, other, 0, "r"))
     bench.actor.do_work()
-    with pytest.raises(SharedMemoryError, match="let go of it"):
+    with pytest.raises(SharedMemoryError, match="released it"):
         bench.context_of("media0").pixel_slab("media0").read(old.handle)
     bench.actor.on_message("scheduler", WantPixels("next", "scheduler", 2, item, 0, "r"))
     bench.actor.on_peer("scheduler", 2)

@@ -43,7 +43,7 @@ def test_a_spill_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_compiler_error_is_shown(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"ended with 3 and said at last:\nno such card"):
+    with pytest.raises(BuildError, match=r"failed with exit code 3:\nno such card"):
         resources.main(compiler(tmp_path, "no such card\n", 3))
 
 

@@ -109,7 +109,7 @@ def test_wrong_operand_size_is_an_error() -> None:
     case = LinearCase("bfloat16", "bfloat16", 72, 40)
     x = narrowed(random(3, 72), "bfloat16")[0]
     bias, case.bias = case.bias, case.bias[:-1]
-    with pytest.raises(AssertionError, match=r"Linear: bias \[weights.num_outputs\] has 39 numbers, it should have 40"):
+    with pytest.raises(AssertionError, match=r"Linear: bias \[weights.num_outputs\] has 39 numbers, expected 40"):
         case.run(x)
     case.bias, case.weights = bias, case.weights.reshape(-1)[:-8]
     with pytest.raises(RowError, match=r"Linear: a vector at element 3832 of a buffer of 3832"):
@@ -277,7 +277,7 @@ def test_memory_of_no_whole_numbers_is_refused() -> None:
     given = {"num_rows": 3, "blocks_per_slot": 2, "block_size": 16, "block_tables": np.zeros(4, np.int32)}
     rows = {name: np.zeros(3, np.int32) for name in ("positions", "row_slots", "slot_mapping")}
     operands("Begin", describe, **given, **rows)
-    with pytest.raises(AssertionError, match="13 bytes are no whole numbers of 4"):
+    with pytest.raises(AssertionError, match="13 bytes are not a multiple of 4"):
         operands("Begin", describe, **given, **(rows | {"positions": np.zeros(13, np.uint8)}))
 
 
