@@ -109,7 +109,7 @@ class AdapterCommands:
         if name == self._loader and self._loads and self._is_told(self._loads[0]):
             command = self._loads.popleft()
             if not command.command_id.startswith(_AT_START):
-                text = f"{name} died while loading the adapter ({cause}); try again"
+                text = f"the adapter was not loaded: {cause}; try again"
                 self._answer(Reply(command.command_id, 503, text))
             self._tell_next()
 

@@ -48,7 +48,7 @@ class Rebalances:
 
     def actor_died(self, name: str, cause: str) -> None:
         if self.is_under_way and name == self._leader:
-            text = f"{name} died during the rebalancing ({cause}); check the placement and try again"
+            text = f"the rebalancing was interrupted: {cause}; check the placement and try again"
             self._end(Reply(self._command_id, 503, text))
 
     def refuse_open(self, cause: str) -> None:

@@ -107,7 +107,7 @@ class ReplicaCommands:
                 continue
             opened.unanswered.discard(scheduler)
             if not opened.is_going_back:
-                message = f"{spoken(scheduler)} died during the command ({cause}); check the state and try again"
+                message = f"the command was interrupted: {cause}; check the state and try again"
                 opened.failures[scheduler] = Reply(opened.command.command_id, 503, message)
             self._write_back(opened, scheduler)
             self._advance(opened)

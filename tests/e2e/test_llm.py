@@ -360,7 +360,7 @@ def test_vectors_and_scores(tmp_path: Path) -> None:
         assert [each.prompt_token_ids for each in found] == [case["token_ids"] for case in cases]
         with pytest.raises(ValueError, match="data_1 has 2"):
             second.score(["a", "b"], ["c"])
-        with pytest.raises(ValueError, match="vectors"):
+        with pytest.raises(ValueError, match="it supports embeddings"):
             first.generate("a", use_tqdm=False)
         with pytest.raises(ValueError, match="data_2"):
             second.score("a", ["b", "b " * 5000], use_tqdm=False)

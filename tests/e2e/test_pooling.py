@@ -307,7 +307,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {"input": ""}, "input", "at least 1"),
     ("/v1/embeddings", {"input": []}, "input", "at least 1"),
     ("/v1/embeddings", {"input": ["a", ""]}, "input[1]", "at least 1"),
-    ("/v1/embeddings", {"input": ["a", 3]}, "input", "mixture"),
+    ("/v1/embeddings", {"input": ["a", 3]}, "input", "only texts"),
     ("/v1/embeddings", {"input": [[]]}, "input[0]", "at least 1"),
     ("/v1/embeddings", {"input": [1024]}, "input", "1024"),
     ("/v1/embeddings", {"input": LONG}, "input", "200 tokens"),

@@ -97,7 +97,7 @@ def load_weights(
             found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)
             if contents not in ("", found):
                 raise ContentsError(
-                    f"{path} was written over: it holds other weights than those in use, whose packed file is gone as well; "
+                    f"{path} was overwritten: it holds other weights than those in use, whose packed file is gone as well; "
                     "reload it to take what it holds now"
                 )
             try:

@@ -108,7 +108,7 @@ class LaunchedEngine:
         cause = self.cause_of_death()
         if self.process.returncode != 2:
             raise EngineDeadError(f"the engine cannot start: {cause}")
-        raise (TypeError if " is no option" in cause else ValueError)(cause.removeprefix(_SOURCE))
+        raise (TypeError if "unknown option " in cause else ValueError)(cause.removeprefix(_SOURCE))
 
 
 class _Messages:
