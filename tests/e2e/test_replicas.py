@@ -163,7 +163,7 @@ def test_reload_that_fails_in_one_replica_is_undone(engine: EngineProcess) -> No
     answer = asyncio.run(reload_and_kill())
     assert answer.status_code == 503
     assert "the command was interrupted: scheduler1 died" in answer.text
-    assert "scheduler0 went back" in answer.text
+    assert "scheduler0 rolled back" in answer.text
 
     def is_as_before() -> bool:
         return (

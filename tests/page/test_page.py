@@ -70,7 +70,8 @@ def test_answer_is_stopped_and_continued(page: Browser, engine: EngineProcess) -
     page.set("max completion tokens", "8")
     page.press("article.assistant", "Continue")
     (gone_on,) = page.answered()
-    assert gone_on.startswith(stopped.rstrip())
+    shown, began = (text.replace("`", "") for text in (gone_on, stopped))  # inline code may have been open at the stop
+    assert shown.startswith(began.rstrip())
 
 
 def test_compared_settings_and_token_probabilities(page: Browser) -> None:

@@ -35,7 +35,7 @@ from tests.pooled import write_checkpoint
 from tests.workers.encoders.serving import Units
 from tests.workers.mtp import drafting
 from tests.workers.seeing import make_seeing_runner, seeing_samples
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import Sample, Serving, encoder_of, make_runner
 from tests.workers.test_pooling import ASKED, pooled
 from tests.workers.test_runners import NGRAM, WithGraphs, captured
 from workers.extensions.media.encoder import Encoder

@@ -248,11 +248,11 @@ def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_
 def test_operands_are_declared_once() -> None:
     """A missing or extra operand is detected before any call."""
     assert ctypes.sizeof(STRUCTURES["Begin"]) == 4 * 16 + 3 * 4 + 4
-    with pytest.raises(AssertionError, match=r"Begin takes \['block_tables', "):
+    with pytest.raises(AssertionError, match=r"Begin: expected the operands \['block_tables', "):
         operands("Begin", describe, block_tables=np.zeros(1, np.int32))
     rows = {"positions": np.zeros(3, np.int32), "row_slots": np.zeros(3, np.int32), "slot_mapping": np.zeros(3, np.int32)}
     given = {**rows, "num_rows": 3, "blocks_per_slot": 2, "block_size": 16}
-    with pytest.raises(AssertionError, match=r"Begin: block_tables \[_, blocks_per_slot\] is not there"):
+    with pytest.raises(AssertionError, match=r"Begin: block_tables \[_, blocks_per_slot\] is missing"):
         operands("Begin", describe, block_tables=None, **given)
 
 
@@ -267,9 +267,9 @@ def test_one_operand_too_many_is_refused(can_make: bool) -> None:
         left_out = {name for name, member in MEMBERS[case.row].items() if member.is_result and can_make}
         values = {name: value for name, value in case.values.items() if name not in left_out}
         bound(case.row, describe, make if can_make else None, values)
-        with pytest.raises(AssertionError, match=rf"{case.row} takes \[.*\], given are \[.*'one_more'"):
+        with pytest.raises(AssertionError, match=rf"{case.row}: expected the operands \[.*\], got \[.*'one_more'"):
             bound(case.row, describe, make if can_make else None, values | {"one_more": np.zeros(1, np.int32)})
-        with pytest.raises(AssertionError, match=rf"{case.row} takes \[.*\], given are \[.*'one_more'"):
+        with pytest.raises(AssertionError, match=rf"{case.row}: expected the operands \[.*\], got \[.*'one_more'"):
             operands(case.row, describe, **case.values, one_more=1)
 
 

@@ -167,7 +167,7 @@ def test_another_model_in_its_place(tmp_path: Path) -> None:
     write(10000.0, 1.5)
     load_model(directory, config, TABLE, 16, lambda done, total: None)
     write(500000.0, 1.0)
-    with pytest.raises(CheckpointError, match=r"another model than .*rope: .*10000\.0.*500000\.0"):
+    with pytest.raises(CheckpointError, match=r"not the model that the engine was started with .*rope: .*10000\.0.*500000\.0"):
         load_model(directory, config, TABLE, 16, lambda done, total: None)
 
 
