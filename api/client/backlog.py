@@ -27,13 +27,12 @@ from engine.messages import (
     encode,
     encoded_part,
 )
+from engine.messages.request import MESSAGE_BYTES
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
 from engine.process.shares import has_room
 
 MAX_WAITING_BYTES = 64 << 20  # of prompts that wait for the ring
-OWN_BYTES = 64  # of a sequence in a record, besides its ids and tokens
-MESSAGE_BYTES = 64  # of a record, besides its parts
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
@@ -99,7 +98,7 @@ class Backlog:
     def check(self, request: EncodedRequest, key: str, sequences: Sequence[SequencePart]) -> None:
         """Raise RequestError where these sequences of a request may not be sent: 400 for what no record can hold, 429 where too
         much waits already."""
-        longest_own = max(map(_own_bytes, sequences))
+        longest_own = max(own.max_bytes for own in sequences)
         num_prompt_bytes = {own.prompt_index: request.num_prompt_bytes[own.prompt_index] for own in sequences}
         num_other_bytes = MESSAGE_BYTES + request.num_shared_bytes + longest_own + self._resume_bytes
         self._check_size(num_other_bytes + max(num_prompt_bytes.values()), request.param)
@@ -169,7 +168,7 @@ class Backlog:
         while queue and isinstance(item := queue[0], SequenceSubmit):
             if not self._is_stale(item):
                 request, index = item.request, item.own.prompt_index
-                num_more = _own_bytes(item.own) + (request.num_prompt_bytes[index] if index != last_index else 0)
+                num_more = item.own.max_bytes + (request.num_prompt_bytes[index] if index != last_index else 0)
                 if not limit:
                     num_more += MESSAGE_BYTES + request.num_shared_bytes
                     limit = min(self._outbox.max_record_bytes, num_more + self._max_gathered_bytes)
@@ -200,10 +199,6 @@ def _message_of(items: Sequence[Item]) -> Message:
     if not isinstance(first, SequenceSubmit):
         return first
     return first.request.submit([item.own for item in items if isinstance(item, SequenceSubmit)])
-
-
-def _own_bytes(own: SequencePart) -> int:
-    return OWN_BYTES + len(own.request_id) + len(own.group_id) + len(own.resume_token_ids)
 
 
 def _param_of(prompt: Prompt) -> str:

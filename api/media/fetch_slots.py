@@ -3,7 +3,7 @@
 Used by `download.py` in the event loop. A source is a key or an address (`source_of` of `api/access.py`). The source with the
 fewest links under way comes first, and the last quarter of all slots is for sources that have none: one client's slow links
 leave room for another's first, however many requests they belong to. What takes a slot may still be busy in a thread
-when nobody waits for it any more (a name service that does not answer cannot be interrupted); the slot ends with both.
+after its request gave up (a name service that does not answer cannot be interrupted); the slot ends with both.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FetchSlots:
         future = self._threads.submit(call, *args, **kwargs)
 
         def ended(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for a slot
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no request waits for a slot
                 loop.call_soon_threadsafe(slot.release)
 
         slot.hold()
@@ -125,7 +125,7 @@ class FetchSlot:
         self._num_holders = 1
 
     def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """In a thread, which holds the slot until it has ended, also where nobody waits for it."""
+        """Run `call` in a thread, which holds the slot until it ends, also after its request gave up."""
         return self._slots.submit(self, call, *args, **kwargs)
 
     def hold(self) -> None:

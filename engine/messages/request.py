@@ -15,6 +15,9 @@ import msgspec
 from engine.messages.media import MediaItem, MediaUnit
 from engine.messages.sampling import Prompt, PromptOptions, SamplingParams, TextOptions
 
+MESSAGE_BYTES = 64  # bound on a `Submit` or `Request` in a record, besides its parts
+_OWN_BYTES = 64  # bound on a sequence in a record, besides its ids and tokens
+
 
 class SharedPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Part of an HTTP request that all its sequences share, from the api process to the scheduler."""
@@ -45,6 +48,11 @@ class SequencePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     resume_token_ids: bytes = b""  # int32, tokens that the api process already has
     num_scored_prompt_tokens: int = 0  # log-probabilities that the api process already has
     replica: int = -1  # of the attempt before; -1: there was none, or the api process has not heard
+
+    @property
+    def max_bytes(self) -> int:
+        """Bound on the bytes that the sequence adds to a record that has its shared parts."""
+        return _OWN_BYTES + len(self.request_id) + len(self.group_id) + len(self.resume_token_ids)
 
 
 # ------------------------------------------------------------------------------------------------------ api -> tokenizer

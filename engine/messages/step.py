@@ -37,9 +37,9 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     `is_sampling[i]` the token after the last position is sampled, appended to the slot's tokens, and returned. A token at a
     position that the scheduler does not know yet is the one the worker sampled itself (one step ahead).
 
-    With drafts a row may go on behind its last position, which then is the slot's last token: up to `num_drafts[i]` tokens that
-    somebody guesses are computed too, and as many of them stand as equal what is sampled before them. How many stood in a step
-    whose result is not back the scheduler does not know: such a row is_following, it begins at the slot's last token, and
+    With drafts a row may go on behind its last position, which then is the slot's last token: up to `num_drafts[i]` draft
+    tokens are computed too, and those that equal the tokens sampled before them are accepted. The scheduler does not know how
+    many were accepted in a step without its result yet: such a row is_following, it begins at the slot's last token, and
     `start[i]` is the least that this can be."""
 
     step_id: int

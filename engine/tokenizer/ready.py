@@ -19,8 +19,6 @@ from engine.messages import (
     encoded_part,
 )
 
-OWN_BYTES = 64  # of a sequence in a record, besides its ids and tokens
-
 
 class ReadyRequest(msgspec.Struct, frozen=True, eq=False):
     """Part of a request that its sequences share."""
@@ -56,11 +54,6 @@ class ReadySequence(msgspec.Struct, frozen=True, eq=False):
     def key(self) -> str:
         """The HTTP request's."""
         return self.request.shared.key
-
-    @property
-    def num_own_bytes(self) -> int:
-        """Bytes that it adds to a record that has its shared parts."""
-        return len(self.own.resume_token_ids) + len(self.own.request_id) + len(self.own.group_id) + OWN_BYTES
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,12 +12,12 @@ import msgspec
 
 from engine.errors import RequestError
 from engine.messages import Abort, encode
+from engine.messages.request import MESSAGE_BYTES
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
 from engine.tokenizer.ready import ReadySequence, request_of
 
 MAX_SENT = 1024  # then what was received is forgotten, also where nobody asks
-MESSAGE_BYTES = 64  # of a record, besides its parts
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -61,16 +61,16 @@ class SchedulerChannel:
     def add(self, sequence: ReadySequence, num_tokens: int = 0) -> None:
         """Take a sequence that has `num_tokens` to compute; it goes out with the next `flush`. RequestError where no ring
         record can hold it."""
-        num_bytes = sequence.prompt.num_bytes + sequence.num_own_bytes
+        num_bytes = sequence.prompt.num_bytes + sequence.own.max_bytes
         self._check_size(MESSAGE_BYTES + sequence.request.num_bytes + num_bytes)
         last = self._gathered[-1] if self._gathered else None
         if last is not None and last.prompt is sequence.prompt:
-            num_bytes = sequence.num_own_bytes
+            num_bytes = sequence.own.max_bytes
         if last is not None and (last.key != sequence.key or self._num_gathered_bytes + num_bytes > self._max_gathered_bytes):
             self._pack()
             last = None
         if last is None:
-            num_bytes = MESSAGE_BYTES + sequence.request.num_bytes + sequence.prompt.num_bytes + sequence.num_own_bytes
+            num_bytes = MESSAGE_BYTES + sequence.request.num_bytes + sequence.prompt.num_bytes + sequence.own.max_bytes
         self._num_gathered_bytes += num_bytes
         self._gathered.append(sequence)
         self._num_gathered_tokens += num_tokens

@@ -2,7 +2,7 @@
 
 Used by `workers/extensions/drafts/device_draft_plan.py`. The data of `workers/engine/device_inputs.py` is preceded by int32:
 
-    drafts   slot, position of its last token, draft tokens, first key, state    a column of max_guessed each, most drafts first
+    drafts   slot, position of its last token, draft tokens, first key, state    a column of max_drafted each, most drafts first
     entries  first position that gets an entry, state                            a column of num_slots each, as the step's rows
 
 A `state` is a row of `LayerMemory.states`: the trunk's hidden state before the first token of a row. A step leaves the states
@@ -26,7 +26,7 @@ from ops.modules import Tensor
 from ops.paddle.metadata import InPlace, num_up_to, write, write_sent
 from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, Inputs, KeptRows
 
-OF_GUESSES, OF_ENTRIES = 5, 2  # columns
+OF_DRAFTS, OF_ENTRIES = 5, 2  # columns
 NO_ENTRIES = (1 << 31) - 1  # in place of a first position
 
 
@@ -45,9 +45,9 @@ class LayerMemory(msgspec.Struct, frozen=True):
     """State between steps, at fixed addresses."""
 
     step: Any  # as _Step
-    columns: Tensor  # int32 [OF_GUESSES * max_guessed + OF_ENTRIES * num_slots]
+    columns: Tensor  # int32 [OF_DRAFTS * max_drafted + OF_ENTRIES * num_slots]
     states: Tensor  # float32 [(num_slots + 1) * group, hidden]; of the last group the first row stays 0
-    fed: Tensor  # float32 [max_guessed, hidden]: left by the last draft
+    fed: Tensor  # float32 [max_drafted, hidden]: left by the last draft
     kept: Tensor  # float32 [most rows that are captured, hidden]: of the trunk's graph that was replayed last
     max_drafted: int
     group: int  # states of a sequence
@@ -149,8 +149,8 @@ def put_fed(memory: LayerMemory, fed: Tensor) -> None:
 
 
 def _of_draft_tokens(memory: LayerMemory, num_rows: int) -> list[Tensor]:
-    columns = memory.columns[: OF_GUESSES * memory.max_drafted].reshape([OF_GUESSES, memory.max_drafted])
-    return [columns[number][:num_rows] for number in range(OF_GUESSES)]
+    columns = memory.columns[: OF_DRAFTS * memory.max_drafted].reshape([OF_DRAFTS, memory.max_drafted])
+    return [columns[number][:num_rows] for number in range(OF_DRAFTS)]
 
 
 def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[Inputs, Tensor]:
@@ -163,7 +163,7 @@ def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[Inputs, T
     sequences = num_up_to(offsets[1 : 1 + count], numbers)
     is_row = (sequences < count).astype("int32")
     sequences = paddle.clip(sequences, max=count - 1)
-    begin = OF_GUESSES * memory.max_drafted
+    begin = OF_DRAFTS * memory.max_drafted
     first_entries = paddle.gather(memory.columns[begin : begin + count], sequences)
     states = paddle.gather(memory.columns[begin + count :], sequences)
 

@@ -322,15 +322,13 @@ class ServingAhead(Serving):
             num_begun, outputs = self._num_begun(sample), sample.outputs
             num_computed = sample.num_computed if not num_begun else len(sample.tokens) + num_begun - 1
             rows.append((replace(sample, outputs=[*outputs, *[0] * num_begun], num_computed=num_computed), sample, num_begun))
-        message = self._message(
-            [(draft_token, len(draft_token.tokens) - draft_token.num_computed) for draft_token, _, _ in rows]
-        )
+        message = self._message([(known, len(known.tokens) - known.num_computed) for known, _, _ in rows])
         message.is_following = bytes(num_begun > 0 for _, _, num_begun in rows)
         for _, sample, num_begun in rows:
             sample.is_started = True
             is_known = self.runner.slots.token_ids[sample.slot, len(sample.tokens) + num_begun - 1] >= 0
             self.num_unknown += num_begun > 0 and not is_known
-        self._pending.append([(sample, len(draft_token.tokens) - draft_token.num_computed) for draft_token, sample, _ in rows])
+        self._pending.append([(sample, len(known.tokens) - known.num_computed) for known, sample, _ in rows])
         self._ahead.start(message)
 
     def finish(self) -> StepResult:

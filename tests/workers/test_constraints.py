@@ -217,14 +217,14 @@ def test_constrained_answers_leave_others_unchanged(runners: tuple[ModelRunner, 
         assert answers_of(plain, [sample]) == [answer]
     by_request = {str(sample.prompt): sample.outputs for sample in samples}
 
-    def draft_token(sample: Sample) -> list[int]:
+    def draft(sample: Sample) -> list[int]:
         """Return draft tokens: the first ones are right, one is wrong."""
         known, rng = by_request[str(sample.prompt)], random.Random(len(sample.outputs))
         right = known[len(sample.outputs) : len(sample.outputs) + 3]
         return right[: rng.randrange(4)] + [rng.randrange(VOCAB)] * 3
 
     assert answers_of(drafting, samples_of()) == found
-    assert answers_of(drafting, samples_of(), drafter=draft_token, chunk=7) == found
+    assert answers_of(drafting, samples_of(), drafter=draft, chunk=7) == found
 
 
 def with_layers(directory: Path, kind: Callable[..., Runner], ops: str) -> tuple[ModelRunner, ModelRunner]:

@@ -47,11 +47,11 @@ def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
     runner.slots.is_drafted_by_layers[slot] = True
     found: list[np.ndarray] = []
 
-    def draft_token(logits: np.ndarray) -> np.ndarray:
+    def choose(logits: np.ndarray) -> np.ndarray:
         found.append(logits[0].copy())
         return likeliest(logits)
 
-    layers_of(runner).draft(rows, runner.mode, draft_token)
+    layers_of(runner).draft(rows, runner.mode, choose)
     return np.array(found)
 
 
@@ -96,10 +96,10 @@ def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path
     rows = StepRows(slots, runner.slots.num_tokens[:4] - 1, 1 + num_drafts, 1 + num_drafts, num_drafts)
     runner.slots.is_drafted_by_layers[:] = True
     found: list[list[list[int]]] = []
-    for draft_token in (likeliest, lambda logits: likeliest(logits)):
+    for choose in (likeliest, lambda logits: likeliest(logits)):
         for slot, last in enumerate(rows.starts):
             runner.slots.token_ids[slot, last + 1 :] = -1
-        layers_of(runner).draft(rows, runner.mode, draft_token)
+        layers_of(runner).draft(rows, runner.mode, choose)
         behind = (runner.slots.token_ids[slot, last + 1 :] for slot, last in enumerate(rows.starts))
         found.append([tokens[tokens >= 0].tolist() for tokens in behind])
     assert found[0] == found[1]

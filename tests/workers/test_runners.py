@@ -139,9 +139,7 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
         return {key: found.graph.num_replays for key, found in plan._captured.items()}  # type: ignore[union-attr,attr-defined]
 
     before = replays()
-    assert set(before) == {(-1, size) for size in (12, 6, 3)} | {
-        (draft_token, size) for draft_token in (0, 1) for size in (4, 3, 2, 1)
-    }
+    assert set(before) == {(-1, size) for size in (12, 6, 3)} | {(number, size) for number in (0, 1) for size in (4, 3, 2, 1)}
     assert answers(runner) == expected
     after = replays()
     assert len(after) == len(before)

@@ -54,7 +54,7 @@ class DeviceDraftPlan:
         parts = {"cache": cache.layers, "weights": [module.parts() for module in modules], "layers": own}
         self._places = GraphMemory(device, {"": memory.step, "kept.": memory.step.kept}, **parts)
 
-    def draft_token(self, number: int, num_rows: int, num_key_splits: int, size: int = 0) -> None:
+    def draft(self, number: int, num_rows: int, num_key_splits: int, size: int = 0) -> None:
         """Put draft token `number` behind the tokens of the rows that get so many. `size`: as it was captured for so many rows,
         to which they are padded; 0: op by op."""
         self._run(number, num_rows, size, lambda ops: self._draft(ops, number, num_rows, num_key_splits))

@@ -5,9 +5,9 @@ Chosen by `drafting.mtp_kind`. A step, in the order in which it is enqueued:
 
     the host    knows all accepted tokens, and of each slot where its hidden state lies; fills in the step's one buffer which
                 rows are drafted for, and which rows' entries are to be made (`prepare`)
-    the device  takes that buffer; drafts, and writes each draft token behind its slot's tokens (`draft_token`); runs the trunk,
-                whose inputs are made of these, and draws; gives back what it drew and what its rows had read, in one copy;
-                writes entries of all rows and remembers their last hidden states (`store`)
+    the device  takes that buffer; drafts, and writes each draft token behind its slot's tokens (`draft_on_device`);
+                runs the trunk with inputs made of these, and draws; gives back the tokens drawn and those that its rows read,
+                in one copy; writes entries of all rows and remembers their last hidden states (`store`)
     the host    compares what was drawn with the draft tokens: which entries are there, and which state counts (`keep`)
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
 from engine.checkpoint.model_config import ModelConfig
-from ops.paddle.layer_rows import NO_ENTRIES, OF_ENTRIES, OF_GUESSES, LayerMemory
+from ops.paddle.layer_rows import NO_ENTRIES, OF_DRAFTS, OF_ENTRIES, LayerMemory
 from ops.table import KEY_SPLIT, ROW_TILE
 from workers.engine.captures import StepMode
 from workers.engine.eager_plan import EagerPlan
@@ -41,7 +41,7 @@ class DeviceMtpDrafter(MtpDrafter):
         self._drafted = (np.zeros(0, np.int32),) * 3
         self._max_key_splits = -(-config.max_model_len // KEY_SPLIT)
         most, group = max_rows(0, seats), 1 + num_drafts
-        draft_tokens = np.zeros((OF_GUESSES, most), np.int32)
+        draft_tokens = np.zeros((OF_DRAFTS, most), np.int32)
         draft_tokens[0], draft_tokens[4] = seats, seats * group  # the dummy slot, and its state, which is 0
         entries = np.zeros((OF_ENTRIES, seats), np.int32)
         entries[0], entries[1] = NO_ENTRIES, seats * group
@@ -86,7 +86,7 @@ class DeviceMtpDrafter(MtpDrafter):
         """Capture drafting; `store` was called with each size of the trunk. The last step that was sent has no rows."""
         for size in self._sizes:
             for number in range(self._memory.group - 1):
-                self._layers_plan.draft_token(number, self._inputs.padded(size), self._max_key_splits, size)
+                self._layers_plan.draft(number, self._inputs.padded(size), self._max_key_splits, size)
 
     def prepare(self, rows: StepRows, mode: StepMode, are_drafting: np.ndarray) -> None:
         slots, group = self._slots, self._memory.group
@@ -109,7 +109,7 @@ class DeviceMtpDrafter(MtpDrafter):
         self._drafted = chosen, starts, counts
         self._put(np.full((len(order), group - 1), -1))
 
-    def draft_token(self) -> None:
+    def draft_on_device(self) -> None:
         if not self.has_draft_tokens:
             return
         _, starts, counts = self._drafted
@@ -117,7 +117,7 @@ class DeviceMtpDrafter(MtpDrafter):
             count = int((counts > number).sum())
             size = self._size_of(count, self._mode)
             splits = self._max_key_splits if size else -(-(int(starts[:count].max()) + number + 1) // KEY_SPLIT)
-            self._layers_plan.draft_token(number, self._inputs.padded(size or count), splits, size)
+            self._layers_plan.draft(number, self._inputs.padded(size or count), splits, size)
 
     def tell(self) -> None:
         counts = self._drafted[2]

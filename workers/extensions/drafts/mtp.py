@@ -208,8 +208,8 @@ class MtpDrafter:
         """Before the step's inputs are set. `mode`: of the step; `are_drafting`: as the function says."""
         self.draft(rows, mode)
 
-    def draft_token(self) -> None:
-        """When they are, before they are read: the tokens are there by now."""
+    def draft_on_device(self) -> None:
+        """Enqueue the draft tokens once the step's inputs are set, before they are read. The host's are there by then."""
 
     def tell(self) -> None:
         """Put draft tokens among the slots' tokens, where the device alone has them."""
@@ -217,16 +217,16 @@ class MtpDrafter:
     def store(self, plan: Plan, mode: StepMode) -> None:
         """When the trunk has been run: entries are made by `keep`."""
 
-    def draft(self, rows: StepRows, mode: StepMode, draft_token: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
-        """Put draft tokens behind the last tokens of the rows that verify some of it. `mode`: of the step; `draft_token`: of
-        logits [n, vocab]. Chains of tapes end at a draft token that is hardly accepted, by its own probability: rows have fewer
-        drafts then. What is captured, or made op by op, has as many as were chosen."""
+    def draft(self, rows: StepRows, mode: StepMode, choose: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
+        """Put draft tokens behind the last tokens of the rows that verify some of it. `mode`: of the step; `choose`:
+        draft tokens by logits [n, vocab]. Chains of tapes end at a draft token that is hardly accepted, by its own probability:
+        rows have fewer drafts then. What is captured, or made op by op, has as many as were chosen."""
         self._mode = mode
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():
             return
         assert self._plan is not None, "a plan comes with the weights"
-        if isinstance(self._plan, TapeDraftPlan) and not mode.size and draft_token is likeliest:
+        if isinstance(self._plan, TapeDraftPlan) and not mode.size and choose is likeliest:
             self._plan.chain(self._layers, rows)
             return
         slots, starts, counts = rows.slots[is_drafting], rows.starts[is_drafting], rows.num_drafts[is_drafting]
@@ -249,7 +249,7 @@ class MtpDrafter:
             for begin in range(0, len(slots), self._single.max_logit_rows):
                 part = slice(begin, min(begin + self._single.max_logit_rows, len(slots)))
                 self._single.set_logit_rows(np.arange(part.start, part.stop))
-                token_ids[slots[part], positions[part] + 1] = draft_token(self._plan.logits(module)[: part.stop - begin])
+                token_ids[slots[part], positions[part] + 1] = choose(self._plan.logits(module)[: part.stop - begin])
 
     # ------------------------------------------------------------------------------------------------ accepted tokens
 

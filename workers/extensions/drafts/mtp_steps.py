@@ -49,7 +49,7 @@ class MtpSteps(Extension):
     def before_run(self, run: StepRun) -> None:
         if run.keeps_all is None:
             return
-        self.layers.draft_token()
+        self.layers.draft_on_device()
         if self.layers.has_draft_tokens:
             run.fetch_draft_tokens = self.layers.tell
 

@@ -73,19 +73,19 @@ def expected(rig: Rig, trees: list[list[list[int]]], text: list[int]) -> list[in
     best, best_promise = [], 0.0
     for texts in trees:
         for size in range(min(len(text), config.suffix_decoding_max_tree_depth - 1), 0, -1):
-            match, draft_token = text[len(text) - size :], []
+            match, draft = text[len(text) - size :], []
             chance, promise = 1.0, 0.0
-            while len(draft_token) < min(K, int(config.suffix_decoding_max_spec_factor * size)):
-                if len(match) + len(draft_token) >= config.suffix_decoding_max_tree_depth:
+            while len(draft) < min(K, int(config.suffix_decoding_max_spec_factor * size)):
+                if len(match) + len(draft) >= config.suffix_decoding_max_tree_depth:
                     break
-                token, share = followers(texts, match + draft_token)
+                token, share = followers(texts, match + draft)
                 chance *= share
                 if token is None or chance < config.suffix_decoding_min_token_prob:
                     break
-                draft_token.append(token)
+                draft.append(token)
                 promise += chance
             if promise > best_promise:
-                best, best_promise = draft_token, promise
+                best, best_promise = draft, promise
     return best
 
 
