@@ -73,28 +73,33 @@ class ServedModel(msgspec.Struct, frozen=True):
 
     def resolve(self, name: str | None) -> str:
         """Return the name that the answer carries; `NAME:latest` is `NAME`. 404 for a model that is not served."""
-        if name is None:
-            return self.names[0]
-        for each in (name, name.removesuffix(LATEST)):
-            if each in self.names or self.adapter_of(each) is not None:
-                return each
-        served = ", ".join(self.all_names)
-        text = f"model {shown(name)} does not exist; available: {served}"
-        raise RequestError(text, status=404, code="model_not_found", param="model")
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        """Those of adapters, too."""
-        return self.names if self.adapters is None else (*self.names, *(each.name for each in self.adapters.served()))
-
-    def adapter_of(self, name: str | None) -> Adapter | None:
-        """None: the name is that of the model itself, or of nothing."""
-        return None if self.adapters is None or name is None or name in self.names else self.adapters.find(name)
+        return self.find(name)[0]
 
     def use_of(self, name: str | None) -> AdapterUse | None:
         """Return the adapter that a request for this model uses. 404 for a model that is not served."""
-        adapter = self.adapter_of(self.resolve(name))
-        return None if adapter is None else AdapterUse(adapter.number, adapter.slot, adapter.contents)
+        _, adapter = self.find(name)
+        return None if adapter is None else adapter.use
+
+    def find(self, name: str | None) -> tuple[str, Adapter | None]:
+        """Return the name that the answer carries, and the adapter that has it. 404 for a model that is not served."""
+        candidates = (self.names[0],) if name is None else (name, name.removesuffix(LATEST))
+        for each in candidates:
+            if each in self.names:
+                return each, None
+        served = self.served()
+        for each in candidates:
+            if (adapter := served.get(each)) is not None:
+                return each, adapter
+        text = f"model {shown(name)} does not exist; available: {', '.join(served)}"
+        raise RequestError(text, status=404, code="model_not_found", param="model")
+
+    def served(self) -> dict[str, Adapter | None]:
+        """Return the names that requests may use, those of the model first, each with its adapter. Adapters come and go at any
+        time: whoever needs more than one answer takes all of them from one call."""
+        served: dict[str, Adapter | None] = dict.fromkeys(self.names)
+        if self.adapters is not None:
+            served |= {adapter.name: adapter for adapter in self.adapters.served()}
+        return served
 
     def check_task(self, *tasks: str) -> None:
         """400 where the model is for none of these."""
@@ -106,8 +111,7 @@ class ServedModel(msgspec.Struct, frozen=True):
                 param="model",
             )
 
-    def card(self, name: str, system_fingerprint: str = "") -> responses.Model:
-        adapter = self.adapter_of(name)
+    def card(self, name: str, adapter: Adapter | None, system_fingerprint: str) -> responses.Model:
         return responses.Model(
             id=name,
             created=self.created,

@@ -21,13 +21,15 @@ def card(model: ServedModel, name: str) -> AnthropicModel:
 
 
 def page(model: ServedModel, query: QueryParams) -> AnthropicModelList:
-    """`after_id` or `before_id`: the models behind or before that one; `limit`: so many."""
-    names = list(model.all_names)
+    """Return at most `limit` models, those after `after_id` or before `before_id`."""
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None:
-        names = names[names.index(model.resolve(after)) + 1 :]
+        after = model.resolve(after)
+    names = list(model.served())
+    if after is not None:
+        names = names[names.index(after) + 1 :] if after in names else []
     if before is not None:
-        names = names[: list(names).index(before)] if before in names else []
+        names = names[: names.index(before)] if before in names else []
     limit = query.get("limit", "20")
     if not (limit.isdecimal() and len(limit) <= 4 and 1 <= int(limit) <= MAX_LIMIT):
         raise invalid("limit", f"expected 1 to {MAX_LIMIT}, got {shown(limit)}")

@@ -54,7 +54,7 @@ async def list_models(request: Request) -> Response:
                 OllamaModel(
                     name=name, model=name, modified_at=modified_at, size=files.num_bytes, digest=digest, details=details
                 )
-                for name in map(tagged, model.all_names)
+                for name in map(tagged, model.served())
             ]
         )
     )

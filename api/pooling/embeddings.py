@@ -60,6 +60,7 @@ async def _answer(
     prefix: str,
 ) -> Response:
     context = RequestContext.of(request)
+    name = context.services.model.resolve(body.model)
     generation = await pooled(request, body, found, pooling, param)
     made: list[bytes] = []
     for index, sequence in enumerate(generation.sequences):
@@ -74,7 +75,7 @@ async def _answer(
     answer = answer_type(
         id=f"{prefix}-{context.request_id}",
         created=int(time.time()),
-        model=context.services.model.resolve(body.model),
+        model=name,
         data=[],
         usage=usage_of(generation),
         weight_version=generation.weight_version,

@@ -22,6 +22,7 @@ async def classify(request: Request) -> Response:
     model = context.services.model
     body, found, param = await prompts.read(request, ClassificationRequest)
     model.check_task("classify")
+    model_name = model.resolve(body.model)
     generation = await pooled(request, body, found, Pooling(is_finished=body.use_activation), param)
     data = []
     for index, sequence in enumerate(generation.sequences):
@@ -36,7 +37,7 @@ async def classify(request: Request) -> Response:
     answer = ClassificationList(
         id=f"classify-{context.request_id}",
         created=int(time.time()),
-        model=model.resolve(body.model),
+        model=model_name,
         data=data,
         usage=usage_of(generation),
         weight_version=generation.weight_version,

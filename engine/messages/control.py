@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from engine.config import EngineConfig
+from engine.messages.sampling import AdapterUse
 
 WeightMode = Literal["abort", "wait", "requeue", "keep"]  # what becomes of open requests when weights change or rest
 WEIGHT_MODES: tuple[str, ...] = get_args(WeightMode)
@@ -57,6 +58,11 @@ class Adapter(msgspec.Struct, frozen=True):
     rank: int  # the largest of its linears
     loaded_at: float  # seconds since 1970
     is_leaving: bool = False
+
+    @property
+    def use(self) -> AdapterUse:
+        """The reference to this adapter that a request carries."""
+        return AdapterUse(self.number, self.slot, self.contents)
 
 
 class AdaptersRecord(msgspec.Struct, frozen=True):
