@@ -1,8 +1,9 @@
-"""Every message that crosses a process boundary. Used by all actors, which meet here and nowhere else.
+"""Every message that crosses a process boundary. Used by all actors; they share nothing else.
 
 One msgspec tagged struct per message, encoded as MessagePack by `encode` and decoded by `decode`; arrays travel inside as raw
 little-endian bytes (int32 token ids and block ids, float32 log-probabilities), made and read with numpy. Nothing here is ever
-pickled. Read in the order of a request's way: `request.py`, `media.py`, `step.py`, `answer.py`, `cache.py`; then `control.py`.
+pickled. Read in the order in which a request travels: `request.py`, `media.py`, `step.py`, `answer.py`, `cache.py`; then
+`control.py`.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 @functools.cache
 def _message_decoder() -> msgspec.msgpack.Decoder[Message]:
-    """Made at the first message: that takes a few milliseconds, and the supervisor gets none."""
+    """Return the decoder of messages, made on first use: building it takes a few milliseconds, and the supervisor never needs
+    it."""
     return msgspec.msgpack.Decoder(Message)
 
 
@@ -145,22 +147,22 @@ def _control_decoder() -> msgspec.msgpack.Decoder[Control]:
 
 
 def encode(message: Message | Control) -> bytes:
-    """A message as MessagePack bytes."""
+    """Encode a message as MessagePack bytes."""
     return _encoder.encode(message)
 
 
 def encoded_part(part: T) -> tuple[T, int]:
-    """A part of messages in its encoded form, and its size in bytes: any number of messages may carry it without encoding it
-    again. It cannot be read any more."""
+    """Encode a part once so that any number of messages can carry it; return it with its size in bytes. The returned part
+    cannot be read any more."""
     data = _encoder.encode(part)
     return cast(T, msgspec.Raw(data)), len(data)
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """A ring record back as its message. Raises msgspec.DecodeError (our own bug) where it is none."""
+    """Decode a ring record. Raises msgspec.DecodeError (a bug of ours) if it is not a message."""
     return _message_decoder().decode(data)
 
 
 def decode_control(data: bytes | memoryview) -> Control:
-    """A control record or frame back as its message."""
+    """Decode a control record or frame."""
     return _control_decoder().decode(data)

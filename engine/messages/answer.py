@@ -1,4 +1,4 @@
-"""A request's answer on its way back, and those to /tokenize and /detokenize.
+"""Answers to requests, and to /tokenize and /detokenize.
 
 scheduler -> tokenizer    Outputs, Rejected
 tokenizer -> api          Deltas, Rejected, Tokenized, Detokenized
@@ -22,20 +22,20 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     weight_version: int = 0
-    logprobs: list[TokenLogprobs] = []  # one per token; all 0 where the sequence wants none
-    prompt_logprobs: list[TokenLogprobs] = []  # of some more tokens of the prompt after its first, in order, each once
-    num_computed_tokens: int = 0  # of the prompt so far, where that was asked for
-    pooled: bytes = b""  # float32, with the end of a sequence that is pooled
+    logprobs: list[TokenLogprobs] = []  # one per token; all 0 if the sequence wants none
+    prompt_logprobs: list[TokenLogprobs] = []  # of further prompt tokens after the first, in order, each once
+    num_computed_tokens: int = 0  # prompt tokens computed so far, if progress was requested
+    pooled: bytes = b""  # float32, with the last output of a pooled sequence
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """All that one step brought for the requests of one tokenizer: one record a step and peer."""
+    """Everything that one step produced for the requests of one tokenizer: one record per step and tokenizer."""
 
     outputs: list[Output]
 
 
 class Rejected(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """A request that does not run (any more): an HTTP status with OpenAI's error fields."""
+    """A request that does not run, or no longer runs: an HTTP status with OpenAI's error fields."""
 
     request_id: str
     attempt: int
@@ -51,15 +51,15 @@ class Rejected(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A piece of an answer, of one kind. A call is one `call`, whose text is the function's name, and then `arguments`:
-    pieces of JSON text whose sum is an object."""
+    """A piece of an answer, of one kind. A tool call is one `call` part with the function's name as text, followed by
+    `arguments` parts: pieces of JSON text that together form an object."""
 
     kind: str  # "content" | "reasoning" | "call" | "arguments"
     text: str
-    call_index: int = -1  # of a call and its arguments, among the sequence's calls from 0
-    call_id: str = ""  # of a call
-    begin: int = -1  # of content and reasoning: the sequence's tokens [begin, end), none of which is a marker's
-    end: int = -1  # -1: all that came since the part before it
+    call_index: int = -1  # index of a call (also for its arguments) among the calls of the sequence, from 0
+    call_id: str = ""  # for a call
+    begin: int = -1  # for content and reasoning: the sequence's tokens [begin, end), without markers
+    end: int = -1  # -1: all tokens since the previous part
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
@@ -68,7 +68,7 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     request_id: str
     attempt: int
     token_ids: list[int]
-    text: str  # of its content
+    text: str  # of the content
     finish_reason: str = ""  # "" | "stop" | "length" | "repetition" | "abort" | "timeout"
     stop_reason: int | str | None = None  # the stop string or stop token id that ended it
     num_prompt_tokens: int = 0
@@ -76,20 +76,20 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     weight_version: int = 0
     logprobs: list[DecodedLogprobs] = []  # with each token; token bytes only where log-probabilities were asked for
     prompt_token_ids: bytes = b""  # int32, in the first Delta where asked for
-    prompt_logprobs: list[DecodedLogprobs] = []  # of some more prompt tokens, in order, each once
-    first_prompt_token: bytes = b""  # which has no log-probability; in the first Delta where those of the prompt are wanted
-    replica: int = -1  # that made it; -1: none
+    prompt_logprobs: list[DecodedLogprobs] = []  # of further prompt tokens, in order, each once
+    first_prompt_token: bytes = b""  # it has no log-probability; in the first Delta if prompt log-probabilities are wanted
+    replica: int = -1  # the replica that computed it; -1: none
     num_accepted_prediction_tokens: int = 0  # of the request's prediction, in the last Delta
     num_rejected_prediction_tokens: int = 0
-    num_computed_tokens: int = 0  # as of an Output
-    parts: list[Part] = []  # all that it released, in order, content too; empty: `text` is all
+    num_computed_tokens: int = 0  # as in Output
+    parts: list[Part] = []  # all released parts in order, content included; empty: `text` is all
     num_reasoning_tokens: int = 0  # of the sequence so far
 
     @property
     def all_parts(self) -> list[Part]:
         return self.parts or ([Part("content", self.text)] if self.text else [])
 
-    pooled: bytes = b""  # float32, in the last Delta of a sequence that is pooled
+    pooled: bytes = b""  # float32, in the last Delta of a pooled sequence
 
 
 class Deltas(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -1,4 +1,4 @@
-"""Blocks that the prefix cache gains, loses and moves.
+"""Blocks that are added to, removed from and moved in the prefix cache.
 
 scheduler <-> cache actor    BlocksStored, BlocksRemoved, BlocksCleared, BlocksMove, BlocksMoved
 """
@@ -9,18 +9,18 @@ import msgspec
 
 ExtraKeys = tuple[
     bytes | tuple[bytes, int], ...
-]  # of a block: the adapter (contents, -1), the salt, units with their first token there, masks
+]  # of a block: the adapter (contents, -1), the salt, units with their first token in the block, masks
 
 
 class BlocksStored(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Blocks that became reusable: a chain of full blocks."""
+    """A chain of full blocks that can be reused from now on."""
 
     block_hashes: list[bytes]
     parent_hash: bytes  # empty: the chain starts here
     token_ids: bytes  # int32 [len(block_hashes) * block_size]
     block_size: int
     block_ids: list[int] = []
-    extra_keys: list[ExtraKeys] = []  # of each block, what its hash holds besides tokens; empty: of all of them nothing
+    extra_keys: list[ExtraKeys] = []  # of each block, what its hash covers besides tokens; empty: nothing, for all of them
 
 
 class BlocksRemoved(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -32,8 +32,8 @@ class BlocksCleared(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class BlocksMove(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Copy blocks between tiers ("device", "host", "disk", "remote"); answered by BlocksMoved. Only "device" exists yet,
-    a move to another tier is answered with an error."""
+    """Copy blocks between tiers ("device", "host", "disk", "remote"); answered by BlocksMoved. Only "device" exists so far; a
+    move to another tier gets an error."""
 
     move_id: int
     source: str

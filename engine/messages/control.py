@@ -1,4 +1,4 @@
-"""Orders of operators, their answers, and what actors tell their supervisor.
+"""Operators' commands, the replies, and messages from actors to their supervisor.
 
 client -> supervisor (ZeroMQ) -> actor (control ring)    Command, which carries an Order
 actor -> supervisor (ZeroMQ)                             Reply, ActorState, Membership
@@ -14,7 +14,8 @@ import msgspec
 from engine.config import EngineConfig
 from engine.messages.sampling import AdapterUse
 
-WeightMode = Literal["abort", "wait", "requeue", "keep"]  # what becomes of open requests when weights change or rest
+# what happens to open requests when weights change or the engine sleeps
+WeightMode = Literal["abort", "wait", "requeue", "keep"]
 WEIGHT_MODES: tuple[str, ...] = get_args(WeightMode)
 Details = dict[str, int | float | str | list[dict[str, int | float | str | None]] | None]  # of a Reply
 
@@ -29,33 +30,33 @@ class WeightsState(IntEnum):
 
 
 class WeightsRecord(msgspec.Struct, frozen=True):
-    """Weights and state that a replica must have, whichever actor dies. Its scheduler writes it, as a whole: before a version
-    number is used, and when an order is done, before anybody hears of it. So it always says what was before an order or what is
-    after it. The supervisor writes it only while the scheduler is dead, where an order that others did as well is taken
-    back."""
+    """Weights and state of a replica, which must survive every actor. Its scheduler writes the whole record before a version
+    number is used, and when a command is done, before the reply is sent. So the record always describes the state before or
+    after a command, never between. The supervisor writes it only while the scheduler is dead, to roll back a command that other
+    replicas carried out."""
 
-    path: str  # of the weights in use; while cleared, of those to come back to
+    path: str  # of the weights in use; while cleared, of those to return to
     version: int
-    last_version: int  # the highest number that was ever taken in this run
+    last_version: int  # the highest number ever used in this run
     state: WeightsState  # NORMAL, PAUSED or CLEARED
-    ranks: tuple[tuple[str, int], ...]  # path and version that each rank of it holds; while cleared, comes back to
+    ranks: tuple[tuple[str, int], ...]  # path and version that each of its ranks holds; while cleared, returns to
     contents: dict[int, str] = msgspec.field(default_factory=dict)  # of these versions, as the first rank found them
 
     @staticmethod
     def of_start(config: EngineConfig) -> WeightsRecord:
-        """Version 1 is what the engine was started with."""
+        """Return the record of version 1: the weights that the engine was started with."""
         return WeightsRecord(config.model, 1, 1, WeightsState.NORMAL, ((config.model, 1),) * config.tensor_parallel_size)
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter that the engine serves as the model `name`. `is_leaving`: it takes no requests any more."""
+    """A LoRA adapter that the engine serves as the model `name`. `is_leaving`: it takes no more requests."""
 
     name: str
     path: str
-    number: int  # of its loading: none is used twice in a run
+    number: int  # unique for each load within a run
     slot: int  # of the arena
-    contents: str  # what tells its numbers from any others', in hexadecimal
-    rank: int  # the largest of its linears
+    contents: str  # fingerprint of its weights, hexadecimal
+    rank: int  # the largest rank of its linears
     loaded_at: float  # seconds since 1970
     is_leaving: bool = False
 
@@ -66,7 +67,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class AdaptersRecord(msgspec.Struct, frozen=True):
-    """The adapters in the arena, whichever actor dies. The supervisor writes it, before anybody hears that an order is done."""
+    """The adapters in the arena, which must survive every actor. The supervisor writes it before a command is answered."""
 
     last_number: int = 0
     adapters: tuple[Adapter, ...] = ()
@@ -78,16 +79,17 @@ class ListActors(msgspec.Struct, tag=True, frozen=True):
 
 class RestartActor(msgspec.Struct, tag=True, frozen=True):
     actor: str
-    by: str = ""  # the actor that carries this order: it cannot wait for its own restart, and is answered before that begins
+    # the actor that carries this command: it cannot wait for its own restart, so it is answered before that begins
+    by: str = ""
 
 
 class Pause(msgspec.Struct, tag=True, frozen=True):
-    mode: str = "abort"  # one of WEIGHT_MODES, as in the orders below; the scheduler refuses others
+    mode: str = "abort"  # one of WEIGHT_MODES, as in the commands below; the scheduler refuses others
     level: str = "pause"  # "pause" | "sleep" (sleep also clears the weights)
 
 
 class Resume(msgspec.Struct, tag=True, frozen=True):
-    """Resume, and wake: after a sleep it loads the weights that were in use."""
+    """Resume or wake: after a sleep it loads the weights that were in use."""
 
 
 class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
@@ -99,15 +101,15 @@ class ResetEncoderCache(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReloadWeights(msgspec.Struct, tag=True, frozen=True):
-    path: str = ""  # empty: the ones in use, read anew
+    path: str = ""  # empty: the weights in use, read again
     mode: str = "requeue"
     ranks: list[int] = []  # empty: the whole engine
-    version: int = 0  # the number that they get; 0: the next one of the replica
-    contents: str = ""  # what they must hold, as another replica found them; empty: whatever they do
+    version: int = 0  # the version number they get; 0: the next one of the replica
+    contents: str = ""  # what they must contain, as another replica found them; empty: not checked
 
 
 class ReturnToWeights(msgspec.Struct, tag=True, frozen=True):
-    """The supervisor's own: an order is taken back, since another replica failed."""
+    """Roll a command back, because another replica failed. Sent by the supervisor only."""
 
     record: WeightsRecord
 
@@ -117,18 +119,18 @@ class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
 
     name: str
     path: str
-    replaces: bool = False  # the one of that name, if there is one: its open requests end with it
+    replaces: bool = False  # replaces an adapter with this name, whose open requests end with it
     slot: int = -1  # set by the supervisor, for the rank that loads it
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Take no more requests for it, and let go of it when those that are open have ended."""
+    """Take no more requests for the adapter, and unload it when the open ones have ended."""
 
     name: str
 
 
 class RebalanceExperts(msgspec.Struct, tag=True, frozen=True):
-    force: bool = False  # also where next to nothing is to be gained
+    force: bool = False  # also if the gain is negligible
 
 
 class DropWeights(msgspec.Struct, tag=True, frozen=True):
@@ -162,15 +164,15 @@ Order = (
 
 
 class Command(msgspec.Struct, tag=True):
-    """An operator's order on its way: client -> supervisor (ZeroMQ) -> actor (control ring)."""
+    """An operator's command on its way: client -> supervisor (ZeroMQ) -> actor (control ring)."""
 
     command_id: str
     order: Order
-    epoch: int = 0  # set by the supervisor: the actor's epoch it is meant for; a successor must not carry it out
+    epoch: int = 0  # set by the supervisor: the epoch of the actor that it is meant for; a later life must not carry it out
 
 
 class Reply(msgspec.Struct, tag=True):
-    """The answer, when it is done on every rank: an HTTP status and, for people, a message."""
+    """The answer, sent when the command is done on every rank: an HTTP status and, for people, a message."""
 
     command_id: str
     status: int = 200
@@ -179,7 +181,7 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class ActorState(msgspec.Struct, tag=True):
-    """An actor's event to the supervisor: it is READY, or FAILED with a cause, which may be from outside the engine."""
+    """An actor's event to the supervisor: READY, or FAILED with a cause, which may lie outside the engine."""
 
     actor: str
     epoch: int
@@ -189,7 +191,7 @@ class ActorState(msgspec.Struct, tag=True):
 
 
 class Membership(msgspec.Struct, tag=True):
-    """A rank that shares experts has weights, or none: only with some does it take part in its rank group."""
+    """Whether a rank that shares experts has weights; only ranks with weights take part in the rank group."""
 
     actor: str
     epoch: int

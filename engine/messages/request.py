@@ -3,9 +3,9 @@
 api -> tokenizer          Submit, Abort, Tokenize, Detokenize
 tokenizer -> scheduler    Request, Abort
 
-`Submit` and `Request` carry sequences of one HTTP request: what all of them share (`SharedPart`), the prompts, and what each
-sequence has of its own (`SequencePart`). A request may take several messages. Senders encode the shared part and each prompt
-once (`encoded_part` in `engine/messages/__init__.py`), however many messages they travel in.
+`Submit` and `Request` carry sequences of one HTTP request: the part that all share (`SharedPart`), the prompts, and a part for
+each sequence (`SequencePart`). A request may take several messages. Senders encode the shared part and each prompt once
+(`encoded_part` in `engine/messages/__init__.py`), for all messages that carry them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _OWN_BYTES = 64  # bound on a sequence in a record, besides its ids and tokens
 class SharedPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Part of an HTTP request that all its sequences share, from the api process to the scheduler."""
 
-    key: str  # of the HTTP request, unique in the run: what waits for a ring waits in one queue for each
-    api: str  # actor name to answer to
+    key: str  # of the HTTP request, unique in the run: messages that wait for a ring wait in one queue per key
+    api: str  # actor that gets the answers
     api_epoch: int
     sampling: SamplingParams
     text: TextOptions  # left empty on the way to the scheduler
     priority: int = 0  # lower runs first
     arrival_ns: int = 0  # CLOCK_MONOTONIC
     deadline_ns: int = 0  # CLOCK_MONOTONIC, 0: none
-    pinned_replica: int = -1  # the one that the client asks for; -1: any
-    media: list[MediaItem] = []  # of its one prompt, in order
+    pinned_replica: int = -1  # replica requested by the client; -1: any
+    media: list[MediaItem] = []  # of its single prompt, in order
     mask_bounds: bytes = b""  # int32 [prompt tokens, 2]: first and last key that each sees; empty: causal
     options: PromptOptions = PromptOptions()
-    source: str = ""  # who sent it, where that is known: sources take turns wherever work is slow
+    source: str = ""  # the user that sent it, if known: sources take turns where work is slow
 
 
 class SequencePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Part of an HTTP request that one sequence has of its own. Sent again with `attempt + 1` after a crash."""
+    """Part of an HTTP request that belongs to one sequence. Sent again with `attempt + 1` after a crash."""
 
     request_id: str  # unique in the run
     group_id: str = ""  # shared by the sequences of one prompt
@@ -47,11 +47,11 @@ class SequencePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     attempt: int = 0
     resume_token_ids: bytes = b""  # int32, tokens that the api process already has
     num_scored_prompt_tokens: int = 0  # log-probabilities that the api process already has
-    replica: int = -1  # of the attempt before; -1: there was none, or the api process has not heard
+    replica: int = -1  # of the previous attempt; -1: none, or not known yet to the api process
 
     @property
     def max_bytes(self) -> int:
-        """Bound on the bytes that the sequence adds to a record that has its shared parts."""
+        """Bound on the bytes that the sequence adds to a record, without the shared parts."""
         return _OWN_BYTES + len(self.request_id) + len(self.group_id) + len(self.resume_token_ids)
 
 
@@ -67,7 +67,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Forget a sequence or a call: its client left, its deadline passed, or the tokenizer found a stop string."""
+    """Forget a sequence or a call: the client disconnected, its deadline passed, or the tokenizer found a stop string."""
 
     request_id: str  # or the call id
     attempt: int  # attempts up to this one
@@ -80,10 +80,10 @@ class Tokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     prompt: Prompt
     returns_tokens: bool = False  # the bytes of each token as well
     media: list[MediaItem] = []
-    truncate_prompt_tokens: int = 0  # as of `TextOptions`, beside an answer of `max_tokens`
+    truncate_prompt_tokens: int = 0  # as in `TextOptions`, with room for an answer of `max_tokens`
     max_tokens: int = -1
     source: str = ""
-    attempt: int = 0  # 1 and up: it was taken before, by a tokenizer that died
+    attempt: int = 0  # 1 and up: sent before to a tokenizer that died
 
 
 class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -91,7 +91,7 @@ class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
     api: str
     token_ids: bytes  # int32
     source: str = ""
-    attempt: int = 0  # as of `Tokenize`
+    attempt: int = 0  # as in `Tokenize`
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer -> scheduler
@@ -99,22 +99,22 @@ class Detokenize(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 class TokenizedPrompt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     token_ids: bytes  # int32
-    max_tokens: int  # that its sequences may have
+    max_tokens: int  # limit for each of its sequences
     units: tuple[MediaUnit, ...] = ()  # in the prompt's order
-    is_thinking: bool = False  # it ends inside thinking
-    second_start: int = 0  # first token of the second text, of two that the model tells apart; 0: there is one text
+    is_thinking: bool = False  # the prompt ends inside reasoning
+    second_start: int = 0  # first token of the second of two texts that the model distinguishes; 0: there is one text
 
 
 class Request(msgspec.Struct, tag=True, array_like=True, gc=False):
     """Tokenized sequences of one HTTP request on their way to the scheduler."""
 
     tokenizer: str
-    shared: SharedPart  # its sampling parameters resolved, but for what each prompt and sequence has of its own
+    shared: SharedPart  # with resolved sampling parameters, except those that differ per prompt or sequence
     prompts: list[TokenizedPrompt]
     sequences: list[SequencePart]
 
     def per_sequence(self) -> list[SequenceRequest]:
-        """Each sequence by itself, in order."""
+        """Return each sequence by itself, in order."""
         return [
             SequenceRequest(self.tokenizer, self.shared, self.prompts[own.prompt_index], own, self._sampling(own))
             for own in self.sequences
@@ -130,7 +130,7 @@ class Request(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class SequenceRequest(msgspec.Struct, frozen=True, gc=False):
-    """One sequence of a `Request`, as the scheduler holds it; the parts are those of the message."""
+    """One sequence of a `Request` in the scheduler, with the parts of the message."""
 
     tokenizer: str
     shared: SharedPart
