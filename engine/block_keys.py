@@ -1,7 +1,7 @@
-"""The keys of KV blocks: what the scheduler's prefix index and KV events name blocks by, and the tokenizer looks prompts up by.
+"""Keys of KV blocks. The scheduler's prefix index and KV events name blocks by them, and tokenizers look prompts up by them.
 
-A full block's key is chained: `hash_block(parent key, its token ids)`, so that equal keys mean equal tokens all the way from
-the first position. What a block's KV depends on besides token ids is in the key too (`BlockExtras`).
+A full block's key is chained: `hash_block(parent key, its token ids)`, so that equal keys mean equal tokens from the first
+position on. A key also covers everything besides token ids that a block's KV depends on (`BlockExtras`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ KEY_BYTES = 32
 
 
 def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
-    """The key of a full block: blake2b over the parent's key, the block's int32 token ids and whatever else its KV depends
-    on."""
+    """Return the key of a full block: blake2b over the parent's key, the block's int32 token ids and everything else that its
+    KV depends on."""
     digest = blake2b(parent, digest_size=KEY_BYTES)
     digest.update(token_ids)
     if extra:
@@ -33,11 +33,11 @@ def hash_block(parent: bytes, token_ids: bytes, extra: ExtraKeys = ()) -> bytes:
 class BlockExtras:
     """Everything besides token ids that a prompt's block keys depend on.
 
-    The contents of the adapter, with index -1, are in every block; the first block has the salt, which separates requests of
-    different salts. Each block names the units that overlap it, with the first of their tokens that is there. Causal tokens see
-    every key up to themselves. Where a block has other tokens, its key holds the first and last key that they see; where one of
-    them sees keys behind the block, also the ids, units and bounds of the tokens up to the last of these keys, on which its KV
-    depends.
+    The adapter's fingerprint, with index -1, is in every key; the first block's key has the salt, which separates requests with
+    different salts. Each key names the units that overlap its block, with the first of their tokens in the block. Causal tokens
+    see all positions up to their own. If a block has other tokens, its key covers the first and last position that they see; if
+    one of them sees positions behind the block, also the ids, units and bounds of the tokens up to the last of these positions,
+    because the KV depends on them.
     """
 
     __slots__ = ("_adapter", "_bounds", "_ends", "_salt", "_units", "forward_spans")
@@ -46,7 +46,7 @@ class BlockExtras:
         self, units: Sequence[tuple[int, int, bytes]], bounds: Sequence[int] = (), salt: str = "", adapter: str = ""
     ) -> None:
         """`units`: start, end and hash of each, in order. `bounds`: first and last key of each prompt token; none: causal.
-        `adapter`: its contents, in hexadecimal."""
+        `adapter`: its fingerprint, hexadecimal."""
         self._adapter = bytes.fromhex(adapter)
         self._units = units
         self._salt = salt.encode()
@@ -63,7 +63,7 @@ class BlockExtras:
         salt: str = "",
         adapter: AdapterUse | None = None,
     ) -> BlockExtras | None:
-        """None: the keys hold token ids alone."""
+        """Return None if the keys cover token ids alone."""
         if not units and not mask_bounds and not salt and adapter is None:
             return None
         spans = [(unit.start, unit.start + unit.num_tokens, media[unit.item].unit_hashes[unit.index]) for unit in units]
@@ -73,7 +73,7 @@ class BlockExtras:
         """Return the extra keys of the block of positions [start, end)."""
         index = bisect_right(self.forward_spans, (end, 0)) - 1  # the last that begins before the block ends
         reach = max(end, self.forward_spans[index][1]) if index >= 0 else end
-        extra: list[bytes | tuple[bytes, int]] = [(self._adapter, -1)] if self._adapter else []  # no salt reads like it
+        extra: list[bytes | tuple[bytes, int]] = [(self._adapter, -1)] if self._adapter else []  # a salt cannot look like this
         extra += [self._salt] if self._salt and not start else []
         for unit_start, _, unit_hash in self._units[bisect_right(self._ends, start) :]:
             if unit_start >= reach:
@@ -86,7 +86,7 @@ class BlockExtras:
 
 
 def forward_spans(bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the spans [start, end) of positions that see others ahead, in order and apart: a step computes all or none of a
+    """Return the spans [start, end) of positions that see later ones, in order and separate: a step computes all or none of a
     span."""
     spans: list[tuple[int, int]] = []
     for position, last in enumerate(bounds[1::2]):

@@ -1,4 +1,4 @@
-"""The one exception tree. A message says what, the actual value, the limit and the remedy."""
+"""The one exception tree. A message says what is wrong, the value, the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_MESSAGE_BYTES = 8192
 
 
 def sayable(message: str) -> str:
-    """A message that may quote the files of strangers, as a record can take it: of one too long the two ends, and text that can
-    be sent (JSON may hold halves of surrogate pairs)."""
+    """Make a message, which may quote files of strangers, fit for a record: keep both ends of a long one, and drop text that
+    cannot be sent (JSON may hold halves of surrogate pairs)."""
     data = message.encode(errors="backslashreplace")
     if len(data) > MAX_MESSAGE_BYTES:
         end = MAX_MESSAGE_BYTES // 2 - 3
@@ -36,19 +36,19 @@ def sayable(message: str) -> str:
 
 
 class CheckpointError(TokamakError):
-    """A checkpoint is missing, unreadable or does not match its config. What it says is `sayable`."""
+    """A checkpoint is missing, unreadable or does not match its config. Its message is `sayable`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(sayable(message))
 
 
 class ContentsError(CheckpointError):
-    """A checkpoint does not hold the weights any more that are in use under its name."""
+    """A checkpoint no longer holds the weights that are in use under its name."""
 
 
 class OutsideError(TokamakError):
-    """Something outside the engine took away what an actor works with. The actor ends and is started again; that is not counted
-    for --restart-limit."""
+    """Something outside the engine took away a resource of an actor. The actor is restarted, which does not count for
+    --restart-limit."""
 
 
 class RequestError(TokamakError):
@@ -64,4 +64,4 @@ class RequestError(TokamakError):
 
 
 class ControlError(TokamakError):
-    """An operator's command could not be carried out, or was not answered."""
+    """An operator's command failed or got no reply."""

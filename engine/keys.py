@@ -1,9 +1,9 @@
-"""Keys and other secrets: what is kept of them, and where.
+"""Keys and other secrets: what is stored, and where.
 
-Of keys that clients send (API, admin) configuration, manifest and every process hold digests, which is what a request's key is
-compared by. What the api process signs links to an object store with has to be known as it is: it reaches that process in its
-environment, and no file. On the command line secrets are readable by every user of the machine, so the launcher
-overwrites them there once they are read.
+Of keys that clients send (API, admin), the configuration, the manifest and all processes hold only digests; the key of a
+request is compared by its digest. The secret with which the api process signs links to an object store is needed as it is: it
+reaches that process in its environment, never in a file. Secrets on the command line are readable by every user of the machine,
+so the launcher overwrites them once it has read them.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _READ_BY_LAUNCHER = ("API_KEY", "API_KEY_PRIORITY", "ADMIN_KEY", "OBJECT_STORE_S
 _HIDDEN = (_VARIABLE, "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", *(f"TOKAMAK_{name}" for name in _READ_BY_LAUNCHER))
 _OPTIONS = tuple(f"--{name.lower().replace('_', '-')}" for name in _READ_BY_LAUNCHER)
 _MIN_ABBREVIATION = len("--ap")
-_ARG_START, _ARG_END = 45, 46  # of /proc/PID/stat, behind the name
+_ARG_START, _ARG_END = 45, 46  # of /proc/PID/stat, counted after the name
 
 
 def key_digest(key: str | bytes) -> str:
-    """blake2b of a key, 32 bytes in hexadecimal digits; empty where there is no key."""
+    """Return the blake2b digest of a key as 64 hexadecimal digits; empty for no key."""
     data = key.encode() if isinstance(key, str) else key
     return blake2b(data, digest_size=32).hexdigest() if data else ""
 
 
 def without_secrets(config: EngineConfig) -> EngineConfig:
-    """Return the part of the configuration that may be written to a file."""
+    """Return the configuration without secrets, which may be written to a file."""
     return msgspec.structs.replace(config, **dict.fromkeys(_SIGNING, ""))
 
 
 def with_secrets(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
-    """`without_secrets` undone, in a process that `environment_of` was made for."""
+    """Return the configuration with the secrets again, in a process that got them from `environment_of`."""
     secrets = msgspec.json.decode(environment.get(_VARIABLE, "{}"), type=dict[str, str])
     return msgspec.structs.replace(config, **secrets) if secrets else config
 
 
 def environment_of(config: EngineConfig, role: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an actor: of the secrets that the launcher has read only those that its role needs."""
+    """Return the environment of an actor, with only those secrets that its role needs."""
     kept = {name: value for name, value in environment.items() if name not in _HIDDEN}
     secrets = {name: value for name in _SIGNING if (value := getattr(config, name))}
     if role == "api" and secrets:

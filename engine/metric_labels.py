@@ -1,9 +1,9 @@
-"""Values of metric labels, for the rows (`engine/metrics.py`) and for the code that writes them."""
+"""Values of metric labels, for `engine/metrics.py` and for the code that writes the metrics."""
 
 from __future__ import annotations
 
 HTTP_STATUSES = ("2xx", "4xx", "5xx")
-HTTP_ROUTES = (  # that are timed each by itself; a path is that of the first which is its beginning
+HTTP_ROUTES = (  # timed separately; a path belongs to the first one that it begins with
     "/v1/chat/completions/render",
     "/v1/chat/completions",
     "/v1/completions",
@@ -36,8 +36,8 @@ HTTP_ROUTES = (  # that are timed each by itself; a path is that of the first wh
 OTHER_ROUTE = "other"
 WEIGHT_CACHE_OUTCOMES = ("hit", "miss", "damaged")
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")
-ROW_CANDIDATES = {"all": ("cuda",), "draw": ("sample",)}  # CUDA's rows, taken where their numbers are right
-OP_CANDIDATES = {  # as ops/paddle/fused.py has them, by what is checked
+ROW_CANDIDATES = {"all": ("cuda",), "draw": ("sample",)}  # CUDA variants, used where their results are right
+OP_CANDIDATES = {  # as in ops/paddle/fused.py, by what is checked
     "linear": ("tiles_of_512", "tiles_of_128", "reference"),
     "rms_norm": ("fused_rms_norm", "reference"),
     "rotary": ("fused_rotary_position_embedding", "reference"),

@@ -1,9 +1,9 @@
-"""Names of all metrics, once: the rows of each role, with kind, unit and help.
+"""The one list of all metrics: those of each role, with kind, unit and help.
 
-The supervisor makes the counters file from these rows (one cell per row and actor, each with one writer; of draft positions
-those that the engine has). `/metrics`, `tokamak top` and `tokamak ctl counters` print whatever rows the file has, so a new
-metric is one line here and one call where it happens. Names and meanings follow vLLM's where it has one; `/metrics` prints them
-with the prefix `tokamak:` (`--metrics-prefix`).
+The supervisor creates the counters file from it (one cell per metric and actor, each with one writer; of draft positions only
+those in use). `/metrics`, `tokamak top` and `tokamak ctl counters` print whatever the file has, so a new metric is one line
+here and one call where it happens. Names and meanings follow vLLM's where it has the metric; `/metrics` prints them with the
+prefix `tokamak:` (`--metrics-prefix`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A row: `labels` are fixed label pairs; the actor's name is added as label `actor` by the counters file."""
+    """A metric: `labels` are fixed label pairs; the actor's name is added as label `actor` by the counters file."""
 
     name: str
     kind: Kind
@@ -44,7 +44,7 @@ class Metric(msgspec.Struct, frozen=True):
     bounds: tuple[float, ...] = ()  # upper bucket bounds of a histogram, ascending, without +Inf
 
     def place(self, label: str) -> int:
-        """Return the draft position, or the adapter slot, that this row alone counts; -1: none."""
+        """Return the draft position or adapter slot that this metric counts; -1: none."""
         return int(dict(self.labels).get(label, -1))
 
 
@@ -316,5 +316,5 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
 
 
 def metrics_of(role: str) -> tuple[Metric, ...]:
-    """The rows that an actor of `role` writes."""
+    """Return the metrics that an actor of `role` writes."""
     return EVERY_ROLE + BY_ROLE[role]

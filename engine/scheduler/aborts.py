@@ -1,7 +1,7 @@
-"""Sequences that end early: their client left, their deadline passed, an operator said so, or their tokenizer or api died.
+"""Sequences that end early: client disconnected, deadline passed, aborted by an operator, or their tokenizer or api died.
 
-Used by the scheduler process alone. An aborted sequence gets no further token; its slot and blocks come free with the last step
-in flight that has it, that is within a step or two.
+Used by the scheduler process alone. An aborted sequence gets no further token; its slot and blocks are freed after the last
+step in flight that has it, within a step or two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.scheduler.batch_state import BatchState
 from engine.scheduler.results import ending_output
 from engine.scheduler.sequence import Sequence
 
-RETURN_TIMEOUT_NS = 30_000_000_000  # a tokenizer loads in seconds; a sequence that it finds to have ended never returns
+RETURN_TIMEOUT_NS = 30_000_000_000  # a tokenizer loads in seconds; a sequence that it finds ended never comes back
 
 
 class Aborts:
@@ -31,14 +31,14 @@ class Aborts:
         return self._deadlines[0][0] if self._deadlines else 0
 
     def watch(self, sequence: Sequence) -> None:
-        """Abort the sequence at its deadline, should it have one."""
+        """Abort the sequence at its deadline, if it has one."""
         if sequence.request.shared.deadline_ns:
             heapq.heappush(
                 self._deadlines, (sequence.request.shared.deadline_ns, sequence.rank[-1], sequence.request.own.request_id)
             )
 
     def expire(self, now_ns: int) -> int:
-        """Abort what is overdue; how many."""
+        """Abort overdue sequences; return how many."""
         num_expired = 0
         while self._deadlines:
             deadline_ns, order, request_id = self._deadlines[0]
@@ -53,7 +53,7 @@ class Aborts:
         return num_expired
 
     def abort(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence and tell its reader why."""
+        """End a sequence and report the reason to its reader."""
         sequence.reader.add(ending_output(sequence, reason))
         self.drop(sequence)
 
@@ -63,30 +63,31 @@ class Aborts:
         self._batch.finish(sequence)
 
     def abort_all(self) -> int:
-        """End everything; how many."""
+        """End all sequences; return how many."""
         sequences = list(self._batch.sequences.values())
         for sequence in sequences:
             self.abort(sequence, "abort")
         return len(sequences)
 
     def abort_request(self, request_id: str) -> int:
-        """End the sequence of this id, or all sequences of the HTTP request of this id (from which `api/submission.py`
-        makes theirs). Return how many."""
+        """End the sequence of this id, or all sequences of the HTTP request of this id (`api/submission.py` derives theirs from
+        it). Return how many."""
         sequences = [sequence for name, sequence in self._batch.sequences.items() if request_id in _names_of(name)]
         for sequence in sequences:
             self.abort(sequence, "abort")
         return len(sequences)
 
     def drop_api(self, api: str, epoch: int) -> None:
-        """`api` was started again; the connections of its predecessor are gone."""
+        """Drop the sequences of an api process that was restarted: its connections are gone."""
         self._batch.waiting.api_died(api)
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.shared.api == api and sequence.request.shared.api_epoch < epoch:
                 self.drop(sequence)
 
     def drop_tokenizer(self, tokenizer: str, epoch: int) -> None:
-        """`tokenizer` was started again and knows none of its predecessor's sequences; the api process submits them anew. They
-        are not counted as aborted: each goes on as another attempt, and would find its own prompt in the prefix cache."""
+        """Drop the sequences of a tokenizer that was restarted and no longer knows them; the api process submits them again.
+        They are not counted as aborted: each continues as another attempt, and would find its own prompt in the prefix cache.
+        """
         deadline_ns = time.monotonic_ns() + RETURN_TIMEOUT_NS
         for sequence in list(self._batch.sequences.values()):
             if sequence.request.tokenizer == tokenizer and sequence.tokenizer_epoch < epoch:
@@ -95,8 +96,8 @@ class Aborts:
 
 
 def _names_of(request_id: str) -> set[str]:
-    """The ids by which an operator may mean a sequence: its own, its group's (without the sequence's number), its HTTP
-    request's. What a client chose ends with a `~` and may have hyphens of its own."""
+    """Return the ids by which an operator may name a sequence: its own, its group's (without the sequence's number), its HTTP
+    request's. The part that a client chose ends with a `~` and may contain hyphens."""
     names = {request_id, request_id.partition("~")[0]}
     group_id = request_id.rpartition("-")[0]
     if group_id and ("~" in group_id) == ("~" in request_id):

@@ -1,12 +1,12 @@
-"""The scheduler: decides what the ranks compute next, and tells the tokenizers what came of it.
+"""The scheduler: decides what the ranks compute next, and sends the results to the tokenizers.
 
-One process. It owns every queue, batch slot and block table; a rank holds nothing that cannot be made again from what is
-here. Read `SchedulerActor.do_work` first. The parts, one noun each:
+One process. It owns every queue, batch slot and block table; everything that a rank holds can be restored from here. Read
+`SchedulerActor.do_work` first. The parts, one noun each:
 
-    admission.py     Request -> Sequence, or 400 / 429      policy.py          what runs in the next step: pure decisions
-    sequence.py      its tokens and what it holds           dispatch.py        Steps to the ranks, steps in flight
-    intake.py        new requests that are held (experts)      results.py         results of steps
-    step_cost.py     how long a step takes                  prefill_shares.py  between the prompts of a step
+    admission.py     Request -> Sequence, or 400 / 429      policy.py          pure decisions on the next step
+    sequence.py      its tokens and resources               dispatch.py        Steps to the ranks, steps in flight
+    intake.py        held new requests (shared experts)     results.py         results of steps
+    step_cost.py     time of a step                         prefill_shares.py  shares of the prompts of a step
     queues.py        sequences in their order               fair_share.py      fair turns between sources
     batch_state.py   all sequences, slots, the block pool   delivery.py        outputs to the tokenizers
     block_pool.py    blocks, with prefix_cache.py           block_events.py    changes of the index, to the cache actor
@@ -14,7 +14,7 @@ here. Read `SchedulerActor.do_work` first. The parts, one noun each:
     ranks.py         ranks that are present                 weight_state.py    the state machine of the weights
     stats.py         metrics                                weight_updates.py  commands about the weights
     encoder_cache.py features of media                      encoder_work.py    the next work of the encoder
-    grammars.py      which of them the ranks have compiled
+    grammars.py      grammars that the ranks have compiled
 
     tokenizers --Request, Abort--> admission, waiting, running --Step--> ranks --StepResult--> results --Outputs--> tokenizers
 """
@@ -67,13 +67,13 @@ from engine.scheduler.weight_state import WeightState
 from engine.scheduler.weight_updates import WeightUpdates
 from shm.broadcast import BroadcastWriter
 
-SLOT_PATIENCE_NS = 250_000_000  # that a source without a running sequence waits before another gives a slot up
-STEP_BYTES = 256  # of a Step besides its starts, and what each row adds
+SLOT_PATIENCE_NS = 250_000_000  # how long a source without a running sequence waits before another gives up a slot
+STEP_BYTES = 256  # of a Step besides its starts, and for each row
 STEP_BYTES_PER_ROW = 64
-ROW_BYTES = 12  # of a unit whose rows the ranks hear of; a step reads as many as it has tokens at most
-RESULT_BYTES = 256  # of a StepResult besides log-probabilities of prompts, and what each sampled token adds
-RESULT_BYTES_PER_TOKEN = 64  # and the best tokens
-MIN_RESULT_BYTES = 256  # one token's
+ROW_BYTES = 12  # for a unit with rows that the ranks must know; a step reads at most as many as it has tokens
+RESULT_BYTES = 256  # of a StepResult besides log-probabilities of prompts, and for each sampled token
+RESULT_BYTES_PER_TOKEN = 64  # and for each of the best tokens
+MIN_RESULT_BYTES = 256  # of one token
 
 
 def result_bytes_per_token(config: EngineConfig) -> int:
@@ -82,7 +82,7 @@ def result_bytes_per_token(config: EngineConfig) -> int:
 
 
 class SchedulerActor(Actor):
-    """Glue: messages in, the loop, gauges. Decisions are in the parts."""
+    """Wires the parts together: messages, the loop, gauges. The parts make all decisions."""
 
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
@@ -141,9 +141,9 @@ class SchedulerActor(Actor):
             self.stats.show,
             self.encoder,
         )
-        self.orders = SchedulerCommands(self.weights, self.ranks, self.aborts, self.weight_updates)
+        self.commands = SchedulerCommands(self.weights, self.ranks, self.aborts, self.weight_updates)
         self._adapters = AdapterRegistry(context) if config.max_loras else None
-        self._held_until_ns = 0  # by the last plan; 0: nobody
+        self._held_until_ns = 0  # by the last plan; 0: not held
         self._passed_over: Sequence | None = None  # by the last plan
         self._cost = StepCost(int(config.max_step_time_ms * 1e6))
         self._kind = StepKind.DECODE if config.enable_expert_parallel and not config.ep_mixed_steps else StepKind.MIXED
@@ -176,14 +176,14 @@ class SchedulerActor(Actor):
         self.stats.show()
 
     def do_work(self) -> int:
-        """One turn: orders and deadlines, then steps while there is room for one, then whatever can be sent."""
+        """One turn: commands and deadlines, then steps while there is room, then send what can be sent."""
         num_done = self.aborts.expire(time.monotonic_ns()) + self.weight_updates.advance() + self.dispatcher.flush()
         if self.encoder is not None:
             num_done += self.encoder.advance(time.monotonic_ns())
-        self._held_until_ns = 0  # where nothing can be dispatched, whatever changes that wakes the loop
+        self._held_until_ns = 0  # if nothing can be dispatched, the event that changes this wakes the loop
         while self.weight_updates.can_dispatch and self.ranks.are_complete and self.dispatcher.has_room and self._dispatch():
             num_done += 1
-        self.stats.show()  # before anyone hears of it: who has an answer finds the gauges as it left them
+        self.stats.show()  # before answers are sent: a client with an answer finds up-to-date gauges
         num_done += self.delivery.flush() + self.block_events.flush()
         self.stats.show_slow_streams()
         return num_done
@@ -212,12 +212,12 @@ class SchedulerActor(Actor):
             case Pixels() | PixelsFailed():
                 self._on_pixels(message)
             case BlocksMoved():
-                self._dropped.add(1)  # no tiers yet, so nothing was asked for
+                self._dropped.add(1)  # there are no tiers yet, so no move was requested
             case _:
                 raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_command(self, command: Command) -> Reply | None:
-        return self.orders.handle(command)
+        return self.commands.handle(command)
 
     def on_peer(self, name: str, epoch: int) -> None:
         match role_of(name):
@@ -232,7 +232,7 @@ class SchedulerActor(Actor):
                     self.ranks.restarted(self.context.ranks.index(name), epoch)
 
     def _dispatch(self) -> bool:
-        """Choose and send the next step. False where there is nothing to do now."""
+        """Choose and send the next step. Return False if there is none to send now."""
         begin_ns = time.monotonic_ns()
         batch = self.batch
         parts = None if self.encoder is None else self.encoder.next_parts()
@@ -279,7 +279,7 @@ class SchedulerActor(Actor):
         return bool(output.rows or output.trimmed) or parts is not None or output.preempted is not None
 
     def _intake(self, now_ns: int) -> Intake | None:
-        """Return None where no request waits, or none is held."""
+        """Return None if no request waits, or none is held."""
         config, batch = self.context.config, self.batch
         if not config.enable_expert_parallel or not len(batch.waiting):
             return None
@@ -308,7 +308,7 @@ class SchedulerActor(Actor):
             trace_result(self.context.tracer, step, num_taken, now_ns)
 
     def _on_missing(self, encoder: EncoderWork, result: StepResult) -> None:
-        """A rank lacks features or pixels, and did not run the step: they are made again, and the steps go out again."""
+        """Rebuild features or pixels that a rank lacks, and send the steps again that it did not run."""
         self._dispatched_again.add(self.dispatcher.give_up_flight())
         self.batch.rollback_in_flight()
         self.context.log.debug("skipped step %d: %s", result.step_id, result.missing.values())
@@ -344,7 +344,7 @@ class SchedulerActor(Actor):
         num_cached_tokens = self.batch.hits_of_earlier_attempt(request)
         self.batch.waiting.came_back(request.own.request_id)
         stream = self.delivery.stream(request.tokenizer)
-        is_resubmitted = request.own.attempt > 0  # what was taken once is not refused
+        is_resubmitted = request.own.attempt > 0  # a request that was accepted once is not rejected
         waiting = (0, 0) if is_resubmitted else self.batch.num_waiting_of(request.shared.source)
         try:
             self._take_adapter(request)
@@ -356,8 +356,8 @@ class SchedulerActor(Actor):
         sequence.num_cached_tokens = num_cached_tokens  # as in the first attempt, which may have cached its own prompt
         finish_reason = finish_reason_of(sequence)
         if finish_reason:
-            # submitted again after a crash, with all of its tokens: what came before the crash had its last token, but was lost
-            # before it said that it was the last
+            # submitted again after a crash, with all of its tokens: the last token was delivered, but the finish reason was
+            # lost
             stream.add(ending_output(sequence, finish_reason))
             return
         is_new_request = known is None and not request.own.attempt
@@ -369,7 +369,7 @@ class SchedulerActor(Actor):
             self.context.tracer.span("queue", begin_ns, value=sequence.num_prompt_tokens, label=request.own.request_id)
 
     def _take_adapter(self, request: SequenceRequest) -> None:
-        """Raise 404 where its adapter is gone: the request came from an api process that died."""
+        """Raise 404 if the adapter is gone: the request came from an api process that died."""
         adapter = request.shared.options.adapter
         if adapter is not None:
             assert self._adapters is not None, "LoRA adapters are disabled; start the engine with --enable-lora"
@@ -393,7 +393,7 @@ class SchedulerActor(Actor):
         rank = self.context.ranks.index(sender)
         if hello.epoch < self.context.peer_epoch(sender):
             return
-        is_back = self.ranks.greet(rank, hello)
+        is_back = self.ranks.said_hello(rank, hello)
         has_joined = self.ranks.joined(rank, hello)
         if is_back or (has_joined and self.dispatcher.num_in_flight):
             self._dispatched_again.add(self.dispatcher.give_up_flight())

@@ -1,7 +1,7 @@
-"""The way into the scheduler: a `Request` becomes a `Sequence`, or is rejected for a reason that its user can act on.
+"""Admission to the scheduler: a `Request` becomes a `Sequence`, or is rejected for a reason that the user can fix.
 
-Used by the scheduler process alone. A request that passes here can run to its end alone in the engine; it cannot fail later for
-lack of room.
+Used by the scheduler process alone. A request that passes can run to its end when it is alone in the engine, so it cannot fail
+later for lack of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARED_FIELDS = (
     "grammar",
     "dry_breaker_token_ids",
 )
-MAX_INDEX_BYTES = 16  # by which the encoded `sample_index` and `max_tokens` of two samples may differ
+MAX_INDEX_BYTES = 16  # bytes by which the encoded `sample_index` and `max_tokens` of two sequences may differ
 
 
 class AdmissionControl:
@@ -54,8 +54,8 @@ class AdmissionControl:
     def accept(
         self, request: SequenceRequest, stream: Stream, num_waiting: int, num_own: int, tokenizer_epoch: int
     ) -> Sequence:
-        """Return the sequence of a new request. `num_own`: waiting sequences of its source, among `num_waiting`. RequestError:
-        429 where too many wait, 400 where it can never run."""
+        """Return the sequence of a new request. `num_own`: waiting sequences of its source, among `num_waiting`. Raises
+        RequestError: 429 if too many wait, 400 if it can never run."""
         self._check_queue(num_waiting, num_own)
         prompt = array("i", request.prompt.token_ids)
         sampling = request.sampling
@@ -94,7 +94,7 @@ class AdmissionControl:
         )
 
     def _media(self, request: SequenceRequest, extras: BlockExtras | None, num_tokens: int) -> SequenceMedia | None:
-        """Return the parts of the prompt that are not causal text. RequestError where one of them can never be computed."""
+        """Return the parts of the prompt that are not causal text. Raises RequestError if one of them can never be computed."""
         config = self._config
         bounds = array("i", request.shared.mask_bounds)
         if bounds:
@@ -123,7 +123,7 @@ class AdmissionControl:
         return media
 
     def _num_bytes(self, sampling: SamplingParams) -> int:
-        """At most what it takes, encoded. The samples of a request share their long parts, which may be very long."""
+        """Return a bound on the encoded size. The sequences of a request share their long parts, which may be very long."""
         is_shared = all(getattr(sampling, name) is getattr(self._sized, name) for name in SHARED_FIELDS)
         if not is_shared or not self._num_sized_bytes:
             self._sized = sampling
@@ -164,7 +164,7 @@ class AdmissionControl:
 
 
 def _check_bounds(bounds: array[int], num_tokens: int) -> None:
-    """RequestError where they are not a first and a last key for each prompt token."""
+    """Raise RequestError unless these are a first and a last visible position for each prompt token."""
     if len(bounds) != 2 * num_tokens:
         raise RequestError(
             f"attention_mask_offset has {len(bounds) // 2} entries, but the prompt has {num_tokens} tokens; send one "

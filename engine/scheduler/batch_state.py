@@ -1,8 +1,8 @@
-"""Every sequence that the scheduler knows: who waits, who runs, and the slots and blocks that each holds.
+"""All sequences of the scheduler: which wait, which run, and the slots and blocks they hold.
 
-Used by the scheduler process alone; the plans of `policy.py` and the results of steps are carried out here. A slot and the
-blocks of a sequence that ended or was preempted are given back when the last step in flight that has a row of it is over: until
-then a rank may still write to them.
+Used by the scheduler process alone; applies the plans of `policy.py` and the results of steps. The slot and blocks of a
+sequence that ended or was preempted are freed when the last step in flight with a row of it is over: until then a rank may
+still write to them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BatchState:
         on_stored: Callable[[list[CachedBlock]], None],
         num_wanted_by_new_requests: int = 0,
     ) -> None:
-        """`num_wanted_by_new requests`: drafts, until a worker says what pays."""
+        """`num_wanted_by_new_requests`: drafts of a new sequence, until a worker says how many pay."""
         self.num_wanted_by_new_requests = num_wanted_by_new_requests
         self.limits = limits
         self.pool = pool
@@ -39,29 +39,29 @@ class BatchState:
         self.waiting = WaitingQueue()
         self.leaders: dict[str, Sequence] = {}
         self.num_with_media = 0  # of the sequences
-        self._hits: dict[str, int] = {}  # cached tokens of those that ended last, by request id
+        self._hits: dict[str, int] = {}  # cached tokens of the sequences that ended last, by request id
         self._leaving: set[Sequence] = set()  # LEAVING or FINISHED, with steps in flight
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
-        # slots whose sequence is complete, and its tokens, since the last step; but those that nobody else may be told of
+        # slots with a sequence completed since the last step, and its tokens; without those that must stay private (salted)
         self.ended: list[tuple[int, int]] = []
         self._on_stored = on_stored
 
     @property
     def num_leaving(self) -> int:
-        """Samples that do not run any more but still hold a slot and blocks."""
+        """Sequences that no longer run but still hold a slot and blocks."""
         return len(self._leaving)
 
     @property
     def num_waiting(self) -> int:
-        """Everything that waits: in order, held at the intake, or on its way back from a preemption."""
+        """All waiting sequences: in the queue, held at the intake, or leaving the batch after a preemption."""
         return self.waiting.num_waiting + sum(sequence.state is SequenceState.LEAVING for sequence in self._leaving)
 
     def num_waiting_of(self, source: str) -> tuple[int, int]:
-        """All that wait, and those of a source among them."""
+        """Return the number of waiting sequences, and of those from `source`."""
         return self.num_waiting, self.waiting.num_of(source)
 
     def add(self, sequence: Sequence, is_new_request: bool = True) -> None:
-        """A sequence from the intake; one that replaces an earlier attempt is no new request."""
+        """Add a sequence from the intake; one that replaces an earlier attempt is no new request."""
         assert sequence.request.own.request_id not in self.sequences
         self.sequences[sequence.request.own.request_id] = sequence
         self.num_with_media += sequence.media is not None
@@ -77,19 +77,19 @@ class BatchState:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Prompt tokens that wait to be computed, without those that are known to be cached."""
+        """Prompt tokens of waiting sequences left to compute, without those known to be cached."""
         return self.waiting.num_tokens_to_compute + sum(
             max(0, sequence.num_prompt_tokens - sequence.num_computed) for sequence in self.running
         )
 
     def _estimate(self, sequence: Sequence) -> None:
-        """Estimate from the present cache how many tokens of a waiting sequence will have to be computed."""
+        """Estimate from the current cache how many tokens of a waiting sequence have to be computed."""
         num_hits = len(find_prefix(sequence, self.pool, self.limits)) * self.limits.block_size
         sequence.num_tokens_to_compute = sequence.num_tokens - num_hits
 
     def admit(self, admissions: list[Admission]) -> None:
         """Give waiting sequences their slots and the blocks of all their tokens."""
-        for admission in admissions:  # before anything is allocated, which might evict what was found
+        for admission in admissions:  # before anything is allocated, which might evict the cached blocks
             self.pool.acquire(admission.block_ids)
         for admission in admissions:
             self._admit(admission)
@@ -116,7 +116,7 @@ class BatchState:
             self.leaders[sequence.request.own.group_id] = sequence
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
-        """Make the block table hold `num_tokens` positions; the index of the first new block."""
+        """Make the block table hold `num_tokens` positions; return the index of the first new block."""
         first = len(sequence.block_ids)
         num_new_blocks = -(-num_tokens // self.limits.block_size) - first
         if num_new_blocks > 0:
@@ -124,18 +124,18 @@ class BatchState:
         return first
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the blocks that a running sequence holds for drafts which are not under way."""
+        """Free the blocks that a running sequence holds for drafts that are no longer in flight."""
         num_kept = num_blocks_kept(sequence, self.limits.block_size)
         self.pool.release(sequence.block_ids[num_kept:])
         del sequence.block_ids[num_kept:]
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to waiting, everything to be computed again."""
+        """Move a sequence back to waiting; all of it is computed again."""
         self._stop_running(sequence)
         self._leave(sequence, SequenceState.LEAVING)
 
     def finish(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended, for whatever reason."""
+        """Forget a sequence that has ended, for any reason."""
         if self.sequences.get(sequence.request.own.request_id) is sequence:
             del self.sequences[sequence.request.own.request_id]
             self._remember_hits(sequence)
@@ -151,20 +151,20 @@ class BatchState:
         self._leave(sequence, SequenceState.FINISHED)
 
     def _remember_hits(self, sequence: Sequence) -> None:
-        """Remember the cache hits of a sequence that ended: if a tokenizer dies with the news, the sequence is submitted
+        """Remember the cache hits of an ended sequence: if a tokenizer dies with the result, the sequence is submitted
         again."""
         self._hits[sequence.request.own.request_id] = sequence.num_cached_tokens
         if len(self._hits) > MAX_REMEMBERED_HITS:
             del self._hits[next(iter(self._hits))]
 
     def hits_of_earlier_attempt(self, request: SequenceRequest) -> int:
-        """Return how many prompt tokens an earlier attempt found in the prefix cache, which holds its own prompt since; -1: it
-        was not admitted, or there was none."""
+        """Return how many prompt tokens an earlier attempt found in the prefix cache, which has contained its own prompt since
+        then; -1: it was not admitted, or there was none."""
         num_cached_tokens = self._hits.pop(request.own.request_id, -1)
         return num_cached_tokens if request.own.attempt else -1
 
     def release_drained(self, sequence: Sequence) -> None:
-        """No step in flight has the sequence any more: what a leaving one holds is free."""
+        """Free the slot and blocks of a leaving sequence: no step in flight has it any more."""
         if sequence not in self._leaving:
             return
         self._leaving.remove(sequence)
@@ -179,8 +179,8 @@ class BatchState:
             self.waiting.push(sequence)
 
     def share_blocks(self, sequence: Sequence) -> None:
-        """Put the blocks into the prefix index that results have confirmed to be full and computed. Nothing that a step in
-        flight still writes, and nothing that was computed with other weights, gets in."""
+        """Index the blocks that results have confirmed to be full and computed. Blocks that a step in flight still writes, or
+        that were computed with other weights, are not indexed."""
         limits = self.limits
         num_full = sequence.num_confirmed // limits.block_size
         if (
@@ -205,7 +205,7 @@ class BatchState:
             self._on_stored(stored)
 
     def rollback_in_flight(self) -> None:
-        """The steps in flight are lost with a rank: running sequences start again from what results have confirmed."""
+        """Restart running sequences from their confirmed positions: the steps in flight were lost with a rank."""
         for sequence in self.running:
             sequence.rollback_in_flight(self.limits.first_position)
         for sequence in list(self._leaving):
@@ -213,7 +213,7 @@ class BatchState:
             self.release_drained(sequence)
 
     def preempt_all(self) -> None:
-        """Everything that runs goes back to waiting."""
+        """Move all running sequences back to waiting."""
         for sequence in list(self.running):
             self.preempt(sequence)
 

@@ -1,7 +1,7 @@
 """Changes of the prefix index on their way to the KV-event publisher: blocks stored, removed, all cleared.
 
-Used by the scheduler process alone. The publisher's picture may lag but never loses a change: events that its ring has no room
-for wait here. Where too many wait, or either side was started again, the picture is made anew from the index.
+Used by the scheduler process alone. The publisher's view may lag but never misses a change: events that do not fit its ring
+wait here. If too many wait, or if either side was restarted, the view is rebuilt from the index.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ class BlockEvents:
         self._outbox = BackloggedOutbox(outbox.send_bytes)
         self._pool = pool
         self._block_size = block_size
-        self._max_bytes = outbox.max_record_bytes - 256  # of the blocks in one message
-        self._block_bytes = 4 * block_size + KEY_BYTES + 16  # and what the key holds besides tokens
+        self._max_bytes = outbox.max_record_bytes - 256  # limit for the blocks in one message
+        self._block_bytes = 4 * block_size + KEY_BYTES + 16  # and the rest of the key
         self._max_blocks = max(1, self._max_bytes // self._block_bytes)
         self._outbox.post(BlocksCleared())
 
     def stored(self, entries: list[CachedBlock]) -> None:
-        """Blocks that entered the index."""
+        """Queue blocks that entered the index."""
         self._take_evictions()
         self._outbox.post(*self._chains(entries))
 
     def cleared(self) -> None:
-        """Drop the changes that wait: the index was emptied."""
+        """Drop the queued changes: the index was emptied."""
         self._pool.prefix_cache.evicted_keys.clear()
         self._outbox.clear()
         self._outbox.post(BlocksCleared())
 
     def draw_anew(self) -> None:
-        """Tell the publisher to forget everything, then send it the whole index."""
+        """Make the publisher forget everything, then send it the whole index."""
         self.cleared()
         self.stored(list(self._pool.prefix_cache))
 
     def flush(self) -> int:
-        """Send what there is room for. The number of messages sent."""
+        """Send as much as fits; return the number of messages sent."""
         self._take_evictions()
         num_sent = self._outbox.flush()
         if len(self._outbox) > MIN_BACKLOG + self._pool.num_blocks:
@@ -63,7 +63,7 @@ class BlockEvents:
         keys.clear()
 
     def _chains(self, entries: list[CachedBlock]) -> Iterator[BlocksStored]:
-        """`entries` cut where one is not the parent of the next, and where a message would be too long."""
+        """Split `entries` where one is not the parent of the next, and where a message would be too long."""
         start = num_bytes = 0
         for end in range(1, len(entries) + 1):
             num_bytes += self._num_bytes(entries[end - 1])

@@ -1,11 +1,11 @@
 """Cuts of a prompt with media into chunks. Pure decisions.
 
-A cut at position p ends one chunk and begins the next. There is none strictly inside a **span** [first, end): a unit (a
-picture, or a temporal grid row of a video), or tokens that see keys behind themselves. Spans come in lists, each in order and
-without overlap.
+A cut at position p ends one chunk and begins the next. No cut may lie strictly inside a **span** [first, end): a unit (an
+image, or a temporal grid row of a video), or tokens that see later positions. Spans come in lists, each sorted and without
+overlap.
 
-Among the ways with the fewest chunks, the one with the smallest largest chunk is taken: a step's time is that of its tokens,
-and other requests in its steps wait for the longest.
+Among the cuts with the fewest chunks, the one with the smallest largest chunk wins: a step takes as long as its tokens, and
+other requests in these steps wait for the longest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 def last_cut(start: int, end: int, *lists: Sequence[Span]) -> int:
-    """The last legal cut in (start, end]; `start`: there is none."""
+    """Return the last legal cut in (start, end]; `start`: there is none."""
     before = end + 1
     while start < end < before:
         before = end
@@ -29,7 +29,7 @@ def last_cut(start: int, end: int, *lists: Sequence[Span]) -> int:
 
 
 def balanced_cut(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) -> int:
-    """Return the end of the first chunk of [start, end), of at most `max_tokens`; `start`: there is no way."""
+    """Return the end of the first chunk of [start, end), with at most `max_tokens`; `start`: impossible."""
     num_chunks = _num_chunks(start, end, max_tokens, *lists)
     if not num_chunks:
         return start
@@ -44,12 +44,12 @@ def balanced_cut(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) 
 
 
 def uncut(start: int, spans: Sequence[Span], max_tokens: int) -> list[Span]:
-    """Return the spans that end after `start` and fit a chunk whole, each from `start` on."""
+    """Return the spans that end after `start` and fit a chunk as a whole, each cut to begin at `start` or later."""
     return [(max(start, first), end) for first, end in spans if end > start and end - max(start, first) <= max_tokens]
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """Spans in order, those that overlap as one."""
+    """Return the spans in order, with overlapping ones merged."""
     found: list[Span] = []
     for first, end in sorted(spans):
         if found and first < found[-1][1]:
@@ -60,7 +60,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _num_chunks(start: int, end: int, max_tokens: int, *lists: Sequence[Span]) -> int:
-    """Return how many chunks there are where each is as long as it can be, which is the fewest; 0: there is no way."""
+    """Return the smallest number of chunks, each as long as possible; 0: impossible."""
     count = 0
     while start < end:
         cut = last_cut(start, min(end, start + max_tokens), *lists)

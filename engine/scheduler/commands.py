@@ -1,7 +1,7 @@
 """Operators' commands to the scheduler: pause, resume, reload, clear, reset the caches, abort.
 
-Used by the scheduler process alone. A command is checked here, and answered at once or handed to `weight_updates.py`, which
-carries it out and answers when it is done.
+Used by the scheduler process alone. A command is checked here, and either answered at once or passed to `weight_updates.py`,
+which replies when it is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEVELS = ("pause", "sleep")
 
 
 class SchedulerCommands:
-    """Takes orders."""
+    """Checks commands and carries them out."""
 
     def __init__(self, weights: WeightState, ranks: Ranks, aborts: Aborts, updates: WeightUpdates) -> None:
         self._weights = weights
@@ -40,7 +40,7 @@ class SchedulerCommands:
         self._updates = updates
 
     def handle(self, command: Command) -> Reply | None:
-        """Answer an order, or begin it: then None, and its Reply is sent when it is done."""
+        """Reply to a command, or begin it and return None: its Reply is sent when it is done."""
         try:
             return self._begin_order(command.command_id, command.order)
         except RequestError as error:

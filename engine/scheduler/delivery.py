@@ -1,8 +1,8 @@
-"""Messages to each tokenizer, in order, without ever waiting for one.
+"""Messages to the tokenizers, in order, without waiting for any of them.
 
-Used by the scheduler process alone. Outputs gather during a turn and leave as one record per tokenizer. Records that a full
-ring refuses wait in that stream's backlog. Until they are sent the stream is slow and its sequences get no more tokens, so the
-backlog cannot grow beyond the tokens that are being computed.
+Used by the scheduler process alone. Outputs are collected during a turn and sent as one record per tokenizer. Records that do
+not fit a full ring wait in the stream's backlog. Until they are sent the stream is slow and its sequences get no more tokens,
+so the backlog is limited to the tokens in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.process.outbox import BackloggedOutbox, Outbox, earliest
 
 
 class Stream:
-    """The way to one tokenizer."""
+    """Outputs to one tokenizer."""
 
     __slots__ = ("_max_record_bytes", "_new", "_outbox", "is_slow")
 
@@ -37,14 +37,14 @@ class Stream:
         self._outbox.post(rejected)
 
     def flush(self) -> int:
-        """Send what there is room for. The number of records sent."""
+        """Send as much as fits; return the number of records sent."""
         self._queue_new()
         num_sent = self._outbox.flush()
         self.is_slow = len(self._outbox) > 0
         return num_sent
 
     def deadline_ns(self) -> int:
-        """Return the time to flush again; 0 where nothing waits."""
+        """Return the time of the next flush; 0 if nothing waits."""
         return self._outbox.deadline_ns()
 
     def _queue_new(self) -> None:
@@ -54,7 +54,7 @@ class Stream:
 
 
 def pack(outputs: list[Output], max_record_bytes: int) -> Iterator[bytes]:
-    """Records of at most `max_record_bytes`, in order."""
+    """Yield records of at most `max_record_bytes`, in order."""
     record = encode(Outputs(outputs))
     if len(outputs) == 1 and len(outputs[0].prompt_logprobs) > 1:
         outputs = halves(outputs[0])
@@ -67,7 +67,7 @@ def pack(outputs: list[Output], max_record_bytes: int) -> Iterator[bytes]:
 
 
 def halves(output: Output) -> list[Output]:
-    """One that brings log-probabilities of a prompt, and nothing else, as two that bring as much."""
+    """Split an output that has only prompt log-probabilities into two."""
     middle = len(output.prompt_logprobs) // 2
     parts = output.prompt_logprobs[:middle], output.prompt_logprobs[middle:]
     return [msgspec.structs.replace(output, prompt_logprobs=part) for part in parts]
@@ -84,9 +84,9 @@ class Delivery:
         return self._streams[tokenizer]
 
     def deadline_ns(self) -> int:
-        """Return the time to flush again; 0 where nothing waits."""
+        """Return the time of the next flush; 0 if nothing waits."""
         return earliest(*(stream.deadline_ns() for stream in self._streams.values()))
 
     def flush(self) -> int:
-        """Send everything that there is room for."""
+        """Send as much as fits."""
         return sum(stream.flush() for stream in self._streams.values())

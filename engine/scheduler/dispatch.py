@@ -1,7 +1,7 @@
-"""Steps on their way to the ranks and back: how a plan becomes a `Step`, and which steps are in flight.
+"""Dispatch of steps to the ranks: builds a `Step` from a plan, and tracks the steps in flight.
 
-Used by the scheduler process alone, which is the one writer of the broadcast ring. Up to two steps are in flight: while a
-rank runs step n, step n + 1 already waits in its ring, so that it never waits for the scheduler.
+Used by the scheduler process alone, the only writer of the broadcast ring. Up to two steps are in flight: while a rank runs
+step n, step n + 1 is already in its ring, so that it never waits for the scheduler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEP_ID_BITS = 40  # below the scheduler's epoch: step ids never repeat, and eve
 
 
 class StepInFlight(msgspec.Struct):
-    """A dispatched step without its result yet; its chunks are in slot order."""
+    """A dispatched step without its result; its chunks are in slot order."""
 
     step_id: int
     rows: list[SequenceChunk]
@@ -38,16 +38,16 @@ class StepInFlight(msgspec.Struct):
 
 
 class Dispatcher:
-    """The broadcast ring, what it had no room for, and the steps in flight."""
+    """The broadcast ring, messages that did not fit, and the steps in flight."""
 
     def __init__(self, writer: BroadcastWriter, epoch: int, encoder: EncoderWork | None = None) -> None:
-        """`encoder`: of a model that takes pictures."""
+        """`encoder`: for models that take images."""
         self._encoder = encoder
         self._find = (EncoderCache(0) if encoder is None else encoder.cache).get
         self._next_step_id = (epoch << STEP_ID_BITS) + 1
         self._flight: deque[StepInFlight] = deque()
         self._outbox = BackloggedOutbox(writer.try_send)
-        self.on_lost: Callable[[], None] = lambda: None  # what was on its way may have been lost
+        self.on_lost: Callable[[], None] = lambda: None  # called if messages on their way may have been lost
 
     @property
     def num_in_flight(self) -> int:
@@ -70,8 +70,8 @@ class Dispatcher:
         rank_group_epoch: int = 0,
         parts: EncoderCall | None = None,
     ) -> StepInFlight:
-        """Grow the block tables, advance the sequences, and send the rows, behind these parts of the encoder, as a step of
-        this epoch of the ranks' rank group."""
+        """Grow the block tables, advance the sequences, and send the rows, after these parts of the encoder, as a step of this
+        epoch of the rank group."""
         rows.sort(key=_slot)
         num_tokens = sum(row.num_tokens for row in rows)
         flight = StepInFlight(self._next_step_id, rows, num_tokens, _load_of(rows), parts is not None)
@@ -86,21 +86,21 @@ class Dispatcher:
         return flight
 
     def send(self, message: Step | LoadWeights | ClearWeights | CompileGrammar) -> None:
-        """Send a message to every rank, behind those sent before."""
+        """Send a message to every rank, after those sent before."""
         self._outbox.post(message)
         self._outbox.flush()
 
     def flush(self) -> int:
-        """Send again what the ring had no room for. The number of records sent."""
+        """Send messages again that did not fit the ring; return the number of records sent."""
         return self._outbox.flush()
 
     def deadline_ns(self) -> int:
-        """Return the time to flush again; 0 where nothing waits."""
+        """Return the time of the next flush; 0 if nothing waits."""
         return self._outbox.deadline_ns()
 
     def complete(self, step_id: int) -> StepInFlight | None:
-        """The step that a result belongs to, which is then in flight no more; None where it was given up or is another
-        scheduler's. Results come in the order of the steps."""
+        """Remove the step of a result from the flight and return it; None if the step was given up or belongs to an earlier
+        scheduler. Results come in the order of the steps."""
         if not self._flight or self._flight[0].step_id != step_id:
             return None
         return self._flight.popleft()
@@ -109,7 +109,7 @@ class Dispatcher:
         return any(flight.step_id == step_id for flight in self._flight)
 
     def give_up_flight(self) -> int:
-        """Forget the steps in flight; their results, should they still come, belong to nothing. How many there were."""
+        """Forget the steps in flight and return how many there were; results that still arrive are dropped."""
         num_lost = len(self._flight)
         self._flight.clear()
         if self._encoder is not None:
@@ -120,7 +120,7 @@ class Dispatcher:
 
 
 def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_ns: int, rank_group_epoch: int = 0) -> Step:
-    """The `Step` of these rows (in slot order), after which their sequences count as computed so far."""
+    """Return the `Step` of these chunks (in slot order), and count their sequences as computed that far."""
     starts: list[SlotStart] = []
     columns = [array("i") for _ in range(6)]
     slots, start, num_tokens, block_slots, block_indexes, block_ids = columns
@@ -169,8 +169,8 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
 
 
 def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], CachedUnit | None]) -> list[CachedUnit]:
-    """Tell the ranks which media and masks the prompts of a step have, and where the features lie that its rows read, which
-    `find` finds by hash. What they read."""
+    """Add to a step which media and masks its prompts have, and where the features are that its rows read (`find` finds them by
+    hash). Return the units that are read."""
     starts = {start.slot: start for start in step.starts}
     slots, indexes, first_rows = (array("i") for _ in range(3))
     read: dict[bytes, CachedUnit] = {}

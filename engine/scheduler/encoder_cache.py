@@ -1,14 +1,14 @@
-"""The encoder cache: which units' features lie in which rows of the encoder arena, and whose rows go next when room is needed.
+"""The encoder cache: which features are in which rows of the encoder arena, and which are evicted next.
 
-Used by the scheduler process alone, which owns the index; nobody else guesses what is cached. Nothing here knows of requests,
-processes or devices. A unit takes contiguous rows and is in one of these states, or absent:
+Used by the scheduler process alone, which owns the only index. Knows nothing of requests, processes or devices. A unit takes
+contiguous rows and is in one of these states, or absent:
 
-    encoding      it has rows, and some of the encoder's layers are still to be dispatched
-    dispatched    the step that completes it is in flight: rows of that step and of later ones may read it
+    encoding      it has rows, but some parts of the encoder are not dispatched yet
+    dispatched    the step that completes it is in flight: that step and later ones may read it
     confirmed     a result says that its features are there
-    forgotten     found no more, but a step in flight still writes or reads its rows
+    forgotten     no longer found, but a step in flight still writes or reads its rows
 
-Rows are given out again only when no step in flight touches them: ranks that run the steps do not keep pace with each other.
+Rows are reused only when no step in flight touches them, because ranks run steps at different times.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CachedUnit(msgspec.Struct, eq=False):
 
     @property
     def is_readable(self) -> bool:
-        """A step that is dispatched now finds the features."""
+        """Whether a step that is dispatched now finds the features."""
         return self.state in (UnitState.DISPATCHED, UnitState.CONFIRMED)
 
     @property
@@ -82,8 +82,8 @@ class EncoderCache:
         return (unit for unit in self._units.values() if unit.can_go)
 
     def begin(self, unit_hash: bytes, num_rows: int, victims: Iterable[CachedUnit]) -> CachedUnit | None:
-        """Rows for an absent unit. Of `victims` (evictable ones, those to go first in front) as many go as must. None: there is
-        no room even without all of them; then none goes."""
+        """Allocate rows for an absent unit, evicting as few of `victims` (evictable units, in order of preference) as needed.
+        Return None, and evict none, if even all of them are not enough."""
         assert unit_hash not in self._units, "a unit is encoded once"
         first_row = self._make_room(num_rows, victims)
         if first_row is None:
@@ -93,14 +93,14 @@ class EncoderCache:
         return unit
 
     def use(self, units: Iterable[CachedUnit]) -> None:
-        """A step that writes or reads them goes into flight."""
+        """Note that a step that writes or reads the units is in flight."""
         for unit in units:
             unit.num_users += 1
             if unit.state is not UnitState.FORGOTTEN:
                 self._units.move_to_end(unit.unit_hash)
 
     def unuse(self, units: Iterable[CachedUnit]) -> None:
-        """End a use of the units: the step is back, or was given up."""
+        """Note that the step is back, or was given up."""
         for unit in units:
             unit.num_users -= 1
             assert unit.num_users >= 0, "given back twice"
@@ -109,7 +109,7 @@ class EncoderCache:
                 self._free.give(unit.first_row, unit.end_row)
 
     def forget(self, unit: CachedUnit) -> None:
-        """The features are not there, or not to be used any more."""
+        """Remove features that do not exist or must not be used any more."""
         if unit.state is UnitState.FORGOTTEN:
             return
         del self._units[unit.unit_hash]
@@ -124,7 +124,7 @@ class EncoderCache:
             self.forget(unit)
 
     def _make_room(self, num_rows: int, victims: Iterable[CachedUnit]) -> int | None:
-        """The first of `num_rows` free rows in a run."""
+        """Return the first of `num_rows` contiguous free rows, after evictions."""
         first_row = self._free.best(num_rows)
         if first_row is not None:
             return first_row
@@ -137,7 +137,7 @@ class EncoderCache:
                 break
         else:
             return None
-        for victim in gone:  # those elsewhere may stay
+        for victim in gone:  # those outside the run stay
             if victim.first_row < start + num_rows and start < victim.end_row:
                 self.num_evictions += 1
                 self.forget(victim)
@@ -145,7 +145,7 @@ class EncoderCache:
 
 
 class RowRuns:
-    """Free rows, as runs [start, end) that do not touch each other."""
+    """Free rows as runs [start, end) that do not touch each other."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -161,12 +161,12 @@ class RowRuns:
         return runs
 
     def best(self, num_rows: int) -> int | None:
-        """Return the beginning of the shortest run that is long enough."""
+        """Return the start of the shortest run that is long enough."""
         runs = [(end - start, start) for start, end in self._end_of.items() if end - start >= num_rows]
         return min(runs)[1] if runs else None
 
     def take(self, start: int, end: int) -> None:
-        """Rows from the beginning of a run."""
+        """Take rows from the start of a run."""
         run_end = self._end_of.pop(start)
         del self._start_of[run_end]
         assert end <= run_end
@@ -175,7 +175,7 @@ class RowRuns:
             self._end_of[end], self._start_of[run_end] = run_end, end
 
     def give(self, start: int, end: int) -> tuple[int, int]:
-        """Rows that come free; the run that they are part of then."""
+        """Free rows; return the run that they are now part of."""
         self.num_rows += end - start
         if start in self._start_of:
             start = self._start_of.pop(start)

@@ -1,8 +1,8 @@
 """Cost of parts of the encoder's work, and how many of them a step runs. Pure decisions.
 
 Used by `encoder_work.py`. The unit of cost is the time that the matrices of one layer take for one row of features. Attention
-is counted beside them: where a layer sees a whole unit it grows with the square of its rows, and takes as long as the matrices
-from about 600 rows on.
+is added: in a layer that attends to a whole unit it grows with the square of the unit's rows, and takes as long as the matrices
+at about 600 rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from engine.config import EngineConfig
 from engine.messages.media import SLICE_ROWS
 
-_FIRST_SHARE = 0.25  # of a layer's matrices, that the first pass multiplies by: those of its queries, keys and values
+_FIRST_SHARE = 0.25  # part of a layer's matrices that the first pass multiplies by: queries, keys and values
 
 
 class EncoderCost:
@@ -23,8 +23,8 @@ class EncoderCost:
         self._whole = frozenset(config.encoder_whole_layers)
 
     def parts_of(self, unit_rows: Sequence[int]) -> list[float]:
-        """Return the cost of each part of a call with units of these rows: pass by pass, the slices of each. Units that are
-        features already cost nothing."""
+        """Return the cost of each part of a call with units of these rows: pass by pass, the slices of each. Units sent as
+        features cost nothing."""
         slices = list(_slices(unit_rows)) or [(0, 0)]
         return [
             rows * (_FIRST_SHARE if index == 0 else 1.0) + self._attention * pairs * (index - 1 in self._whole)
@@ -33,8 +33,8 @@ class EncoderCost:
         ]
 
     def end_after(self, first: int, parts: Sequence[float]) -> int:
-        """Return the end of a step that begins with part `first`: as few steps as possible, of about the same cost each, and of
-        at least a part."""
+        """Return the end of the parts that a step beginning with part `first` runs: as few steps as possible, with about equal
+        cost, and at least one part."""
         costs = parts[first:]
         num_steps, cost = 1, 0.0
         for part_cost in costs:

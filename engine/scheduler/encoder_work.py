@@ -1,13 +1,12 @@
 """Plans the encoder's work: which units are needed, which pixels are requested, and which parts of which units a step runs.
 
-Used by the scheduler process alone. Units that running sequences and the next ones in line need are brought into the encoder
-cache, in the order of the sequences and each once, by calls: one at a time, cut into parts, so that a step runs no more of the
-encoder than costs as much as its tokens may. The next steps read what a step's parts complete: a prompt chunk in the same step
-would make streams pause for both.
+Used by the scheduler process alone. Units that running sequences and the next waiting ones need are encoded once each, in the
+order of the sequences, by one call at a time. A call is cut into parts, so that the encoder's work in a step is limited as its
+tokens are. Only later steps read what a step completes: a prompt chunk in the same step would make streams wait for both.
 
-Where the arena has no room for a unit that a sequence waits for, units that no sequence needs are evicted first, the least
-recently used in front, then units of sequences behind it, the last sequence's in front: so the first sequence always
-progresses. No sequence holds rows: who needs a unit is looked up when a call begins (`unit_needs.py`).
+If the arena has no room for a unit that a sequence waits for, units that no sequence needs are evicted first, starting with the
+least recently used, then units of later sequences, starting with the last one: so the first sequence always progresses.
+Sequences do not hold rows; which of them need a unit is looked up when a call begins (`unit_needs.py`).
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from engine.scheduler.pixels import PixelRequest, PixelRequests
 from engine.scheduler.sequence_media import PromptUnit
 from engine.scheduler.unit_needs import Need, UnitNeeds
 
-MAX_CALL_STEPS = 4  # that several units of one call take together: with more the first would wait for the last
+MAX_CALL_STEPS = 4  # most steps for a call with several units: with more the first unit would wait for the last
 MAX_CALL_UNITS = 64
-MAX_LOSSES = 5  # of one unit, one behind the other, before its samples fail
+MAX_LOSSES = 5  # consecutive losses of one unit before its sequences fail
 
-CALL_BYTES = 64 + 192 * MAX_CALL_UNITS  # of a call in a Step at most
-RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with why it is missing
+CALL_BYTES = 64 + 192 * MAX_CALL_UNITS  # most bytes of a call in a Step
+RESULT_UNIT_BYTES = 256  # of a unit in a StepResult, with the reason why it is missing
 
 
 class _Call(msgspec.Struct):
-    """The call under way."""
+    """The call in progress."""
 
     message: EncoderCall
     units: list[CachedUnit]
-    parts: list[float]  # what each costs
+    parts: list[float]  # cost of each part
 
 
 class _StepPart(msgspec.Struct):
-    """Work on features of a step in flight."""
+    """Encoder work of a step in flight."""
 
     read: list[CachedUnit]
-    touched: list[CachedUnit]  # those, and what its parts are of
+    touched: list[CachedUnit]  # units with rows that it reads or writes
     completed: list[CachedUnit] = []
-    pixels: list[PixelRequest] = []  # that its parts are the first to read
+    pixels: list[PixelRequest] = []  # pixels that its parts are the first to read
 
 
 class EncoderWork:
-    """The cache, the call under way, and what steps in flight do with both."""
+    """The cache, the call in progress, and how steps in flight use both."""
 
     def __init__(self, context: ActorContext, batch: BatchState) -> None:
         config = context.config
@@ -64,10 +63,10 @@ class EncoderWork:
         self._cost = EncoderCost(config)
         self._max_rows = config.max_num_batched_encoder_embeds
         self._call: _Call | None = None
-        self._lent: list[PixelRequest] = []  # of the call under way, until its first parts are dispatched
+        self._lent: list[PixelRequest] = []  # by the call in progress, until its first parts are dispatched
         self._parts: dict[int, _StepPart] = {}  # by step
         self._losses: dict[bytes, int] = {}
-        self._is_without_room = False  # pixels lie ready, and no rows are free for any of them
+        self._is_without_room = False  # pixels are ready, but no rows are free for any of them
         self._num_calls = context.epoch << 32
         names = ("calls", "units", "rows", "losses", "evictions")
         self._cells = {name: context.counter(f"encoder_{name}_total") for name in names}
@@ -83,7 +82,7 @@ class EncoderWork:
         return self._pixels.deadline_ns
 
     def advance(self, now_ns: int) -> int:
-        """Ask for pixels of what is needed, give back and give up what is not. The number of messages sent."""
+        """Request pixels of needed units, and release and cancel those no longer needed. Return the number of messages sent."""
         if not self.is_idle:
             needs = self.needs.look_up()
             if self._call is not None and not any(unit.unit_hash in needs for unit in self._call.units):
@@ -99,9 +98,9 @@ class EncoderWork:
         return self._pixels.flush()
 
     def _turn_of(self, needs: Mapping[bytes, Need]) -> Iterator[Need]:
-        """Yield the needs whose pixels are requested now: as many of each request as one call takes, and of all as many as the
-        arena has room for. So a request that waits for long (a video that is decoded) takes neither the arena's nor the slab's
-        room from the requests behind it."""
+        """Yield the needs for which pixels are requested now: as many per request as one call takes, and in total as many as
+        the arena has room for. So a request that waits long (for a video to be decoded) takes no room in the arena or the slab
+        from later requests."""
         num_asked: Counter[str] = Counter()  # rows by request
         num_rows = 0
         for need in needs.values():
@@ -118,7 +117,7 @@ class EncoderWork:
     # ------------------------------------------------------------------------------------------------------- steps
 
     def next_parts(self) -> EncoderCall | None:
-        """Return the part of the encoder that the next step runs, which must then be dispatched. Begins a call where none is in
+        """Return the part of the encoder that the next step runs, which must then be dispatched. Begins a call if none is in
         progress."""
         if self.is_idle:
             return None
@@ -135,7 +134,7 @@ class EncoderWork:
         return call.message
 
     def dispatched(self, step_id: int, read: list[CachedUnit], message: EncoderCall | None) -> None:
-        """A step went into flight that runs these parts and reads these units."""
+        """Record that a step that runs these parts and reads these units is in flight."""
         part = _StepPart(read, read)
         if message is not None:
             units = [unit for encode in message.units if (unit := self.cache.get(encode.unit_hash)) is not None]
@@ -150,7 +149,7 @@ class EncoderWork:
             self._parts[step_id] = part
 
     def completed(self, step_id: int, encoded: Collection[bytes]) -> None:
-        """Take the result of step `step_id`."""
+        """Handle the result of step `step_id`."""
         part = self._parts.pop(step_id, None)
         if part is None:
             return
@@ -167,7 +166,7 @@ class EncoderWork:
         self._show()
 
     def rollback(self) -> None:
-        """The steps in flight are lost: what results have confirmed serves on, the rest starts at part 0."""
+        """Return to what results have confirmed: the steps in flight are lost. Unfinished units start again at part 0."""
         for part in self._parts.values():
             self._end(part)
         self._parts.clear()
@@ -177,7 +176,7 @@ class EncoderWork:
                 self.cache.forget(unit)
 
     def lost(self, missing: Mapping[bytes, str]) -> list[bytes]:
-        """Encode units again whose features or pixels a rank lacks. Return those that were tried too often."""
+        """Encode units again that a rank lacks (features or pixels). Return those that were lost too often."""
         for unit_hash in missing:
             unit = self.cache.get(unit_hash)
             if unit is not None:
@@ -190,7 +189,7 @@ class EncoderWork:
         return hopeless
 
     def clear(self) -> None:
-        """Forget all features: other weights are in use, or an operator says so."""
+        """Forget all features: the weights changed, or an operator asked for it."""
         self._drop_call()
         self.cache.clear()
         self._show()
@@ -201,7 +200,7 @@ class EncoderWork:
         self._pixels.came(pixels)
 
     def pixels_failed(self, failed: PixelsFailed, now_ns: int) -> bytes:
-        """The unit that cannot be had; empty: another try follows."""
+        """Handle a failure. Return the unit if it is given up; empty: it is tried again."""
         num_lent = len(self._lent) + sum(len(part.pixels) for part in self._parts.values())
         return self._pixels.failed(failed, num_lent, now_ns)
 
@@ -211,7 +210,7 @@ class EncoderWork:
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _begin_call(self) -> None:
-        """Begin a call with the needed, uncached units whose pixels are there, as many as there is room for."""
+        """Begin a call with the needed units that are not cached and have pixels, as many as fit."""
         needs = self.needs.look_up()
         num_rows = 0
         units: list[CachedUnit] = []
@@ -232,7 +231,7 @@ class EncoderWork:
                 self._lent.append(self._pixels.take(unit_hash))
             else:
                 self._is_without_room = not units
-                if need.is_next:  # what comes free is this one's
+                if need.is_next:  # rows that are freed belong to this one
                     break
         if not units:
             return

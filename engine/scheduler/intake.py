@@ -1,10 +1,10 @@
 """Admission of new requests where ranks share experts, and which chunks go together in a step. Decisions only.
 
-Used by `policy.py`. All ranks of a rank group run each of its steps together, so a prompt that one replica begins holds up the
-decode of all. New requests are therefore held until they fill a step together: until tokens, slots or blocks last for no more
-of them, or the first of them was held for `timeout_ns`, which no later one prolongs. Held requests get nothing and count
-against nothing. Where no rank of the group computes, or prompts are computed anyway, none is held; nor is a sequence that was
-admitted before or waited for another one of its group.
+Used by `policy.py`. All ranks of a rank group run every step together, so a prompt in one replica delays the decode of all. New
+requests are therefore held until they fill a step together: until tokens, slots or blocks are used up, or until the first of
+them was held for `timeout_ns` (later ones do not extend this). Held requests use nothing and count against no limit. No request
+is held while the rank group is idle or computes prompts anyway, nor is a sequence that was admitted before or waited for
+another one of its group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.scheduler.sequence import Sequence
 
 
 class StepKind(Enum):
-    """Kind of chunks that a step may have. A chunk of decode goes on with one token, the newest."""
+    """Kind of chunks that a step may have. A decode chunk continues with one token, the newest."""
 
     MIXED = "all"
     PREFILL = "prefill alone"
@@ -26,7 +26,7 @@ class StepKind(Enum):
 
     @property
     def next(self) -> StepKind:
-        """Prefill and decode take turns, so that neither starves."""
+        """Return the next kind: prefill and decode alternate, so that neither starves."""
         return {StepKind.PREFILL: StepKind.DECODE, StepKind.DECODE: StepKind.PREFILL}[self]
 
     def takes(self, *, is_prefill: bool) -> bool:
@@ -34,15 +34,15 @@ class StepKind(Enum):
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """The moment at which new requests ask to be admitted. `is_idle`: no rank of the group computes anything."""
+    """The time at which new requests ask for admission. `is_idle`: no rank of the group is computing."""
 
     timeout_ns: int
     now_ns: int
     is_idle: bool
 
     def held_until_ns(self, admissible: Iterable[Sequence], open_groups: Container[str]) -> int:
-        """Return the time until which requests that have room in the next step, and leave some, wait for others to join them;
-        0: they go in now. `open_groups`: those with an admitted sequence."""
+        """Return the time until which new requests that fit the next step, and leave room in it, wait for others to join them;
+        0: they are admitted now. `open_groups`: groups with an admitted sequence."""
         first_ns = self.now_ns
         for sequence in admissible:
             if not sequence.held_since_ns or sequence.request.own.group_id in open_groups:

@@ -1,8 +1,8 @@
-"""The way from the scheduler to the media processes: which units' pixels are asked for, which lie ready, and giving them back.
+"""Pixels requested from the media processes: which are requested, which are ready, and their release.
 
-Used by the scheduler process alone. A unit's pixels are asked of the media process that looked at its request's files, so that
-what it still has is asked of it; of another where it is not ready. They are held there until `give_back`; what a process held
-that died is asked for again, by then perhaps of another.
+Used by the scheduler process alone. A unit's pixels are requested from the media process that inspected the request's files,
+because it may still have them, or from another if that one is not ready. They stay there until `give_back`. If a media process
+dies, its pixels are requested again, perhaps from another.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from engine.process.outbox import BackloggedOutbox, earliest
 from engine.process.topology import MEDIA, actors_of, media_of
 from engine.scheduler.sequence_media import PromptUnit
 
-MAX_TRIES = 6  # of which each finds no room for pixels, or no bytes, with nothing else held
-RETRY_NS = 20_000_000  # before the second one, then twice as long each time
+MAX_TRIES = 6  # tries that find no room for pixels, or no bytes, while no others are held
+RETRY_NS = 20_000_000  # before the second try, then doubled each time
 UNAVAILABLE = 503
 
 
 class PixelRequest(msgspec.Struct):
-    """Pixels of a unit, asked for or ready."""
+    """Pixels of a unit, requested or ready."""
 
     unit_hash: bytes
     call_id: str
@@ -38,7 +38,7 @@ class _Retry(msgspec.Struct):
 
 
 class PixelRequests:
-    """Pixels that are requested, by unit."""
+    """Requested pixels by unit."""
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context
@@ -48,18 +48,18 @@ class PixelRequests:
         self._by_call: dict[str, PixelRequest] = {}
         self._retries: dict[bytes, _Retry] = {}
         self._num_calls = 0
-        self._next_ns = 0  # when to ask for what was not asked for at the last look; 0: everything was
+        self._next_ns = 0  # when to request what was not requested last time; 0: everything was
 
     def __len__(self) -> int:
         return len(self._requests)
 
     @property
     def deadline_ns(self) -> int:
-        """Return the time to look again; 0: nothing waits."""
+        """Return the time of the next try; 0: nothing waits."""
         return earliest(self._next_ns, *(outbox.deadline_ns() for outbox in self._outboxes.values()))
 
     def keep(self, wanted: Collection[bytes]) -> None:
-        """Give back pixels, and end requests for them, that are not wanted any more."""
+        """Give back pixels, and cancel requests for them, that are no longer wanted."""
         for unit_hash in [unit_hash for unit_hash in self._requests if unit_hash not in wanted]:
             self.give_back(self.take(unit_hash))
         for unit_hash in [unit_hash for unit_hash in self._retries if unit_hash not in wanted]:
@@ -67,7 +67,7 @@ class PixelRequests:
         self._next_ns = 0
 
     def want(self, unit: PromptUnit, group_id: str, now_ns: int) -> None:
-        """Ask for the pixels for a request, unless that is done or must wait."""
+        """Request the pixels for a request, unless they are requested already or must wait."""
         if unit.unit_hash in self._requests:
             return
         retry = self._retries.get(unit.unit_hash)
@@ -93,7 +93,7 @@ class PixelRequests:
         return None if request is None else request.pixels
 
     def make_way(self, unit_hash: bytes) -> None:
-        """Give back pixels that lie ready where these are still waited for, perhaps for lack of room."""
+        """Give back ready pixels if these are still waited for, perhaps for lack of room."""
         waiting = self._requests.get(unit_hash)
         if waiting is None or waiting.pixels is not None:
             return
@@ -102,13 +102,13 @@ class PixelRequests:
                 self.give_back(self.take(request.unit_hash))
 
     def take(self, unit_hash: bytes) -> PixelRequest:
-        """The caller gives it back."""
+        """Take ready pixels; the caller gives them back."""
         request = self._requests.pop(unit_hash)
         del self._by_call[request.call_id]
         return request
 
     def give_back(self, request: PixelRequest) -> None:
-        """Give back the pixels of a request, which are not read or awaited any more: there may be room for others now."""
+        """Give back the pixels of a request that is no longer read or awaited: there may be room for others now."""
         for retry in self._retries.values():
             retry.at_ns = 0
         if request.media_epoch == self._context.peer_epoch(request.media):
@@ -116,15 +116,15 @@ class PixelRequests:
 
     def came(self, pixels: Pixels) -> None:
         request = self._by_call.get(pixels.call_id)
-        if request is None:  # a new life of the media process found a question of before in its ring
+        if request is None:  # a restarted media process found an old request in its ring
             self._outboxes[pixels.media].post(PixelsDone(pixels.call_id))
             return
         request.pixels = pixels
         self._retries.pop(request.unit_hash, None)
 
     def failed(self, failed: PixelsFailed, num_lent: int, now_ns: int) -> bytes:
-        """Return the unit that cannot be had; empty: it is asked for again. While other pixels are held, `num_lent` of them in
-        use, a lack of room is no failure."""
+        """Return the unit if its pixels cannot be had; empty: they are requested again. While other pixels are held, `num_lent`
+        of them in use, a lack of room is no failure."""
         request = self._by_call.get(failed.call_id)
         if request is None:
             return b""
@@ -139,11 +139,11 @@ class PixelRequests:
         return b""
 
     def media_restarted(self, name: str, epoch: int) -> None:
-        """Forget the pixels that the media process's predecessor held."""
+        """Forget the pixels of the media process's previous life."""
         for request in list(self._requests.values()):
             if request.media == name and request.media_epoch < epoch:
                 self.take(request.unit_hash)
 
     def flush(self) -> int:
-        """Send what there is room for. The number of messages sent."""
+        """Send as much as fits; return the number of messages sent."""
         return sum(outbox.flush() for outbox in self._outboxes.values())

@@ -1,24 +1,24 @@
-"""Decides which sequences run how many tokens in the next step, which are admitted, and which give way. Changes nothing itself.
+"""Decides which sequences run how many tokens in the next step, which are admitted, and which are preempted. Pure decisions.
 
-Called by the scheduler once a step. The rule is one: `num_computed` chases `num_tokens`, in the sequences' order, under a
-budget of tokens and blocks.
+Called by the scheduler once per step. One rule: `num_computed` chases `num_tokens`, in the sequences' order, under a budget of
+tokens and blocks.
 
-- Sequences that decode go first: each gets its token before any prompt. Where one lacks a block, the youngest running
-  sequence is preempted (which may be that one itself), free blocks are kept for the one that lacks some, and later steps find
-  the blocks that came free. One victim a step, and none while blocks are on their way back anyway.
-- Prompts share the tokens that are left (`prefill_shares.py`), and as much time as they may take (`step_cost.py`): short ones
-  get in beside a long one, which always makes progress. A source has a few long prompts in progress at a time; its others wait
-  in their place, and hold up no other sequence.
-- Where all slots are taken and a source without one has waited for some time, the source with the most gives one up.
-- Waiting sequences are admitted by turns between sources (`fair_share.py`), while tokens, slots and blocks last; the first that
-  lacks a slot or blocks ends the admission, so that small ones do not overtake it for ever. An admitted sequence gets all its
-  blocks at once, and each running sequence is left one block to grow into: the next step does not evict what this one
+- Decoding sequences go first: each gets its token before any prompt. If one lacks a block, the youngest running sequence
+  (perhaps itself) is preempted, free blocks are kept for the one that lacks some, and later steps find the freed blocks. One
+  victim per step, and none while blocks are being freed anyway.
+- Prompts share the remaining tokens (`prefill_shares.py`) and a limited time (`step_cost.py`): short ones run beside a long
+  one, which always makes progress. A source has a few long prompts in progress at a time; its others wait in place without
+  delaying other sequences.
+- If all slots are taken and a source without one has waited for some time, the source with the most slots gives one up.
+- Waiting sequences are admitted by turns between sources (`fair_share.py`) while tokens, slots and blocks last; the first one
+  that lacks a slot or blocks ends the admission, so that small ones do not overtake it forever. An admitted sequence gets all
+  its blocks at once, and one block is left for each running sequence to grow: the next step does not preempt what this one
   admitted.
-- Sequences of one group (`n` > 1) wait until the first of them has computed the prompt, and then find it in the prefix cache.
-- Sequences with a slow reader get nothing until it has caught up.
-- Drafts get what is left after all that: tokens of the budget in the sequences' order, and blocks only where each running
-  sequence still finds one. They delay no prompt and preempt no sequence: where a block is missing they give theirs up first.
-- A sequence that lacks features of a picture or video waits in its place and holds up no other (`encoder_work.py`), and so does
+- Sequences of one group (`n` > 1) wait until the first one has computed the prompt, and then find it in the prefix cache.
+- Sequences with a slow reader pause until it has caught up.
+- Drafts get what is left after that: tokens in the sequences' order, and blocks only while each running sequence still finds
+  one. They delay no prompt and preempt no sequence: if a block is missing, they give theirs up first.
+- A sequence that lacks features of an image or video waits in place without delaying others (`encoder_work.py`), and so does
   one with a grammar that the ranks are still compiling (`grammars.py`).
 - Ranks that share experts: new requests are held for a while, and prefill may be kept apart from decode (`intake.py`).
 """
@@ -38,7 +38,7 @@ from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
 from engine.scheduler.step_cost import StepCost
 
-MAX_LOOK = 64  # waiting sequences that are looked at for one step, where its tokens are already spoken for
+MAX_LOOK = 64  # waiting sequences looked at for one step, while others take its tokens
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -46,34 +46,34 @@ class Limits(msgspec.Struct, frozen=True):
 
     max_tokens: int  # max_num_batched_tokens
     max_running: int  # batch slots
-    max_start_bytes: int  # of SlotStarts, which must fit one ring record
-    max_result_bytes: int  # of prompt log-probabilities, or of what is pooled: they must fit the record of a StepResult
+    max_start_bytes: int  # total of SlotStarts, which must fit one ring record
+    max_result_bytes: int  # of prompt log-probabilities or pooled output, which must fit the record of a StepResult
     block_size: int
     has_prefix_cache: bool
-    max_drafts: int = 0  # whose results must fit a record, too
-    num_overlap: int = 0  # positions that are computed once more where a sequence goes on with what is in the cache
-    are_prompts_whole: bool = False  # each is computed in one step
-    mm_chunk_tokens: int = 0  # that a chunk of a prompt with media is meant to have; 0: max_tokens
-    long_prefill_tokens: int = 0  # prompts with more left to compute are long, and get no more in a step; 0: see `is_long`
-    max_partial_prefills: int = 0  # prompts that are computed in part; 0: no limit
-    max_long_prefills: int = 1  # of a source, long prompts that are computed side by side
+    max_drafts: int = 0  # their results must fit a record, too
+    num_overlap: int = 0  # positions that are computed again when a sequence continues from the cache
+    are_prompts_whole: bool = False  # each prompt is computed in one step
+    mm_chunk_tokens: int = 0  # target size of chunks of a prompt with media; 0: max_tokens
+    long_prefill_tokens: int = 0  # prompts with more left to compute are long, and get at most this in a step; 0: see `is_long`
+    max_partial_prefills: int = 0  # prompts that are partly computed; 0: no limit
+    max_long_prefills: int = 1  # long prompts per source that are computed at the same time
 
     def first_position(self, num_tokens: int) -> int:
-        """Return the position at which a sequence goes on with its first `num_tokens` in the cache."""
+        """Return the position at which a sequence continues when its first `num_tokens` are cached."""
         return max(0, num_tokens - self.num_overlap)
 
     def is_decoding(self, sequence: Sequence) -> bool:
-        """Whether its answer has begun, and no more is to be computed than its newest token."""
+        """Whether its answer has begun and only its newest token is left to compute."""
         num_tokens = sequence.num_tokens
         return num_tokens > sequence.num_prompt_tokens and num_tokens - sequence.num_computed <= 1 + self.num_overlap
 
     def is_long(self, num_tokens: int) -> bool:
-        """Return whether a prompt with so many tokens left to compute counts as long: by default, if no step takes it whole."""
+        """Return whether a prompt with this many tokens left is long: by default, if they do not fit one step."""
         return num_tokens > (self.long_prefill_tokens or self.max_tokens)
 
 
 class SequenceChunk(msgspec.Struct):
-    """One sequence's part of a step: positions [start, start + num_tokens), and up to `num_drafts` behind them."""
+    """One sequence's part of a step: positions [start, start + num_tokens), followed by up to `num_drafts` draft tokens."""
 
     sequence: Sequence
     start: int
@@ -83,35 +83,35 @@ class SequenceChunk(msgspec.Struct):
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the chunk begins a sequence, computes prompt tokens, or computes some behind them anew. Asked before it is
-        dispatched."""
+        """Whether the chunk begins a sequence, computes prompt tokens, or recomputes some after them. Valid before the
+        dispatch."""
         sequence = self.sequence
         return not sequence.is_started or self.start < max(sequence.num_prompt_tokens, sequence.num_tokens - 1)
 
     @property
     def end(self) -> int:
-        """Largest end of the chunk, with the drafts in flight. Asked before it is dispatched."""
+        """Largest possible end of the chunk, with the drafts in flight. Valid before the dispatch."""
         end = self.start + self.num_tokens + self.sequence.num_ahead + self.num_drafts
         return min(end, self.sequence.max_total_tokens)
 
 
 class Admission(msgspec.Struct):
-    """A waiting sequence that gets a slot, and the cached blocks that it starts with."""
+    """A waiting sequence that gets a slot, and the cached blocks it starts with."""
 
     sequence: Sequence
     block_ids: list[int]
 
 
 class SchedulerOutput(msgspec.Struct):
-    """Decisions for a step, in this order: preempt, trim, admit, then compute the chunks."""
+    """Decisions for a step, applied in this order: preempt, trim, admit, then compute the chunks."""
 
     preempted: Sequence | None = None
-    trimmed: list[Sequence] = []  # hold blocks that were for drafts
+    trimmed: list[Sequence] = []  # sequences that hold blocks for former drafts
     admitted: list[Admission] = []
     rows: list[SequenceChunk] = []
     kind: StepKind = StepKind.MIXED
-    held_until_ns: int = 0  # new requests that have room are held until then; 0: there are none
-    passed_over: Sequence | None = None  # what comes next of its prompt is not to be cut, and was more than the step had left
+    held_until_ns: int = 0  # until when fitting new requests are held; 0: none are
+    passed_over: Sequence | None = None  # its prompt continues with a span that must not be cut and did not fit this step
 
 
 def schedule(
@@ -128,11 +128,14 @@ def schedule(
     passed_over: Sequence | None = None,
     starving_before_ns: int = 0,
 ) -> SchedulerOutput:
-    """Plan the next step. `leaders` holds the sequence of each group that was admitted first; `num_leaving`
-    sequences no longer run but hold their slots and blocks until the steps in flight are back; `is_readable` says whether the
-    step finds the features of the unit with a hash. `kinds`: the first of them for which there is something to do; `intake`:
-    None where nobody is held; `cost`: None where time does not matter; `passed_over`: by the last step;
-    `starving_before_ns`: who arrived before and has nothing running may have a slot of another source."""
+    """Plan the next step.
+
+    `leaders`: the first admitted sequence of each group. `num_leaving`: sequences that no longer run but hold slots and blocks
+    until their steps are back. `is_readable`: whether the step finds the features of a unit, by hash. `kinds`: the first one
+    with work is used. `intake`: None if no request is held. `cost`: None if time does not matter. `passed_over`: by the last
+    step. `starving_before_ns`: a source without a running sequence may take a slot of another source for a sequence that
+    arrived earlier than this.
+    """
     held_until_ns = 0
     victim = slot_victim(running, waiting, limits.max_running - num_leaving, starving_before_ns) if not num_leaving else None
     for kind in kinds:
@@ -154,8 +157,8 @@ def schedule(
 def slot_victim(
     running: SequenceQueue, waiting: Iterable[Sequence], num_slots: int, starving_before_ns: int
 ) -> Sequence | None:
-    """Return the sequence that gives up its slot: where all `num_slots` are taken and the source that is next has none of them,
-    the youngest of the source with the most, if it has two or more. The oldest running sequence always stays."""
+    """Return the sequence that gives up its slot: if all `num_slots` are taken and the next source has none of them, the
+    youngest sequence of the source with the most, if that has at least two. The oldest running sequence always stays."""
     if len(running) < max(2, num_slots):
         return None
     first = next(iter(waiting), None)
@@ -171,34 +174,34 @@ def slot_victim(
 
 
 def source_of(sequence: Sequence) -> str:
-    """The user: an API key or an address."""
+    """Return the user of a sequence: an API key or an address."""
     shared = sequence.request.shared
     return shared.source or shared.key
 
 
 def next_row(sequence: Sequence, num_computed: int, budget: int) -> SequenceChunk | None:
-    """The rule: as many of the tokens after `num_computed` as the budget allows, sampling where that reaches the last one."""
+    """Return the next chunk: as many tokens after `num_computed` as the budget allows, sampling if it reaches the last one."""
     num_tokens = sequence.num_tokens
     is_last = num_tokens >= sequence.max_total_tokens
     if is_last and num_computed >= sequence.num_prompt_tokens:
-        return None  # what is under way reaches the sequence's end
+        return None  # the steps in flight reach the sequence's end
     num_due = num_tokens - num_computed
     count = num_due if num_due <= budget else budget
     return SequenceChunk(sequence, num_computed, count, count == num_due and not is_last) if count > 0 else None
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` positions."""
+    """Return the number of blocks for `num_tokens` positions."""
     return -(-num_tokens // block_size)
 
 
 def num_blocks_kept(sequence: Sequence, block_size: int) -> int:
-    """Blocks of a running sequence that hold what is written, or will be by its next tokens; others were for drafts."""
+    """Return how many blocks of a running sequence are written or will be by its next tokens; the others were for drafts."""
     return num_blocks_for(max(sequence.num_reached, sequence.num_tokens), block_size)
 
 
 def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int]:
-    """The cached blocks that the sequence starts with. At least its last token is always left to compute."""
+    """Return the cached blocks that the sequence starts with. At least its last token is always left to compute."""
     if not limits.has_prefix_cache or sequence.wants_prompt_logprobs:
         return []
     media, block_size = sequence.media, limits.block_size
@@ -208,7 +211,7 @@ def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int
 
 
 class _Candidate(msgspec.Struct, eq=False):
-    """A sequence with prompt tokens to compute. A waiting one has an `admission`, and takes its number of free blocks."""
+    """A sequence with prompt tokens to compute. A waiting one has an `admission`, which uses free blocks."""
 
     sequence: Sequence
     prefill: Prefill
@@ -217,7 +220,7 @@ class _Candidate(msgspec.Struct, eq=False):
 
 
 class _Room(msgspec.Struct):
-    """Budget that is left of a step."""
+    """Remaining budget of a step."""
 
     num_tokens: int
     num_blocks: int
@@ -226,7 +229,7 @@ class _Room(msgspec.Struct):
 
 
 class _Scheduling:
-    """A `SchedulerOutput` in the making, and what is left for it."""
+    """Builds a `SchedulerOutput` and tracks the remaining budget."""
 
     def __init__(
         self,
@@ -248,9 +251,9 @@ class _Scheduling:
         self._passed_over = passed_over
 
     def decode(self, running: SequenceQueue, can_preempt: bool) -> bool:
-        """Rows of sequences that decode, and the victim where one lacks a block. False where blocks ran short."""
+        """Schedule decoding sequences, and choose the victim if one lacks a block. Return False if blocks ran short."""
         has_blocks = True
-        num_kept = 0  # tokens for what the last step had no room for
+        num_kept = 0  # tokens reserved for a span that did not fit the last step
         if self._passed_over is not None and self._passed_over.media is not None:
             first, end = self._passed_over.media.longest_whole
             num_kept = end - first
@@ -286,7 +289,7 @@ class _Scheduling:
         num_slots: int,
         intake: Intake | None,
     ) -> None:
-        """Rows of prompts: of running sequences, and of waiting ones where there is a slot. None of the latter where there is
+        """Schedule prompts: of running sequences, and of waiting ones if there is a slot. Waiting ones get nothing if there is
         room for more and `intake` holds them."""
         has_streams = any(self._limits.is_decoding(sequence) for sequence in running)
         time_ns = self._cost.prompt_budget_ns(has_streams=has_streams)
@@ -307,13 +310,13 @@ class _Scheduling:
         if intake is None or is_full or num_running or not self.output.admitted:
             return
         self.output.held_until_ns = intake.held_until_ns([each.sequence for each in self.output.admitted], leaders)
-        if self.output.held_until_ns:  # they take nothing of this step
+        if self.output.held_until_ns:  # they use nothing of this step
             del rows[num_rows:]
             self.output.admitted.clear()
             self._left, self._lacks_blocks = left, False
 
     def _running_candidate(self, sequence: Sequence) -> _Candidate | None:
-        """None where it computes no prompt, or cannot now."""
+        """Return None if the sequence computes no prompt, or cannot now."""
         num_due = sequence.num_tokens - sequence.num_computed
         is_out = sequence is self.output.preempted or sequence.cannot_run
         if is_out or self._limits.is_decoding(sequence) or num_due <= 0:
@@ -329,7 +332,7 @@ class _Scheduling:
             prefill.max_tokens = min(prefill.max_tokens, max(MIN_TOKENS, count))
 
     def _is_long(self, candidate: _Candidate) -> bool:
-        """Long prompts stay long to their last tokens, which see the most keys."""
+        """Return whether a prompt is long. It stays long to its last tokens, which attend to the most keys."""
         sequence = candidate.sequence
         num_whole = 0 if candidate.admission else sequence.num_prompt_tokens - max(0, sequence.num_cached_tokens)
         return self._limits.is_long(max(candidate.prefill.num_due, num_whole))
@@ -347,7 +350,7 @@ class _Scheduling:
         num_running: int,
         num_slots: int,
     ) -> bool:
-        """Find waiting sequences that there is room for, apart from tokens. Return whether there is no room for more."""
+        """Find waiting sequences that fit, apart from tokens. Return whether no more would fit."""
         limits, new_groups = self._limits, set[str]()
         num_due = sum(each.prefill.num_due for each in candidates)
         num_long: dict[str, int] = {}
@@ -390,7 +393,7 @@ class _Scheduling:
         return num_slots <= 0 or self._left.num_blocks <= num_running
 
     def _share(self, candidates: list[_Candidate], time_ns: float) -> None:
-        """Rows of the candidates, as far as tokens and time last."""
+        """Schedule the candidates, as far as tokens and time last."""
         if self._limits.are_prompts_whole:
             for each in candidates:
                 each.prefill.num_tokens = each.prefill.num_due
@@ -420,7 +423,7 @@ class _Scheduling:
             self.output.passed_over = next((each.sequence for each in candidates if self._is_passed_over(each)), None)
 
     def _is_passed_over(self, candidate: _Candidate) -> bool:
-        """Return whether it got nothing because the next part of its prompt is not to be cut."""
+        """Return whether it got nothing because the next part of its prompt must not be cut."""
         media = candidate.sequence.media
         return (
             media is not None
@@ -430,14 +433,14 @@ class _Scheduling:
         )
 
     def _trim(self, running: SequenceQueue) -> bool:
-        """Whether drafts hold blocks: those of dispatched ones come free with their results, others at once."""
+        """Return whether drafts hold blocks: blocks of dispatched drafts are freed with their results, others at once."""
         block_size = self._limits.block_size
         holders = [each for each in running if len(each.block_ids) > num_blocks_for(each.num_tokens, block_size)]
         self.output.trimmed = [each for each in holders if len(each.block_ids) > num_blocks_kept(each, block_size)]
         return bool(holders)
 
     def draft(self, num_running: int) -> None:
-        """Drafts for rows that continue an answer."""
+        """Schedule drafts for chunks that continue an answer."""
         block_size = self._limits.block_size
         for row in self.output.rows:
             sequence = row.sequence
@@ -464,8 +467,8 @@ class _Scheduling:
         self.output.rows.append(row)
 
     def _budget(self, sequence: Sequence, start: int, budget: int) -> int:
-        """Return how many of `budget` tokens the sequence may have from `start` on: the prompt part of the result must fit, and
-        a prompt with media is cut where it may be, before the first missing features."""
+        """Return how many of `budget` tokens the sequence may compute from `start` on: the prompt part of the result must fit,
+        and a prompt with media is cut at a legal position before the first missing features."""
         if sequence.num_pooled_bytes or sequence.wants_prompt_logprobs:
             budget = sequence.num_tokens_within(self._left.num_result_bytes, start, budget)
         if self._limits.are_prompts_whole and budget < sequence.num_tokens - start:
@@ -479,15 +482,15 @@ class _Scheduling:
         return media.readable_end(start, end, self._is_readable) - start
 
     def _lacks_features(self, media: SequenceMedia, start: int) -> bool:
-        """Return whether not even its next token can be computed: it waits in its place, and holds up no other."""
+        """Return whether not even its next token can be computed: it waits in place without delaying others."""
         return media.readable_end(start, start + 1, self._is_readable) == start
 
     def _can_start(self, sequence: Sequence) -> bool:
-        """Return whether its SlotStart still fits the step's record; the intake made sure that it fits one alone."""
+        """Return whether its SlotStart still fits the step's record; admission made sure that it fits an empty one."""
         return sequence.num_start_bytes <= self._left.num_start_bytes
 
     def _should_follow(self, sequence: Sequence, leader: Sequence | None, new_groups: set[str]) -> bool:
-        """Better wait until another of the group has computed the prompt that they share."""
+        """Return whether the sequence should wait until another of its group has computed their common prompt."""
         is_computing = leader.is_computing_prompt if leader is not None else sequence.request.own.group_id in new_groups
         can_share = self._limits.has_prefix_cache and sequence.num_prompt_tokens > self._limits.block_size
         return is_computing and can_share and not sequence.wants_prompt_logprobs

@@ -1,9 +1,8 @@
-"""Shares of the prompts of a step in its tokens and its time. Decisions only.
+"""Shares of a step's prompts in its tokens and its time. Pure decisions.
 
-Used by `policy.py`. Sources have equal shares: what one does not need goes to the others. Within one source's share
-
-- its oldest prompt gets a quarter, or more where the others leave it: a long prompt always makes progress; - the others share
-the rest in the order of their remaining tokens: a short prompt waits for no long one.
+Used by `policy.py`. Sources have equal shares; what one does not need goes to the others. Within the share of one source, its
+oldest prompt gets a quarter, or more if the others leave it, so that a long prompt always makes progress. The others share the
+rest, shortest first, so that a short prompt does not wait for a long one.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import msgspec
 
 from engine.scheduler.step_cost import StepCost
 
-HEAD_PART = 4  # of a source's share its oldest prompt has one part of so many
-MIN_TOKENS = 8  # that the oldest prompt of a source gets, however long they take: a step has so many at nearly no price
+HEAD_PART = 4  # the oldest prompt of a source gets 1 / HEAD_PART of its share
+MIN_TOKENS = 8  # least tokens for the oldest prompt of a source, however long they take: they cost a step next to nothing
 
 
 class Prefill(msgspec.Struct, eq=False):
-    """Prompt tokens [start, start + num_due) that are to be computed; `num_tokens` of them in this step."""
+    """Prompt tokens [start, start + num_due) left to compute; `num_tokens` of them in this step."""
 
     source: str
     start: int
     num_due: int
-    max_tokens: int = 1 << 31  # of one step
+    max_tokens: int = 1 << 31  # limit for one step
     num_tokens: int = 0
 
     @property
@@ -33,7 +32,7 @@ class Prefill(msgspec.Struct, eq=False):
 
 
 class _Room(msgspec.Struct):
-    """Tokens and time that are left to give."""
+    """Remaining tokens and time."""
 
     num_tokens: int
     time_ns: float
@@ -46,7 +45,7 @@ class _Room(msgspec.Struct):
         return _Room(self.num_tokens - part.num_tokens, time_ns)
 
     def give(self, prefill: Prefill, room: _Room, cost: StepCost, num_least: int = 0) -> None:
-        """Give `prefill` as many tokens as the part `room` allows, at least `num_least`."""
+        """Give `prefill` as many tokens as `room` allows, at least `num_least`."""
         begin = prefill.start + prefill.num_tokens
         most = max(cost.num_tokens_within(begin, max(0.0, min(room.time_ns, self.time_ns))), num_least)
         count = max(0, min(prefill.num_left, room.num_tokens, self.num_tokens, most))
@@ -58,16 +57,16 @@ class _Room(msgspec.Struct):
 
 
 def share(prefills: list[Prefill], num_tokens: int, time_ns: float, cost: StepCost) -> None:
-    """Give each of the `prefills`, oldest first, its `num_tokens`: no more than `num_tokens` of them all together, and about as
-    many as take `time_ns`."""
+    """Set `num_tokens` of each prefill (oldest first): together at most `num_tokens`, and about as many as take `time_ns`."""
     sources: dict[str, list[Prefill]] = {}
     for prefill in prefills:
         sources.setdefault(prefill.source, []).append(prefill)
     left = _Room(num_tokens, time_ns)
-    ordered = sorted(sources.values(), key=lambda own: sum(prefill.num_left for prefill in own))  # who needs least goes first
+    # the source that needs least goes first
+    ordered = sorted(sources.values(), key=lambda own: sum(prefill.num_left for prefill in own))
     for number, own in enumerate(ordered):
         _share_source(own, left, left.part(len(ordered) - number), cost)
-    for prefill in prefills:  # what rounding and short heads have left
+    for prefill in prefills:  # distribute what rounding and short heads left over
         left.give(prefill, left, cost)
 
 

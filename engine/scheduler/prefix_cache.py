@@ -1,7 +1,7 @@
 """The prefix cache: an index from chained block keys to blocks with their KV, and the order in which they are evicted.
 
-Part of `block_pool.py`, in the scheduler process. The keys are those of `engine/block_keys.py`: the longest cached prefix is
-found by walking down a prompt's keys. Indexed blocks without a reference are evictable, the least recently used first.
+Part of `block_pool.py`, in the scheduler process. Keys come from `engine/block_keys.py`; the longest cached prefix is found by
+following a prompt's keys. Indexed blocks without a reference are evictable, the least recently used first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.messages.cache import ExtraKeys
 
 
 class CachedBlock(msgspec.Struct, frozen=True):
-    """An entry of the index: a block whose KV is computed for exactly these tokens after exactly that parent."""
+    """An entry of the index: a block with the KV of exactly these tokens after exactly that parent."""
 
     block_id: int
     key: bytes
@@ -28,7 +28,7 @@ class PrefixCache:
     """Index over full blocks, and the evictable ones among them."""
 
     def __init__(self) -> None:
-        self.generation = 0  # a block table of an older generation is not indexed any more
+        self.generation = 0  # a block table of an older generation is no longer indexed
         self.evicted_keys: list[bytes] = []  # since the caller last took them
         self._entries: dict[bytes, CachedBlock] = {}
         self._entry_of: dict[int, CachedBlock] = {}
@@ -59,7 +59,7 @@ class PrefixCache:
         return block_id in self._evictable
 
     def insert(self, entry: CachedBlock) -> bool:
-        """Index a block in use. False where its tokens are indexed already, in another block (which is kept)."""
+        """Index a block in use. Return False if its tokens are already indexed in another block (which is kept)."""
         if entry.key in self._entries:
             return False
         self._entries[entry.key] = entry
@@ -71,7 +71,7 @@ class PrefixCache:
         self._evictable.pop(block_id, None)
 
     def unreference(self, block_id: int) -> bool:
-        """Note that a block has no reference any more. False where it is not indexed, and so not worth keeping."""
+        """Note that a block has no reference any more. Return False if it is not indexed, and so not worth keeping."""
         if block_id not in self._entry_of:
             return False
         self._evictable[block_id] = None

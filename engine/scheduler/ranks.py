@@ -1,8 +1,7 @@
-"""Ranks that take steps, and the weights that each of them holds; the weights that they should hold are in the run's record.
+"""Ranks that are ready for steps, and the weights that each holds; the weights that they should hold are in the run's record.
 
-Used by the scheduler process alone. A rank is there from its Hello on, which it sends when it has joined the broadcast ring,
-until the actor table shows a newer epoch of it. Ranks that exchange tensors say hello again with each epoch of their rank
-group.
+Used by the scheduler process alone. A rank is present from its Hello, sent when it has joined the broadcast ring, until the
+actor table shows a newer epoch of it. Ranks that exchange tensors say hello again with each epoch of their rank group.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class Rank(msgspec.Struct):
     contents: str = ""
     epoch: int = 0
     is_there: bool = False
-    rank_group_epoch: int = 0  # that it joined last
-    arena_id: int | None = None  # of the memory of its KV cache; None: nobody has said yet
-    has_lost_cache: bool = False  # it has other memory than its incarnation before
+    rank_group_epoch: int = 0  # the epoch it joined last
+    arena_id: int | None = None  # identifies the memory of its KV cache; None: not known yet
+    has_lost_cache: bool = False  # it has other memory than in its previous life
 
 
 class Ranks:
@@ -39,7 +38,7 @@ class Ranks:
 
     @property
     def are_complete(self) -> bool:
-        """Every rank takes steps, and all are in one epoch of their rank group."""
+        """Whether all ranks are present and in the same epoch of their rank group."""
         return all(rank.is_there and rank.rank_group_epoch == self.rank_group_epoch for rank in self._ranks)
 
     @property
@@ -47,8 +46,8 @@ class Ranks:
         """Epoch of all ranks, once they are complete."""
         return self._ranks[0].rank_group_epoch
 
-    def greet(self, index: int, hello: Hello) -> bool:
-        """A rank says that it is there. False where that is no news."""
+    def said_hello(self, index: int, hello: Hello) -> bool:
+        """Register a rank's hello. Return False if the rank was already present."""
         rank = self._ranks[index]
         if hello.epoch < rank.epoch or (hello.epoch == rank.epoch and rank.is_there):
             return False
@@ -63,7 +62,7 @@ class Ranks:
         return self._ranks[index].has_lost_cache
 
     def joined(self, index: int, hello: Hello) -> bool:
-        """A rank that is there says in which epoch of the rank group it is. False where that is no news."""
+        """Register the epoch of the rank group that a rank reports. Return False if it was already known."""
         rank = self._ranks[index]
         is_news = hello.epoch == rank.epoch and hello.rank_group_epoch != rank.rank_group_epoch
         if is_news:
@@ -77,12 +76,12 @@ class Ranks:
             self._ranks[index].is_there = False
 
     def changed(self, index: int, path: str, version: int, contents: str = "") -> None:
-        """A rank holds other weights now."""
+        """Note that a rank holds other weights now."""
         rank = self._ranks[index]
         rank.path, rank.version, rank.contents = path, version, contents
 
     def have_wrong_weights(self, record: WeightsRecord) -> bool:
-        """Some rank holds other weights than the record says, or any where that says none."""
+        """Whether a rank holds other weights than the record says, or any although the record says none."""
         is_cleared = record.state is WeightsState.CLEARED
         return any(
             rank.version != (0 if is_cleared else version) or rank.contents != record.contents.get(rank.version, "")
@@ -91,13 +90,13 @@ class Ranks:
 
     def with_contents(self, record: WeightsRecord) -> WeightsRecord:
         """Return the record with the ranks' contents under the versions that lack them. Versions that no rank can return to are
-        forgotten."""
+        dropped."""
         found = {rank.version: rank.contents for rank in reversed(self._ranks) if rank.contents}
         numbers = sorted({version for _, version in record.ranks} & (found.keys() | record.contents.keys()))
         return replace(record, contents={version: record.contents.get(version) or found[version] for version in numbers})
 
     def overwritten(self, record: WeightsRecord) -> str:
-        """The path of a checkpoint that a rank loaded under the right number, but with other contents; empty: there is none."""
+        """Return the path of a checkpoint that a rank loaded under the right version, but with other contents; empty: none."""
         for rank, weights in zip(self._ranks, record.ranks, strict=True):
             is_its = (rank.path, rank.version) == weights
             if is_its and rank.contents != record.contents.get(rank.version, rank.contents):

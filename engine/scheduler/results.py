@@ -1,8 +1,8 @@
 """Handles step results: sequences get tokens, outputs go to the tokenizers, complete sequences end.
 
-Used by the scheduler process alone. Whether a sequence ends is decided here and nowhere else, from its tokens and its
-parameters; tokens that a step in flight computes beyond that end are dropped. Ranks that see the same stop token leave such
-rows out (`BatchSlots.is_ended`), which saves their time and decides nothing.
+Used by the scheduler process alone. Only this module decides whether a sequence ends, from its tokens and parameters; tokens
+that a step in flight computes beyond the end are dropped. Ranks that see the same stop token skip such rows
+(`BatchSlots.is_ended`), only to save time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from engine.scheduler.batch_state import BatchState
 from engine.scheduler.dispatch import StepInFlight
 from engine.scheduler.sequence import Sequence, SequenceState
 
-MAX_PART_VALUES = 512  # log-probabilities of a prompt in one Output: small in any ring, and soon made text of
+MAX_PART_VALUES = 512  # prompt log-probabilities in one Output: small for any ring, and quickly converted to text
 
 
 def finish_reason_of(sequence: Sequence) -> str:
-    """ "stop" or "length"; "" while there is more to come. Stop tokens count only after `min_tokens` others, but where the
-    answer has a format: before, the ranks draw one only when it is complete."""
+    """Return "stop", "length", or "" if the sequence continues. Stop tokens count only after `min_tokens` others. With a
+    grammar they always count, because ranks sample one only when the answer is complete."""
     num_outputs = sequence.num_output_tokens
     sampling = sequence.request.sampling
     counts = num_outputs > sampling.min_tokens or (num_outputs > 0 and sampling.grammar is not None)
@@ -34,7 +34,7 @@ def finish_reason_of(sequence: Sequence) -> str:
 
 
 def ending_output(sequence: Sequence, finish_reason: str) -> Output:
-    """The last word about a sequence that ends without another token."""
+    """Return the final output of a sequence that ends without another token."""
     stop_token_id = sequence.token_ids[-1] if finish_reason == "stop" else -1
     return Output(
         sequence.request.own.request_id,
@@ -71,7 +71,7 @@ class Results:
         self._inference_time = context.histogram("request_inference_time_seconds")
 
     def apply(self, step: StepInFlight, result: StepResult, now_ns: int) -> list[int]:
-        """Confirm the rows of `step`, append and hand on what they sampled; how many tokens of each row that was."""
+        """Confirm the rows of `step`, append and send what they sampled; return the number of tokens taken from each row."""
         columns = _Columns(result)
         assert len(columns.counts) == len(step.rows), f"step {step.step_id}: {len(columns.counts)} results"
         first = 0
@@ -108,21 +108,21 @@ class Results:
         return num_taken
 
     def end(self, sequence: Sequence, now_ns: int) -> None:
-        """The sequence is complete."""
+        """End a complete sequence."""
         if sequence.first_token_ns:
             self._decode_time.observe((now_ns - sequence.first_token_ns) / 1e9)
             self._inference_time.observe((now_ns - sequence.first_scheduled_ns) / 1e9)
         self._batch.finish(sequence)
 
     def _report(self, sequence: Sequence) -> None:
-        """Say how much of the prompt is computed; the first of its tokens comes behind the last word of that."""
+        """Report how much of the prompt is computed; the first token comes after the last report."""
         output = ending_output(sequence, "")
         output.num_computed_tokens = min(sequence.num_confirmed, sequence.num_prompt_tokens)
         sequence.reader.add(output)
         sequence.is_reporting = output.num_computed_tokens < sequence.num_prompt_tokens
 
     def _fail(self, sequence: Sequence, cause: str) -> None:
-        """End a sequence alone, because its structured output came to a limit."""
+        """End only this sequence: its structured output exceeds a limit."""
         error = RequestError(f"the structured output exceeds the limits of the engine: {cause}", code="invalid_value")
         sequence.reader.reject(rejection(sequence.request, error))
         self._batch.finish(sequence)
@@ -134,7 +134,7 @@ class Results:
             sequence.reader.add(output)
 
     def _hand_on(self, sequence: Sequence, columns: _Columns, indexes: range, now_ns: int, pooled: bytes = b"") -> None:
-        """The Output of a row, and the end of its sequence where that is it."""
+        """Send the Output of a row, and end its sequence if it is complete."""
         finish_reason = finish_reason_of(sequence)
         if not indexes and not finish_reason:
             return
@@ -152,8 +152,8 @@ class Results:
 
 
 def _append(sequence: Sequence, token_ids: list[int]) -> int:
-    """Tokens that a row brought, up to one that ends the sequence; how many that are. The keys and values of all known tokens
-    but the last are there."""
+    """Append a row's tokens up to one that ends the sequence; return how many. The KV of all known tokens except the last is
+    computed."""
     num_before = len(sequence.token_ids)
     for token_id in token_ids:
         sequence.num_confirmed = len(sequence.token_ids)
@@ -186,8 +186,8 @@ class _Columns:
 
 
 def prompt_parts(sequence: Sequence, chunk: PromptLogprobs) -> Iterator[list[TokenLogprobs]]:
-    """Yield the log-probabilities of a chunk of the prompt in parts of at most MAX_PART_VALUES, without those delivered before:
-    a prompt that is computed again, after a preemption or a crash, gives them again."""
+    """Yield the log-probabilities of a chunk of the prompt in parts of at most MAX_PART_VALUES, without those delivered before
+    (a prompt is computed again after a preemption or a crash)."""
     logprobs, ranks = array("f", chunk.token_logprobs).tolist(), array("i", chunk.token_ranks).tolist()
     top_ids, top_logprobs = array("i", chunk.top_token_ids).tolist(), array("f", chunk.top_logprobs).tolist()
     num_known = sequence.num_scored_prompt_tokens + 1 - chunk.start

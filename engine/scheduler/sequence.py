@@ -1,17 +1,17 @@
-"""A sequence on its way through the scheduler: its tokens, how far they are computed, and what it holds.
+"""A sequence in the scheduler: its tokens, how far they are computed, and the resources it holds.
 
-Used by the scheduler process alone. Tokens that a dispatched step will sample, but whose result is not back yet, are counted
-without being known ("one step ahead"); three positions tell how far a sequence is:
+Used by the scheduler process alone. Tokens that a dispatched step will sample are counted before they are known ("one step
+ahead"). Three positions describe the progress:
 
     0 <= num_confirmed <= num_computed <= num_tokens <= max_total_tokens
-         results back     dispatched      known tokens and num_unknown sampled ones under way
+         results back     dispatched      known tokens and num_unknown sampled ones in flight
 
-With drafts a row may bring more than one token, and nobody can count them before its result is back: `num_computed` and
-`num_tokens` are then the least that they can be, and both may be greater by up to `num_ahead`, the drafts under way. Blocks are
-held for that, too. A draft that did not stand leaves nothing to be undone: the next row writes its keys and values again.
+With drafts a row may produce more than one token, and their number is unknown until its result arrives: `num_computed` and
+`num_tokens` are then lower bounds, and both may be greater by up to `num_ahead`, the drafts in flight. Blocks are held for
+them, too. A rejected draft leaves nothing to undo: the next row overwrites its keys and values.
 
-The one scheduling rule is that `num_computed` chases `num_tokens`; prefill, its chunks, decode and the recompute after a
-preemption are all that.
+The one scheduling rule is that `num_computed` chases `num_tokens`: prefill, its chunks, decode and recomputation after a
+preemption all follow from it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NO_SLOT = -1
 START_BYTES = 512  # of a SlotStart besides its tokens, block ids and sampling parameters
 START_BYTES_PER_TOKEN = 8  # the token and, at worst, a block id
 Rank = tuple[int, int, int]
-"""Place in line, priority, order of intake: of what waits, the lower goes first."""
-POOLED_BYTES = 16  # of what is pooled besides its numbers, float32, in a StepResult
-LOGPROB_BYTES = 8  # a log-probability in a StepResult: a float32, and the token id or rank that belongs to it
+"""Place in line, priority, order of intake: among waiting sequences, the lowest goes first."""
+POOLED_BYTES = 16  # of pooled output besides its float32 values, in a StepResult
+LOGPROB_BYTES = 8  # a log-probability in a StepResult: a float32, and its token id or rank
 
 
 def start_bytes(num_tokens: int, num_sampling_bytes: int = 0) -> int:
@@ -44,8 +44,8 @@ def start_bytes(num_tokens: int, num_sampling_bytes: int = 0) -> int:
 class SequenceState(Enum):
     WAITING = "waiting"  # holds nothing
     RUNNING = "running"  # holds a slot and blocks, gets tokens
-    LEAVING = "leaving"  # preempted: back to waiting once no step in flight has it
-    FINISHED = "finished"  # slot and blocks are given back once no step in flight has it
+    LEAVING = "leaving"  # preempted: back to waiting when no step in flight has it
+    FINISHED = "finished"  # slot and blocks are freed when no step in flight has it
 
 
 class Reader(Protocol):
@@ -53,13 +53,13 @@ class Reader(Protocol):
 
     @property
     def is_slow(self) -> bool:
-        """Outputs are waiting for room in the reader's ring."""
+        """Whether outputs are waiting for room in the reader's ring."""
 
     def add(self, output: Output) -> None:
-        """Take an output; never refused."""
+        """Send an output; always possible."""
 
     def reject(self, rejected: Rejected) -> None:
-        """Take what ends a sequence that cannot be served; never refused."""
+        """Send the rejection of a sequence that cannot be served; always possible."""
 
 
 class Sequence(msgspec.Struct, eq=False):
@@ -73,41 +73,39 @@ class Sequence(msgspec.Struct, eq=False):
     rank: Rank
     num_sampling_bytes: int = 0  # its sampling parameters, encoded
     tokenizer_epoch: int = 0
-    media: SequenceMedia | None = None  # what its prompt has besides causal text
-    extras: BlockExtras | None = None  # what its block keys hold besides token ids
-    num_pooled_bytes: int = 0  # of what a StepResult carries of its whole prompt; 0: it is not pooled
-    is_pooled_whole: bool = False  # from every token: what a worker had made of some is gone with it
+    media: SequenceMedia | None = None  # parts of its prompt that are not causal text
+    extras: BlockExtras | None = None  # what its block keys cover besides token ids
+    num_pooled_bytes: int = 0  # pooled output in a StepResult; 0: it is not pooled
+    is_pooled_whole: bool = False  # pooled from every token: after the worker dies, all must be computed again
     state: SequenceState = SequenceState.WAITING
 
     num_computed: int = 0
     num_confirmed: int = 0
     num_unknown: int = 0
     num_ahead: int = 0  # drafts in the dispatched steps
-    num_wanted: int = 0  # drafts that would pay, as the worker said last
-    num_in_flight: int = 0  # dispatched steps that have a row of it
+    num_wanted: int = 0  # drafts that would pay, as last reported by the worker
+    num_in_flight: int = 0  # dispatched steps with a row of it
 
     slot: int = NO_SLOT
-    is_started: bool = False  # the worker knows what is in the slot
+    is_started: bool = False  # the worker has the contents of the slot
     block_ids: list[int] = []
-    block_keys: list[bytes] = msgspec.field(
-        default_factory=list
-    )  # of the full blocks of known tokens, as far as they were needed
+    block_keys: list[bytes] = msgspec.field(default_factory=list)  # of the full blocks of known tokens, as far as needed
     num_indexed_blocks: int = 0
-    generation: int = 0  # of the prefix index when the block table was begun
+    generation: int = 0  # of the prefix index when the block table was started
 
-    is_late: bool = False  # a step drew no token for it: it gets no row until no step in flight has one
-    num_tokens_to_compute: int = 0  # while it waits: what is not cached of it
-    awaits_grammar: bool = False  # the ranks have not compiled it yet
-    held_since_ns: int = 0  # of a new request: when it came; 0: it is not held (any more)
-    num_cached_tokens: int = -1  # prompt tokens found at the first admission; -1 before it
-    num_scored_prompt_tokens: int = 0  # whose log-probabilities were delivered, now or in an earlier attempt
-    is_reporting: bool = False  # how much of its prompt is computed
+    is_late: bool = False  # a step sampled no token for it: it gets no row until no step in flight has one
+    num_tokens_to_compute: int = 0  # while it waits: tokens that are not cached
+    awaits_grammar: bool = False  # the ranks have not compiled its grammar yet
+    held_since_ns: int = 0  # of a new request: when it arrived; 0: not held
+    num_cached_tokens: int = -1  # prompt tokens found in the cache at the first admission; -1 before it
+    num_scored_prompt_tokens: int = 0  # prompt tokens with log-probabilities that were delivered, now or in an earlier attempt
+    is_reporting: bool = False  # reports how much of its prompt is computed
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Arrival, then order of intake: of what runs, the highest is preempted first."""
+        """Arrival, then order of intake: among running sequences, the highest is preempted first."""
         return self.request.shared.arrival_ns, self.rank[2]
 
     @property
@@ -120,8 +118,8 @@ class Sequence(msgspec.Struct, eq=False):
         return start_bytes(len(self.token_ids), self.num_sampling_bytes)
 
     def num_result_bytes(self, start: int, num_tokens: int) -> int:
-        """Return the bytes that a StepResult carries for positions [start, start + num_tokens): prompt log-probabilities where
-        they are wanted, and the pooled output with the last position."""
+        """Return the bytes that a StepResult carries for positions [start, start + num_tokens): prompt log-probabilities if
+        wanted, and the pooled output with the last position."""
         if self.num_pooled_bytes:
             return self.num_pooled_bytes * (start + num_tokens >= self.num_prompt_tokens)
         if not self.wants_prompt_logprobs:
@@ -138,7 +136,7 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def cannot_run(self) -> bool:
-        """Whether its reader has to catch up first, or steps in flight have to come back."""
+        """Whether its reader must catch up first, or steps in flight must return."""
         return self.reader.is_slow or self.is_late
 
     @property
@@ -152,7 +150,7 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def is_computing_prompt(self) -> bool:
-        """Whether it runs, and the KV of its prompt is not yet there for others to share."""
+        """Whether it runs, and the KV of its prompt is not there yet for others to share."""
         return self.state is SequenceState.RUNNING and self.num_confirmed < self.num_prompt_tokens
 
     @property
@@ -161,20 +159,20 @@ class Sequence(msgspec.Struct, eq=False):
         return min(self.num_computed + self.num_ahead, self.max_total_tokens)
 
     def drew_nothing(self, end: int, num_drafts: int) -> None:
-        """A step that was to sample after position `end - 1` drew no token, since the mask of its grammar was late."""
+        """Note that a step that should sample after position `end - 1` sampled no token, because its grammar mask was late."""
         self.num_unknown -= 1
         self.num_ahead -= num_drafts
         self.num_confirmed = max(self.num_confirmed, min(end, len(self.token_ids)) - 1)
         self.is_late = True
 
     def draw_again(self, first_position: Callable[[int], int]) -> None:
-        """No step in flight has it: go on from what is confirmed."""
+        """Continue from what is confirmed; no step in flight has the sequence."""
         if self.is_late:
             self.is_late = False
             self.num_computed = first_position(self.num_confirmed)
 
     def rollback_in_flight(self, first_position: Callable[[int], int]) -> None:
-        """Back to what results have confirmed: the steps in flight are lost, and so is the worker's memory of the slot."""
+        """Return to what results have confirmed: the steps in flight are lost, and so is the worker's state of the slot."""
         self.num_in_flight = 0
         self.num_unknown = self.num_ahead = 0
         self.is_late = False
@@ -182,7 +180,7 @@ class Sequence(msgspec.Struct, eq=False):
         self.is_started = False
 
     def forget_blocks(self) -> list[int]:
-        """Back to nothing computed; the block table that was held, for the pool."""
+        """Reset to nothing computed; return the block table, to be freed."""
         assert self.num_in_flight == 0
         block_ids, self.block_ids = self.block_ids, []
         self.num_computed = self.num_confirmed = self.num_unknown = self.num_indexed_blocks = 0

@@ -1,6 +1,6 @@
-"""Parts of a prompt that are not causal text: units of pictures and video, and tokens that see keys ahead of them.
+"""Parts of a prompt that are not causal text: units of images and video, and tokens that see later positions.
 
-Used by the scheduler process alone; made at the intake, and None for a sequence of plain text. Decisions only.
+Used by the scheduler process alone; created at admission, None for plain text. Pure decisions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from engine.messages import MediaItem, SequenceRequest
 from engine.scheduler.chunk_cuts import Span, balanced_cut, last_cut, merged, uncut
 
 NOT_SENT = -1
-UNIT_BYTES = 96  # of a unit in a SlotStart at most: eight whole numbers, its hash, its row
-BOUNDS_BYTES = 8  # of a prompt token there: its first and last key
+UNIT_BYTES = 96  # most bytes of a unit in a SlotStart: eight integers, its hash, its row
+BOUNDS_BYTES = 8  # of a prompt token there: its first and last visible position
 
 
 class PromptUnit(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class PromptUnit(msgspec.Struct, frozen=True):
 
 
 class SequenceMedia:
-    """The units of one prompt, where it may be cut, and what the ranks know of it."""
+    """The units of one prompt, its legal cuts, and what the ranks know of it."""
 
     __slots__ = ("_ends", "_soft", "_whole", "end", "extras", "is_counted", "num_start_bytes", "sent_rows", "units")
 
@@ -44,16 +44,16 @@ class SequenceMedia:
         self.units = units
         self.extras = extras
         self.num_start_bytes = UNIT_BYTES * len(units) + BOUNDS_BYTES * num_bounds
-        self.sent_rows = array("i")  # first row of each unit, as the rank that has the slot knows it
-        self.is_counted = False  # its look-ups are in the counters
+        self.sent_rows = array("i")  # first row of each unit, as known to the rank that has the slot
+        self.is_counted = False  # its look-ups are counted in the metrics
         self._ends = [end for _, end in spans]
         self._soft: list[Span] = spans if can_cut_units else []
         self._whole: list[Span] = merged(extras.forward_spans + ([] if can_cut_units else spans))
-        self.end = max([0, *self._ends[-1:], *(end for _, end in self._whole[-1:])])  # behind it all is text
+        self.end = max([0, *self._ends[-1:], *(end for _, end in self._whole[-1:])])  # all tokens behind it are text
 
     @classmethod
     def of(cls, request: SequenceRequest, extras: BlockExtras | None, can_cut_units: bool) -> SequenceMedia | None:
-        """None: it is causal text."""
+        """Return None for causal text."""
         if extras is None or not (request.prompt.units or request.shared.mask_bounds):
             return None
         units = [
@@ -70,7 +70,7 @@ class SequenceMedia:
 
     @property
     def longest_whole(self) -> Span:
-        """The longest span that one chunk must take."""
+        """The longest span that must be in one chunk."""
         return max(self._whole, key=lambda span: span[1] - span[0], default=(0, 0))
 
     def overlapping(self, start: int, end: int) -> range:
@@ -85,14 +85,14 @@ class SequenceMedia:
         return self.units[bisect_right(self._ends, position) :]
 
     def readable_end(self, start: int, end: int, is_readable: Callable[[bytes], bool]) -> int:
-        """Return the beginning of the first unit in [start, end) whose features no step would find; at least `start`."""
+        """Return the start of the first unit in [start, end) with features that a step would not find; at least `start`."""
         for index in self.overlapping(start, end):
             if not is_readable(self.units[index].unit_hash):
                 return max(start, self.units[index].start)
         return end
 
     def num_hit_blocks(self, num_blocks: int, block_size: int) -> int:
-        """Return how many of its first `num_blocks` blocks may be taken from the cache: a hit ends only where a chunk could."""
+        """Return how many of the first `num_blocks` blocks may come from the cache: a hit must end where a chunk could end."""
         while num_blocks:
             cut = last_cut(0, num_blocks * block_size, self._whole)
             if cut == num_blocks * block_size:
@@ -101,8 +101,8 @@ class SequenceMedia:
         return num_blocks
 
     def chunk_end(self, start: int, end: int, target: int, max_tokens: int, budget: int) -> int:
-        """Return the end of the chunk of [start, end) that begins at `start`; `start`: there is none. `target`: wanted length
-        of chunks, `max_tokens`: most tokens of one that takes a unit whole, `budget`: tokens that the step has room for."""
+        """Return the end of the chunk of [start, end) that begins at `start`; `start`: there is none. `target`: target size of
+        chunks. `max_tokens`: limit for a chunk that takes a unit whole. `budget`: remaining tokens of the step."""
         soft = uncut(start, self._soft, max_tokens)
         spans = [span for span in (*self._whole, *soft) if span[1] > start and span[1] - span[0] > target]
         long = min(spans, default=(end, end))

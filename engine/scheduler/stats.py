@@ -60,7 +60,7 @@ class SchedulerStats:
         self._max_loras = context.config.max_loras
 
     def admitted(self, sequence: Sequence, now_ns: int) -> None:
-        """A sequence got its slot, perhaps for the first time."""
+        """Note that a sequence got its slot, perhaps not for the first time."""
         if sequence.first_scheduled_ns:
             return
         sequence.first_scheduled_ns = now_ns
@@ -70,7 +70,7 @@ class SchedulerStats:
             self._hits.add(sequence.num_cached_tokens)
 
     def dispatched(self, num_tokens: int, duration_ns: int) -> None:
-        """A step was chosen and sent."""
+        """Count a step that was chosen and sent."""
         self._schedule.observe(duration_ns / 1e9)
         self._step_tokens.observe(num_tokens)
         self._tokens.add(num_tokens)
@@ -95,7 +95,7 @@ class SchedulerStats:
             return
         self._drafted_rows.add(len(rows))
         drafts, accepted = [num_drafts[row] for row in rows], [counts[row] - 1 for row in rows]
-        emitted = [min(num_taken[row], counts[row] - 1) for row in rows]  # the last of a row's tokens was no draft
+        emitted = [min(num_taken[row], counts[row] - 1) for row in rows]  # the last token of a row was no draft
         self._drafts.add(sum(drafts))
         self._accepted_drafts.add(sum(accepted))
         for cells, numbers in zip(self._by_position, (drafts, accepted, emitted), strict=True):
@@ -103,8 +103,8 @@ class SchedulerStats:
                 cells[place].add(sum(number > place for number in numbers))
 
     def show_load(self) -> None:
-        """Show the load by which tokenizers choose replicas. Called with each record of requests, from which on they count on
-        it."""
+        """Show the load by which tokenizers choose replicas. Called for each record of requests, because from then on they rely
+        on it."""
         batch = self._batch
         self._running.set(len(batch.running))
         self._waiting.set(batch.num_waiting)
@@ -127,11 +127,11 @@ class SchedulerStats:
         self._adapters_waiting.show(waiting)
 
     def takes(self, adapter: AdapterUse | None) -> None:
-        """A sample of it is looked at: it counts from here on, until the gauges are shown again."""
+        """Count a sequence of this adapter until the gauges are shown again."""
         self._adapters_waiting.add(adapter, 1)
 
     def show(self) -> None:
-        """The gauges as things are now."""
+        """Update the gauges."""
         pool = self._batch.pool
         num_free = pool.num_free
         self._usage.set(1 - num_free / pool.num_blocks)

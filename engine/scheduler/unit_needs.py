@@ -1,7 +1,7 @@
-"""Units of pictures and video that sequences have still to read, in the order in which they are brought into the encoder cache.
+"""Units of images and video that sequences still have to read, in the order in which they are encoded.
 
-Used by the scheduler process alone. Nothing is kept: needs are looked up from where the sequences are, so a sequence that ends
-in any way leaves none behind.
+Used by the scheduler process alone. Stores nothing: needs are derived from the state of the sequences, so a sequence that ends
+leaves none behind.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from engine.scheduler.policy import find_prefix
 from engine.scheduler.sequence import Sequence, SequenceState
 from engine.scheduler.sequence_media import PromptUnit
 
-MAX_LOOK_AHEAD = 8  # waiting samples with media whose units are encoded before they are admitted
+MAX_LOOK_AHEAD = 8  # waiting sequences with media that are encoded before admission
 
 _rank = attrgetter("rank")
 
 
 class Need(msgspec.Struct):
-    """A unit that some sample has still to read."""
+    """A unit that some sequence still has to read."""
 
     unit: PromptUnit
-    place: int  # among all that are needed
-    is_next: bool  # a sample cannot go on without it
-    request: str  # the first in order that needs it: its samples' group
+    place: int  # index among all needed units
+    is_next: bool  # a sequence cannot continue without it
+    request: str  # the first request that needs it, by its group
 
 
 class UnitNeeds:
-    """Looks them up; counts look-ups in the cache, once for each sample."""
+    """Finds needed units; counts look-ups in the cache, once for each sequence."""
 
     def __init__(self, context: ActorContext, batch: BatchState, cache: EncoderCache) -> None:
         self._batch = batch
@@ -45,7 +45,7 @@ class UnitNeeds:
         self._hits = context.counter("mm_cache_hits_total")
 
     def look_up(self) -> dict[bytes, Need]:
-        """Every unit that is needed, once, in the samples' order and each prompt's."""
+        """Return every needed unit once, in the order of the sequences and their prompts."""
         needs: dict[bytes, Need] = {}
         for sequence in self._in_order():
             media = sequence.media
@@ -64,7 +64,7 @@ class UnitNeeds:
         return needs
 
     def readers_of(self, unit_hash: bytes) -> list[Sequence]:
-        """The samples that have still to read a unit."""
+        """Return the sequences that still have to read a unit."""
         return [
             sequence
             for sequence in self._batch.sequences.values()
@@ -73,17 +73,17 @@ class UnitNeeds:
         ]
 
     def looked_for_rows(self, has_rows: bool, is_at_work: bool) -> None:
-        """Whether a sample gets on with the next step; `is_at_work`: or may, when what is under way is back."""
+        """Note whether a sequence continues in the next step; `is_at_work`: or may, when the steps in flight return."""
         self._is_stalled = not has_rows and (self._is_stalled or not is_at_work)
 
     def _in_order(self) -> Iterator[Sequence]:
-        """All that runs, and what is next in line. While nothing gets on, what runs goes first, since it may hold the slots and
-        blocks that what waits needs."""
+        """Yield all running sequences and the next waiting ones. While none makes progress, running ones go first, because they
+        may hold the slots and blocks that waiting ones need."""
         waiting = islice((sequence for sequence in self._batch.waiting if sequence.media is not None), MAX_LOOK_AHEAD)
         return chain(self._batch.running, waiting) if self._is_stalled else heapq.merge(self._batch.running, waiting, key=_rank)
 
     def _position(self, sequence: Sequence) -> int:
-        """Return the position at which the sequence goes on, or would if it were admitted now."""
+        """Return the position at which the sequence continues, or would if it were admitted now."""
         if sequence.state is SequenceState.RUNNING:
             return sequence.num_computed
         return len(find_prefix(sequence, self._batch.pool, self._batch.limits)) * self._batch.limits.block_size

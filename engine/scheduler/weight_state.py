@@ -1,17 +1,17 @@
-"""The weights in use and the engine's state about them: the one place where NORMAL, PAUSED, CLEARED and LOADING follow each
-other.
+"""The weights in use and the engine's state about them: the one place that defines the transitions between NORMAL, PAUSED,
+CLEARED and LOADING.
 
-Pure; used by the scheduler process (`engine/scheduler/weight_updates.py` carries the orders out). What counts is the run's
-record, which outlives every actor. While an order is carried out the engine shows another state already, and whatever dies
-meanwhile, or fails, the record is what it comes back to:
+Pure; used by the scheduler process (`engine/scheduler/weight_updates.py` carries out the commands). The run's record survives
+every actor. While a command is in progress the engine already shows another state; if something dies or fails meanwhile, it
+returns to the record:
 
-    order               in                        shows meanwhile   is written down when it is done
+    command             allowed in                shows meanwhile   recorded when done
     pause               NORMAL                    PAUSED            PAUSED
     clear the weights   NORMAL, PAUSED            PAUSED            CLEARED
-    resume              PAUSED, CLEARED           LOADING           NORMAL; at once after PAUSED
-    load weights        NORMAL, PAUSED, CLEARED   LOADING           PAUSED after PAUSED, else NORMAL; path, version
-    go back             NORMAL, PAUSED, CLEARED   LOADING           what was before an order that another replica did not do
-    repair              NORMAL, PAUSED, CLEARED   LOADING, CLEARED  nothing: ranks are made to hold what the record says
+    resume              PAUSED, CLEARED           LOADING           NORMAL (at once after PAUSED)
+    load weights        NORMAL, PAUSED, CLEARED   LOADING           NORMAL (PAUSED after PAUSED), path, version
+    go back             NORMAL, PAUSED, CLEARED   LOADING           the state before a command that another replica did not do
+    repair              NORMAL, PAUSED, CLEARED   LOADING, CLEARED  nothing: ranks are made to match the record
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _MEANWHILE = {
 
 
 def conflict(message: str) -> RequestError:
-    """An order that does not fit the engine's state."""
+    """Return the error for a command that does not fit the engine's state."""
     return RequestError(message, status=409, code="engine_state")
 
 
 class WeightState:
-    """The record that counts, and the state that is shown."""
+    """The record, and the state that is shown."""
 
     def __init__(self, record: WeightsRecord) -> None:
         self.record = record
@@ -67,19 +67,19 @@ class WeightState:
     def version(self) -> int:
         return self.record.version
 
-    def check(self, order: str) -> None:
-        """409 where the order does not fit."""
-        if self.state not in _LEGAL_IN[order]:
-            raise conflict(f"cannot {order}: the engine is {self.state.name}")
+    def check(self, name: str) -> None:
+        """Raise 409 if the command does not fit the state."""
+        if self.state not in _LEGAL_IN[name]:
+            raise conflict(f"cannot {name}: the engine is {self.state.name}")
 
-    def begin(self, order: str) -> None:
-        """The order is being carried out from now on; one that takes no time is written down at once instead."""
-        self.check(order)
-        if order != "repair" or self.state is not _CLEARED:
-            self.state = _MEANWHILE[order]
+    def begin(self, name: str) -> None:
+        """Show that the command is in progress; a command that takes no time is recorded at once instead."""
+        self.check(name)
+        if name != "repair" or self.state is not _CLEARED:
+            self.state = _MEANWHILE[name]
 
     def settle(self, record: WeightsRecord) -> None:
-        """Take `record`, which is written down already, as the outcome of the change that was in progress."""
+        """Take `record`, which is already written, as the outcome of the change in progress."""
         self.record = record
         self.state = record.state
 
@@ -89,12 +89,12 @@ class WeightState:
         return replace(self.record, state=state)
 
     def with_next_version(self, version: int = 0) -> WeightsRecord:
-        """The next number, or `version`, is taken, whatever becomes of it."""
+        """Return the record in which the next version number, or `version`, is used, whether or not the load succeeds."""
         return replace(self.record, last_version=version or self.record.last_version + 1)
 
     def loaded(self, path: str, ranks: Sequence[int], contents: str = "") -> WeightsRecord:
-        """Return the record in which these ranks hold the weights of `path`, with these `contents` if given, under the version
-        taken last."""
+        """Return the record in which these ranks hold the weights of `path`, with these `contents` if given, under the latest
+        version."""
         version = self.record.last_version
         state = _PAUSED if self.record.state is _PAUSED else _NORMAL
         weights = tuple((path, version) if rank in ranks else held for rank, held in enumerate(self.record.ranks))

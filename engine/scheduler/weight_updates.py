@@ -1,13 +1,13 @@
 """Commands about the weights (pause, clear, wake, reload), and repairs of ranks that hold other weights than they should.
 
-Used by the scheduler process alone; `commands.py` takes the commands. One is a `Change` in two phases: first the sequences come
-to rest, as its mode says and until no step is in flight; then the ranks are told, and when all have answered it is done. Only
-then is it written down in the run's record, and only after that its Reply sent. One change at a time; another command meanwhile
-is a 409.
+Used by the scheduler process alone; `commands.py` receives the commands. A command is a `Change` in two phases: first the
+sequences are drained, according to its mode, until no step is in flight; then messages are sent to the ranks, and when all have
+answered it is done. Then it is written to the run's record, and after that its Reply is sent. One change at a time; another
+command meanwhile gets a 409.
 
-The record is the truth that all ranks are held to: a rank that shows up with other weights (it died in the middle of a change,
-or its scheduler did) has to load those of the record before the next step. So whichever process dies, and whenever, the engine
-is as before the command or as after it.
+All ranks must match the record: a rank with other weights (it or its scheduler died during a change) has to load those of the
+record before the next step. So whichever process dies at whatever time, the engine is in the state before the command or in the
+state after it.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Phase(Enum):
 
 
 class Change(msgspec.Struct):
-    """An order about the weights that is being carried out."""
+    """A command about the weights in progress."""
 
-    command_id: str  # as the ranks hear it
+    command_id: str  # as sent to the ranks
     name: str
     mode: str
-    after: WeightsRecord | None  # what is true when it is done; None: what is already, the ranks are made to follow
-    tells: list[LoadWeights | ClearWeights] = []  # what the ranks must do
+    after: WeightsRecord | None  # the record when it is done; None: the current one, which the ranks are made to match
+    messages: list[LoadWeights | ClearWeights] = []  # messages for the ranks
     phase: Phase = Phase.DRAINING
     unanswered: set[int] = set()
     errors: list[str] = []
 
 
 class WeightUpdates:
-    """Carries out the order that is under way."""
+    """Carries out the command in progress."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class WeightUpdates:
         show: Callable[[], None],
         encoder: EncoderWork | None = None,
     ) -> None:
-        """`show`: has the gauges say how things are, before who ordered it may look at them."""
+        """`show`: updates the gauges, before the reply is sent."""
         self._context = context
         self._show = show
         self._weights = weights
@@ -83,22 +83,22 @@ class WeightUpdates:
         self._block_events = block_events
         self._encoder = encoder
         self._change: Change | None = None
-        self._return: tuple[str, WeightsRecord] | None = None  # an order that is to be taken back, once nothing else goes on
+        self._return: tuple[str, WeightsRecord] | None = None  # a command to roll back when nothing else is in progress
         self._num_repairs = 0
         self._unwritten = ""
         self._is_unwritten = context.counter("is_record_unwritten")
-        self._tell_unwritten("")
+        self._set_unwritten("")
 
     @property
     def can_dispatch(self) -> bool:
-        """Samples may be given tokens: nothing is going on, or they may run to their end first."""
+        """Whether sequences may be computed: no change is in progress, or they may run to their end first."""
         if self._change is None:
             return self._weights.state is WeightsState.NORMAL and not self._unwritten
         return self._change.phase is Phase.DRAINING and self._change.mode == "wait"
 
     def advance(self) -> int:
-        """Take the change under way to its next phase if it can, or begin to repair a rank's weights. 1 where something was
-        done."""
+        """Take the change in progress to its next phase if possible, or begin to repair a rank's weights. Return 1 if something
+        was done."""
         change = self._change
         if change is None and self._return is not None:
             (command_id, record), self._return = self._return, None
@@ -106,23 +106,23 @@ class WeightUpdates:
             return 1
         if change is None:
             return self._repair()
-        if change.phase is Phase.AWAITING_RANKS or not self._is_at_rest(change):
+        if change.phase is Phase.AWAITING_RANKS or not self._is_drained(change):
             return 0
         self._batch.waiting.let_in()
         change.phase = Phase.AWAITING_RANKS
-        change.tells = [] if change.name == "pause" else self._tells(change)
-        for tell in change.tells:
-            change.unanswered.update(tell.ranks if isinstance(tell, LoadWeights) else self._ranks.all)
-            self._dispatcher.send(tell)
-        if not change.tells:
+        change.messages = [] if change.name == "pause" else self._messages_for(change)
+        for message in change.messages:
+            change.unanswered.update(message.ranks if isinstance(message, LoadWeights) else self._ranks.all)
+            self._dispatcher.send(message)
+        if not change.messages:
             self._succeed(change)
         return 1
 
     def rank_answered(self, answer: WeightsChanged) -> None:
-        """A rank has carried out LoadWeights or ClearWeights, or says why not."""
+        """Handle a rank's answer to LoadWeights or ClearWeights."""
         change = self._change
         if change is None or change.phase is not Phase.AWAITING_RANKS or answer.command_id != change.command_id:
-            if not answer.error:  # told by a scheduler that died: what it computes now is not what is in use
+            if not answer.error:  # sent by a scheduler that died: the rank now has weights that are not in use
                 self._rank_is_wrong(answer.rank, answer.path, answer.version, answer.contents)
             return
         change.unanswered.discard(answer.rank)
@@ -140,19 +140,19 @@ class WeightUpdates:
             self._fail(change, 400, "; ".join(change.errors))
 
     def rank_came_back(self, rank: int) -> None:
-        """A rank was started again: what it was told is lost, and it holds what was in use before."""
+        """Note that a rank was restarted: it lost its messages, and holds the weights in use."""
         change = self._change
         if change is None or change.phase is not Phase.AWAITING_RANKS:
             return
-        for tell in change.tells:
-            if isinstance(tell, LoadWeights):
-                self._fail(change, 503, f"{self._context.ranks[rank]} died while loading {tell.path}")
+        for message in change.messages:
+            if isinstance(message, LoadWeights):
+                self._fail(change, 503, f"{self._context.ranks[rank]} died while loading {message.path}")
                 return
-            self._dispatcher.send(tell)
+            self._dispatcher.send(message)
             change.unanswered.add(rank)
 
     def rank_has_no_weights(self, rank: int, error: str) -> None:
-        """Note that a rank has none: a scheduler that died told it to clear them, and it then got a step of this one."""
+        """Note that a rank has no weights: a scheduler that died told it to clear them, and then it got a step of this one."""
         self._context.log.warning("%s: %s", self._context.ranks[rank], error)
         self._rank_is_wrong(rank, "", 0)
 
@@ -173,7 +173,7 @@ class WeightUpdates:
     # --------------------------------------------------------------------------------------------- carrying them out
 
     def begin(self, command_id: str, name: str, mode: str, after: WeightsRecord | None) -> None:
-        """Bring the sequences to rest as the mode says; where the engine did not run, there is nothing to wait for."""
+        """Drain the sequences according to the mode; if the engine was not running, there is nothing to wait for."""
         before = self._weights.state
         self._weights.begin(name)
         if mode == "wait" and before is not WeightsState.NORMAL:
@@ -188,12 +188,12 @@ class WeightUpdates:
                 self._batch.preempt_all()
 
     def return_to(self, command_id: str, record: WeightsRecord) -> None:
-        """Make it as it was before an order that another replica did not carry out; no number is used twice."""
+        """Restore the record from before a command that another replica did not carry out; no version number is used twice."""
         last_version = max(record.last_version, self._weights.record.last_version)
         self._return = command_id, replace(record, last_version=last_version)
 
-    def _tells(self, change: Change) -> list[LoadWeights | ClearWeights]:
-        """Return the messages that make the ranks hold what they should."""
+    def _messages_for(self, change: Change) -> list[LoadWeights | ClearWeights]:
+        """Return the messages that make the ranks match the record."""
         record = change.after or self._weights.record
         if record.state is WeightsState.CLEARED:
             return [ClearWeights(change.command_id)]
@@ -206,8 +206,8 @@ class WeightUpdates:
             for (path, version), some in ranks.items()
         ]
 
-    def _is_at_rest(self, change: Change) -> bool:
-        """Return whether nothing runs on the ranks, or will, and all of them hear their messages."""
+    def _is_drained(self, change: Change) -> bool:
+        """Return whether nothing runs on the ranks, or will, and all of them can receive messages."""
         batch = self._batch
         if self._dispatcher.num_in_flight or self._dispatcher.has_unsent or batch.num_leaving:
             return False
@@ -216,7 +216,7 @@ class WeightUpdates:
         return change.name == "pause" or self._ranks.are_complete
 
     def _is_one_away(self) -> bool:
-        """A sequence that was to run to its end lost its tokenizer, and the api process has not submitted it again yet."""
+        """Return whether a sequence that should run to its end lost its tokenizer and was not submitted again yet."""
         return self._batch.waiting.is_expecting(time.monotonic_ns())
 
     def _succeed(self, change: Change) -> None:
@@ -239,7 +239,7 @@ class WeightUpdates:
         self._end(change, 200, message)
 
     def _fail(self, change: Change, status: int, cause: str) -> None:
-        """Back to what was; `_repair` sees to ranks that did change."""
+        """Return to the state before; `_repair` handles ranks that did change."""
         self._weights.settle(self._weights.record)
         self._end(change, status, f"{cause}; version {self._weights.version} stays in use")
 
@@ -250,7 +250,7 @@ class WeightUpdates:
             self._context.events.send(Reply(change.command_id, status, message, self.details()))
 
     def write(self, record: WeightsRecord) -> None:
-        """Write the record, which holds from here on whichever process dies. RequestError where it cannot be written."""
+        """Write the record, which is valid from here on whichever process dies. Raises RequestError if it cannot be written."""
         run = self._context.run
         try:
             if record != self._weights.record:
@@ -267,7 +267,7 @@ class WeightUpdates:
         return {"state": self._weights.state.name, "weight_version": self._weights.version, "path": self._weights.path}
 
     def _clear_caches(self) -> None:
-        """Drop everything that other weights computed."""
+        """Clear everything that other weights computed."""
         self.clear_prefix_cache()
         self.clear_encoder_cache()
 
@@ -282,19 +282,19 @@ class WeightUpdates:
     # -------------------------------------------------------------------------------------------------------- repair
 
     def _repair(self) -> int:
-        """Make ranks that hold other weights than the record says load those."""
+        """Make ranks with other weights than the record load the right ones."""
         record = self._weights.record
         if not self._ranks.are_complete or not self._ranks.have_wrong_weights(record):
-            self._tell_unwritten("")
+            self._set_unwritten("")
             return 0
         try:
             known = self._ranks.with_contents(record)
-            self.write(known)  # a number's contents, from the first rank that loads it, before its first step
+            self.write(known)  # a version's contents, as found by the first rank that loads it, before its first step
             after = self._take_overwritten()
         except RequestError as error:
-            self._tell_unwritten(error.message)
+            self._set_unwritten(error.message)
             return 0
-        self._tell_unwritten("")
+        self._set_unwritten("")
         if after is None and not self._ranks.have_wrong_weights(self._weights.record):
             return 1
         self._num_repairs += 1
@@ -302,10 +302,10 @@ class WeightUpdates:
         return 1
 
     def _take_overwritten(self) -> WeightsRecord | None:
-        """Return a record with the contents of a rank that came back with others, because its checkpoint was overwritten and
-        the old ones are gone: under a version of their own, for all ranks that had the old ones. None: no rank did."""
+        """Return a record for a rank that came back with other contents, because its checkpoint was overwritten and the old
+        weights are gone: the contents get their own version, for all ranks that had the old ones. None: no such rank."""
         path = self._ranks.overwritten(self._weights.record)
-        if not path or self._weights.record.state is WeightsState.CLEARED:  # then the rank is only made to let go of them
+        if not path or self._weights.record.state is WeightsState.CLEARED:  # then the rank is only made to release its weights
             return None
         holders = [rank for rank, (held, _) in enumerate(self._weights.record.ranks) if held == path]
         self.write(self._weights.with_next_version())
@@ -316,19 +316,19 @@ class WeightUpdates:
         return after
 
     def _give_up(self, cause: str) -> None:
-        """The weights in use cannot be had any more by all ranks: go on without any, whatever the others hold, and say so."""
+        """Continue without weights, because the weights in use cannot be loaded by all ranks any more; report it."""
         path = self._weights.path
         self._context.counters.errors.record(self._context.name, f"weights {path} cannot be reloaded: {cause}")
         record = self._weights.in_state(WeightsState.CLEARED)
         try:
             self.write(record)
-        except RequestError as error:  # the next scheduler comes to the same end
+        except RequestError as error:  # the next scheduler reaches the same end
             self._context.log.error("%s", error.message)
             self._weights.settle(record)
         self._clear_caches()
 
-    def _tell_unwritten(self, cause: str) -> None:
-        """Why what the ranks hold cannot be written down; empty: it can. Before it is, no step is dispatched."""
+    def _set_unwritten(self, cause: str) -> None:
+        """Set the reason why the state cannot be recorded; empty: it can. Until then no step is dispatched."""
         if cause and cause != self._unwritten:
             self._context.log.error("%s", cause)
             self._context.counters.errors.record(self._context.name, cause)

@@ -17,26 +17,26 @@ def hello(rank: int, epoch: int, version: int = 1, path: str = "/old") -> Hello:
 
 def both_there() -> Ranks:
     ranks = Ranks(2)
-    assert ranks.greet(0, hello(0, 1))
+    assert ranks.said_hello(0, hello(0, 1))
     assert not ranks.are_complete
-    assert ranks.greet(1, hello(1, 1))
+    assert ranks.said_hello(1, hello(1, 1))
     assert ranks.are_complete
     return ranks
 
 
 def test_repeated_hello_is_no_restart() -> None:
     ranks = both_there()
-    assert not ranks.greet(1, hello(1, 1))
-    assert ranks.greet(1, hello(1, 2))
-    assert not ranks.greet(1, hello(1, 1))
+    assert not ranks.said_hello(1, hello(1, 1))
+    assert ranks.said_hello(1, hello(1, 2))
+    assert not ranks.said_hello(1, hello(1, 1))
 
 
 def test_restarted_rank_is_absent_until_its_hello() -> None:
     ranks = both_there()
     ranks.restarted(0, 2)
     assert not ranks.are_complete
-    assert not ranks.greet(0, hello(0, 1))
-    assert ranks.greet(0, hello(0, 2))
+    assert not ranks.said_hello(0, hello(0, 1))
+    assert ranks.said_hello(0, hello(0, 2))
     ranks.restarted(0, 2)  # seen after its Hello
     assert ranks.are_complete
 
@@ -49,10 +49,10 @@ def test_ranks_of_different_epochs_are_not_complete() -> None:
     """One dies and comes back; the other sends another hello, which is no restart."""
     ranks = Ranks(2)
     for rank in ranks.all:
-        assert ranks.greet(rank, in_rank_group(rank, 1, 3))
+        assert ranks.said_hello(rank, in_rank_group(rank, 1, 3))
         assert ranks.joined(rank, in_rank_group(rank, 1, 3))
     assert (ranks.are_complete, ranks.rank_group_epoch) == (True, 3)
-    assert not ranks.greet(0, in_rank_group(0, 1, 4))  # before the table shows that its peer is gone
+    assert not ranks.said_hello(0, in_rank_group(0, 1, 4))  # before the table shows that its peer is gone
     assert ranks.joined(0, in_rank_group(0, 1, 4))
     assert not ranks.joined(0, in_rank_group(0, 1, 4))
     assert not ranks.are_complete
@@ -60,7 +60,7 @@ def test_ranks_of_different_epochs_are_not_complete() -> None:
     assert not ranks.joined(1, in_rank_group(1, 1, 4))  # of a life that is over
     for rank, epoch in ((0, 1), (1, 2)):
         assert not ranks.are_complete
-        assert ranks.greet(rank, in_rank_group(rank, epoch, 5)) == (rank == 1)
+        assert ranks.said_hello(rank, in_rank_group(rank, epoch, 5)) == (rank == 1)
         assert ranks.joined(rank, in_rank_group(rank, epoch, 5))
     assert (ranks.are_complete, ranks.rank_group_epoch) == (True, 5)
 
@@ -76,19 +76,19 @@ def test_ranks_may_have_different_weights() -> None:
     assert (ranks.weights_of(0), ranks.weights_of(1)) == (OLD, NEW)
     assert not ranks.have_wrong_weights(record(OLD, NEW))
     assert ranks.have_wrong_weights(record(NEW, NEW))
-    ranks.greet(1, hello(1, 2))  # it died, and came back with the old ones
+    ranks.said_hello(1, hello(1, 2))  # it died, and came back with the old ones
     assert ranks.have_wrong_weights(record(OLD, NEW))
 
 
 def test_first_rank_defines_the_contents() -> None:
     """A version has the same contents on all ranks."""
     ranks, start = Ranks(2), record(OLD, OLD)
-    ranks.greet(0, Hello("worker0", 1, 1, "/old", "a"))
-    ranks.greet(1, Hello("worker1", 1, 1, "/old", "a"))
+    ranks.said_hello(0, Hello("worker0", 1, 1, "/old", "a"))
+    ranks.said_hello(1, Hello("worker1", 1, 1, "/old", "a"))
     assert ranks.have_wrong_weights(start)
     known = ranks.with_contents(start)
     assert (known.contents, ranks.have_wrong_weights(known), ranks.overwritten(known)) == ({1: "a"}, False, "")
-    ranks.greet(1, Hello("worker1", 2, 1, "/old", "b"))
+    ranks.said_hello(1, Hello("worker1", 2, 1, "/old", "b"))
     assert ranks.with_contents(known) == known
     assert (ranks.have_wrong_weights(known), ranks.overwritten(known)) == (True, "/old")
 
