@@ -85,7 +85,7 @@ class Backlog:
         self._max_waiting = config.max_waiting
         self._resume_bytes = 4 * config.max_model_len + 16  # by which a sequence may grow when it is sent again
         self._max_gathered_bytes = outbox.max_record_bytes // 4  # beyond what a record cannot do without
-        self._queue: FairQueue[Item] = FairQueue()
+        self._queue: FairQueue[str, Item] = FairQueue()
         self._waiting: dict[str, tuple[str, int]] = {}  # by key: its source, and the bytes of its prompts
         self._ready = b""  # the next record, taken from the queue, and what it carries
         self._gathered: list[Item] = []

@@ -1,21 +1,22 @@
-"""Which link is next: a limited number at a time in one api process, shared out among the sources that have links.
+"""Slots for links: a limited number at a time in one api process, shared out among the sources that have links.
 
 Used by `download.py` in the event loop. A source is a key or an address (`source_of` of `api/access.py`). The source with the
-fewest links under way comes first, and the last quarter of all slots is for sources that have none: one client's slow links
-leave room for another's first, however many requests they belong to. What takes a slot may still be busy in a thread
-after its request gave up (a name service that does not answer cannot be interrupted); the slot ends with both.
+fewest slots is next (`FairQueue`: a slot costs 1 until it is given back), and the last quarter of all slots is for sources
+that have none: one client's slow links leave room for another's first, however many requests they belong to. A thread may
+still use a slot after its request gave up (a name service that does not answer cannot be interrupted); the slot is given back
+when both have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from engine.errors import RequestError
+from engine.process.fair_queue import FairQueue
 from engine.process.shares import has_room
 
 RETRY_AFTER_S = 1
@@ -41,8 +42,7 @@ class FetchSlots:
         self.num_turns = num_turns
         self._num_free = num_turns
         self._num_kept = num_turns // 4  # for sources that have none
-        self._num_used = Counter[object]()  # by source
-        self._waiting: dict[object, deque[asyncio.Future[None]]] = {}  # the longest waiting source first
+        self._waiting: FairQueue[object, asyncio.Future[None]] = FairQueue()  # by source; its cost: the slots it has
         self._threads = ThreadPoolExecutor(num_turns, thread_name_prefix=name)
 
     async def take(self, source: object, timeout_s: float) -> FetchSlot:
@@ -55,9 +55,7 @@ class FetchSlots:
 
     def give_back(self, source: object) -> None:
         self._num_free += 1
-        self._num_used[source] -= 1
-        if not self._num_used[source]:
-            del self._num_used[source]
+        self._waiting.charge(source, -1)
         self._serve()
 
     def close(self) -> None:
@@ -76,42 +74,33 @@ class FetchSlots:
         return asyncio.wrap_future(future)
 
     def _may_take(self, source: object) -> bool:
-        return self._num_free > (self._num_kept if self._num_used[source] else 0)
+        return self._num_free > (self._num_kept if self._waiting.cost(source) else 0)
 
     def _grant(self, source: object) -> None:
         self._num_free -= 1
-        self._num_used[source] += 1
+        self._waiting.charge(source, 1)
 
     async def _wait(self, source: object, timeout_s: float) -> None:
-        num_own, num_all = len(self._waiting.get(source, ())), sum(map(len, self._waiting.values()))
-        if not has_room(num_own, num_all, WAITING_FACTOR * self.num_turns):
+        if not has_room(self._waiting.count(source), len(self._waiting), WAITING_FACTOR * self.num_turns):
             raise busy(self.num_turns)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(source, deque()).append(granted)
+        self._waiting.push(source, granted)
         try:
             await asyncio.wait((granted,), timeout=timeout_s)
         except asyncio.CancelledError:
             if granted.done():
                 self.give_back(source)
             else:
-                self._forget(source, granted)
+                self._waiting.remove(source, granted)
             raise
         if not granted.done():
-            self._forget(source, granted)
+            self._waiting.remove(source, granted)
             raise busy(self.num_turns)
 
-    def _forget(self, source: object, granted: asyncio.Future[None]) -> None:
-        self._waiting[source].remove(granted)
-        if not self._waiting[source]:
-            del self._waiting[source]
-
     def _serve(self) -> None:
-        while able := [source for source in self._waiting if self._may_take(source)]:
-            source = min(able, key=lambda source: self._num_used[source])
-            waiting = self._waiting.pop(source)
-            granted = waiting.popleft()
-            if waiting:
-                self._waiting[source] = waiting  # behind the others
+        """Grant free slots. The next source has the fewest slots, so if it may not take another, no source may."""
+        while self._waiting and self._may_take(source := self._waiting.front_key):
+            granted = self._waiting.pop()
             self._grant(source)
             granted.set_result(None)
 

@@ -6,9 +6,10 @@ Runs as `media0..`, of vision models alone:
     scheduler   WantPixels, PixelsDone ->  media  ->  Pixels, PixelsFailed     scheduler
 
 It holds nothing that cannot be made again: files lie in the api's media slab, and pixels, which it makes when they are asked
-for, in its own slab until the scheduler lets go of them. Requests take turns (`work_queue.py`), a file or a unit at a time; a
-new request's files, which are due at once, come before the pixels of those that had turns. Before a file is looked at it is
-noted in shared memory: where it ends this process twice, it is refused by the next life.
+for, in its own slab until the scheduler releases them. Requests take turns, a file or a unit at a time, by the pixels that were
+decoded for each (`FairQueue`). The next request is the one with the fewest pixels after a turn as large as its last. So a new
+request waits only for the work in progress, and no request has a second large file decoded before the others had as much.
+Before a file is decoded it is noted in shared memory: if it ends this process twice, the next life refuses it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from engine.media.identity import unit_hash
 from engine.media.items import MediaItems, Parts
 from engine.media.refusal import LIMIT_DEATHS, parse_error, refuse
 from engine.media.settings import MediaSettings
-from engine.media.work_queue import WorkQueue
 from engine.messages import (
     MediaItem,
     MediaSource,
@@ -43,6 +43,7 @@ from engine.messages import (
 )
 from engine.process.actor import Actor
 from engine.process.context import ActorContext
+from engine.process.fair_queue import FairQueue
 from engine.process.outbox import BackloggedOutbox, earliest
 from engine.process.topology import actors_of
 from shm.death_notes import DeathNotes
@@ -69,7 +70,8 @@ class MediaActor(Actor):
         self._files: dict[str, ExtentSlab] = {}  # media slabs by api
         self._outboxes: dict[str, BackloggedOutbox] = {}
         self._epochs = {name: context.peer_epoch(name) for name in context.peers()}  # of the lives that this process works for
-        self._turns: WorkQueue[Key, Prepare | WantPixels] = WorkQueue()  # by peer and call id
+        self._waiting: dict[Key, Prepare | WantPixels] = {}
+        self._turns: FairQueue[str, Key] = FairQueue()  # of what waits, by request; costs are in pixels
         self._wanted: Counter[bytes] = Counter()  # units that wait, by their item's first
         self._held: dict[Key, SlabHandle] = {}  # pixels that were sent
         self._is_full = False  # the next that is wanted waits for room
@@ -109,13 +111,12 @@ class MediaActor(Actor):
         match message:
             case Prepare(call_id, _, epoch):
                 if self._meets(sender, epoch):
-                    self._turns.add(message.request, (sender, call_id), message)
+                    self._add((sender, call_id), message)
             case WantPixels(call_id, _, epoch):
                 if not self._meets(sender, epoch):
                     return
                 if self._wanted.total() < MAX_WAITING:
-                    self._turns.add(message.request, (sender, call_id), message)
-                    self._wanted[message.item.unit_hashes[0]] += 1
+                    self._add((sender, call_id), message)
                 else:
                     text = f"the decoding queue is full: {MAX_WAITING} media units are waiting, the limit; try again later"
                     self._outbox(sender).post(PixelsFailed(call_id, 503, text))
@@ -135,11 +136,20 @@ class MediaActor(Actor):
             self._epochs[name] = epoch
             if name in self._outboxes:
                 self._outboxes[name].clear()
-            for key in [*self._turns.keys(), *self._held]:
+            for key in [*self._waiting, *self._held]:
                 if key[0] == name:
                     self._release(key)
                     self._num_dropped.add(1)
         return epoch >= known
+
+    def _add(self, key: Key, work: Prepare | WantPixels) -> None:
+        """Put work at the end of its request's line, once, however often it is asked for."""
+        if key in self._waiting:
+            return
+        self._waiting[key] = work
+        self._turns.push(work.request, key)
+        if isinstance(work, WantPixels):
+            self._wanted[work.item.unit_hashes[0]] += 1
 
     def _release(self, key: Key) -> None:
         """Drop work that is not wanted any more, waiting or sent."""
@@ -151,7 +161,10 @@ class MediaActor(Actor):
 
     def _end(self, key: Key) -> None:
         """Remove work from the queue."""
-        work = self._turns.remove(key)
+        work = self._waiting.pop(key, None)
+        if work is None:
+            return
+        self._turns.remove(work.request, key)
         if isinstance(work, WantPixels):
             first = work.item.unit_hashes[0]
             self._wanted[first] -= 1
@@ -163,9 +176,9 @@ class MediaActor(Actor):
     def do_work(self) -> int:
         """One file, or one unit, or a turn's part of one."""
         num_done = 0
-        turn = self._turns.next(self._can_go)
-        if turn is not None:
-            key, work = turn
+        key = next((key for key in self._turns if self._can_go(self._waiting[key])), None)
+        if key is not None:
+            work = self._waiting[key]
             self._hands, self._hands_cpu_s = work, time.process_time()
             limit_silence(MAX_SILENT_CPU_S)
             num_before = self._items.num_pixels
@@ -173,7 +186,9 @@ class MediaActor(Actor):
             num_pixels = self._items.num_pixels - num_before
             num_done = int(is_done or num_pixels > 0)
             if num_done:
-                self._turns.worked(key, TURN_PIXELS + num_pixels)
+                cost = TURN_PIXELS + num_pixels
+                self._turns.charge(work.request, cost, next_cost=cost)
+                self._turns.advance(cost)
             if is_done:
                 self._end(key)
             self._hands = None

@@ -93,7 +93,7 @@ class Job(msgspec.Struct, eq=False):
 class _Lane(msgspec.Struct):
     max_helpers: int
     max_waiting: int
-    waiting: FairQueue[Job] = msgspec.field(default_factory=FairQueue)
+    waiting: FairQueue[str, Job] = msgspec.field(default_factory=FairQueue)
     busy: dict[Helper, Job] = {}
     idle: list[Helper] = []
 

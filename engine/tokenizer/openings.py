@@ -31,7 +31,7 @@ class Opening(msgspec.Struct, eq=False):
 
 class Openings:
     def __init__(self) -> None:
-        self._queue: FairQueue[Opening] = FairQueue()
+        self._queue: FairQueue[str, Opening] = FairQueue()
         self._by_id: dict[str, Opening] = {}
         self._num_in_turn = 0
 

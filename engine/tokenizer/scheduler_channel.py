@@ -36,7 +36,7 @@ class SchedulerChannel:
         self._gathered: list[ReadySequence] = []
         self._num_gathered_bytes = 0
         self._num_gathered_tokens = 0
-        self._records: FairQueue[_Record] = FairQueue()
+        self._records: FairQueue[str, _Record] = FairQueue()
         self._sent: deque[tuple[int, _Record]] = deque()  # with where they end in the ring, until they are received
         self._num_sequences = self._num_tokens = 0  # of all that is gathered, waits or was sent, until it is received
 

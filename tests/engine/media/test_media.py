@@ -432,6 +432,15 @@ def test_the_queue_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     assert getattr(answers["2"], "status", 0) == 503
 
 
+def test_repeated_request_is_done_once(bench: Bench) -> None:
+    item = bench.item(PLAIN)
+    bench.wanted("twice", item)
+    bench.wanted("twice", item)
+    (answer,) = bench.heard("scheduler")
+    assert isinstance(answer, Pixels)
+    assert bench.context.counter("units_waiting").value == 0
+
+
 def test_requests_of_a_dead_peer_are_dropped(bench: Bench) -> None:
     item = bench.item(PLAIN)
     bench.wanted("held", item)

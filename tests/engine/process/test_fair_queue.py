@@ -1,4 +1,4 @@
-"""Order of work: shares, new requests, large files, and no endless wait."""
+"""Order of the lines: turns, what is under way, and work done (shares, new requests, large files, and no endless wait)."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections import Counter
 
 import pytest
 
-from engine.media.work_queue import WorkQueue
+from engine.process.fair_queue import FairQueue
 
 
 class Requests:
-    """Requests with files of given numbers of pixels, decoded one after the other."""
+    """Requests with files of given numbers of pixels, decoded one after the other, as a media process does."""
 
     def __init__(self) -> None:
-        self.turns: WorkQueue[tuple[str, int], int] = WorkQueue()
-        self.num_added: Counter[str] = Counter()
+        self.queue: FairQueue[str, tuple[str, int]] = FairQueue()
         self.done: list[str] = []
 
     def ask(self, request: str, *sizes: int) -> None:
         for size in sizes:
-            self.num_added[request] += 1
-            self.turns.add(request, (request, self.num_added[request]), size)
+            self.queue.push(request, (request, size))
+
+    def turn(self) -> tuple[str, int]:
+        """Return the request that had this turn, and the size of its file."""
+        request, size = next(iter(self.queue))
+        self.queue.charge(request, size, next_cost=size)
+        self.queue.advance(size)
+        assert self.queue.remove(request, (request, size))
+        return request, size
 
     def work(self, num_turns: int = 1) -> str:
         """Return the requests that had these turns."""
-        for _ in range(num_turns):
-            turn = self.turns.next(lambda size: True)
-            assert turn is not None
-            (request, number), size = turn
-            self.turns.worked((request, number), size)
-            self.turns.remove((request, number))
-            self.done.append(request)
+        self.done += [self.turn()[0] for _ in range(num_turns)]
         return " ".join(self.done[-num_turns:])
 
 
@@ -45,7 +45,7 @@ def test_requests_of_equal_files_take_turns(requests: Requests) -> None:
     requests.ask("b", 5, 5, 5)
     requests.ask("c", 5)
     assert requests.work(7) == "a b c a b a b"
-    assert requests.turns.next(lambda size: True) is None
+    assert not requests.queue
 
 
 def test_small_files_precede_the_second_large_one(requests: Requests) -> None:
@@ -111,11 +111,7 @@ def test_shares_of_waiting_requests_are_equal(requests: Requests, seed: int) -> 
         requests.ask(name, *(chance.randrange(1, largest) for _ in range(200)))
     work: Counter[str] = Counter()
     for _ in range(150):
-        turn = requests.turns.next(lambda size: True)
-        assert turn is not None
-        (name, _), size = turn
-        requests.turns.worked(turn[0], size)
-        requests.turns.remove(turn[0])
+        name, size = requests.turn()
         work[name] += size
         assert max(work[name] for name in names) - min(work[name] for name in names) <= 2 * largest
 
@@ -123,24 +119,70 @@ def test_shares_of_waiting_requests_are_equal(requests: Requests, seed: int) -> 
 def test_blocked_file_lets_others_pass(requests: Requests) -> None:
     requests.ask("video", 70, 7)
     requests.ask("picture", 3)
-    turn = requests.turns.next(lambda size: size != 70)
-    assert turn == (("video", 2), 7)
-    assert requests.turns.next(lambda size: size == 3) == (("picture", 1), 3)
-    assert requests.turns.next(lambda size: False) is None
+    assert list(requests.queue) == [("video", 70), ("video", 7), ("picture", 3)]
 
 
 def test_removed_file_leaves_nothing(requests: Requests) -> None:
     requests.ask("a", 5, 6)
     requests.ask("b", 7)
-    assert requests.turns.remove(("a", 1)) == 5
-    assert requests.turns.remove(("a", 1)) is None
+    assert requests.queue.remove("a", ("a", 5))
+    assert not requests.queue.remove("a", ("a", 5))
     assert requests.work(2) == "a b"
-    assert (len(requests.turns), requests.turns._lines) == (0, {})
+    assert (len(requests.queue), requests.queue._lines) == (0, {})
 
 
-def test_repeated_request_is_done_once(requests: Requests) -> None:
-    requests.turns.add("a", ("a", 1), 5)
-    requests.turns.add("a", ("a", 1), 5)
-    assert len(requests.turns) == 1
-    assert requests.work() == "a"
-    assert requests.turns.next(lambda size: True) is None
+def test_lines_without_costs_take_turns() -> None:
+    queue: FairQueue[str, str] = FairQueue()
+    for item in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        queue.push(item[0], item)
+    assert [queue.pop() for _ in range(3)] == ["a1", "b1", "c1"]
+    queue.push("c", "c2")  # its line was empty: it comes behind those that wait
+    queue.push("b", "b3")
+    assert list(queue) == ["a2", "a3", "b2", "b3", "c2"]
+    assert (len(queue), queue.num_keys, queue.count("b"), queue.count("d")) == (5, 3, 2, 0)
+    assert [queue.pop() for _ in range(5)] == ["a2", "b2", "c2", "a3", "b3"]
+
+
+def test_turn_lasts_until_it_is_passed_on() -> None:
+    queue: FairQueue[str, int] = FairQueue()
+    for item in range(4):
+        queue.push("a", item)
+    queue.push("b", 9)
+    front = queue.front()
+    assert (front.popleft(), front.popleft()) == (0, 1)
+    queue.push("c", 7)
+    assert queue.front() is front
+    queue.pass_on()
+    assert list(queue) == [9, 7, 2, 3]
+    queue.front().clear()
+    queue.pass_on()
+    assert ("a" in queue, "b" in queue) == (True, False)
+
+
+def test_line_with_the_fewest_under_way_is_next() -> None:
+    queue: FairQueue[str, int] = FairQueue()
+    for item in range(4):
+        queue.push("a", item)
+        queue.charge("a", 1)  # as many are under way already
+    queue.charge("b", 2)  # before it waits
+    queue.push("b", 10)
+    queue.push("c", 20)
+    assert (queue.front_key, queue.cost("a"), queue.cost("b"), queue.cost("d")) == ("c", 4, 2, 0)
+    queue.charge("c", 3)
+    assert queue.front_key == "b"
+    queue.charge("a", -4)
+    assert queue.pop() == 0
+    assert list(queue) == [1, 2, 3, 10, 20]  # the order of costs, whoever had the last turn
+    for key, cost in (("b", -2), ("c", -3)):
+        queue.charge(key, cost)
+    assert list(queue) == [10, 20, 1, 2, 3]  # equals: by the last turn
+
+
+def test_costs_of_absent_lines_are_kept_until_taken_back() -> None:
+    queue: FairQueue[str, int] = FairQueue()
+    queue.charge("a", 1)
+    queue.push("a", 1)
+    assert queue.pop() == 1
+    assert ("a" in queue, queue.cost("a")) == (False, 1)
+    queue.charge("a", -1)
+    assert queue._lines == {}
