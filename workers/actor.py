@@ -130,7 +130,7 @@ class WorkerActor(Actor):
             self._runs.finish_all()
         match message:
             case CompileGrammar():
-                assert self._grammars is not None, "an engine that pools takes no grammars"
+                assert self._grammars is not None, "a pooling engine has no grammars"
                 self._grammars.threads.compile(message.number, message.text)
             case LoadWeights():
                 if not message.ranks or self.context.tensor_rank in message.ranks:
@@ -138,7 +138,7 @@ class WorkerActor(Actor):
             case ClearWeights():
                 self._send(self._weights.clear(message.command_id))
             case _:
-                raise AssertionError(f"{type(message).__name__} has no business on the broadcast ring")
+                raise AssertionError(f"unexpected {type(message).__name__} on the broadcast ring")
 
     def send_hello(self) -> None:
         """Join the rank group's epoch and say Hello in it: once this rank is a member, if it is to be one."""
@@ -178,7 +178,7 @@ class WorkerActor(Actor):
 
     def _rebalanced(self, num_moved: int, imbalance: float) -> None:
         self._metrics.rebalanced(num_moved, imbalance)
-        self.context.log.debug("%d experts move; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
+        self.context.log.debug("moving %d experts; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
 
     def _beat(self) -> None:
         """Beat between two ops of a step, which may take long."""

@@ -80,7 +80,7 @@ class WeightLoader:
         return WeightsChanged(command_id, self._context.tensor_rank, weights.version, weights.path, error, weights.contents)
 
     def _record_lost(self, path: str, error: CheckpointError) -> None:
-        self._context.log.error("weights %s cannot be loaded again: %s", path, error)
+        self._context.log.error("weights %s cannot be reloaded: %s", path, error)
         self._context.counters.errors.record(self._context.name, str(error))
 
     def _load(self, path: str, version: int, contents: str = "") -> None:

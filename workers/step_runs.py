@@ -101,7 +101,7 @@ class StepRuns:
 
     def refuse(self, step: Step) -> None:
         """Answer a step that came while the weights are cleared: a scheduler that died sent ClearWeights before it."""
-        error = f"step {step.step_id} came while the weights are cleared"
+        error = f"step {step.step_id} arrived while the weights are cleared"
         self._send(StepResult(step.step_id, self._tensor_rank, 0, b"", b"", b"", error=error))
 
     def run_without_rows(self, received_ns: int) -> None:

@@ -181,7 +181,7 @@ def test_unloading_waits_for_its_requests(engine: EngineProcess, files: Path) ->
         ("load_lora_adapter", {"lora_name": "a0", "lora_path": "{files}/a4"}, 400, "already loaded"),
         ("load_lora_adapter", {"lora_name": "base", "lora_path": "{files}/a4"}, 400, "is already a name of the model"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/large"}, 400, "start with --max-lora-rank 17"),
-        ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/nowhere"}, 400, "is no directory"),
+        ("load_lora_adapter", {"lora_name": "b", "lora_path": "{files}/nowhere"}, 400, "is not a directory"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "a4"}, 400, "expected an absolute directory path"),
         ("load_lora_adapter", {"lora_name": "b", "lora_path": "/x\0"}, 400, "lora_path"),
         ("load_lora_adapter", {"lora_name": "b c", "lora_path": "/x"}, 400, "lora_name"),

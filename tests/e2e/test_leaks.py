@@ -208,7 +208,7 @@ def test_worker_that_fails_to_load_ends_the_start(tmp_path: Path) -> None:
         (("--no-such-option",), "--no-such-option"),
         (("--model", "/no/such/model"), "/no/such/model"),
         (("--num-kv-blocks", "1"), "num-kv-blocks"),
-        (("--cpu-kernels", "sse9"), "what runs here: auto, "),
+        (("--cpu-kernels", "sse9"), "available here: auto, "),
     ],
 )
 def test_bad_options_exit_with_2(options: tuple[str, ...], said: str) -> None:

@@ -196,9 +196,9 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
         ("quantization", "wint8", "--quantization"),
         ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),
     ):
-        says = f"--ops cuda: nvcc was not found .*; {name} {value} needs them, leave it out or install nvcc"
+        says = f"--ops cuda: nvcc was not found .*; {name} {value} needs them, remove it or install nvcc"
         with pytest.raises(OptionError, match=says):
             core_of(gpu_runner, "llama", ops="cuda", **{option: value})
     runner = core_of(gpu_runner, "llama", ops="cuda")
     assert runner.device.ops.name == "fused"
-    assert "--ops cuda: fused ops are taken: nvcc was not found" in caplog.text
+    assert "--ops cuda: using fused ops instead: nvcc was not found" in caplog.text

@@ -113,7 +113,7 @@ def test_a_step_without_weights_is_our_own_bug(first: Path) -> None:
     runner = runner_of(first)
     runner.clear()
     assert runner.weights.version == 0
-    with pytest.raises(AssertionError, match="step 9 came while the weights are cleared"):
+    with pytest.raises(AssertionError, match="step 9 arrived while the weights are cleared"):
         runner.run(Step(9, [], b"", b"", b"", b"", b"", b"", b""))
 
 

@@ -147,7 +147,7 @@ def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path
     assert layers.num_uncaptured == 0
     plan._modules[0].norm.weight = plan._modules[0].norm.weight + 0.0  # type: ignore[attr-defined]
     with pytest.raises(
-        DeviceError, match=r"captured for \d rows of layers that draft reads weights\.\w+(\.\w+)*\.weight at 0x"
+        DeviceError, match=r"captured for \d rows of draft layers read moved memory: weights\.\w+(\.\w+)*\.weight at 0x"
     ):
         answers(runner)
 
@@ -307,9 +307,7 @@ def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture)
     assert sorted(plan.failed_sizes) == [1, 2, 4]
     said = [record.getMessage() for record in caplog.records if "op by op" in record.getMessage()]
     assert len(said) == 3
-    assert said[0].startswith(
-        "steps of 4 rows are run op by op, since they cannot be captured: Place(cpu): the installed Paddle"
-    )
+    assert said[0].startswith("steps of 4 rows run op by op, because capturing failed: Place(cpu): the installed Paddle")
     assert answers(runner) == answers(core_of(cpu_runner))
     assert len([record for record in caplog.records if "op by op" in record.getMessage()]) == 3
 
@@ -320,7 +318,9 @@ def test_a_replay_that_would_read_elsewhere_is_an_error() -> None:
     assert isinstance(plan, GraphPlan)
     model = plan._model
     model.norm.weight = model.norm.weight + 0.0
-    with pytest.raises(DeviceError, match=r"captured for \d rows reads weights\.norm\.weight at 0x\w+, now at 0x\w+: load"):
+    with pytest.raises(
+        DeviceError, match=r"captured for \d rows read moved memory: weights\.norm\.weight at 0x\w+, now at 0x\w+; reload"
+    ):
         answers(runner)
     runner.load(runner.weights.path, 2, lambda num_done, num_bytes: None)
     assert answers(runner) == answers(core_of(cpu_runner))

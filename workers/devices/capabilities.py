@@ -17,7 +17,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     def text(self) -> str:
         graphs = "graphs" if self.has_graphs else "no graphs"
         arena = "the cache outlives the worker" if self.is_arena_lasting else "the cache ends with the worker"
-        return f"{self.place}: {graphs}, {arena}, {' '.join(self.dtypes) or 'no type multiplies'}"
+        return f"{self.place}: {graphs}, {arena}, {' '.join(self.dtypes) or 'no data type'}"
 
 
 class DeviceError(Exception):

@@ -29,8 +29,8 @@ class CardRows(msgspec.Struct, frozen=True):
 def leave_rows(cause: str, needed_by: str, remedy: str) -> None:
     """Other ops are taken, which is said. OptionError: these lack what was asked for."""
     if needed_by:
-        raise OptionError(f"--ops cuda: {cause}; {needed_by} needs them, leave it out{remedy}")
-    _LOG.warning("--ops cuda: fused ops are taken: %s", cause)
+        raise OptionError(f"--ops cuda: {cause}; {needed_by} needs them, remove it{remedy}")
+    _LOG.warning("--ops cuda: using fused ops instead: %s", cause)
 
 
 def card_rows(needed_by: str = "") -> CardRows | None:

@@ -132,7 +132,7 @@ class HostDevice:
         return Fetched(tensor.numpy())
 
     def capture(self, run: Callable[[], object]) -> Graph:
-        raise DeviceError("native ops are recorded as tapes, and the CPU has no graphs besides")
+        raise DeviceError("native ops are recorded as tapes; the CPU has no graphs")
 
     def agreed_fault(self, fault: str) -> str:
         return fault

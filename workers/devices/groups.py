@@ -63,7 +63,7 @@ class PaddleGroup:
 
     def tell(self, values: np.ndarray) -> np.ndarray:
         if self._is_recording:
-            assert self._told, "more is told than was rehearsed"
+            assert self._told, "more values are sent than were rehearsed"
             return self._told.pop(0)
         told = self._communicator.all_gather(values)
         if self._told is not None:

@@ -87,8 +87,8 @@ def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
     if not _cpu.candidates():
         built = ", ".join(name for name, is_built, _ in _cpu.known_variants() if is_built)
         raise OptionError(
-            f"--ops native: the native modules were built for another processor: they have kernels for {built}, none of which "
-            f"this one runs; {BUILD_AGAIN}"
+            "--ops native: the native modules were built for another processor: this one runs none of their kernels "
+            f"({built}); {BUILD_AGAIN}"
         )
     if asked != AUTO:
         check(asked)
@@ -102,11 +102,11 @@ def check(variant: str) -> None:
     if variant in _cpu.variants():
         return
     known = {name: is_runnable for name, _, is_runnable in _cpu.known_variants()}
-    cause = "there are none of that name"
+    cause = "there is no such variant"
     if variant in known:
         build_all = "run TOKAMAK_BUILD_ALL=1 tools/serve to build all" if IS_CHECKOUT else BUILD_AGAIN
-        cause = f"they are not built ({build_all})" if known[variant] else "this processor lacks them"
-    raise OptionError(f"--cpu-kernels {variant}: {cause}; what runs here: {', '.join((AUTO, *_cpu.candidates()))}")
+        cause = f"it is not built ({build_all})" if known[variant] else "this processor does not support it"
+    raise OptionError(f"--cpu-kernels {variant}: {cause}; available here: {', '.join((AUTO, *_cpu.candidates()))}")
 
 
 def timing(directory: Path) -> Timing:
@@ -129,8 +129,8 @@ def select(chosen: Mapping[str, str]) -> None:
         is_here = _cpu.select(variant) if part == BASE else _cpu.select_part(part, variant)
         if not is_here:
             raise OptionError(
-                f"the engine was started with {variant} kernels ({part}), which are not here any more: "
-                f"{', '.join(_cpu.variants())} are; start it anew"
+                f"the engine was started with {variant} kernels ({part}), which are no longer available (found: "
+                f"{', '.join(_cpu.variants())}); restart the engine"
             )
     if chosen:
         selected = {BASE: _cpu.variant(), **{part: _cpu.variant_of(part) for part in (*LINEARS, ATTENTION)}}
@@ -165,7 +165,7 @@ def timed(variants: list[str]) -> tuple[list[str], dict[str, dict[str, list[floa
         try:
             return variants, _measured(variants)
         except OptionError as error:
-            _LOG.warning("%s; going on without %s", error, variants[-1])
+            _LOG.warning("%s; continuing without %s", error, variants[-1])
             variants = variants[:-1]
     return variants, {}
 
@@ -181,8 +181,8 @@ def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         last = getattr(error, "stderr", None) or b""
         raise OptionError(
-            f"the kernels {', '.join(variants)} could not be timed: {error} {last.decode(errors='replace')[-500:]}; "
-            "name those to take with --cpu-kernels"
+            f"the kernels {', '.join(variants)} could not be measured: {error} {last.decode(errors='replace')[-500:]}; choose "
+            "kernels with --cpu-kernels"
         ) from error
 
 
@@ -190,4 +190,4 @@ def _keep(path: Path, found: Timing) -> None:
     try:
         replace_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2))
     except OSError as error:
-        _LOG.warning("which kernels are fastest is not kept in %s: %s; the next start times them again", path.parent, error)
+        _LOG.warning("kernel timings cannot be stored in %s: %s; the next start measures them again", path.parent, error)

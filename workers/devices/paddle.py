@@ -70,7 +70,7 @@ class PaddleDevice:
         if not self._is_host and counts.get(name, 0) <= rank:
             usable = ", ".join(["cpu", *(f"{count} {kind}" for kind, count in sorted(counts.items()))])
             raise OptionError(
-                f"--device {name}: rank {rank} needs card {rank} of it, the installed Paddle {paddle.__version__} has {usable}"
+                f"--device {name}: rank {rank} needs device {rank}, but Paddle {paddle.__version__} finds {usable}"
             )
         self.place: Any = core.CPUPlace()
         if name in custom:
@@ -193,7 +193,7 @@ class PaddleDevice:
                 tensor = tensor.pin_memory()
             except _UNABLE as error:
                 if not self._landings and not self._stagings:  # once
-                    _LOG.info("%s pins no memory of the host, copies wait: %s", self.place, cause_of(error))
+                    _LOG.info("%s cannot pin host memory, so copies are synchronous: %s", self.place, cause_of(error))
         size = int(np.prod(shape))
         kind: Any = ctypes.c_int32 if dtype == "int32" else ctypes.c_float
         return tensor, np.ctypeslib.as_array((kind * size).from_address(tensor.data_ptr())).reshape(shape)

@@ -56,7 +56,7 @@ class PersistentKvArena:
     def capsule(self, memory: np.ndarray, device_type: int) -> Any:
         """For `from_dlpack`: what lies where `memory` does in the host's arena."""
         assert memory.flags.c_contiguous
-        assert self.has(memory), "that is none of the arena's memory"
+        assert self.has(memory), "the memory is not part of the arena"
         shape = (c_int64 * memory.ndim)(*memory.shape)
         tensor = _Tensor(
             data=self._address + memory.ctypes.data - self._begin,

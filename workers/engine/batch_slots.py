@@ -106,14 +106,14 @@ class BatchSlots:
     def start(self, message: SlotStart) -> None:
         """Put a sequence into its slot, in place of what was there."""
         slot = message.slot
-        assert 0 <= slot < self.num_slots, f"slot {slot} of {self.num_slots}"
+        assert 0 <= slot < self.num_slots, f"slot {slot} is outside the {self.num_slots} slots"
         num_starts = self.num_starts[slot]
         self.reset(slot)
         self.num_starts[slot] = num_starts + 1
         token_ids = np.frombuffer(message.token_ids, np.int32)
         block_ids = np.frombuffer(message.block_ids, np.int32)
         is_known = (token_ids >= 0) & (token_ids < self.vocab_size)
-        assert is_known.all(), f"token id {token_ids[~is_known][0]} of a vocabulary of {self.vocab_size}"
+        assert is_known.all(), f"token id {token_ids[~is_known][0]} is outside the vocabulary of {self.vocab_size}"
         self.token_ids[slot, : len(token_ids)] = token_ids
         self.num_tokens[slot] = len(token_ids)
         self.num_prompt_tokens[slot] = message.num_prompt_tokens
@@ -170,5 +170,5 @@ def _checked_bounds(message: SlotStart) -> np.ndarray:
     assert len(bounds) == len(places), f"bounds of {len(bounds)} tokens for a prompt of {len(places)}"
     first, last = bounds.T
     is_right = (first >= 0) & (first <= places) & (places <= last) & (last < len(places))
-    assert is_right.all(), f"token {int(np.argmin(is_right))} should see itself and no key beyond the prompt"
+    assert is_right.all(), f"token {int(np.argmin(is_right))} must attend to itself and to no key beyond the prompt"
     return bounds

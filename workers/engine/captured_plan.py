@@ -40,7 +40,9 @@ class CapturedPlan(TapePlan):
             super().replay()
             return
         inputs = self._inputs
-        assert inputs.num_rows == inputs.kept.num_rows == size, f"{inputs.num_rows} rows for what was captured with {size}"
+        assert inputs.num_rows == inputs.kept.num_rows == size, (
+            f"{inputs.num_rows} rows do not fit a graph captured with {size}"
+        )
         tape, hidden = self.captured[size]
         tape.replay()
         kept = inputs.kept.num_tokens  # real ones: nobody reads the others

@@ -85,7 +85,7 @@ class DeviceInputs(StepInputs):
     def _part(device: Device, tensor: Tensor, begin: int, count: int) -> Tensor:
         """The same memory."""
         part = tensor[begin : begin + count]
-        assert device.address(part) == device.address(tensor) + 4 * begin, "this device copies where a part is asked for"
+        assert device.address(part) == device.address(tensor) + 4 * begin, "this device copies when a part is requested"
         return part
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -46,7 +46,7 @@ class GraphMemory:
             for (name, _), there, here in zip(self._tensors(), captured, now, strict=True)
             if there != here
         ]
-        raise DeviceError(f"what was captured for {what} reads {'; '.join(moved[:4])}: load the weights again")
+        raise DeviceError(f"graphs captured for {what} read moved memory: {'; '.join(moved[:4])}; reload the weights")
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for prefix, inputs in self._inputs.items():

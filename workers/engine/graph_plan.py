@@ -102,6 +102,6 @@ class GraphPlan(EagerPlan):
             graph = self._device.capture(run)
         except DeviceError as error:
             self.failed_sizes = {*self.failed_sizes, size}
-            _LOG.warning("steps of %d rows are run op by op, since they cannot be captured: %s", size, error)
+            _LOG.warning("steps of %d rows run op by op, because capturing failed: %s", size, error)
             return
         self.captured[size] = Captured(graph, written, num_rows, self._memory.addresses())

@@ -28,7 +28,7 @@ def map_kv_cache(
     contents stay: blocks that an earlier worker filled are valid."""
     view_of = (table or device.ops).cache_view
     needed = spec.arena_bytes(num_blocks)
-    assert arena.nbytes >= needed, f"the arena has {arena.nbytes} bytes, {num_blocks} blocks need {needed}"
+    assert arena.nbytes >= needed, f"the arena has {arena.nbytes} bytes, but {num_blocks} blocks need {needed}"
     sizes = (spec.key_bytes, spec.value_bytes)
     layers = []
     in_layers = (num_blocks + 1) * spec.layer_bytes_per_block

@@ -103,7 +103,7 @@ class ModelRunner:
         """Enqueue a step up to its first logits. The one before must have ended, since what it sampled is read, unless the
         device has that (`StepRun.is_sampled_on_device`). Calling it without weights is the scheduler's bug (AssertionError)."""
         plan = self.weights.plan
-        assert plan is not None, f"step {step.step_id} came while the weights are cleared"
+        assert plan is not None, f"step {step.step_id} arrived while the weights are cleared"
         begin_ns = time.monotonic_ns()
         self._peers.ranks.begin_step(step.step_id)
         run = StepRun(step, self._take(step), plan)
@@ -162,7 +162,7 @@ class ModelRunner:
         """Take part in a step of the rank group in which this rank's replica has nothing to do: compute experts for the rows of
         others."""
         plan = self.weights.plan
-        assert plan is not None, "a rank without weights serves nobody"
+        assert plan is not None, "a rank without weights serves no requests"
         self.mode = self.modes.mode(NO_ROWS)
         self.modes.capture_together(plan, self.mode)
         self.model_step.set_rows(NO_ROWS, _NONE, self.mode)

@@ -96,8 +96,8 @@ class StepModes:
         except (RuntimeError, MemoryError) as error:
             raise DeviceError(
                 f"{self._device.capabilities.place}: a step of {inputs.max_rows} rows does not fit beside the weights and "
-                f"{self._config.num_kv_blocks} KV blocks: {error}; lower --gpu-memory-utilization or --max-num-batched-tokens, "
-                "or give --num-kv-blocks"
+                f"{self._config.num_kv_blocks} KV blocks: {error}; lower --gpu-memory-utilization or "
+                "--max-num-batched-tokens, or set --num-kv-blocks"
             ) from error
 
     def _can_replay(self, rows: StepRows) -> bool:

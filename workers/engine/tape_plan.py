@@ -41,7 +41,7 @@ class TapePlan:
     def replay(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
         inputs = self._inputs
-        assert inputs.num_rows <= inputs.max_rows, f"the tape is for {inputs.max_rows} rows, the step has {inputs.num_rows}"
+        assert inputs.num_rows <= inputs.max_rows, f"the tape is for {inputs.max_rows} rows, but the step has {inputs.num_rows}"
         self.tape.replay()
 
     def forget(self) -> None:

@@ -44,7 +44,7 @@ class LoadedWeights(msgspec.Struct, frozen=True):
         """Raise OutsideError if the mapped file is no longer what was loaded."""
         trouble = self.packed.trouble() if self.packed is not None else ""
         if trouble:
-            raise OutsideError(f"{trouble}; the weights are loaded again")
+            raise OutsideError(f"{trouble}; reloading the weights")
 
 
 class ModelLoader:

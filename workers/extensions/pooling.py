@@ -95,7 +95,7 @@ class StepPooling:
     def _take(self, slot: int, start: int, hidden: np.ndarray) -> None:
         """The hidden states [n, hidden] of the slot's next positions."""
         known = int(self._num_pooled[slot])
-        assert start == known, f"position {start} of slot {slot} is pooled behind {known} others"
+        assert start == known, f"position {start} of slot {slot} is pooled after {known} others"
         self._num_pooled[slot] += len(hidden)
         pooled = self._pooled[slot]
         for state in hidden[: 1 if start == 0 else 0] if self._pooling.kind == "cls" else hidden:

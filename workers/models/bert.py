@@ -33,7 +33,7 @@ class Bert(Llama):
     """The whole model."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        assert config.bidirectional is not None, f"{config.architecture} is no encoder"
+        assert config.bidirectional is not None, f"{config.architecture} is not an encoder"
         self.config = config
         hidden, own = config.hidden_size, config.bidirectional
         self.embedding = weights.embedding("embeddings.word_embeddings", config.vocab_size, hidden)
@@ -68,6 +68,6 @@ class Bert(Llama):
         return h
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
-        assert self.dense is not None, "the model gives hidden states alone"
+        assert self.dense is not None, "the model only returns hidden states"
         assert self.head is not None, "what is dense comes before a head"
         return ops.linear(ops.activate(ops.linear(ops.take_rows(hidden, row_ids), self.dense), "tanh"), self.head)

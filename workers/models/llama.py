@@ -146,5 +146,5 @@ class Llama:
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or of so many classes."""
-        assert self.head is not None, "the model gives hidden states alone"
+        assert self.head is not None, "the model only returns hidden states"
         return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))

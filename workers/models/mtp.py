@@ -99,6 +99,6 @@ def declare_drafts(trunk: Llama, weights: Weights) -> list[DraftModule]:
     """The modules that checkpoints of the family have beside `trunk`."""
     config = trunk.config
     names = FAMILIES[config.architecture].draft_names
-    assert names is not None, f"{config.architecture} has no layers that draft"
+    assert names is not None, f"{config.architecture} has no MTP layers"
     first, parts = config.num_layers, _Parts(trunk, weights)
     return [DraftModule(trunk, names.of(index, first), first + index, parts) for index in range(config.num_draft_layers)]

@@ -126,11 +126,11 @@ class Balancer:
             self._get_ready(epoch)
         order = self._order
         if order is not None and order.version == self._experts.version:
-            self._end_order(200, f"{order.details['num_moved']} experts have moved", order.details)
+            self._end_order(200, f"moved {order.details['num_moved']} experts", order.details)
         if members and members[0] == self._experts.communicator.rank:
             self._lead(epoch, now_s)
         elif self._order is not None:
-            self._end_order(503, f"rank {members[0] if members else 'none'} leads the rank group by now; ask again")
+            self._end_order(503, f"rank {members[0] if members else 'none'} now leads the rank group; try again")
         is_leader = bool(members) and members[0] == self._experts.communicator.rank
         if not self._is_under_way(epoch) and (not is_leader or self._has_looked):
             self._settled = words
@@ -235,7 +235,7 @@ class Balancer:
         if found is None or found == present:
             if self._order is not None and self._order.is_begun:
                 ratio = _mean_imbalance(present, self._counted)
-                text = f"nothing is to be gained: max/mean of the ranks' rows is {ratio:.3f}, experts stay where they are"
+                text = f"no experts moved: max/mean of the ranks' rows is {ratio:.3f}, and moving would not improve it"
                 self._end_order(200, text, {"placement_version": self._experts.version, "num_moved": 0, "imbalance": ratio})
             return
         ratio = _mean_imbalance(found, self._counted)

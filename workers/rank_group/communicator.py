@@ -124,7 +124,7 @@ class Communicator:
     def reduce_scatter(self, x: np.ndarray) -> np.ndarray:
         """float32 [count, ...] -> [...]: this rank's part of the sum, added up in the order of the ranks."""
         x = _floats(x)
-        assert len(x) == self.count, f"{len(x)} parts for {self.count} ranks"
+        assert len(x) == self.count, f"{len(x)} parts, expected {self.count}, one per rank"
         y = np.empty(x.shape[1:], np.float32)
         self.native.reduce_scatter(y.ctypes.data, x.ctypes.data, y.size)
         return y
@@ -147,5 +147,5 @@ class Communicator:
 
 
 def _floats(x: np.ndarray) -> np.ndarray:
-    assert x.dtype == np.float32, f"{x.dtype} is not added up"
+    assert x.dtype == np.float32, f"sums of {x.dtype} are not supported"
     return np.ascontiguousarray(x)

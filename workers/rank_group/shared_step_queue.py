@@ -140,7 +140,7 @@ class SharedStepQueue:
         while True:
             order = self.next_order()
             assert order is None, (
-                f"{type(order).__name__} lies before step {step_id}, which rank {self._tensor.rank} is told to run"
+                f"{type(order).__name__} is queued before step {step_id}, which rank {self._tensor.rank} must run"
             )
             if self._waiting:
                 step = self._waiting.popleft()

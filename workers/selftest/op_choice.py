@@ -86,7 +86,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
     table = rows.make(device.rank_group)
     if not fault:
         return ChosenOps(table)
-    _LOG.warning("draw: sample is not taken on %s: %s", place, fault)
+    _LOG.warning("draw: sample is not used on %s: %s", place, fault)
     return ChosenOps(msgspec.structs.replace(table, drawing=None), (("draw", "sample"),))
 
 
@@ -111,10 +111,10 @@ def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *
         chosen = choice.choose(ops, distinct.values(), allows_variant=allows_variant)
     except choice.NoCandidateError as error:
         raise OptionError(
-            f"--ops fused: on {name} an answer would depend on what else is computed with it, or be wrong: {error}; use "
-            "--ops reference, or --allow-variant-ops if only other bits in other company are to blame"
+            f"--ops fused: on {name} answers would be wrong or depend on their batch: {error}; use --ops reference, or "
+            "--allow-variant-ops if they only depend on the batch"
         ) from error
     for fallback in chosen.fallbacks:
-        _LOG.warning("%s: %s is not taken on %s: %s", fallback.op, fallback.candidate, name, fallback.reason)
+        _LOG.warning("%s: %s is not used on %s: %s", fallback.op, fallback.candidate, name, fallback.reason)
     _LOG.info("fused ops on %s: %s", name, ", ".join(f"{op} {candidate}" for op, candidate in chosen.taken.items()))
     return ChosenOps(chosen.ops, tuple((fallback.op, fallback.candidate) for fallback in chosen.fallbacks))

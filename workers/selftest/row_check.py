@@ -53,9 +53,11 @@ def fault_of_rows(device: Device, rows: OpTable, config: ModelConfig, precision:
     most = max(_OFF["float32"], _OFF[kv_dtype], _OFF.get(precision.quantization, 0.0)) * np.abs(expected).max()
     num_off = int((~(off <= most)).sum())
     if num_off > (_ROWS_OFF * len(off) if small.experts else 0):
-        return f"{num_off} of {len(off)} rows of a prompt are off by up to {off.max():.2g}, where {most:.2g} may be"
+        return f"{num_off} of {len(off)} rows of a prompt are off by up to {off.max():.2g}, limit {most:.2g}"
     if not np.array_equal(found, in_parts):
-        return f"{(found != in_parts).any(axis=1).sum()} of {len(off)} rows of a prompt have other bits in chunks beside others"
+        return (
+            f"{(found != in_parts).any(axis=1).sum()} of {len(off)} rows of a prompt have different bits in chunks of a batch"
+        )
     return ""
 
 
@@ -77,7 +79,9 @@ def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
     inputs.set_logit_rows(ids)
     expected = sampler.sample(logits[: len(ids)], sampling, ids, lengths).token_ids
     found = rows.drawing.run(inputs, device.tensor(logits)).numpy()[0, : len(ids)]
-    return "" if np.array_equal(found, expected) else f"{(found != expected).sum()} of {len(ids)} tokens are not the sampler's"
+    return (
+        "" if np.array_equal(found, expected) else f"{(found != expected).sum()} of {len(ids)} tokens differ from the sampler's"
+    )
 
 
 def small_model(config: ModelConfig) -> ModelConfig:

@@ -42,7 +42,7 @@ def check_steps(device: Device, model: Model, kv_dtype: str, max_model_len: int,
         return
     rows = np.flatnonzero((whole != in_parts).any(axis=1))
     where = f"{len(rows)} of {len(whole)} rows of a prompt, the first at position {rows[0]},"
-    text = f"--ops {device.ops.name}: on {device.capabilities.place} {where} have other bits in chunks beside others"
+    text = f"--ops {device.ops.name}: on {device.capabilities.place} {where} have different bits in chunks of a batch"
     if not allows_variant:
         raise OptionError(f"{text}; use --ops reference, or --allow-variant-ops")
     _LOG.warning(text)

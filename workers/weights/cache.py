@@ -65,7 +65,7 @@ class WeightCache:
         try:
             descriptor = self._lock(self._path(name, _PARTIAL), on_slice)
         except OSError as error:
-            _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
+            _LOG.warning("packed weights cannot be stored in %s: %s", self.directory, error)
             descriptor = None
         if descriptor is None:
             yield None
@@ -109,7 +109,7 @@ class WeightCache:
                     _LOG.info("another worker is writing %s: these weights are packed into memory", path)
                     os.close(descriptor)
                     return None
-                _LOG.info("another rank packs the weights into %s", path)
+                _LOG.info("another rank is packing the weights into %s", path)
                 _wait_until_unlocked(descriptor, on_slice)
                 if not _is_at(descriptor, path):
                     os.close(descriptor)
@@ -128,7 +128,7 @@ class WeightCache:
             self._path(name, _PARTIAL).rename(self._path(name))
             _mark_used(self._path(name))
         except OSError as error:
-            _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
+            _LOG.warning("packed weights cannot be stored in %s: %s", self.directory, error)
 
     def _begin(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> FileWriter | None:
         try:
@@ -136,13 +136,13 @@ class WeightCache:
             room = self._make_room(layout.num_bytes)
             if room < layout.num_bytes:
                 _LOG.warning(
-                    "packed weights of %s are not kept in %s: its limit of %s (--weight-cache-limit) leaves %s",
+                    "packed weights of %s cannot be stored in %s: its limit of %s (--weight-cache-limit) leaves %s",
                     *(size_text(layout.num_bytes), self.directory, size_text(self.limit), size_text(max(room, 0))),
                 )
                 return None
             return FileWriter(descriptor, layout, description)
         except OSError as error:
-            _LOG.warning("packed weights are not kept in %s: %s", self.directory, error)
+            _LOG.warning("packed weights cannot be stored in %s: %s", self.directory, error)
             return None
 
     # ------------------------------------------------------------------------------------------------------ removing

@@ -67,7 +67,7 @@ class Checksums:
         try:
             replace_file(self.path, json.dumps(latest).encode())
         except OSError as error:  # the next start reads the checkpoint once more
-            _LOG.info("checksums of the checkpoint are not kept: %s", error)
+            _LOG.info("checksums of the checkpoint cannot be stored: %s", error)
 
 
 def _key(file: MappedFile) -> str:

@@ -64,8 +64,8 @@ def load_weights(
     largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
     if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
-            f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the {ops.name} ops take "
-            f"{ops.max_head_dim} at most; use --ops reference"
+            f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the limit of the {ops.name} ops is "
+            f"{ops.max_head_dim}; use --ops reference"
         )
     outcome: CacheOutcome = "off"
     found = ""
@@ -97,8 +97,8 @@ def load_weights(
             found = checkpoint.contents(Checksums(cache.directory if cache else None), on_progress)
             if contents not in ("", found):
                 raise ContentsError(
-                    f"{path} was overwritten: it holds other weights than those in use, whose packed file is gone as well; "
-                    "reload it to take what it holds now"
+                    f"{path} was overwritten with other weights than those in use, and their packed file is gone; reload it "
+                    "to use the new weights"
                 )
             try:
                 outcome = loading.pack_with(directory, of(found))

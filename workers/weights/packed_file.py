@@ -190,7 +190,7 @@ class PackedFile:
             status = os.fstat(descriptor)
             size = status.st_size
             if size < _HEAD.size:
-                raise DamagedFileError(f"it has {size} bytes, too few for its head")
+                raise DamagedFileError(f"it has {size} bytes, too few for its header")
             self._memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)  # keeps the descriptor, and with it the lock
             self._guard = FileGuard(self._memory)
             self._path, self._status = path, status
@@ -218,7 +218,7 @@ class PackedFile:
             if not all(map(self._is_intact, self._used)):
                 return f"{self._path} was written to while it was in use"
             self._status = now  # touched, or written to where nothing is used
-        return f"{self._path} cannot be read, its disk fails" if self._guard.is_lost else ""
+        return f"{self._path} cannot be read: disk error" if self._guard.is_lost else ""
 
     def map_all(self) -> None:
         """Every page now rather than when it is first read."""
@@ -228,11 +228,11 @@ class PackedFile:
     def _index(self) -> dict[str, Any]:
         magic, version, _, size, index_bytes, checksum = _HEAD.unpack_from(self._memory)
         if (magic, version) != (_MAGIC, _VERSION):
-            raise DamagedFileError("it does not begin as such a file does")
+            raise DamagedFileError("it has no valid signature")
         if size != self.num_bytes or index_bytes > size - _HEAD.size:
-            raise DamagedFileError(f"it has {self.num_bytes} bytes, {size} were written")
+            raise DamagedFileError(f"it has {self.num_bytes} bytes, expected {size}")
         if _checksum(self._memory, _HEAD.size, index_bytes) != checksum:
-            raise DamagedFileError("its index does not have the checksum it was written with")
+            raise DamagedFileError("checksum mismatch in its index")
         self._begin = _first_piece(index_bytes)
         index: dict[str, Any] = json.loads(self._memory[_HEAD.size : _HEAD.size + index_bytes])
         return index
@@ -240,7 +240,7 @@ class PackedFile:
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         kept, expected, offset = self._arrays.get(name, ("", [], 0))
         if (kept, tuple(expected)) != (dtype.str, shape):
-            raise DamagedFileError(f"{name} should be {dtype.str} {list(shape)}, it holds {kept} {expected}")
+            raise DamagedFileError(f"{name} should be {dtype.str} {list(shape)}, but is {kept} {expected}")
         row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
         for begin, end in parts or [(0, shape[0])]:
             self._check(offset + begin * row_bytes, offset + end * row_bytes)
@@ -250,7 +250,7 @@ class PackedFile:
         """Check the bytes from the first array on that were not checked before."""
         for piece in range(begin // _PIECE, -(-end // _PIECE)):
             if piece not in self._used and self._is_checked and not self._is_intact(piece):
-                raise DamagedFileError("its contents do not have the checksum they were written with")
+                raise DamagedFileError("checksum mismatch in its contents")
             self._used.add(piece)
 
     def _is_intact(self, piece: int) -> bool:

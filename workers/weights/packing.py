@@ -92,7 +92,7 @@ class WeightPacking:
             if file is None:
                 return "miss"
             if digest_of(file.description.get("of")) != digest_of(description):
-                raise DamagedFileError("it holds other weights than its name says")
+                raise DamagedFileError("its contents do not match its name")
             self._set_formats(file.description["formats"])
             self._pack(file, self._sizes(Layout()))
             self.packed = file
@@ -112,7 +112,7 @@ class WeightPacking:
                     return None
                 self._pack(writer, sizes, is_kept=False)
         except OSError as error:
-            _LOG.warning("packed weights %s are not kept in %s: %s", name, cache.directory, error)
+            _LOG.warning("packed weights %s cannot be stored in %s: %s", name, cache.directory, error)
             return None
         return cache.written(name)
 

@@ -69,10 +69,7 @@ def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str],
             format = FLOAT32 if linear.name in _CLASS_HEADS else _rounded(linear, is_head, asked)
         elif asked.quantization != "none":
             option = "--vision-quantization" if id(linear) in own else "--quantization"
-            raise CheckpointError(
-                f"{linear.name} is quantized already and is kept as it is: start without {option} {asked.quantization} for "
-                "such a checkpoint"
-            )
+            raise CheckpointError(f"{linear.name} is already quantized; remove {option} {asked.quantization}")
         else:
             format, outcome = _stored(stored, precision)
             outcomes[outcome] += 1

@@ -131,7 +131,7 @@ class Checkpoint:
         for file in self._mapped():
             file.check()
             if not file.is_unchanged:
-                raise CheckpointError(f"{file.path} was changed while it was read; load it again when it is complete")
+                raise CheckpointError(f"{file.path} changed while it was read; load it again when it is complete")
 
     def contents(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> str:
         """Return what distinguishes the values that are read here from any others of the same shape: their format, and the
@@ -152,7 +152,7 @@ class Checkpoint:
             first = [int(index) for index in np.argwhere(wrong)[0]]
             raise CheckpointError(
                 f"{self._path}: {np.count_nonzero(wrong)} of {wrong.size} values of {name} are NaN or infinite, the first at "
-                f"{first}; the checkpoint is damaged, fetch or write it again"
+                f"{first}; the checkpoint is damaged; download or write it again"
             )
         return values
 
@@ -215,7 +215,7 @@ class Checkpoint:
             elif part.shape != expected:
                 problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
             elif not part.tensor.is_float:
-                problems.append(f"{name} is quantized, which config.json does not say")
+                problems.append(f"{name} is quantized, but config.json has no quantization_config")
         unused = {"lm_head.weight"}  # it is the embedding, or nobody asks for logits
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         harmless = [_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts)]
@@ -229,13 +229,13 @@ class Checkpoint:
             for name in self._parts
             if name not in shapes and name not in unused and not any(re.search(pattern, name) for pattern in harmless)
         ]
-        problems += [f"{name} {list(self._parts[name].shape)} is not expected" for name in sorted(unexpected)]
+        problems += [f"{name} {list(self._parts[name].shape)} is unexpected" for name in sorted(unexpected)]
         if problems:
             listed = problems[:_MAX_LISTED]
             if len(problems) > len(listed):
                 listed.append(f"and {len(problems) - len(listed)} more")
             raise CheckpointError(
-                f"{self._path} does not hold the weights of the {config.architecture} model in its config.json: "
+                f"{self._path} does not have the weights of the {config.architecture} model in its config.json: "
                 + "; ".join(listed)
             )
 
@@ -258,7 +258,9 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
         if not paths[0].is_file():
             paths = sorted(path.glob("*.safetensors"))
     if not paths:
-        raise CheckpointError(f"{path} has no safetensors file; other formats are not read (--load-format dummy needs none)")
+        raise CheckpointError(
+            f"{path} has no safetensors file; other formats are not supported (--load-format dummy needs none)"
+        )
     return map(SafetensorsFile, paths)
 
 

@@ -86,7 +86,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Plain numbers are of no quantized format."""
 
     def read_integers(self, format: WeightFormat) -> QuantizedWeight:
-        raise AssertionError(f"{self.name} has dtype {self.dtype} and cannot be kept as {format}")
+        raise AssertionError(f"{self.name} has dtype {self.dtype} and cannot be converted to {format}")
 
 
 class SafetensorsFile:
@@ -111,13 +111,13 @@ class SafetensorsFile:
         num_bytes = int.from_bytes(self.data[:_PREFIX_BYTES], "little")
         end = _PREFIX_BYTES + num_bytes
         if num_bytes > _MAX_HEADER_BYTES or end > len(self.data):
-            raise self._damaged(f"its header should take {num_bytes} bytes, the file has {len(self.data)}")
+            raise self._damaged(f"its header should have {num_bytes} bytes, but the file has {len(self.data)}")
         try:
             header = json.loads(self.data[_PREFIX_BYTES:end])
         except (ValueError, RecursionError) as error:
-            raise self._damaged(f"its header is no JSON: {error}") from error
+            raise self._damaged(f"its header is not valid JSON: {error}") from error
         if not isinstance(header, dict):
-            raise self._damaged("its header is no JSON object")
+            raise self._damaged("its header is not a JSON object")
         return header, end
 
     def _entry(self, name: str, entry: Any, data_begin: int) -> StoredTensor:
@@ -129,15 +129,15 @@ class SafetensorsFile:
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"the header entry of {name} is malformed") from error
         if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise CheckpointError(f"{self.path}: {name} has dtype {str(dtype)[:40]}; readable are {', '.join(_DTYPES)}")
+            raise CheckpointError(f"{self.path}: {name} has dtype {str(dtype)[:40]}; supported are {', '.join(_DTYPES)}")
         if end > len(self.data):
-            raise self._damaged(f"{name} should end at byte {end}, the file has {len(self.data)}")
+            raise self._damaged(f"{name} should end at byte {end}, but the file has {len(self.data)} bytes")
         if min(shape, default=1) < 0 or end - begin != math.prod(shape) * _DTYPES[dtype].itemsize or begin < data_begin:
-            raise self._damaged(f"{name} has {end - begin} bytes for {dtype} {list(shape)}")
+            raise self._damaged(f"{name} has {end - begin} bytes, which does not fit {dtype} {list(shape)}")
         return StoredTensor(self.data, name, dtype, shape, begin, end)
 
     def _damaged(self, text: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} is truncated or damaged: {text}; fetch it again")
+        return CheckpointError(f"{self.path} is truncated or damaged: {text}; download it again")
 
 
 def _integers(values: Any) -> tuple[int, ...]:

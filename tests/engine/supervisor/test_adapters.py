@@ -248,8 +248,8 @@ def test_command_line_adapters_are_loaded_first(tmp_path: Path) -> None:
     desk.loaded()
     assert not desk.orders.is_started
     desk.turns()
-    assert desk.orders.take(Reply("start/b", 400, "/b is no directory"))
-    assert (desk.orders.failure, desk.answers, desk.names) == ("--lora-modules b: /b is no directory", {}, ["a"])
+    assert desk.orders.take(Reply("start/b", 400, "/b is not a directory"))
+    assert (desk.orders.failure, desk.answers, desk.names) == ("--lora-modules b: /b is not a directory", {}, ["a"])
     desk.turns()
     desk.counters.close()
     desk.counters.unlink()

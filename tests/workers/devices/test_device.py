@@ -51,7 +51,7 @@ def test_a_step_on_native_ops_imports_no_paddle(tmp_path: Path) -> None:
 
 
 def test_a_device_that_paddle_was_not_built_for() -> None:
-    with pytest.raises(OptionError, match=r"--device xpu: rank 0 needs card 0 of it, the installed Paddle .* has cpu"):
+    with pytest.raises(OptionError, match=r"--device xpu: rank 0 needs device 0, but Paddle .* finds cpu"):
         make_device("xpu", "reference", 1)
 
 

@@ -137,7 +137,7 @@ def test_what_an_encoder_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as raised:
         load_tower(tmp_path / "other", HostDevice(2, [], {}))
     assert "visual.pos_embed.weight [64, 64] is missing" in str(raised.value)
-    assert "visual.extra.weight [64, 64] is not expected" in str(raised.value)
+    assert "visual.extra.weight [64, 64] is unexpected" in str(raised.value)
 
 
 def test_paddle_layout(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_start_leaves_nothing_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("token_id", [-1, 100])
 def test_a_token_that_no_embedding_has(token_id: int) -> None:
-    with pytest.raises(AssertionError, match=f"token id {token_id} of a vocabulary of 100"):
+    with pytest.raises(AssertionError, match=f"token id {token_id} is outside the vocabulary of 100"):
         filled_slots().start(SlotStart(0, "r", int32([1, token_id]), 2, SamplingParams(), int32([1])))
 
 

@@ -74,9 +74,9 @@ def failing(table: OpTable, by: float) -> OpTable:
 @pytest.mark.parametrize(
     ("change", "by", "says"),
     [
-        (off, 0.01, r"100 of 100 rows of a prompt are off by up to [\d.e-]+, where [\d.e-]+ may be"),
-        (off, float("nan"), r"100 of 100 rows of a prompt are off by up to nan, where"),
-        (variant, 1e-9, r"\d+ of 100 rows of a prompt have other bits in chunks beside others"),
+        (off, 0.01, r"100 of 100 rows of a prompt are off by up to [\d.e-]+, limit [\d.e-]+"),
+        (off, float("nan"), r"100 of 100 rows of a prompt are off by up to nan, limit"),
+        (variant, 1e-9, r"\d+ of 100 rows of a prompt have different bits in chunks of a batch"),
         (failing, 0.0, "they fail: Attention: an illegal memory access was encountered"),
     ],
 )
@@ -86,8 +86,8 @@ def test_what_is_wrong_is_left(
     broken = change(rows, by)
     assert taken(broken, "llama", Precision(), "float32") is None
     assert len(caplog.records) == 1
-    assert caplog.records[0].getMessage().startswith("--ops cuda: fused ops are taken: on cpu ")
-    with pytest.raises(OptionError, match=rf"^--ops cuda: on cpu {says}.*; --quantization wint8 needs them, leave it out$"):
+    assert caplog.records[0].getMessage().startswith("--ops cuda: using fused ops instead: on cpu ")
+    with pytest.raises(OptionError, match=rf"^--ops cuda: on cpu {says}.*; --quantization wint8 needs them, remove it$"):
         taken(broken, "llama", Precision(), "float32", "--quantization wint8")
 
 
@@ -100,7 +100,7 @@ def test_tokens_that_are_not_the_samplers(rows: OpTable, caplog: pytest.LogCaptu
     assert found is not None
     assert (found.ops.name, found.ops.drawing, found.fallbacks) == ("cuda", None, (("draw", "sample"),))
     assert [record.getMessage() for record in caplog.records] == [
-        "draw: sample is not taken on cpu: 24 of 24 tokens are not the sampler's"
+        "draw: sample is not used on cpu: 24 of 24 tokens differ from the sampler's"
     ]
 
 

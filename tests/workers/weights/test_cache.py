@@ -513,7 +513,7 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
 """
         answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert answer.stdout.split() == ["miss", "True"], answer.stderr
-        assert answer.stderr.count("are not kept") == 1
+        assert answer.stderr.count("cannot be stored") == 1
         assert files(directory) == []
 
     def test_a_write_that_fails_leaves_nothing(self, directory: Path) -> None:
@@ -535,7 +535,7 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         (tmp_path / "file").write_text("")
         found = load(model, tmp_path / "file" / "cache")
         assert (found.cache, weights_of(found)) == ("miss", weights_of(load(model, None)))
-        assert len([record for record in caplog.records if "are not kept" in record.getMessage()]) == 1
+        assert len([record for record in caplog.records if "cannot be stored" in record.getMessage()]) == 1
 
     def test_read_only_directory(self, model: Path, directory: Path) -> None:
         """Stored files are read, none is written. In a process without root permissions."""

@@ -54,5 +54,5 @@ def test_what_no_model_has_is_reported(tmp_path: Path) -> None:
     with_other_names(GOLDEN / "qwen3_vl", tmp_path / "other")
     tensors = stored(tmp_path / "other") | {"audio.weight": np.zeros(3, np.float32)}
     write_safetensors(tmp_path / "other" / "model.safetensors", tensors)
-    with pytest.raises(CheckpointError, match=r"audio\.weight \[3\] is not expected"):
+    with pytest.raises(CheckpointError, match=r"audio\.weight \[3\] is unexpected"):
         checkpoint_of(tmp_path / "other")

@@ -252,7 +252,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as raised:
         load(tmp_path)
     assert f"{EXPERTS}.3.up_proj.weight [128, 128] is missing" in str(raised.value)
-    assert f"{EXPERTS}.5.up_proj.weight [128, 128] is not expected" in str(raised.value)
+    assert f"{EXPERTS}.5.up_proj.weight [128, 128] is unexpected" in str(raised.value)
 
 
 def test_random(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ class TestRefused:
         text = str(raised.value)
         assert "model.layers.1.mlp.up_proj.weight [24, 16] is missing" in text
         assert "model.norm.weight has shape [17], expected [16]" in text
-        assert "model.layers.0.self_attn.q_proj.bias [16] is not expected" in text
+        assert "model.layers.0.self_attn.q_proj.bias [16] is unexpected" in text
         assert "inv_freq" not in text
 
     def test_long_lists_are_cut(self, tmp_path: Path) -> None:
@@ -281,5 +281,7 @@ def test_progress(tmp_path: Path) -> None:
 
 def test_heads_wider_than_the_table_takes(tmp_path: Path) -> None:
     model = write_config(tmp_path, {**TINY, "head_dim": 2 * NATIVE.max_head_dim})
-    with pytest.raises(CheckpointError, match=rf"heads have {2 * NATIVE.max_head_dim} elements, the native ops take"):
+    with pytest.raises(
+        CheckpointError, match=rf"heads have {2 * NATIVE.max_head_dim} elements, the limit of the native ops is"
+    ):
         load_model(tmp_path, model, NATIVE, 16, lambda done, total: None, random_seed=1)

@@ -94,6 +94,6 @@ def test_what_cannot_be_kept_becomes_floats(tmp_path: Path) -> None:
 
 
 def test_stored_integers_are_not_rounded_again(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"q_proj.* is quantized already .* without --quantization wint4"):
+    with pytest.raises(CheckpointError, match=r"q_proj.* is already quantized; remove --quantization wint4"):
         chosen(declared(tmp_path), Precision("float32", "wint4"), {"q_proj": INT8})
     assert ModelConfig.read(tmp_path).quantization is None

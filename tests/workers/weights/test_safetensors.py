@@ -57,13 +57,13 @@ def test_truncated(num_bytes: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"{", "no JSON"),
-        (b"[]", "no JSON object"),
-        (b"[" * 100_000, "no JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "not a JSON object"),
+        (b"[" * 100_000, "not valid JSON"),
         (b'{"x": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}', "x has dtype"),
         (b'{"x": 1}', "malformed"),
         (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}', "malformed"),
-        (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "x has 4 bytes for F32"),
+        (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "x has 4 bytes, which does not fit F32"),
         (b'{"x": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', "x has 8 bytes"),
         (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}', "x has 8 bytes"),
         (b'{"x": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}', "dtype C64"),
@@ -80,5 +80,5 @@ def test_damaged_header(header: bytes, message: str, tmp_path: Path) -> None:
 def test_header_length_beyond_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes((1 << 60).to_bytes(8, "little") + json.dumps({}).encode())
-    with pytest.raises(CheckpointError, match="header should take"):
+    with pytest.raises(CheckpointError, match="header should have"):
         SafetensorsFile(path)

@@ -41,7 +41,7 @@ class AdapterArena:
                 module = self._modules.get(name)
                 if module is not None:
                     shape, own = (linear.num_inputs, num_outputs), (module.num_inputs, module.num_outputs)
-                    assert shape == own, f"{name} has {shape} inputs and outputs, the layout says {own}"
+                    assert shape == own, f"{name} has {shape} inputs and outputs, expected {own}"
                     parts.append(AdaptedPart(first, num_outputs, module.index, module.a, module.b))
                 first += num_outputs
             linear.adapters = Adapters(tuple(parts), self.slots, self.ranks) if parts else None

@@ -24,7 +24,7 @@ class AdapterLoader:
     def start(self, command_id: str, order: LoadAdapter) -> Reply | None:
         """Begin to load. Return the refusal of an order that comes while another one is carried out."""
         if self._load is not None:
-            return Reply(command_id, 409, "another adapter is being loaded; try again when it is done")
+            return Reply(command_id, 409, "another adapter is being loaded; try again when it has finished")
         self._load = _Load(command_id, order, self._arena)
         return None
 

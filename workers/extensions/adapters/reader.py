@@ -35,14 +35,14 @@ _MAX_LISTED = 8
 _MAX_HEADER_BYTES = 4 << 20  # which are parsed in one piece, while no step is begun
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")
 _CAUSES = (  # of tensors that are none of these
-    (re.compile(r"lora_magnitude_vector"), "is of DoRA, which is not served"),
-    (re.compile(r"lora_embedding_[AB]"), "adapts an embedding; only linears have adapters here"),
+    (re.compile(r"lora_magnitude_vector"), "is a magnitude of DoRA, which is not supported"),
+    (re.compile(r"lora_embedding_[AB]"), "adapts an embedding; only linear layers can be adapted"),
     (
         re.compile(r"modules_to_save|\.original_module\."),
-        "replaces a part of the base; merge it, or train without modules_to_save",
+        "replaces a module of the base model; merge it, or train without modules_to_save",
     ),
-    (re.compile(r"lora_[AB].*\.bias$"), "is a bias of an adapter, which is not served"),
-    (re.compile(r"\.bias$"), "is a bias, which is not served"),
+    (re.compile(r"lora_[AB].*\.bias$"), "is a bias of an adapter, which is not supported"),
+    (re.compile(r"\.bias$"), "is a bias, which is not supported"),
 )
 
 
@@ -64,7 +64,7 @@ class AdapterFiles:
     def __init__(self, directory: Path, layout: AdapterLayout) -> None:
         self._directory, self._layout = directory, layout
         if not directory.is_dir():
-            raise CheckpointError(f"{directory} is no directory; an adapter is one, with {CONFIG_NAME} and {TENSORS_NAME}")
+            raise CheckpointError(f"{directory} is not a directory; expected one with {CONFIG_NAME} and {TENSORS_NAME}")
         self._config = AdapterConfig.read(directory)
         self._path = directory / TENSORS_NAME
         self._file = SafetensorsFile(self._path, self._copied())
@@ -81,7 +81,7 @@ class AdapterFiles:
                     scaled = b * np.float32(self._config.scale_of(name))
                 for part, values in (("A", a), ("B", scaled)):
                     if not is_finite(values):
-                        raise CheckpointError(f"{self._path}: {pair[part].name} has a number that is not finite, as float32")
+                        raise CheckpointError(f"{self._path}: {pair[part].name} has a value that is not finite as float32")
                 yield AdaptedLinear(module, a, scaled)
 
     def _copied(self) -> MappedFile:
@@ -97,14 +97,14 @@ class AdapterFiles:
                 view.release()
                 now = os.fstat(stream.fileno())
                 if num_read < status.st_size or (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
-                    raise CheckpointError(f"{self._path} was changed while it was read; load it again when it is complete")
+                    raise CheckpointError(f"{self._path} changed while it was read; load it again when it is complete")
         except OSError as error:
             others = sorted(path.name for path in self._directory.glob("adapter_model.*") if path != self._path)[:1]
-            remedy = f"there is {others[0]}, which is not read: save it as safetensors" if others else "is the path right?"
+            remedy = f"only {others[0]} exists; save the adapter as safetensors" if others else "check the path"
             raise CheckpointError(f"{self._path} cannot be read ({error.strerror}); {remedy}") from None
         if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
             raise CheckpointError(
-                f"{self._path} is damaged, or no adapter: its header is longer than {_MAX_HEADER_BYTES} bytes"
+                f"{self._path} is damaged or not an adapter: its header is longer than {_MAX_HEADER_BYTES} bytes"
             )
         return MappedFile(self._path, data, status)
 
@@ -112,8 +112,8 @@ class AdapterFiles:
         most = 8 * self._layout.slot_floats + _MAX_HEADER_BYTES  # float64 at most
         if size > most:
             raise CheckpointError(
-                f"{self._path} has {size} bytes, an adapter of this model of rank {self._layout.max_rank} at most {most}; "
-                "is it one of this model, and is --max-lora-rank large enough?"
+                f"{self._path} has {size} bytes, the limit for rank {self._layout.max_rank} is {most}; check that it belongs "
+                "to this model, or raise --max-lora-rank"
             )
 
     def _matched(self) -> dict[str, tuple[str, dict[str, StoredTensor]]]:
@@ -129,7 +129,7 @@ class AdapterFiles:
                 continue
             pair = pairs.setdefault(module.name, (match["module"], {}))[1]
             if match["part"] in pair:
-                doubles.append(f"{key} is there twice, as {pair[match['part']].name}")
+                doubles.append(f"{key} is stored twice, as {pair[match['part']].name}")
             pair[match["part"]] = tensor
         if strange or doubles:
             listed = [f"{key} {self._cause_of(key)}" for key in strange[:_MAX_LISTED]] + doubles
@@ -149,10 +149,10 @@ class AdapterFiles:
             if pattern.search(key):
                 return cause
         if "expert" in key:
-            return "is of experts, which have no adapters here"
+            return "belongs to experts, which cannot be adapted"
         if "lm_head" in key or "embed_tokens" in key:
-            return "is of the embedding or the head, which have no adapters here"
-        return "matches no linear of the model that may have an adapter (q, k, v, o, gate, up, down)"
+            return "belongs to the embedding or the head, which cannot be adapted"
+        return "matches no linear layer of the model that can be adapted (q, k, v, o, gate, up, down)"
 
     def _check(self, module: AdaptedModule, name: str, pair: Mapping[str, StoredTensor]) -> None:
         for part in "AB":
@@ -161,7 +161,7 @@ class AdapterFiles:
             if pair[part].dtype not in FLOATS or pair[part].dtype == "U16":
                 raise CheckpointError(f"{self._path}: {pair[part].name} has dtype {pair[part].dtype}, expected floats")
         if not self._config.may_have(name):
-            raise CheckpointError(f"{self._path}: {name} is none of the target_modules that {CONFIG_NAME} says")
+            raise CheckpointError(f"{self._path}: {name} is not in the target_modules of {CONFIG_NAME}")
         rank = self._config.rank_of(name)
         if rank > self._layout.max_rank:
             raise CheckpointError(
@@ -171,7 +171,8 @@ class AdapterFiles:
             if pair[part].shape != shape:
                 raise CheckpointError(
                     f"{self._path}: {pair[part].name} has shape {list(pair[part].shape)}, expected {list(shape)}: the model "
-                    f"has {module.num_inputs} inputs and {module.num_outputs} outputs there, and {CONFIG_NAME} says rank {rank}"
+                    f"has {module.num_inputs} inputs and {module.num_outputs} outputs there, and the rank in {CONFIG_NAME} is "
+                    f"{rank}"
                 )
 
     def _check_complete(self, pairs: Mapping[str, tuple[str, object]]) -> None:
@@ -182,7 +183,7 @@ class AdapterFiles:
         for module in self._layout.modules:
             name = beginning + module.name.removeprefix(ours)
             if module.name not in pairs and self._config.must_have(name):
-                raise CheckpointError(f"{self._path}: {CONFIG_NAME} says that {name} is adapted, but it has no tensors")
+                raise CheckpointError(f"{self._path}: {name} is adapted according to {CONFIG_NAME}, but has no tensors")
 
 
 def _names_of(layout: AdapterLayout) -> dict[str, AdaptedModule]:

@@ -96,7 +96,7 @@ class DeviceDraftPlan:
         if found is None:
             work(self._sync_free_ops if num_rows <= self._max_sync_free_rows else self._ops)
             return
-        self._places.check(f"{size} rows of layers that draft", found.addresses)
+        self._places.check(f"{size} rows of draft layers", found.addresses)
         found.graph.replay()
 
     def _capture(self, size: int, work: Callable[[OpTable], None]) -> _Captured | None:
@@ -104,6 +104,6 @@ class DeviceDraftPlan:
             graph = self._device.capture(lambda: work(self._sync_free_ops))
         except DeviceError as error:
             self.num_failed += 1
-            _LOG.warning("%d rows of layers that draft are run op by op, since they cannot be captured: %s", size, error)
+            _LOG.warning("%d rows of draft layers run op by op, because capturing failed: %s", size, error)
             return None
         return _Captured(graph, self._places.addresses())

@@ -172,7 +172,7 @@ class TapeDraftPlan:
         if not size:
             forward.replay()
             return
-        assert self._single.num_rows == size, f"{self._single.num_rows} rows for what was captured with {size}"
+        assert self._single.num_rows == size, f"{self._single.num_rows} rows do not fit a graph captured with {size}"
         captured, found = self._captured[module, size]
         captured.replay()
         count = self._single.num_tokens  # real rows: nobody reads the others

@@ -108,7 +108,7 @@ class Constraint:
     def end(self) -> None:
         """End it with an error: there is no mask for the next position."""
         if self.failed_at < 0:
-            self._fail(f"after {len(self._token_ids)} tokens it has taken more than {self._limit_ns // 1_000_000} ms")
+            self._fail(f"after {len(self._token_ids)} tokens it took more than {self._limit_ns // 1_000_000} ms")
             self.masks[0] = _ALL
 
     def num_allowed(self, matching: Matching, drafts: list[int]) -> int:

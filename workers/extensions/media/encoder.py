@@ -92,7 +92,7 @@ class Encoder:
         if call.first_part == 0:
             self._begin(call, pixels)
         assert self._next == (call.call_id, call.first_part), (
-            f"parts from {call.first_part} of encoder call {call.call_id} came, expected call and part {self._next}"
+            f"parts from {call.first_part} of encoder call {call.call_id} arrived, expected call and part {self._next}"
         )
         self._next = (call.call_id, call.last_part)
         if self._units:
@@ -138,7 +138,7 @@ class Encoder:
         assert frames.shape[1:] == expected, f"{text}frames of {list(expected)}"
         assert count in (1, config.frames_per_unit), f"{text}1 or {config.frames_per_unit} frames"
         num_tokens = config.num_tokens_of(encode.height, encode.width)
-        assert encode.num_rows == num_tokens, f"a unit of {num_tokens} tokens was given {encode.num_rows} rows"
+        assert encode.num_rows == num_tokens, f"a unit of {num_tokens} tokens has {encode.num_rows} rows"
         grids = -(-count // config.temporal_patch_size)
         return _Unit(encode, self._plan.inputs.unit_patches(grids, encode.height, encode.width), frames)
 

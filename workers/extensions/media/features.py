@@ -42,7 +42,7 @@ class Features:
                 except SharedMemoryError as error:
                     missing[unit.unit_hash] = str(error)
         elif not encoder.goes_on_with(call):
-            lost = f"what came before part {call.first_part} of encoder call {call.call_id} is not in this rank"
+            lost = f"this rank lacks the parts before part {call.first_part} of encoder call {call.call_id}"
             missing = {unit.unit_hash: lost for unit in call.units}
         if missing:
             return [], missing
@@ -57,9 +57,9 @@ class Features:
             for unit in media.overlapping(begin, end) if media is not None else ():
                 row, num_rows = int(media.rows[unit]), int(media.ends[unit] - media.starts[unit])
                 if row == NO_ROW:
-                    found[media.hashes[unit]] = "it was not given rows of the encoder arena"
+                    found[media.hashes[unit]] = "it has no rows of the encoder arena"
                 elif not self.arena.is_valid(row, media.hashes[unit], num_rows, version):
-                    found[media.hashes[unit]] = f"its features do not lie at row {row} of the encoder arena"
+                    found[media.hashes[unit]] = f"its features are not at row {row} of the encoder arena"
         return found
 
     def _payload(self, unit: Encode, config: VisionConfig) -> np.ndarray:

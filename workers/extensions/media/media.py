@@ -71,7 +71,7 @@ class Media(Extension):
 
     def _encode(self, step: Step, features: Features) -> tuple[list[bytes], dict[bytes, str]]:
         assert step.encoder is not None
-        assert self.encoder is not None, f"step {step.step_id} encodes, and the weights have no encoder"
+        assert self.encoder is not None, f"step {step.step_id} needs an encoder, but the weights have none"
         begin_ns = time.monotonic_ns()
         encoded, missing = features.encode(step.encoder, self.encoder)
         self.encode_ns += time.monotonic_ns() - begin_ns

@@ -45,7 +45,7 @@ class QuantizedModule:
         """The stored tensor, which has one of `dtypes` and, where some are given, one of `shapes`."""
         tensor = self.tensors.get(suffix)
         if tensor is None:
-            raise self.error(f"{suffix} is missing; stored are {', '.join(sorted(self.tensors))}")
+            raise self.error(f"{suffix} is missing; the checkpoint has {', '.join(sorted(self.tensors))}")
         if tensor.dtype not in dtypes:
             raise self.error(f"{suffix} has dtype {tensor.dtype}, expected {' or '.join(dtypes)}")
         if shapes and tensor.shape not in shapes:

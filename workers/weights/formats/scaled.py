@@ -33,7 +33,7 @@ def packed_weight(module: QuantizedModule) -> DecodedTensor:
     dense = module.tensor("weight_shape", ("I64", "I32"), (2,)).read_stored()
     num_outputs, num_inputs = (int(size) for size in dense)
     if words.shape != (num_outputs, -(-num_inputs // per_word)):
-        raise module.error(f"weight_packed has shape {list(words.shape)}, which is not that of a weight {dense.tolist()}")
+        raise module.error(f"weight_packed has shape {list(words.shape)}, which does not fit a weight {dense.tolist()}")
     middle = 1 << (module.scheme.num_bits - 1)
 
     def read() -> np.ndarray:
@@ -86,7 +86,7 @@ def _scaled(
         return module.kept(shape[1], read_zeros is not None and bool(read_zeros().any()), group_index())
 
     def read_integers(format: WeightFormat) -> QuantizedWeight:
-        assert read_kept is not None, "8-bit floats are no integers"
+        assert read_kept is not None, "8-bit floats are not integers"
         factors = scales.read().reshape(grid)[rows]
         kind = "int4" if module.scheme.num_bits == 4 else "int8"
         offsets = None

@@ -111,7 +111,7 @@ def test_some_layers(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, MODEL, changes=of_second, layers_to_transform=[1])
     assert {each.module.name.split(".")[2] for each in AdapterFiles(adapter, LAYOUT).linears()} == {"1"}
     write_adapter(tmp_path, MODEL, layers_to_transform=1)
-    assert "model.layers.0.self_attn.q_proj is none of the target_modules" in refused(tmp_path)
+    assert "model.layers.0.self_attn.q_proj is not in the target_modules" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_some_layers(tmp_path: Path) -> None:
         ({"lora_alpha": "x"}, "lora_alpha: 'x' should be a finite number"),
         ({"lora_alpha": float("nan")}, "lora_alpha: nan should be a finite number"),
         ({"target_modules": 3}, "target_modules: 3 should be a list"),
-        ({"target_modules": ["q_proj"]}, "is none of the target_modules"),
-        ({"target_modules": [*TARGETS, "lm_head"], "exclude_modules": ["k_proj"]}, "k_proj is none of the target_modules"),
+        ({"target_modules": ["q_proj"]}, "is not in the target_modules"),
+        ({"target_modules": [*TARGETS, "lm_head"], "exclude_modules": ["k_proj"]}, "k_proj is not in the target_modules"),
         ({"rank_pattern": {"q_proj": 17}, "r": 8}, "has rank 17, the limit is 16; start with --max-lora-rank 17"),
         ({"r": 4}, f"lora_A.weight has shape [8, {IN}], expected [4, {IN}]"),
         ({"alpha_pattern": {"(a+)+": 3}}, "pattern '(a+)+' is invalid or too complex"),
@@ -159,25 +159,25 @@ A, B = (f"base_model.model.{FIRST}.lora_{part}.weight" for part in "AB")
     [
         (
             {"base_model.model.model.layers.99.self_attn.q_proj.lora_A.weight": np.ones((8, 4))},
-            "matches no linear of the model",
+            "matches no linear layer of the model",
         ),
-        ({"base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight": np.ones((8, 4))}, "is of experts"),
-        ({"base_model.model.lm_head.lora_A.weight": np.ones((8, 4))}, "is of the embedding or the head"),
+        ({"base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight": np.ones((8, 4))}, "belongs to experts"),
+        ({"base_model.model.lm_head.lora_A.weight": np.ones((8, 4))}, "belongs to the embedding or the head"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((8, 4))}, "adapts an embedding"),
-        ({f"base_model.model.{FIRST}.lora_magnitude_vector": np.ones(4)}, "is of DoRA"),
+        ({f"base_model.model.{FIRST}.lora_magnitude_vector": np.ones(4)}, "is a magnitude of DoRA"),
         ({f"base_model.model.{FIRST}.lora_B.bias": np.ones(4)}, "is a bias of an adapter"),
-        ({f"base_model.model.{FIRST}.bias": np.ones(4)}, "is a bias, which is not served"),
-        ({"base_model.model.lm_head.modules_to_save.default.weight": np.ones((8, 4))}, "replaces a part of the base"),
-        ({f"{FIRST}.lora_A.weight": np.ones((8, IN))}, "is there twice"),
+        ({f"base_model.model.{FIRST}.bias": np.ones(4)}, "is a bias, which is not supported"),
+        ({"base_model.model.lm_head.modules_to_save.default.weight": np.ones((8, 4))}, "replaces a module of the base model"),
+        ({f"{FIRST}.lora_A.weight": np.ones((8, IN))}, "is stored twice"),
         ({A: None}, f"{FIRST} has no lora_A"),
         ({B: None}, f"{FIRST} has no lora_B"),
-        ({A: None, B: None}, f"adapter_config.json says that {FIRST} is adapted, but it has no tensors"),
+        ({A: None, B: None}, f"{FIRST} is adapted according to adapter_config.json, but has no tensors"),
         ({A: np.ones((8, IN - 1))}, f"has shape [8, {IN - 1}], expected [8, {IN}]"),
         ({A: np.ones((7, IN))}, f"has shape [7, {IN}], expected [8, {IN}]"),
         ({A: np.ones((8, IN // 8, 8))}, f"has shape [8, {IN // 8}, 8]"),
         ({A: np.ones(8 * IN)}, f"has shape [{8 * IN}]"),
-        ({A: np.full((8, IN), np.nan)}, "lora_A.weight has a number that is not finite"),
-        ({B: np.full((MODULE.num_outputs, 8), 3e38)}, "lora_B.weight has a number that is not finite"),  # with its scale
+        ({A: np.full((8, IN), np.nan)}, "lora_A.weight has a value that is not finite"),
+        ({B: np.full((MODULE.num_outputs, 8), 3e38)}, "lora_B.weight has a value that is not finite"),  # with its scale
     ],
 )
 def test_tensors_that_are_refused(changes: dict[str, np.ndarray | None], cause: str, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def file_of(header: bytes, data: bytes = b"") -> bytes:
         (struct.pack("<Q", 1 << 62) + b"{}", "its header is longer than"),
         (struct.pack("<Q", 100) + b"{}", "is truncated or damaged"),
         (file_of(b"[" * 100_000), "is truncated or damaged"),
-        (file_of(b"[]"), "its header is no JSON object"),
+        (file_of(b"[]"), "its header is not a JSON object"),
         (file_of(b"{}"), "has no tensors of an adapter"),
         (file_of(b'{"a": 3}'), "header entry of a is malformed"),
         (file_of(json.dumps({A: {"dtype": "F32", "shape": [8, 128], "data_offsets": [0, 4096]}}).encode()), "damaged"),
@@ -266,19 +266,19 @@ def test_integers_are_no_numbers_of_an_adapter(tmp_path: Path) -> None:
 
 
 def test_files_that_are_missing_or_none(tmp_path: Path) -> None:
-    assert "is no directory" in refused(tmp_path / "nowhere")
+    assert "is not a directory" in refused(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "adapter_config.json is missing; expected an adapter directory" in refused(tmp_path / "empty")
     adapter = write_adapter(tmp_path / "adapter", MODEL)
     tensors = adapter / "adapter_model.safetensors"
     tensors.rename(adapter / "adapter_model.bin")
-    assert "there is adapter_model.bin, which is not read: save it as safetensors" in refused(adapter)
+    assert "only adapter_model.bin exists; save the adapter as safetensors" in refused(adapter)
     os.mkfifo(tensors)
     assert "not a regular file" in refused(adapter) or "cannot be read" in refused(adapter)
     tensors.unlink()
     with open(tensors, "wb") as stream:
         stream.truncate(1 << 40)
-    assert "bytes, an adapter of this model of rank 16 at most" in refused(adapter)
+    assert "bytes, the limit for rank 16 is" in refused(adapter)
 
 
 def test_models_that_have_experts_have_adapters_beside_them(tmp_path: Path) -> None:

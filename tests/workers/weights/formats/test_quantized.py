@@ -179,7 +179,7 @@ def _stored_with(change: Callable[[dict[str, np.ndarray]], object], form: Format
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (_stored_with(lambda stored: stored.pop("qzeros"), AWQ), "qzeros is missing; stored are qweight, scales"),
+        (_stored_with(lambda stored: stored.pop("qzeros"), AWQ), "qzeros is missing; the checkpoint has qweight, scales"),
         (
             _stored_with(lambda stored: stored.update(scales=stored["scales"][1:]), AWQ),
             r"scales has shape \[11, 128\], expected \[12, 128\]",
@@ -189,16 +189,16 @@ def _stored_with(change: Callable[[dict[str, np.ndarray]], object], form: Format
             "dtype I64, expected I32",
         ),
         (_stored_with(lambda stored: stored.pop("g_idx"), gptq(4, 32, has_order=True)), "g_idx is missing"),
-        (_stored_with(lambda stored: stored.update(bias=stored["bias"] + 1), GPTQ), r"q_proj\.bias \[128\] is not expected"),
+        (_stored_with(lambda stored: stored.update(bias=stored["bias"] + 1), GPTQ), r"q_proj\.bias \[128\] is unexpected"),
         (_stored_with(lambda stored: stored.pop("weight_shape"), PACKED), "weight_shape is missing"),
         (
             _stored_with(lambda stored: stored.update(weight_shape=np.array([9, 9])), PACKED),
-            r"not that of a weight \[9, 9\]",
+            r"does not fit a weight \[9, 9\]",
         ),
         (_stored_with(lambda stored: stored.pop("weight_scale_inv"), FP8), "weight_scale is missing"),
         (Format(AWQ.quantize, {**AWQ.config, "modules_to_not_convert": ["mlp"]}), "mlp.* is stored quantized, but"),
         (Format(AWQ.quantize, {}), r"q_proj\.weight \[128, 128\] is missing"),
-        (Format(float8(0, 0), {}), r"q_proj\.weight is quantized, which config\.json does not say"),
+        (Format(float8(0, 0), {}), r"q_proj\.weight is quantized, but config\.json has no quantization_config"),
         (compressed("int-quantized", with_weights(num_bits=8)["config_groups"]["group_0"]["weights"], FP8.quantize), "F8_E4M3"),
     ],
 )
