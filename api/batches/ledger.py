@@ -13,6 +13,8 @@ from api.batches.lines import ANSWER_BEGINS, answered
 from api.files.store import FileObject, FileStore, append
 from engine.errors import RequestError
 
+_GRANT_BYTES = 1 << 20  # of answers, for which room is looked for at once: each look lists all files
+
 
 class BatchLedger:
     """`num_well` and `num_failed` requests have their line; `answer_ids` are those of an earlier life."""
@@ -24,6 +26,7 @@ class BatchLedger:
         self._store = store
         self._stored = stored
         self._files: dict[str, int] = {}
+        self._num_granted_bytes = 0  # that there is room for
         self._well, self._failed = stored.output_id, stored.error_id
         for file_id in (self._well, self._failed):
             if store.path(file_id).exists():
@@ -32,7 +35,8 @@ class BatchLedger:
     def take(self, line: bytes, is_well: bool) -> None:
         """RequestError: there is no room, and nothing of it is written."""
         file_id = self._well if is_well else self._failed
-        self._store.check_room(self._store.owner_of_id(file_id), len(line))
+        if len(line) > self._num_granted_bytes or file_id not in self._files:
+            self._num_granted_bytes = self._find_room(self._store.owner_of_id(file_id), len(line))
         file = self._open(file_id)
         size = os.fstat(file).st_size
         try:
@@ -41,7 +45,16 @@ class BatchLedger:
             with contextlib.suppress(OSError):
                 os.ftruncate(file, size)
             raise
+        self._num_granted_bytes -= len(line)
         self._count(is_well)
+
+    def _find_room(self, owner: str, num_bytes: int) -> int:
+        """Return how many bytes may be written, at least `num_bytes`. RequestError: there is no room for these."""
+        with contextlib.suppress(RequestError):
+            self._store.check_room(owner, num_bytes + _GRANT_BYTES)
+            return num_bytes + _GRANT_BYTES
+        self._store.check_room(owner, num_bytes)
+        return num_bytes
 
     def finish(self) -> tuple[str | None, str | None]:
         """The ids of both files, which are there from now on. OSError."""

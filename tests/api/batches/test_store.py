@@ -64,19 +64,56 @@ def test_expired_file_makes_room(store: FileStore) -> None:
     assert store.ids("file-", "a") == [second]
 
 
-def test_torn_answer_is_cut_off(store: FileStore) -> None:
-    counts = RequestCounts(total=3)
+def stored_batch(store: FileStore) -> StoredBatch:
     batch = Batch(
         id=store.new_id("batch_", "a"),
         endpoint="/v1/completions",
         input_file_id="",
         created_at=0,
         expires_at=0,
-        request_counts=counts,
+        request_counts=RequestCounts(total=3),
     )
-    stored = StoredBatch(batch=batch, output_id=store.new_id("file-", "a"), error_id=store.new_id("file-", "a"))
+    store.directory.mkdir(exist_ok=True)
+    return StoredBatch(batch=batch, output_id=store.new_id("file-", "a"), error_id=store.new_id("file-", "a"))
+
+
+def test_answers_rarely_list_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path / "files", 100 * ROOM, 100 * ROOM)
+    ledger = BatchLedger(store, stored_batch(store))
+    num_looks, scandir = 0, os.scandir
+
+    def counted(path: Path) -> object:
+        nonlocal num_looks
+        num_looks += 1
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    for number in range(3000):
+        ledger.take(b"x" * 1023 + b"\n", is_well=number % 2 == 0)
+    ledger.close()
+    assert 0 < num_looks <= 5  # the first of each file, and one more for each MiB
+    assert (ledger.num_well, ledger.num_failed) == (1500, 1500)
+
+
+def test_answers_fill_storage_to_the_last_byte(store: FileStore) -> None:
+    stored = stored_batch(store)
+    upload(store, "a", 1000)
+    own = sum(path.stat().st_size for path in store.directory.iterdir())
+    ledger = BatchLedger(store, stored)
+    line = b"x" * 4095 + b"\n"
+    num_lines = (ROOM - own) // len(line)
+    for _ in range(num_lines):
+        ledger.take(line, is_well=True)
+    with pytest.raises(RequestError, match="your files would take 1 MiB, limit 1 MiB"):
+        ledger.take(line, is_well=True)
+    ledger.take(b"y" * ((ROOM - own) % len(line)), is_well=True)
+    assert sum(path.stat().st_size for path in store.directory.iterdir()) == ROOM
+    ledger.close()
+
+
+def test_torn_answer_is_cut_off(store: FileStore) -> None:
+    stored = stored_batch(store)
     requests = [Request(number, str(number), "/v1/completions", b"{}") for number in range(3)]
-    store.directory.mkdir()
     ledger = BatchLedger(store, stored)
     for request in requests[:2]:
         ledger.take(answer_line(request, None), is_well=True)
