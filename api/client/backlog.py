@@ -27,7 +27,7 @@ from engine.messages import (
     encode,
     encoded_part,
 )
-from engine.messages.request import MESSAGE_BYTES
+from engine.messages.request import MESSAGE_BYTES, with_prompts
 from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
 from engine.process.shares import has_room
@@ -57,13 +57,8 @@ class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
         )
 
     def submit(self, sequences: Sequence[SequencePart]) -> Submit:
-        """The message that carries these of its sequences, and their prompts alone."""
-        places: dict[int, int] = {}  # of their prompts in the message
-        parts = []
-        for own in sequences:
-            place = places.setdefault(own.prompt_index, len(places))
-            parts.append(own if own.prompt_index == place else msgspec.structs.replace(own, prompt_index=place))
-        return Submit(self.shared, [self.prompts[index] for index in places], parts)
+        """Return the message that carries these of its sequences, with their prompts only."""
+        return Submit(self.shared, *with_prompts((own, self.prompts[own.prompt_index]) for own in sequences))
 
 
 class SequenceSubmit(msgspec.Struct, frozen=True, eq=False):

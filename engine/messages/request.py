@@ -10,6 +10,9 @@ each sequence (`SequencePart`). A request may take several messages. Senders enc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import msgspec
 
 from engine.messages.media import MediaItem, MediaUnit
@@ -17,6 +20,8 @@ from engine.messages.sampling import Prompt, PromptOptions, SamplingParams, Text
 
 MESSAGE_BYTES = 64  # bound on a `Submit` or `Request` in a record, besides its parts
 _OWN_BYTES = 64  # bound on a sequence in a record, besides its ids and tokens
+
+P = TypeVar("P")
 
 
 class SharedPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -53,6 +58,19 @@ class SequencePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def max_bytes(self) -> int:
         """Bound on the bytes that the sequence adds to a record, without the shared parts."""
         return _OWN_BYTES + len(self.request_id) + len(self.group_id) + len(self.resume_token_ids)
+
+
+def with_prompts(sequences: Iterable[tuple[SequencePart, P]]) -> tuple[list[P], list[SequencePart]]:
+    """Return the `prompts` and `sequences` of a message from sequences with their prompts; an object is carried once."""
+    prompts: list[P] = []
+    indexes: dict[int, int] = {}  # by the identity of a prompt, which may be encoded
+    parts = []
+    for own, prompt in sequences:
+        index = indexes.setdefault(id(prompt), len(prompts))
+        if index == len(prompts):
+            prompts.append(prompt)
+        parts.append(own if own.prompt_index == index else msgspec.structs.replace(own, prompt_index=index))
+    return prompts, parts
 
 
 # ------------------------------------------------------------------------------------------------------ api -> tokenizer

@@ -18,6 +18,7 @@ from engine.messages import (
     TokenizedPrompt,
     encoded_part,
 )
+from engine.messages.request import with_prompts
 
 
 class ReadyRequest(msgspec.Struct, frozen=True, eq=False):
@@ -61,15 +62,6 @@ class ReadySequence(msgspec.Struct, frozen=True, eq=False):
 
 
 def request_of(tokenizer: str, sequences: list[ReadySequence]) -> Request:
-    """The message that carries sequences of one HTTP request."""
-    prompts: list[TokenizedPrompt] = []
-    parts = []
-    last: ReadyPrompt | None = None
-    for sequence in sequences:
-        if sequence.prompt is not last:
-            last = sequence.prompt
-            prompts.append(last.encoded)
-        index = len(prompts) - 1
-        own = sequence.own
-        parts.append(own if own.prompt_index == index else msgspec.structs.replace(own, prompt_index=index))
-    return Request(tokenizer, sequences[0].request.encoded, prompts, parts)
+    """Return the message that carries sequences of one HTTP request."""
+    carried = with_prompts((sequence.own, sequence.prompt.encoded) for sequence in sequences)
+    return Request(tokenizer, sequences[0].request.encoded, *carried)
