@@ -1,1 +1,1 @@
-"""The cache actor: KV events for the outside, and the tiers that blocks move between. Read `actor.py`, then `kv_events.py`."""
+"""The cache actor: publishes KV events, and handles the tiers of KV blocks. Read `actor.py`, then `kv_events.py`."""

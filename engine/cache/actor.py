@@ -1,8 +1,8 @@
 """The cache actor: holds the KV arena, publishes KV events, and answers moves of blocks between tiers.
 
 One process for each replica. The supervisor owns the arena's memory, so the KV outlives this process and the workers. Blocks on
-other tiers (host, disk, remote) will be moved by BlocksMove; today only the device tier exists, and any other is refused.
-Between messages the arena's memory is reserved (`reservation.py`).
+other tiers (host, disk, remote) will be moved by BlocksMove; today only the device tier exists, and any other is rejected.
+Between messages it reserves the arena's memory (`reservation.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEVICE = "device"
 
 
 class CacheActor(Actor):
-    """Arena, KV events, and the answers to moves."""
+    """Holds the arena, publishes KV events, and answers moves."""
 
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
@@ -34,7 +34,7 @@ class CacheActor(Actor):
         given = context.config.kv_events_endpoint
         endpoint = endpoint_of(context.name, given) if given else context.run.kv_events_endpoint(context.name)
         self._publisher = KvEventPublisher(endpoint, context.counter("kv_events_total"))
-        self._prefixes: FingerprintWriter | None = None  # tokenizers route by them where there are several replicas
+        self._prefixes: FingerprintWriter | None = None  # for routing by tokenizers, if there are several replicas
         if context.config.data_parallel_size > 1:
             self._prefixes = FingerprintWriter(Segment.attach(segment_name(context.run.run_id, KIND, context.name)))
         self._to_scheduler = BackloggedOutbox(context.outbox(context.scheduler).send_bytes)
@@ -55,12 +55,12 @@ class CacheActor(Actor):
                 raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_peer(self, name: str, epoch: int) -> None:
-        """Drop answers to a scheduler that died: the new one knows of no moves."""
+        """Drop answers to an earlier life of the scheduler: the new one knows no moves."""
         if name == self.context.scheduler:
             self._to_scheduler.clear()
 
     def do_work(self) -> int:
-        """Publish the events that came, as one batch, and answer the scheduler."""
+        """Publish the received events as one batch, and answer the scheduler."""
         num_done = self._publisher.publish() + self._to_scheduler.flush()
         self._publisher.keep_socket(time.monotonic_ns())
         if self._reserves:
@@ -76,11 +76,11 @@ class CacheActor(Actor):
 
     @property
     def _reserves(self) -> bool:
-        """Whether memory is left to reserve and the start is over. A cache that is a device's own has next to none here."""
+        """Whether memory is left to reserve and the start is over. A cache in device memory has next to none here."""
         return self.context.config.has_cache_on_host and not self._reservation.is_done and self._supervisor.state is State.READY
 
     def _note(self, change: BlocksStored | BlocksRemoved | BlocksCleared) -> None:
-        """Keep the fingerprints of the cached blocks, by which tokenizers choose replicas."""
+        """Update the fingerprints of the cached blocks, by which tokenizers choose replicas."""
         if self._prefixes is None:
             return
         match change:
@@ -97,6 +97,6 @@ class CacheActor(Actor):
 
 
 def refusal(move: BlocksMove) -> str:
-    """Return why a move cannot be done; empty where nothing has to move."""
+    """Return why a move cannot be done; empty if nothing has to move."""
     other = next((tier for tier in (move.source, move.target) if tier != DEVICE), None)
     return f"unknown tier {other!r}; expected {DEVICE!r}" if other is not None else ""

@@ -1,16 +1,16 @@
-"""KV events for the outside: a ZeroMQ PUB socket on which cache-aware routers hear what the prefix cache holds.
+"""KV events: a ZeroMQ PUB socket that informs cache-aware routers about the prefix cache.
 
 Owned by the cache actor. One multipart message is a batch, in vLLM's event style:
 
     b"kv" | sequence number (u64, big endian) | msgpack [time, [event, ...]]
 
     {"type": "BlockStored", "block_hashes", "parent_block_hash", "token_ids", "block_size"}     a chain of full blocks
-                           with media also "extra_keys": of each block null or [[unit's hash, its first token there], ...]
+                           with media also "extra_keys": for each block null or [[unit's hash, its first token there], ...]
     {"type": "BlockRemoved", "block_hashes"}
     {"type": "AllBlocksCleared"}
 
-A gap in the numbers means that the subscriber was too slow. A number that goes back means that the publisher was started again;
-AllBlocksCleared and everything that is cached follow.
+A gap in the numbers means that the subscriber was too slow. A lower number means that the publisher was restarted;
+AllBlocksCleared and all cached blocks follow.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from engine.process.topology import CACHE, index_of
 from shm.counters import Cell
 
 TOPIC = b"kv"
-MAX_UNREAD_BATCHES = 100_000  # kept for a subscriber that lags; the rest is lost to it
+MAX_UNREAD_BATCHES = 100_000  # kept for a slow subscriber; it loses the rest
 LOOK_INTERVAL_NS = 1_000_000_000
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True, omit_defaults=True):
-    """Blocks that became reusable, each the parent of the next."""
+    """Blocks that can be reused now, each the parent of the next."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
@@ -44,7 +44,7 @@ class BlockStored(msgspec.Struct, tag_field="type", tag=True, frozen=True, omit_
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag=True, frozen=True):
-    """Blocks that were evicted."""
+    """Evicted blocks."""
 
     block_hashes: list[bytes]
 
@@ -86,8 +86,8 @@ class KvEventPublisher:
                 self._events.append(AllBlocksCleared())
 
     def publish(self) -> int:
-        """Publish the batch and return the number of its events. Never blocks: a PUB socket drops messages for a subscriber
-        without room, and the gap in the numbers shows it."""
+        """Publish the batch and return the number of its events. Never blocks: a PUB socket drops messages for a slow
+        subscriber, and the gap in the numbers shows it."""
         events, self._events = self._events, []
         if events:
             payload = msgspec.msgpack.encode((time.time(), events))
@@ -97,10 +97,10 @@ class KvEventPublisher:
         return len(events)
 
     def keep_socket(self, now_ns: int) -> None:
-        """Bind again once a second where the socket's file was removed: later subscribers look for it."""
+        """Bind again once a second if the socket's file was removed: later subscribers need it."""
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + LOOK_INTERVAL_NS
-            with contextlib.suppress(OSError):  # its directory is gone: the supervisor reports that and makes it again
+            with contextlib.suppress(OSError):  # its directory is gone: the supervisor reports and restores it
                 bind_again(self._socket, self._endpoint)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class KvEventPublisher:
 
 
 def endpoint_of(cache: str, given: str) -> str:
-    """Return the endpoint of replica k where the engine was `given` one: the TCP port + k, or the path with k at its end."""
+    """Return the endpoint of replica k for the `given` one: the TCP port + k, or the path with k at its end."""
     address, _, port = given.rpartition(":")
     if given.startswith("tcp:") and port.isdecimal():
         return f"{address}:{int(port) + index_of(cache)}"

@@ -1,14 +1,14 @@
 """Reserves the KV arena's memory in the background, so that a lack of memory is reported before the cache fills.
 
-Run by the cache actor, which has no part in a request. Reserving takes a second for every 3 GiB, so it begins once the engine
-serves, goes slice by slice, and rests four times as long as a slice took: a fifth of one core, and the start takes no longer.
-Blocks that are not reserved yet work all the same: their pages come when they are first written.
+Run by the cache actor, which takes no part in requests. Reserving takes a second for every 3 GiB, so it begins when the engine
+serves, works slice by slice, and pauses four times as long as a slice took: it uses a fifth of one core, and the start takes no
+longer. Blocks that are not reserved yet work too: their pages are allocated when they are first written.
 
-Where memory is short it waits, reports that in the log and the error log, and goes on when there is some. A slice is taken only
-while a margin remains for other processes, since the kernel answers a lack of memory by ending a process. Reserved memory
-cannot run out any more; memory that is not may end a worker at its first write, as without reservation. The scheduler does not
-confine itself to reserved memory: a block's pages are spread over the arena (one place per layer), and requests would be
-refused for a shortage that may never come.
+If memory is short it waits, reports that in the log and the error log, and continues when there is some. A slice is reserved
+only while a margin remains for other processes, since the kernel kills a process when memory runs out. Reserved memory cannot
+run out; other memory may end a worker at its first write, as without reservation. The scheduler does not limit itself to
+reserved memory: a block's pages are spread over the arena (one place per layer), and requests would be rejected for a shortage
+that may never happen.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shm.segment import MemoryFile
 from shm.sizes import size_text
 
 SLICE_BYTES = 8 << 20  # a few milliseconds
-MARGIN_BYTES = 256 << 20  # left to everybody else
-REST_FACTOR = 4  # of the time that a slice took
+MARGIN_BYTES = 256 << 20  # left for other processes
+REST_FACTOR = 4  # of the time of a slice
 RETRY_NS = 1_000_000_000
 _MIB = 1 << 20
 
 
 class ArenaReservation:
-    """The work that is left. `reserved` shows how far it is, `say` takes what an operator should know."""
+    """The remaining work. `reserved` shows the progress, `say` reports problems to the operator."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""The entry of every child process, see `main.py`.
+"""The entry point of every child process, see `main.py`.
 
-Garbage is not collected until its actor is ready (`actor.end_start`): modules that are loaded leave little, and looking for it
-takes a tenth of their time."""
+Garbage collection is off until the actor is ready (`actor.end_start`): loading modules leaves little garbage, and collection
+takes a tenth of their time.
+"""
 
 import gc
 import sys

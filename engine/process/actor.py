@@ -1,8 +1,8 @@
 """Base of every actor: a process with a mailbox, a row in the actor table and a work loop.
 
-Every process of the engine but the supervisor runs one `Actor`; `engine/process/main.py` makes its `ActorContext` (everything
-it shares with the others) and calls `run`. A subclass says what a message, a command and a step mean; the loop here adds the
-rest: it drains the mailbox, notices peers that were started again, writes the heartbeat, counts, and sleeps when there is
+Every process of the engine except the supervisor runs one `Actor`; `engine/process/main.py` creates its `ActorContext`
+(everything it shares with the others) and calls `run`. A subclass defines how messages, commands and work are handled. The loop
+here does the rest: it drains the mailbox, notices restarted peers, writes the heartbeat, counts, and sleeps when there is
 nothing to do.
 
     class Echo(Actor):
@@ -28,7 +28,7 @@ from engine.process.context import ActorContext
 from engine.process.topology import SUPERVISOR
 from shm.counters import Cell, State
 
-LOOK_INTERVAL_NS = 100_000_000  # longest wait of an idle loop: heartbeat and a look at the peers' epochs
+LOOK_INTERVAL_NS = 100_000_000  # longest wait of an idle loop: then it writes the heartbeat and checks the peers' epochs
 USAGE_INTERVAL_NS = 1_000_000_000
 MAX_RECORDS_PER_TURN = 256
 
@@ -42,10 +42,10 @@ class Actor:
         self.context = context
 
     def on_start(self) -> None:
-        """Get ready; may take long, then with `context.row.beat(...)` now and then."""
+        """Prepare the actor. May take long; then call `context.row.beat(...)` now and then."""
 
     def on_record(self, sender: str, record: bytes) -> Message:
-        """Take a record of the mailbox. An actor that passes records on overrides it; the others get the message."""
+        """Decode a record of the mailbox. An actor that forwards records undecoded overrides it."""
         message = decode(record)
         self.on_message(sender, message)
         return message
@@ -54,20 +54,20 @@ class Actor:
         """Take a message."""
 
     def on_command(self, command: Command) -> Reply | None:
-        """An operator's order. None: the answer comes later, by `context.events.send(Reply(...))`."""
+        """Carry out an operator's command. None: the reply comes later, by `context.events.send(Reply(...))`."""
         return Reply(
             command.command_id, 400, f"{self.context.name} does not support the command {type(command.order).__name__}"
         )
 
     def on_peer(self, name: str, epoch: int) -> None:
-        """`name` was started again and has now this epoch."""
+        """Called when `name` was restarted and has this epoch now."""
 
     def do_work(self) -> int:
-        """A bounded piece of work; how many things were done. 0 means idle: the loop then waits."""
+        """Do a bounded amount of work; return how many things were done. 0 means idle: the loop then waits."""
         return 0
 
     def wait(self, timeout_ns: int) -> None:
-        """Sleep until there may be something to do, at most `timeout_ns`."""
+        """Sleep until there may be work, at most `timeout_ns`."""
         self.context.mailbox.wait(timeout_ns)
 
     def deadline_ns(self) -> int:
@@ -75,12 +75,12 @@ class Actor:
         return 0
 
     def on_stop(self) -> None:
-        """Asked to end: finish shortly. Peers behind this actor still run."""
+        """Called on a request to end: finish shortly. Peers behind this actor still run."""
 
     def run(self) -> None:
-        """The whole life: `on_start`, the loop, `on_stop`. The api overrides it with its event loop."""
+        """Run the whole life: `on_start`, the loop, `on_stop`. The api overrides it with its event loop."""
         self.context.row.set_state(State.LOADING)
-        loop = ActorLoop(self)  # before the start: a peer that is started again meanwhile is a new one
+        loop = ActorLoop(self)  # before the start: a peer that restarts meanwhile counts as restarted
         self.on_start()
         end_start()
         self.context.announce_ready()
@@ -92,8 +92,8 @@ class Actor:
 
 
 class ActorLoop:
-    """One actor's turns: mailbox, peers, step, heartbeat. An actor with its own event loop calls `turn` from there, whenever
-    its mailbox has something and at least every 100 ms."""
+    """One actor's turns: mailbox, peers, work, heartbeat. An actor with its own event loop calls `turn` from there, whenever
+    its mailbox has messages and at least every 100 ms."""
 
     def __init__(self, actor: Actor) -> None:
         context = actor.context
@@ -109,7 +109,8 @@ class ActorLoop:
         self._is_busy = False
 
     def turn(self) -> int:
-        """Beat, take what is in the mailbox (bounded), look at the peers when it is time, step. The number of things done."""
+        """Write the heartbeat, take messages (a limited number), check the peers if it is time, then work. Return the number of
+        things done."""
         now_ns = time.monotonic_ns()
         self._context.row.beat(now_ns)
         if now_ns >= self._next_look_ns:
@@ -121,7 +122,7 @@ class ActorLoop:
         return num_done
 
     def wait(self) -> None:
-        """Sleep until a message, the actor's timer or the next look around, whichever is first."""
+        """Sleep until a message, the actor's timer or the next check of the peers, whichever is first."""
         now_ns = time.monotonic_ns()
         wake_ns = now_ns + LOOK_INTERVAL_NS
         deadline_ns = self._actor.deadline_ns()
@@ -136,7 +137,7 @@ class ActorLoop:
     def _receive(self) -> int:
         records = self._context.mailbox.receive(MAX_RECORDS_PER_TURN)
         for sender, payload in records:
-            self._context.row.beat(time.monotonic_ns())  # many that take long are no hang
+            self._context.row.beat(time.monotonic_ns())  # many slow messages are not a hang
             if sender == SUPERVISOR:
                 self._take_command(payload)
             elif self._context.tracer.is_on:
@@ -156,7 +157,7 @@ class ActorLoop:
         command = decode_control(payload)
         assert isinstance(command, Command), command
         if command.epoch not in (0, self._context.epoch):
-            self._dropped.add(1)  # meant for a predecessor that died; its sender was told so
+            self._dropped.add(1)  # meant for an earlier life; its sender was informed
             return
         reply = self._actor.on_command(command)
         if reply is not None:
@@ -175,7 +176,7 @@ class ActorLoop:
             write_usage(self._cpu, self._memory)
 
     def _note_busy(self, is_busy: bool) -> None:
-        """READY and RUNNING are the loop's; any other state (PAUSED) is the actor's own and stays."""
+        """Switch between READY and RUNNING. Any other state (PAUSED) is set by the actor itself and stays."""
         if is_busy == self._is_busy:
             return
         self._is_busy = is_busy
@@ -185,7 +186,7 @@ class ActorLoop:
 
 
 def run(context: ActorContext, make_actor: Callable[[ActorContext], Actor]) -> int:
-    """Make the actor, live its life and return the exit code of its process. Any error is announced, then ends the process: the
+    """Create the actor, run it and return the exit code of its process. An error is announced, then ends the process; the
     supervisor decides what follows."""
     try:
         make_actor(context).run()
@@ -200,7 +201,7 @@ def run(context: ActorContext, make_actor: Callable[[ActorContext], Actor]) -> i
 
 
 def explained(error: Exception) -> Exception:
-    """Name the limit behind a lack of memory, where the process has one."""
+    """Add the limit that caused a lack of memory, if the process has one."""
     is_memory = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if not is_memory or limit == resource.RLIM_INFINITY:
@@ -210,13 +211,13 @@ def explained(error: Exception) -> Exception:
 
 
 def end_start() -> None:
-    """Freeze what the start made, so that no garbage collection looks at it again, and turn collection on."""
+    """Exclude the objects of the start from garbage collection, and turn collection on."""
     gc.freeze()
     gc.enable()
 
 
 def write_usage(cpu: Cell, memory: Cell) -> None:
-    """Processor time and resident memory of this process into its cells."""
+    """Write processor time and resident memory of this process to its cells."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cpu.set(usage.ru_utime + usage.ru_stime)
     with contextlib.suppress(OSError), open("/proc/self/statm", "rb") as statm:  # no descriptor is free: next time

@@ -1,9 +1,10 @@
-"""The LoRA adapters that are served, as actors see them: what the supervisor wrote down, read again when it says that it did.
+"""LoRA adapters in service, from the supervisor's record. The record is read again when its version in the counters changes.
 
-Used by api processes, which find adapters by the names of models, and by schedulers, which take no sample of one that is gone.
-Who takes a sample counts it first, in the gauge of the adapter's slot, and looks here then; the supervisor writes first, and
-looks at the gauges then (`engine/supervisor/adapters.py`). So either the sample is refused or the adapter stays until it has
-ended."""
+Used by api processes, which find adapters by model name, and by schedulers, which reject sequences with an unloaded adapter. An
+actor first counts a sequence in the gauge of the adapter's slot and then reads the record; the supervisor first writes the
+record and then reads the gauges (`engine/supervisor/adapters.py`). So either the sequence is rejected, or the adapter stays
+until it ends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from shm.counters import Cell
 
 
 class AdapterRegistry:
-    """LoRA adapters as one actor knows them."""
+    """LoRA adapters as known to one actor."""
 
     def __init__(self, context: ActorContext) -> None:
         self._run = context.run
@@ -27,7 +28,7 @@ class AdapterRegistry:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """All that are in the arena. RequestError where that cannot be known just now."""
+        """All adapters in the arena. Raises RequestError if they cannot be read just now."""
         version = int(self._version.value)
         if version != self._seen:
             try:
@@ -42,28 +43,28 @@ class AdapterRegistry:
         return [adapter for adapter in self.adapters if not adapter.is_leaving]
 
     def find(self, name: str) -> Adapter | None:
-        """The one that is served as the model `name`."""
+        """Return the adapter that is served as the model `name`."""
         return next((adapter for adapter in self.served() if adapter.name == name), None)
 
     def check_served(self, uses: Iterable[AdapterUse]) -> None:
-        """404 where one of these takes no requests any more."""
+        """Raise 404 if one of these adapters takes no more requests."""
         numbers = {adapter.number for adapter in self.served()}
         if any(use.number not in numbers for use in uses):
             raise _gone()
 
     def check_there(self, use: AdapterUse) -> None:
-        """404 where it is not in the arena."""
+        """Raise 404 if the adapter is not in the arena."""
         if all(adapter.number != use.number for adapter in self.adapters):
             raise _gone()
 
 
 class AdapterGauge:
-    """Number of open sequences of each adapter, by slots: a gauge of this actor."""
+    """Number of this actor's open sequences of each adapter, by slot."""
 
     def __init__(self, context: ActorContext, name: str) -> None:
         self._cells: list[Cell] = [context.counter(name, adapter_slot=str(slot)) for slot in range(context.config.max_loras)]
         self._counts = [0] * len(self._cells)
-        for cell in self._cells:  # what an actor had that died is another's
+        for cell in self._cells:  # reset the counts of an earlier life, which died
             cell.set(0)
 
     def add(self, use: AdapterUse | None, count: int) -> None:

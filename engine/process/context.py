@@ -1,6 +1,6 @@
-"""Everything an actor shares with the engine: configuration, mailbox, rings to others, counters, the way to its supervisor.
+"""Everything an actor shares with the engine: configuration, mailbox, rings to others, counters, events to its supervisor.
 
-Made by `engine/process/main.py` in each child process (and by tests), handed to the `Actor` that the process runs.
+Created by `engine/process/main.py` in each child process (and by tests), and passed to the `Actor` that the process runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shm.extent_slab import ExtentSlab, SlabProducer
 from shm.mailbox import Mailbox, MailboxSender
 from shm.segment import MemoryFile
 
-MAX_CAUSE_CHARACTERS = 8192  # of a failure, as an event tells it
+MAX_CAUSE_CHARACTERS = 8192  # of a failure, in an event
 
 
 class ActorContext:
-    """All that an actor shares with the engine: its configuration, rings, counters and the way to the supervisor."""
+    """Everything an actor shares with the engine: its configuration, rings, counters and events to the supervisor."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class ActorContext:
         listener_fd: int = -1,
         device_arena_fd: int = -1,
     ) -> None:
-        """The descriptors are those that this process inherited: memory files, those of slabs by their producers' names, the
-        way to the supervisor, and a socket to take connections from."""
+        """The descriptors are inherited by this process: memory files, those of slabs by the names of their producers, the
+        event socket of the supervisor, and a listening socket."""
         self.run = run
         self.config = config
         self.name = name
@@ -55,21 +55,21 @@ class ActorContext:
         self.index = index_of(name)
         self.epoch = epoch
         self.log = logging.getLogger(f"tokamak.{name}")
-        self.is_stopping = False  # SIGTERM came: the loop ends after this turn
+        self.is_stopping = False  # after SIGTERM: the loop ends after this turn
         self.counters = Counters.attach(run.run_id)
         self.row: ActorRow = self.counters.actor(name)
         self.tracer = Tracer(run.run_id, name, self.counters)
         self.mailbox = Mailbox.attach(run.run_id, name, epoch)
         self.events = EventSender(events_fd)
         self._arena_fd = arena_fd
-        self.device_arena_fd = device_arena_fd  # a rank's KV arena in its card's memory; -1: there is none that outlives it
+        self.device_arena_fd = device_arena_fd  # a rank's KV arena in device memory; -1: none that survives it
         self._comm_fd = comm_fd
         self._media_fds = media_fds or {}
         self.listener_fd = listener_fd
         self._outboxes: dict[str, Outbox] = {}
 
     def outbox(self, receiver: str) -> Outbox:
-        """Return this actor's ring in `receiver`'s mailbox (attached at the first use)."""
+        """Return this actor's ring in `receiver`'s mailbox (attached on first use)."""
         outbox = self._outboxes.get(receiver)
         if outbox is None:
             outbox = self._outboxes[receiver] = Outbox(
@@ -89,15 +89,15 @@ class ActorContext:
         return self.counters.histogram(name, self.name, **labels)
 
     def peer_epoch(self, name: str) -> int:
-        """The epoch in which `name` runs now; 0: it was never started."""
+        """Return the current epoch of `name`; 0: it was never started."""
         return self._peer_rows[name].epoch
 
     def is_peer_ready(self, name: str) -> bool:
-        """Whether it takes work."""
+        """Whether it accepts work."""
         return self._peer_rows[name].state in (State.READY, State.RUNNING)
 
     def peers(self) -> list[str]:
-        """Every other actor but the supervisor."""
+        """Every other actor except the supervisor."""
         return list(self._peer_rows)
 
     @cached_property
@@ -107,12 +107,12 @@ class ActorContext:
 
     @cached_property
     def ranks(self) -> tuple[str, ...]:
-        """The ranks of this actor's replica, tensor rank 0 first."""
+        """Ranks of this actor's replica, tensor rank 0 first."""
         return readers_of(self.scheduler, self._names)
 
     @property
     def tensor_rank(self) -> int:
-        """Place of a rank in its replica."""
+        """Index of a rank in its replica."""
         return self.index % self.config.tensor_parallel_size
 
     @cached_property
@@ -127,7 +127,7 @@ class ActorContext:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        """All actors but the supervisor."""
+        """All actors except the supervisor."""
         return tuple(snapshot.name for snapshot in self.counters.actors() if snapshot.name != SUPERVISOR)
 
     @cached_property
@@ -135,7 +135,7 @@ class ActorContext:
         return {name: self.counters.actor(name) for name in self._names if name != self.name}
 
     def arena(self) -> MemoryFile:
-        """The KV arena that the supervisor holds (cache actor and workers only)."""
+        """The KV arena held by the supervisor (cache actor and workers only)."""
         if self._arena_fd < 0:
             raise TokamakError(f"{self.name} was started without the KV arena; only the cache actor and workers get it")
         return MemoryFile.from_fd(self._arena_fd, self.config.kv_cache_bytes)
@@ -149,25 +149,26 @@ class ActorContext:
         return MemoryFile.from_fd(self._comm_fd, self.config.comm_bytes)
 
     def own_slab(self) -> SlabProducer:
-        """The slab that this actor fills: an api's media slab, a media process's pixel slab. What its last life held ends."""
+        """Return the slab that this actor fills: an api's media slab, a media process's pixel slab. Contents of its last life
+        are dropped."""
         return SlabProducer(self._slab_memory(self.name))
 
     def media_slab(self, api: str) -> ExtentSlab:
-        """Files of requests under way, as media processes read them."""
+        """Return the files of open requests, read by media processes."""
         return ExtentSlab(self._slab_memory(api))
 
     def pixel_slab(self, media: str) -> ExtentSlab:
-        """Pixels, as workers read them."""
+        """Return the pixels, read by workers."""
         return ExtentSlab(self._slab_memory(media))
 
     def encoder_arena(self) -> EncoderArena:
-        """The features of this rank's replica."""
+        """Return the encoder arena of this rank's replica."""
         config = self.config
         memory = self._media_memory(ENCODER, encoder_bytes_of(config))
         return EncoderArena(memory, config.encoder_cache_size, config.encoder_row_width, config.dtype)
 
     def adapter_arena(self) -> MemoryFile | None:
-        """The adapters of all ranks; None: the engine takes none."""
+        """The adapters of all ranks; None: adapters are disabled."""
         return self._media_memory(ADAPTERS, self.config.adapter_bytes) if self.config.adapter_bytes else None
 
     def _slab_memory(self, producer: str) -> MemoryFile:
@@ -179,23 +180,23 @@ class ActorContext:
         return MemoryFile.from_fd(os.dup(self._media_fds[name]), num_bytes)
 
     def weights_in_use(self) -> tuple[str, int, str]:
-        """Return path, version and contents of the weights that this rank must load; no contents: they were not loaded yet."""
+        """Return path, version and contents of the weights that this rank must load; no contents: they were never loaded."""
         record = self.run.weights(self.scheduler)
         path, version = record.ranks[self.tensor_rank]
         return path, version, record.contents.get(version, "")
 
     def request_stop(self) -> None:
-        """End the loop after its turn."""
+        """End the loop after the current turn."""
         self.is_stopping = True
 
     def announce_ready(self) -> None:
-        """Tell the table and the supervisor that this actor takes work."""
+        """Report in the actor table and to the supervisor that this actor accepts work."""
         self.row.beat(time.monotonic_ns())
         self.row.set_state(State.READY)
         self.events.send(ActorState(self.name, self.epoch, State.READY.name))
 
     def announce_failure(self, error: BaseException) -> None:
-        """Leave the cause where people look for it: the log, the error table, the supervisor."""
+        """Report the cause in the log, in the error table and to the supervisor."""
         if isinstance(error, TokamakError):
             text = str(error)
             self.log.error("%s", text)

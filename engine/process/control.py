@@ -1,4 +1,4 @@
-"""Orders to a running engine, over ZeroMQ sockets in the private run directory.
+"""Commands to a running engine, over ZeroMQ sockets in the private run directory.
 
     client (ctl, api)  --DEALER-->  control.ipc, supervisor's ROUTER      Command, answered by Reply
 
@@ -20,7 +20,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class ControlServer:
-    """The supervisor's socket. Remembers who asked what, so that an answer that comes later finds its way."""
+    """The supervisor's socket. Remembers the client of each command, so that a later answer reaches it."""
 
     def __init__(self, run: Run) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -36,7 +36,7 @@ class ControlServer:
         self._clients: dict[str, bytes] = {}
 
     def commands(self) -> list[Command]:
-        """The orders that came since; each is to be answered once with `reply`."""
+        """Return the commands received since the last call; each must be answered once with `reply`."""
         commands = []
         while self.control.poll(0):
             client, *frames = self.control.recv_multipart()
@@ -53,11 +53,11 @@ class ControlServer:
         return commands
 
     def bind_again(self) -> list[Path]:
-        """The socket's file, if it was removed and is there again."""
+        """Bind the socket again if its file was removed; return the file if it was."""
         return bind_again(self.control, self._endpoint)
 
     def reply(self, reply: Reply) -> None:
-        """Answer the client of `reply.command_id`; nothing happens where there is none (any more)."""
+        """Answer the client of `reply.command_id`, if there is one (still)."""
         client = self._clients.pop(reply.command_id, None)
         if client is not None:
             self._send(client, reply)
@@ -71,8 +71,8 @@ class ControlServer:
 
 
 def bind_again(socket: zmq.Socket[bytes], endpoint: str) -> list[Path]:
-    """Bind a socket once more where the file of its ipc `endpoint` was removed; its connections stand. The path of the file,
-    if it was. OSError: it cannot be bound now."""
+    """Bind a socket again if the file of its ipc `endpoint` was removed; existing connections continue. Return the path of the
+    file if it was removed. Raises OSError if it cannot be bound now."""
     path = Path(endpoint.removeprefix("ipc://"))
     if not endpoint.startswith("ipc:///") or path.exists():
         return []

@@ -1,4 +1,4 @@
-"""Orders to a running engine, over a ZeroMQ socket in its private run directory: what ctl and the api use."""
+"""Commands to a running engine, over a ZeroMQ socket in its private run directory. Used by ctl and the api."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from engine.messages import Command, Order, Reply, decode_control, encode
 from engine.process.run_directory import Run
 
 DEFAULT_TIMEOUT_S = 600.0
-MAX_ORDER_BYTES = 24 << 10  # what the smallest control ring takes as one record
-_SLICE_S = 0.5  # a waiting client looks this often whether the engine still lives
+MAX_COMMAND_BYTES = 24 << 10  # the smallest control ring takes this much as one record
+_SLICE_S = 0.5  # interval at which a waiting client checks that the engine still runs
 
 
 class ControlClient:
-    """Gives orders to the supervisor of `run`. Each call has a socket of its own, so calls may overlap."""
+    """Sends commands to the supervisor of `run`. Each call has its own socket, so calls may overlap."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def ask(self, order: Order, timeout_s: float = DEFAULT_TIMEOUT_S) -> Reply:
-        """Give `order` and wait for the answer. ControlError where the engine does not live or does not answer in time,
-        RequestError where the order is too long."""
-        import zmq  # milliseconds of an api's start, which gives orders only where an operator does
+        """Send `order` and wait for the reply. Raises ControlError if the engine is not running or does not reply in time,
+        RequestError if the command is too long."""
+        import zmq  # takes milliseconds, and the api needs it only for an operator's command
 
         self._require_life()
         frame = _frame(order)
@@ -73,10 +73,10 @@ def _frame(order: Order) -> bytes:
 
 
 def check_length(command: Command, frame: bytes) -> None:
-    """RequestError: no control ring takes the order."""
-    if len(frame) > MAX_ORDER_BYTES:
+    """Raise RequestError if the command does not fit a control ring."""
+    if len(frame) > MAX_COMMAND_BYTES:
         name = type(command.order).__name__
-        raise RequestError(f"{name} has {len(frame)} bytes, the limit is {MAX_ORDER_BYTES}; shorten its names, path or ranks")
+        raise RequestError(f"{name} has {len(frame)} bytes, the limit is {MAX_COMMAND_BYTES}; shorten its names, path or ranks")
 
 
 def _reply(frame: bytes) -> Reply:

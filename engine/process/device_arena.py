@@ -1,7 +1,7 @@
-"""The child `arena<r>` of the supervisor: makes the KV arena of rank r in its card's memory, passes its descriptor up, ends.
+"""The supervisor's child `arena<r>`: allocates the KV arena of rank r in device memory, passes its descriptor up, and ends.
 
-Run by `engine/supervisor/device_arenas.py`. So the supervisor needs no driver and no context on a card, and no worker owns what
-is to outlive it.
+Run by `engine/supervisor/device_arenas.py`. So the supervisor needs no driver and no device context, and no worker owns the
+memory that must survive it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from shm.errors import SharedMemoryError
 
 
 class DeviceArena(msgspec.Struct, frozen=True):
-    """Memory of a card that the supervisor holds, as a rank is told of it."""
+    """Device memory held by the supervisor, as described to a rank."""
 
     library: str  # the driver's
     card: int
     num_bytes: int
-    socket: int  # the descriptor of the way up
+    socket: int  # descriptor of the socket to the supervisor
 
 
 def main(argument: str) -> int:
-    """The exit code; what went wrong is on stderr."""
-    from shm.device_memory import DeviceMemory  # and ctypes: nothing for the supervisor, which knows `DeviceArena` alone
+    """Return the exit code; errors are on stderr."""
+    from shm.device_memory import DeviceMemory  # imports ctypes: not for the supervisor, which uses only `DeviceArena`
 
-    told = msgspec.json.decode(argument, type=DeviceArena)
+    arena = msgspec.json.decode(argument, type=DeviceArena)
     try:
-        descriptor = DeviceMemory(told.library, told.card).create(told.num_bytes)
+        descriptor = DeviceMemory(arena.library, arena.card).create(arena.num_bytes)
     except SharedMemoryError as error:
         print(error, file=sys.stderr)
         return 1
-    with socket.socket(fileno=told.socket) as up:
+    with socket.socket(fileno=arena.socket) as up:
         socket.send_fds(up, [b"."], [descriptor])
     return 0
 

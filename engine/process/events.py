@@ -2,8 +2,8 @@
 
     actor's EventSender  --- one pair of sockets for all actors --->  supervisor's EventChannel
 
-Each child inherits the end that is written to. A pair of SOCK_SEQPACKET keeps records whole whoever writes, holds what was
-written before its writer died, and has no name that somebody could remove; and actors need neither modules nor threads for it.
+Each child inherits the writing end. A SOCK_SEQPACKET pair keeps the records of several writers whole, keeps records whose
+writer has died, and has no name that could be removed; and actors need no modules or threads for it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import struct
 
 from engine.messages import Control, Reply, decode_control, encode
 
-SEND_TIMEOUT_S = 1  # of an actor whose supervisor does not listen
-MAX_EVENT_BYTES = 1 << 20  # more than a socket takes at once, unless somebody made its buffer larger
-MAX_ANSWER_CHARACTERS = 8192  # of an answer to an order: what is said of a checkpoint may quote it
+SEND_TIMEOUT_S = 1  # of an actor if the supervisor does not read
+MAX_EVENT_BYTES = 1 << 20  # more than a socket accepts at once with its default buffer
+MAX_ANSWER_CHARACTERS = 8192  # of a reply to a command: texts about a checkpoint may quote it
 
 
 class EventSender:
-    """An actor's end, `descriptor`, which belongs to the code that made it and closes it."""
+    """An actor's end. `descriptor` belongs to the code that created it and closes it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def send(self, event: Control) -> None:
-        """Hand `event` over. OSError: the supervisor has read nothing for a second, or is gone."""
+        """Send `event`. Raises OSError if the supervisor has read nothing for a second, or is gone."""
         if isinstance(event, Reply):
             event.message = event.message[:MAX_ANSWER_CHARACTERS]
         os.write(self._descriptor, encode(event))
@@ -35,7 +35,7 @@ class EventChannel:
     """The supervisor's end; `sender` is the descriptor of the other."""
 
     def __init__(self) -> None:
-        import socket  # milliseconds of each actor's start, which none of them needs for this
+        import socket  # takes milliseconds of a start, and actors do not need it
 
         self._receiver, self._sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._receiver.setblocking(False)
@@ -43,11 +43,11 @@ class EventChannel:
         self.sender = self._sender.fileno()
 
     def fileno(self) -> int:
-        """Readable where there are events."""
+        """Return the descriptor, readable when there are events."""
         return self._receiver.fileno()
 
     def received(self) -> list[Control]:
-        """Return the messages that came since the last call, also from actors that have died."""
+        """Return the messages received since the last call, including those of actors that have died."""
         events = []
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Format of an actor's log: no text from outside can look like a line of ours.
+"""Format of an actor's log: outside text cannot imitate a log line.
 
 Used by `engine.process.main` in every child process. Text in a log line, or in an exception's message, may come from a
 request's path, header or body.
@@ -20,20 +20,20 @@ _PLAIN = re.compile(r"[\w.,:/~+-]+")
 
 
 def printable(text: str) -> str:
-    """`text` on one line, without what moves a terminal's cursor or turns text around."""
+    """Return `text` on one line, without characters that move the cursor or change the direction of text."""
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def json_line(actor: str, level: str, message: str, fields: Mapping[str, object] | None = None, time_s: float = 0.0) -> bytes:
-    """A line of `--log-format json`, without its end; all of it is ASCII that prints. `time_s`: since 1970; 0: now."""
+    """Return a line of `--log-format json` without its end, in printable ASCII. `time_s`: since 1970; 0: now."""
     time_s = time_s or time.time()
     when = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(time_s))}.{int(time_s % 1 * 1000):03}Z"
     return json.dumps({"time": when, "level": level, "actor": actor, "message": message, **(fields or {})}).encode()
 
 
 class LogFormatter(logging.Formatter):
-    """The lines of a record after its first are indented: only ours begin with a time. What a record has as `fields`
-    (`log.info(..., extra={"fields": {...}})`) follows its message."""
+    """Only the first line of a record begins with a time; further lines are indented. The `fields` of a record (`log.info(...,
+    extra={"fields": {...}})`) follow its message."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -53,7 +53,7 @@ def _shown(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time, level, actor, message, where there was one `exception`, and the record's `fields`."""
+    """One object per line: time, level, actor, message, `exception` if there was one, and the record's `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = dict(getattr(record, "fields", None) or {})

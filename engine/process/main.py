@@ -1,8 +1,8 @@
 """A child process: `python -m engine.process LIFE`, a `topology.ActorLife` as JSON.
 
-Started by the supervisor with the actor's log as stdout and stderr. It ties its life to the supervisor's, makes hangs
-inspectable, attaches to the run and then lives the actor's life. Signals: SIGTERM ends the loop (or the process at once while
-it still starts), SIGUSR1 writes all stacks to the log, SIGINT and SIGHUP are the supervisor's business.
+Started by the supervisor with the actor's log as stdout and stderr. It makes itself end with the supervisor, makes hangs
+inspectable, attaches to the run and runs the actor. Signals: SIGTERM ends the loop (or the process at once while it still
+starts), SIGUSR1 writes all stacks to the log; SIGINT and SIGHUP are left to the supervisor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shm.segment import hold_segments
 
 
 def main(argv: list[str]) -> int:
-    """Run the actor that the argument names; the exit code of its process."""
+    """Run the actor that the argument names; return the exit code."""
     life = msgspec.json.decode(argv[0], type=ActorLife)
     die_with_parent(life.parent)
     faulthandler.enable()
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     lent = (life.events_fd, life.listener_fd, life.device_arena_fd)
     for descriptor in (*life.segments.values(), *life.media_fds.values(), *lent):
         if descriptor >= 0:
-            os.set_inheritable(descriptor, False)  # programs that an actor starts do not get them in turn
+            os.set_inheritable(descriptor, False)  # programs that an actor starts do not inherit them
     hold_segments(life.segments)
     this_run = open_run(Path(life.run_dir))
     manifest = this_run.manifest()
@@ -60,14 +60,14 @@ def main(argv: list[str]) -> int:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the supervisor ends, and end now if it ended before."""
+    """Ask the kernel to send SIGKILL when the supervisor ends, and exit now if it has ended."""
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
 def load_actor_class(target: str) -> Callable[[ActorContext], Actor]:
-    """The class that `module:class` names."""
+    """Return the class that `module:class` names."""
     module_name, _, class_name = target.partition(":")
     actor_class: Callable[[ActorContext], Actor] = getattr(importlib.import_module(module_name), class_name)
     return actor_class
@@ -77,6 +77,6 @@ def _end_on_sigterm(context: ActorContext) -> None:
     def end(signal_number: int, frame: FrameType | None) -> None:
         context.request_stop()
         if context.row.state in (State.ATTACHED, State.LOADING):
-            raise SystemExit(0)  # nobody waits for an actor that still starts
+            raise SystemExit(0)  # no client waits for an actor that is still starting
 
     signal.signal(signal.SIGTERM, end)

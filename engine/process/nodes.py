@@ -1,9 +1,9 @@
 """Memory nodes of ranks, on machines with several (--bind-memory-nodes).
 
-The nodes are looked up once, when options are resolved, and are part of the configuration. Ranks are spread evenly over them,
-neighbours together, so that a replica's ranks share one where they can. A rank and its replica's cache actor run on their
-node's cores alone, from `engine.process.main` on: memory that they touch first (KV arena, activations, the weights that they
-pack) is then in that node, as Linux places pages by default. Weights are kept once for each node.
+The nodes are determined once, when options are resolved, and are part of the configuration. Ranks are spread evenly over them,
+neighbours together, so that the ranks of a replica share a node where possible. A rank and its replica's cache actor run only
+on the cores of their node, from `engine.process.main` on: Linux then places the memory that they touch first (KV arena,
+activations, packed weights) in that node. Weights are kept once per node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """A rank is number `place` of the `count` ranks of its node, which has these cores."""
+    """A rank is number `place` of the `count` ranks on its node, which has these cores."""
 
     node: int
     place: int
@@ -31,14 +31,14 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 def seat_of(rank: int, num_ranks: int, nodes: Sequence[Sequence[int]]) -> Seat:
-    """`nodes`: the cores of each."""
+    """Return the seat of a rank. `nodes`: the cores of each."""
     homes = [rank * len(nodes) // num_ranks for rank in range(num_ranks)]
     node = homes[rank]
     return Seat(node, rank - homes.index(node), homes.count(node), tuple(nodes[node]))
 
 
 def memory_nodes(allowed: Collection[int], directory: Path = _NODES) -> list[list[int]]:
-    """Return the cores among `allowed` of each node that has some; one node where the kernel tells of none."""
+    """Return the cores among `allowed` of each node that has some; one node if the kernel reports none."""
     nodes = []
     for path in sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def memory_nodes(allowed: Collection[int], directory: Path = _NODES) -> list[lis
 
 
 def bind_to_node(actor: str, config: EngineConfig) -> None:
-    """Bind this process to its node from now on, if the actor is a rank or a cache actor, which goes with its replica's first
+    """Bind this process to its node if the actor is a rank, or a cache actor, which uses the node of its replica's first
     rank."""
     if role_of(actor) not in ("worker", CACHE) or not config.memory_nodes:
         return

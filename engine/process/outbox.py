@@ -1,6 +1,7 @@
-"""One actor's ring in another's mailbox: sending never blocks, a full ring is reported; and a backlog for records without room.
+"""One actor's ring in another's mailbox: sending never blocks, and a full ring is reported. Also a backlog for records that do
+not fit.
 
-Made by `ActorContext.outbox` in every child process. An actor whose messages must not be lost sends through a
+Created by `ActorContext.outbox` in every child process. An actor that must not lose messages sends them through a
 `BackloggedOutbox`, and flushes it every turn.
 """
 
@@ -14,27 +15,27 @@ from engine.messages import Message, encode
 from shm.counters import Cell
 from shm.mailbox import MailboxSender
 
-RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes nobody
+RETRY_INTERVAL_NS = 2_000_000  # a ring that empties wakes no sender
 
 
 class Outbox:
-    """This actor's ring in another's mailbox. It stays the same ring when the receiver is started again."""
+    """This actor's ring in another's mailbox. It remains the same ring when the receiver restarts."""
 
     __slots__ = ("_full", "_sender", "_sent", "receiver")
 
     def __init__(self, receiver: str, sender: MailboxSender, sent: Cell, full: Cell) -> None:
-        """`sent` counts messages, `full` the attempts that found no room."""
+        """`sent` counts messages, `full` counts sends that failed because the ring was full."""
         self.receiver = receiver
         self._sender = sender
         self._sent = sent
         self._full = full
 
     def send(self, message: Message) -> bool:
-        """Put `message` on the ring; False when the ring has no room now. Never blocks."""
+        """Put `message` on the ring; return False if the ring is full. Never blocks."""
         return self.send_bytes(encode(message))
 
     def send_bytes(self, payload: bytes) -> bool:
-        """`send` of a message that is encoded already (to see its size against `max_record_bytes` first)."""
+        """`send` for an encoded message (so that its size can be checked against `max_record_bytes` first)."""
         if self._sender.try_send(payload):
             self._sent.add(1)
             return True
@@ -43,17 +44,17 @@ class Outbox:
 
     @property
     def max_record_bytes(self) -> int:
-        """The longest encoded message that the ring can ever take."""
+        """Size of the largest encoded message that fits the empty ring."""
         return self._sender.max_record_bytes
 
     @property
     def sent_position(self) -> int:
-        """Return the end of the record that was sent last."""
+        """Return the end of the last record sent."""
         return self._sender.sent_position
 
     @property
     def received_position(self) -> int:
-        """Return the end of the record that the receiver took last."""
+        """Return the end of the last record that the receiver took."""
         return self._sender.received_position
 
     @property
@@ -65,12 +66,12 @@ class Outbox:
 
 
 class BackloggedOutbox:
-    """Records on their way into a ring that may be full: they wait here, in order, and sending never waits."""
+    """Records for a ring that may be full: they wait here, in order, and sending never waits."""
 
     __slots__ = ("_records", "_try_send")
 
     def __init__(self, try_send: Callable[[bytes], bool]) -> None:
-        """`try_send` puts a record on the ring, or says False where there is no room: `Outbox.send_bytes`, for example."""
+        """`try_send` puts a record on the ring, or returns False if it is full, such as `Outbox.send_bytes`."""
         self._try_send = try_send
         self._records: deque[bytes] = deque()
 
@@ -79,15 +80,15 @@ class BackloggedOutbox:
         return len(self._records)
 
     def post(self, *messages: Message) -> None:
-        """Send `messages` with the next `flush`, behind those posted before."""
+        """Send `messages` with the next `flush`, after those posted before."""
         self.post_records(map(encode, messages))
 
     def post_records(self, records: Iterable[bytes]) -> None:
-        """`post` of messages that are encoded already."""
+        """`post` for encoded messages."""
         self._records.extend(records)
 
     def flush(self) -> int:
-        """Send what there is room for. The number of records sent."""
+        """Send as much as fits; return the number of records sent."""
         num_sent = 0
         while self._records and self._try_send(self._records[0]):
             self._records.popleft()
@@ -95,11 +96,11 @@ class BackloggedOutbox:
         return num_sent
 
     def clear(self) -> None:
-        """Forget what waits: its receiver is not there any more."""
+        """Drop the waiting records: their receiver is gone."""
         self._records.clear()
 
     def deadline_ns(self) -> int:
-        """Return the time to flush again, since a ring that empties wakes no sender; 0 where no record waits."""
+        """Return the time of the next flush, since a ring that empties wakes no sender; 0 if no record waits."""
         return time.monotonic_ns() + RETRY_INTERVAL_NS if self._records else 0
 
 

@@ -1,5 +1,5 @@
-"""Ranks that exchange tensors, as the counters file shows them: for `tokamak ctl rank groups`, also of a dead engine, and
-`GET /admin/rank-groups`. Pure."""
+"""Rank groups as shown by the counters file, for `tokamak ctl rank-groups` (also of a dead engine) and `GET
+/admin/rank-groups`. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIGURES = ("rank_group_epoch", "collectives_total", "collective_wait_seconds_tot
 def rank_group_ranks(
     states: Mapping[str, str], values: Mapping[tuple[str, str], float], tensor_parallel_size: int
 ) -> list[dict[str, str | int | float]]:
-    """One entry a rank, of actors with their `states`; `values`: by actor and metric."""
+    """Return one entry per rank, from the actors' `states`; `values`: by actor and metric."""
     ranks = []
     for name, state in states.items():
         if role_of(name) == "worker":

@@ -1,22 +1,22 @@
 """A run: the private directory of one engine, its lock, its manifest and the files in it.
 
 The supervisor creates a run and owns it; its children, `tokamak top` and `tokamak ctl` open it by its directory. A run is alive
-as long as its owner holds the lock, so whoever can take the lock of a run with a dead owner may clear it away
+as long as its owner holds the lock, so a process that gets the lock of a run with a dead owner may remove it
 (`engine/supervisor/reaper.py`).
 
     <root>/                     $XDG_RUNTIME_DIR/tokamak or /tmp/tokamak-<uid>, mode 0700
-        .lock                   held while a start clears dead runs and makes its own directory
+        .lock                   held while a start removes dead runs and creates its own directory
         <run id>/               or the directory given with --run-dir, to which <root>/<run id> is then a symbolic link
             lock                flock held by the supervisor; text: pid, start ticks, boot id
             manifest.json       configuration and actors
-            model.msgpack       what the start read of its checkpoint (`engine/checkpoint/record.py`)
-            weights.json        what the engine is to be, whichever actor dies: state, weights of each rank, numbers used;
-                                of several replicas, weights.<k>.json
-            adapters.json       the LoRA adapters that it serves, of an engine that takes some
+            model.msgpack       metadata of the checkpoint, read at the start (`engine/checkpoint/record.py`)
+            weights.json        what survives every actor: state, weights of each rank, version numbers;
+                                with several replicas, weights.<k>.json
+            adapters.json       the LoRA adapters in service, if adapters are enabled
             control.ipc         supervisor's ROUTER: Command -> Reply
-            kv-events.ipc       cache actor's PUB; of several replicas, kv-events.<k>.ipc
-            api.sock                of `--uds auto`: HTTP
-            responses/          what was answered at /v1/responses, a bounded number
+            kv-events.ipc       cache actor's PUB; with several replicas, kv-events.<k>.ipc
+            api.sock                HTTP, with `--uds auto`
+            responses/          responses of /v1/responses, a limited number
             <actor>.log         stderr of each child
 """
 
@@ -49,13 +49,13 @@ MANIFEST_NAME, MODEL_NAME, WEIGHTS_NAME, LOCK_NAME = "manifest.json", "model.msg
 
 
 class _ManifestActors(msgspec.Struct):
-    """Part of a manifest that every version can read."""
+    """Part of a manifest that all versions can read."""
 
     actors: tuple[ActorPlan, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Record of a run that its supervisor writes."""
+    """Record of a run, written by its supervisor."""
 
     config: EngineConfig
     actors: tuple[ActorPlan, ...]
@@ -64,7 +64,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Paths and documents of one run. Opening one takes no lock and needs no living engine."""
+    """Paths and documents of one run. Opening it takes no lock, and the engine need not run."""
 
     run_id: str
     directory: Path
@@ -83,7 +83,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def vocabulary_path(self) -> Path:
-        """The tokens as bytes, which are written when they are first needed beyond the tokenizers (`engine/grammars`)."""
+        """The tokens as bytes, written when they are first needed outside the tokenizers (`engine/grammars`)."""
         return self.directory / "vocabulary"
 
     def weights_path(self, scheduler: str = SCHEDULER) -> Path:
@@ -105,7 +105,7 @@ class Run(msgspec.Struct, frozen=True):
         return self.directory / f"{actor}.log"
 
     def manifest(self) -> Manifest:
-        """The manifest. Raises TokamakError where it is missing or none of ours."""
+        """Read the manifest. Raises TokamakError if it is missing or not ours."""
         try:
             return msgspec.json.decode(read_document(self.manifest_path), type=Manifest)
         except (OSError, ValueError, RecursionError, msgspec.DecodeError) as error:
@@ -115,23 +115,25 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def packed_path(self) -> Path:
-        """Directory of packed weights that several ranks share and that ends with the run."""
+        """Directory of packed weights that several ranks share and that is removed with the run."""
         return self.directory / "packed"
 
     @property
     def responses_path(self) -> Path:
-        """The directory of answered responses, made with the first (`api/responses/store.py`)."""
+        """The directory of stored responses, created with the first one (`api/responses/store.py`)."""
         return self.directory / "responses"
 
     @property
     def files_path(self) -> Path:
-        """The directory of clients' files and batches, made with the first (`api/files/store.py`)."""
+        """The directory of clients' files and batches, created with the first one (`api/files/store.py`)."""
         return self.directory / "files"
 
     def files(self) -> list[Path]:
-        """All that a run may consist of, in the order in which to remove it: the manifest, which names the logs, after them."""
+        """Return all possible files of a run, in the order in which to remove them: the manifest, which names the logs, after
+        them."""
         actors: tuple[ActorPlan, ...] = ()
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # another version's has other options, but its actors
+        # another version has other options, but its actors are readable
+        with contextlib.suppress(OSError, msgspec.DecodeError):
             actors = msgspec.json.decode(read_document(self.manifest_path), type=_ManifestActors).actors
         names = [actor.name for actor in actors if "/" not in actor.name]
         schedulers = actors_of(SCHEDULER, names) or (SCHEDULER,)
@@ -146,13 +148,13 @@ class Run(msgspec.Struct, frozen=True):
             *self.files_path.glob("*"),
             *(self.directory / with_replica(KV_EVENTS_NAME, cache) for cache in actors_of(CACHE, names) or (CACHE,)),
             *map(_unfinished, documents),
-            *self.directory.glob(f".{self.vocabulary_path.name}.*"),  # of writers at once, each its own
+            *self.directory.glob(f".{self.vocabulary_path.name}.*"),  # temporary files of concurrent writers
             *documents,
             self.lock_path,
         ]
 
     def check_path(self) -> None:
-        """OptionError where a socket in the directory would have too long a path."""
+        """Raise OptionError if a socket in the directory would have too long a path."""
         longest = len(os.fsencode(self.directory / with_replica(KV_EVENTS_NAME, f"{CACHE}00")))
         if longest > MAX_SOCKET_PATH_BYTES:
             raise OptionError(
@@ -164,16 +166,15 @@ class Run(msgspec.Struct, frozen=True):
         _write_atomically(self.manifest_path, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write one of the run's documents, whole or not at all."""
+        """Write one of the run's documents atomically."""
         _write_atomically(path, data)
 
     def is_linked(self) -> bool:
-        """Whether the run is found under the root of this user's runs."""
+        """Whether the run is linked under the root of this user's runs."""
         return os.path.lexists(runs_root() / self.run_id)
 
     def weights(self, scheduler: str = SCHEDULER) -> WeightsRecord:
-        """Return the record that was written last. TokamakError where it is missing: which weights are in use is then
-        unknown."""
+        """Read the record that was written last. Raises TokamakError if it is missing: the weights in use are then unknown."""
         path = self.weights_path(scheduler)
         try:
             return msgspec.json.decode(read_document(path), type=WeightsRecord)
@@ -181,22 +182,22 @@ class Run(msgspec.Struct, frozen=True):
             raise TokamakError(f"cannot read {path.name} in {self.directory}: {error}; restart the engine") from error
 
     def write_weights(self, record: WeightsRecord, scheduler: str = SCHEDULER) -> None:
-        """Whole or not at all, whenever this process dies. OSError where there is no room, or no such directory any more."""
+        """Write the record atomically. Raises OSError if there is no space, or the directory is gone."""
         _write_atomically(self.weights_path(scheduler), msgspec.json.encode(record))
 
     def adapters(self) -> AdaptersRecord:
-        """The adapters, as they were written last. TokamakError where that cannot be read."""
+        """Read the adapters that were written last. Raises TokamakError if they cannot be read."""
         try:
             return msgspec.json.decode(read_document(self.adapters_path), type=AdaptersRecord)
         except (OSError, msgspec.DecodeError) as error:
             raise TokamakError(f"cannot read {self.adapters_path.name} in {self.directory}: {error}") from error
 
     def write_adapters(self, record: AdaptersRecord) -> None:
-        """Whole or not at all. OSError."""
+        """Write the adapters atomically. Raises OSError."""
         _write_atomically(self.adapters_path, msgspec.json.encode(record))
 
     def owner(self) -> ProcessIdentity | None:
-        """The process that made the run; None where the lock file is missing or was never filled."""
+        """Return the process that created the run; None if the lock file is missing or empty."""
         try:
             pid, start_ticks, boot_id = read_document(self.lock_path).decode().split()
             return ProcessIdentity(int(pid), int(start_ticks), boot_id) if 0 < int(pid) <= _MAX_PID else None
@@ -204,31 +205,31 @@ class Run(msgspec.Struct, frozen=True):
             return None
 
     def is_alive(self) -> bool:
-        """Whether the process that made the run lives. Looks at its identity, not at the lock: trying a lock takes it."""
+        """Whether the process that created the run lives. Checks its identity, not the lock: trying a lock takes it."""
         owner = self.owner()
         return owner is not None and owner.is_alive()
 
 
 def with_replica(file_name: str, actor: str) -> str:
-    """`kv-events.ipc` of the actor `cache`, `kv-events.1.ipc` of `cache1`."""
+    """Return the file name for a replica: `kv-events.ipc` for the actor `cache`, `kv-events.1.ipc` for `cache1`."""
     stem, dot, suffix = file_name.rpartition(".")
     index = actor[len(role_of(actor)) :]
     return f"{stem}.{index}{dot}{suffix}" if index else file_name
 
 
 def open_run(directory: Path) -> Run:
-    """The run in `directory`, by its manifest."""
-    resolved = Path(os.path.realpath(directory))  # which minds no loop, as `resolve` does
+    """Return the run in `directory`, according to its manifest."""
+    resolved = Path(os.path.realpath(directory))  # does not fail on loops, as `resolve` does
     run_id = Run("", resolved).manifest().config.run_id
     return Run(run_id, resolved)
 
 
 def find_runs() -> list[Run]:
-    """The runs of this user that have a manifest, living ones first, then the newest first."""
+    """Return the runs of this user that have a manifest: living ones first, then the newest first."""
     found: list[tuple[bool, float, Run]] = []
     root = runs_root()
     for entry in run_entries(root) if is_private(root) else []:
-        with contextlib.suppress(OSError, TokamakError):  # what is no run, whatever it is
+        with contextlib.suppress(OSError, TokamakError):  # skip whatever is not a run
             run = Run(entry.name, resolve_entry(entry))
             found.append((run.is_alive(), run.manifest().started_at, run))
     found.sort(key=lambda item: item[:2], reverse=True)
@@ -236,8 +237,8 @@ def find_runs() -> list[Run]:
 
 
 def choose_run(run_id: str = "", directory: Path | None = None) -> Run:
-    """The run in `directory`, or the one with an id that begins with `run_id`: the engine that runs, else the newest dead one.
-    TokamakError: there is none, or several run."""
+    """Return the run in `directory`, or the one with an id that begins with `run_id`: a running engine, else the newest dead
+    one. Raises TokamakError if there is none, or if several are running."""
     if directory is not None:
         return open_run(directory)
     runs = [run for run in find_runs() if run.run_id.startswith(run_id)]
@@ -253,7 +254,7 @@ def choose_run(run_id: str = "", directory: Path | None = None) -> Run:
 
 
 def _described(run: Run) -> str:
-    """Model, address and directory of a run, for those who choose one."""
+    """Return model, address and directory of a run, for a choice between runs."""
     with contextlib.suppress(TokamakError):
         config = run.manifest().config
         return f"{config.served_model_name[0]}  {config.url}  {run.directory}"
@@ -261,7 +262,7 @@ def _described(run: Run) -> str:
 
 
 def run_entries(root: Path) -> list[Path]:
-    """Return the paths under `root` that have the name of a run id."""
+    """Return the paths under `root` that are named like a run id."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -270,7 +271,7 @@ def run_entries(root: Path) -> list[Path]:
 
 
 def resolve_entry(entry: Path) -> Path:
-    """The directory that an entry is or leads to. OSError: to none, or it is not this user's alone."""
+    """Return the directory that an entry is or links to. Raises OSError if there is none, or if other users have access."""
     directory = Path(os.path.realpath(entry, strict=True))
     if not is_private(directory):
         raise PermissionError(errno.EPERM, f"not a private directory of user {os.getuid()}", str(directory))
@@ -278,7 +279,7 @@ def resolve_entry(entry: Path) -> Path:
 
 
 def is_private(path: Path) -> bool:
-    """Return whether `path` is, or leads to, a directory of this user that no other user may enter."""
+    """Return whether `path` is, or links to, a directory of this user that no other user may enter."""
     try:
         return _is_private(path.stat())
     except OSError:
@@ -290,8 +291,8 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def read_document(path: Path) -> bytes:
-    """Return the content of a regular file. OSError for anything else (opening a FIFO would wait for ever) and for a file
-    larger than any of ours."""
+    """Return the content of a regular file. Raises OSError for anything else (opening a FIFO would block) and for a file that
+    is too large to be ours."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_DOCUMENT_BYTES:
@@ -308,15 +309,15 @@ def new_run_id() -> str:
 
 
 def runs_root() -> Path:
-    """Return the directory of this user's runs. The one look at the environment outside the options: tools find a run before
+    """Return the directory of this user's runs. The only use of the environment outside the options: tools find a run before
     they know its configuration."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
-    is_ours = runtime.is_dir() and runtime.stat().st_uid == os.getuid()  # not so after sudo
+    is_ours = runtime.is_dir() and runtime.stat().st_uid == os.getuid()  # not after sudo
     return runtime / "tokamak" if is_ours else Path(f"/tmp/tokamak-{os.getuid()}")
 
 
 def make_private_directory(path: Path) -> None:
-    """Make `path` (mode 0700), or check that it is a directory of ours that no other user may enter."""
+    """Create `path` (mode 0700), or check that it is our directory and that no other user may enter."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat() if not path.is_symlink() else path.stat()
@@ -330,7 +331,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def link_run(run: Run) -> None:
-    """Link a run elsewhere under the root of this user's runs."""
+    """Link a run in another directory under the root of this user's runs."""
     entry = runs_root() / run.run_id
     if not os.path.lexists(entry):
         entry.symlink_to(run.directory)
@@ -338,7 +339,7 @@ def link_run(run: Run) -> None:
 
 @contextlib.contextmanager
 def root_lock(root: Path) -> Iterator[None]:
-    """Hold the lock under which a start clears dead runs and makes its directory, for milliseconds."""
+    """Hold the lock under which a start removes dead runs and creates its directory, for milliseconds."""
     path = root / ".lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -352,7 +353,8 @@ def root_lock(root: Path) -> Iterator[None]:
 
 
 def lock_run(run: Run) -> int:
-    """Take the run's lock and write the owner into it; the lock ends with the returned descriptor, so with the process."""
+    """Lock the run and write the owner into its lock file; the lock is held until the returned descriptor is closed, or the
+    process ends."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(run.lock_path, flags, 0o600)

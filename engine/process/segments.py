@@ -1,20 +1,20 @@
-"""All shared memory of a run: made by the supervisor (or a test) at once, removed with the run.
+"""All shared memory of a run: created by the supervisor (or a test) at once, removed with the run.
 
 counters.main          counters file
 mailbox.<receiver>     one per child
 broadcast.<scheduler>  one per replica: scheduler to its ranks
-experts.main           where ranks share experts: on which these lie, and rows counted of each
-prefix.<cache>         one per replica, where there are several: which blocks are cached there
-trace.<actor>          while somebody wants a trace: its last events (made by whoever that is)
-memfd                  KV arena, one per replica: no name, vanishes with the last process that holds it
-memfd                  arena of adapters, of an engine that takes some
-memfd                  comm arena, one per replica of several ranks, or one of all ranks that share experts
+experts.main           with shared experts: their placement, and rows per expert
+prefix.<cache>         one per replica, if there are several: which blocks are cached there
+trace.<actor>          while a trace is on: its last events (created by the tracing tool)
+memfd                  KV arena, one per replica: no name, freed with the last process that holds it
+memfd                  adapter arena, if adapters are enabled
+memfd                  comm arena, one per replica with several ranks, or one for all ranks that share experts
 
-Of a vision model besides:
-notes.<media>          one per media process: the file that it has in hands, and those that killed it
-memfd                  media slab, one per api: files of requests under way
+Also for a vision model:
+notes.<media>          one per media process: the file it is decoding, and those that killed it
+memfd                  media slab, one per api process: files of open requests
 memfd                  pixel slab, one per media process
-memfd                  encoder arena, one per replica: features that were encoded
+memfd                  encoder arena, one per replica: encoded features
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ from shm.sizes import size_text
 if TYPE_CHECKING:
     from engine.metrics import Metric
 
-PREFIX_BYTES = 4 << 20  # of the replicas' fingerprints together
+PREFIX_BYTES = 4 << 20  # of all replicas' fingerprints
 _OVERHEAD_BYTES = 4 << 20  # headers and the counters file
 _ARENA_ROLES = (CACHE, "worker")
 ENCODER, ADAPTERS = "encoder", "adapters"
-_SLABS_OF_ROLE = {MEDIA: ("api",), "worker": (MEDIA,)}  # whose slabs they read
+_SLABS_OF_ROLE = {MEDIA: ("api",), "worker": (MEDIA,)}  # roles of the slabs that they read
 
 
 class MediaMemory(msgspec.Struct, frozen=True):
-    """Sizes: what each producer's slab holds, by role, and the encoder arena of each replica."""
+    """Sizes of slabs by the role of their producer, and of each replica's encoder arena."""
 
     slab_bytes: Mapping[str, int]
     encoder_bytes: int
@@ -98,8 +98,8 @@ def encoder_bytes_of(config: EngineConfig) -> int:
 
 
 class RunSegments:
-    """The segments of one run as its supervisor holds them. `descriptors`: of those with a name, by it; children get them, so
-    that a name that was removed keeps no actor from coming back."""
+    """The segments of a run, held by its supervisor. `descriptors`: of named segments, by name; children inherit them, so that
+    an actor can restart even if a name was removed."""
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class RunSegments:
         has_cache_on_host: bool = True,
         has_traces: bool = False,
     ) -> None:
-        """`names`: the children; `arena_bytes`, `num_kv_blocks`: of each replica's KV arena; `comm_bytes`: of the comm arena of
-        each rank group, which are the ranks of a replica, or all that share experts; `media`: of a vision model;
-        `max_drafts`: of a row; `max_loras`, `adapter_bytes`: of the arena of adapters. StartError: there is no room."""
+        """`names`: the children. `arena_bytes`, `num_kv_blocks`: of each replica's KV arena. `comm_bytes`: of the comm arena of
+        each rank group (the ranks of a replica, or all that share experts). `media`: for a vision model. `max_drafts`: per row.
+        `max_loras`, `adapter_bytes`: of the adapter arena. Raises StartError if there is not enough memory."""
         require_room(required_bytes(names, sizes) + (shared_experts.num_bytes if shared_experts else 0), free_bytes())
         schedulers = actors_of(SCHEDULER, names)
         self._readers = {name: readers_of(name, names) for name in schedulers} or {SCHEDULER: actors_of("worker", names)}
@@ -152,7 +152,7 @@ class RunSegments:
             segment.name: os.open(DIRECTORY / segment.name[1:], os.O_RDWR | os.O_CLOEXEC) for segment in segments
         }
         hold_segments(self.descriptors)
-        self.device_arenas: list[int] = []  # descriptors of the ranks' arenas in memory of cards, which are not ours to close
+        self.device_arenas: list[int] = []  # descriptors of the ranks' arenas in device memory, closed elsewhere
         self.arenas = _create_arenas(len(self._readers), arena_bytes, has_cache_on_host) if arena_bytes else []
         replicas = list(self._readers.values())
         self._rank_groups = [tuple(rank for ranks in replicas for rank in ranks)] if shared_experts else replicas
@@ -161,8 +161,8 @@ class RunSegments:
             RankGroupHeader.begin(comm.buffer, len(ranks)) for comm, ranks in zip(self._comms, self._rank_groups, strict=False)
         ]
         self._adapters = MemoryFile.create("tokamak-adapters", adapter_bytes) if adapter_bytes else None
-        self._slabs: dict[str, MemoryFile] = {}  # of their producers
-        self._encoders: list[MemoryFile] = []  # of the replicas
+        self._slabs: dict[str, MemoryFile] = {}  # by producer
+        self._encoders: list[MemoryFile] = []  # by replica
         if media is not None:
             self._slabs = {
                 name: _create_slab(run_id, slab_id, media.slab_bytes[role_of(name)])
@@ -172,7 +172,7 @@ class RunSegments:
 
     @classmethod
     def of(cls, config: EngineConfig, names: Sequence[str], layers: Sequence[int] = (), num_experts: int = 0) -> RunSegments:
-        """The segments that `config` asks for. `layers`: those of the model that have `num_experts` experts."""
+        """Create the segments for `config`. `layers`: the layers of the model that have `num_experts` experts."""
         sizes = ring_sizes(names, config.max_model_len)
         return cls(
             config.run_id,
@@ -191,7 +191,7 @@ class RunSegments:
         )
 
     def _begin_traces(self, run_id: str, names: Sequence[str]) -> None:
-        """Begin a trace by name alone: an actor that cannot attach to its trace does without."""
+        """Begin a trace by name only: an actor that cannot attach to its trace runs without one."""
         from shm.trace import TraceRing
 
         for name in names:
@@ -199,7 +199,7 @@ class RunSegments:
         self.counters.advance_trace_generation()
 
     def arena_of(self, name: str) -> MemoryFile | None:
-        """The KV arena of the replica of a cache actor or a rank; None: the actor gets none."""
+        """Return the KV arena of the replica of a cache actor or rank; None: the actor gets none."""
         if role_of(name) not in _ARENA_ROLES or not self.arenas:
             return None
         if role_of(name) == CACHE:
@@ -207,16 +207,16 @@ class RunSegments:
         return self.arenas[_place_in(self._readers.values(), name)[0]]
 
     def device_arena_of(self, name: str) -> int:
-        """The descriptor of a rank's KV arena in its card's memory; -1: the actor gets none."""
+        """Return the descriptor of a rank's KV arena in device memory; -1: the actor gets none."""
         return self.device_arenas[index_of(name)] if self.device_arenas and role_of(name) == "worker" else -1
 
     def comm_of(self, name: str) -> MemoryFile | None:
-        """The comm arena of a rank's rank group; None: the actor gets none."""
+        """Return the comm arena of a rank's rank group; None: the actor gets none."""
         return self._comms[_place_in(self._rank_groups, name)[0]] if self._comms and role_of(name) == "worker" else None
 
     def media_memory_of(self, name: str) -> dict[str, MemoryFile]:
-        """The slabs and the arenas of features and adapters that an actor maps: slabs by their producers' names, the arenas as
-        `encoder` and `adapters`."""
+        """Return the slabs and the arenas of features and adapters that an actor maps: slabs by the names of their producers,
+        the arenas as `encoder` and `adapters`."""
         producers = _SLABS_OF_ROLE.get(role_of(name), ())
         found = {producer: slab for producer, slab in self._slabs.items() if role_of(producer) in producers or producer == name}
         if self._encoders and role_of(name) == "worker":
@@ -226,22 +226,23 @@ class RunSegments:
         return found
 
     def blame_file(self, name: str) -> bool:
-        """Whether an actor that died had a file in hands; its death is then counted as that file's."""
+        """Return whether an actor that died was decoding a file; its death then counts against that file."""
         return name in self._notes and bool(self._notes[name].count_death())
 
     def evict(self, worker: str) -> None:
-        """End all waits for a rank that died: its scheduler's, and its peers', which go on in the rank group's next epoch."""
+        """End all waits for a rank that died: its scheduler's, and its peers', which continue in the next epoch of the rank
+        group."""
         replica, rank = _place_in(self._readers.values(), worker)
         list(self.broadcasts.values())[replica].evict(rank)
         self.set_member(worker, False)
 
     def peers_of(self, worker: str) -> list[str]:
-        """The other ranks of a rank's rank group."""
+        """Return the other ranks of a rank's rank group."""
         rank_group, rank = _place_in(self._rank_groups, worker)
         return [name for place, name in enumerate(self._rank_groups[rank_group]) if place != rank]
 
     def set_member(self, worker: str, is_member: bool) -> None:
-        """Whether a rank takes part in its rank group."""
+        """Set whether a rank takes part in its rank group."""
         if self.rank_groups:
             rank_group, rank = _place_in(self._rank_groups, worker)
             self.rank_groups[rank_group].set_member(rank, is_member)
@@ -273,7 +274,7 @@ def _shared_experts(config: EngineConfig, layers: Sequence[int], num_experts: in
 
 
 def _place_in(groups: Iterable[Sequence[str]], worker: str) -> tuple[int, int]:
-    """Return the index of the rank's group in `groups`, and its place there."""
+    """Return the index of the rank's group in `groups`, and its index there."""
     return next((index, ranks.index(worker)) for index, ranks in enumerate(groups) if worker in ranks)
 
 
@@ -295,9 +296,9 @@ def _create_slab(run_id: str, slab_id: int, capacity_bytes: int) -> MemoryFile:
 
 
 def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric, ...]:
-    """The metric rows of a role, of drafts' positions those of a row, of adapters' slots those that there are; an actor of a
-    test has those that every role has."""
-    from engine.metrics import EVERY_ROLE, metrics_of  # the supervisor's alone: actors find their rows in the counters file
+    """Return the metrics of a role, for the draft positions and adapter slots in use; an actor of a test has those of every
+    role."""
+    from engine.metrics import EVERY_ROLE, metrics_of  # only for the supervisor: actors find their metrics in the counters file
 
     rows = metrics_of(role) if role in ROLES else EVERY_ROLE
     limits = {"position": max_drafts, "adapter_slot": max_loras}
@@ -305,13 +306,14 @@ def rows_of(role: str, max_drafts: int = 0, max_loras: int = 0) -> tuple[Metric,
 
 
 def unlink_segments(run_id: str) -> None:
-    """Remove the names of all segments of `run_id` that are this user's; existing mappings stay."""
+    """Remove the names of all segments of `run_id` that belong to this user; existing mappings stay."""
     for name in own_segment_names(run_id):
         unlink_segment(name)
 
 
 def is_held(run_id: str) -> bool:
-    """Whether a living process, in whatever pid namespace, is the supervisor of these segments, or that cannot be told."""
+    """Return whether a living process, in any pid namespace, holds these segments as their supervisor, or this cannot be
+    determined."""
     try:
         os.close(_lock_counters(run_id, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except FileNotFoundError:
@@ -322,7 +324,7 @@ def is_held(run_id: str) -> bool:
 
 
 def _lock_counters(run_id: str, operation: int) -> int:
-    """A descriptor that locks the counters file until it is closed, at the latest by the end of the process."""
+    """Return a descriptor that locks the counters file until it is closed, at the latest at the end of the process."""
     path = DIRECTORY / segment_name(run_id, counters.KIND, counters.NAME)[1:]
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -345,7 +347,7 @@ def free_bytes() -> int:
 
 
 def require_room(needed: int, free: int) -> None:
-    """StartError where `needed` bytes of shared memory are more than are `free`."""
+    """Raise StartError if `needed` bytes of shared memory are more than are `free`."""
     if needed > free:
         raise StartError(
             f"the rings need {size_text(needed)} of shared memory, {DIRECTORY} has {size_text(free)} free; enlarge it "

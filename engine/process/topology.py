@@ -1,8 +1,8 @@
-"""Actors of an engine and the arrows between them: pure data that the supervisor, every actor and the tests read.
+"""Actors of an engine and the channels between them: pure data, read by the supervisor, every actor and the tests.
 
-Names are the role with an index (`api0`, `worker0`); a role of which a replica has one goes without it where there is one
-replica (`scheduler`, `cache`). Ranks are numbered replica by replica: `worker<r>` is replica r // TP, tensor rank r % TP. A
-mailbox has one ring per sender; the supervisor's ring, the control ring, is always the first.
+Names are the role with an index (`api0`, `worker0`); a role with one actor per replica has no index if there is one replica
+(`scheduler`, `cache`). Ranks are numbered replica by replica: `worker<r>` is replica r // TP, tensor rank r % TP. A mailbox has
+one ring per sender; the supervisor's ring, the control ring, is always the first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shm.actor_table import role_of as role_of
 SUPERVISOR = "supervisor"
 SCHEDULER = "scheduler"
 CACHE = "cache"
-MEDIA = "media"  # of vision models alone
+MEDIA = "media"  # vision models only
 ROLES = (SUPERVISOR, "api", MEDIA, "tokenizer", SCHEDULER, CACHE, "worker")
 
 STOP_ORDER = (
@@ -28,7 +28,7 @@ STOP_ORDER = (
     "worker",
     MEDIA,
     CACHE,
-)  # a request's way: nobody loses what it waits for
+)  # in the order in which a request travels, so that none of them loses what it waits for
 
 TARGETS = {
     "api": "api.server:ApiActor",
@@ -39,7 +39,7 @@ TARGETS = {
     "worker": "workers.actor:WorkerActor",
 }
 
-_OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other within their replica alone
+_OF_A_REPLICA = (SCHEDULER, CACHE, "worker")  # these send to each other only within their replica
 
 # receiver's role -> roles that send to it, besides the supervisor
 _SENDERS = {
@@ -51,10 +51,10 @@ _SENDERS = {
     "worker": (),
 }
 
-_MEDIA_BYTES = 128 << 10  # of what a request's record says of its pictures and video
-_MEDIA_RING_BYTES = 4 * _MEDIA_BYTES  # of what media processes are asked, which holds no prompt
+_MEDIA_BYTES = 128 << 10  # of the media facts in a request's record
+_MEDIA_RING_BYTES = 4 * _MEDIA_BYTES  # for messages to media processes, which carry no prompts
 
-# bytes of each ring of a receiver's mailbox, before they are fitted to the longest request and to the budget
+# bytes of each ring of a receiver's mailbox, before they are adapted to the longest request and the budget
 _RING_BYTES = {
     "api": 1 << 20,
     MEDIA: _MEDIA_RING_BYTES,
@@ -66,19 +66,19 @@ _RING_BYTES = {
 _BROADCAST_BYTES = 8 << 20
 _MIN_BROADCAST_BYTES = 256 << 10
 _MIN_RING_BYTES = 64 << 10
-_RECORDS_PER_RING = 4  # a ring holds at least this many of the longest records
-SHARED_BUDGET_BYTES = 48 << 20  # of the rings together, so that a container's 64 MB /dev/shm is enough
+_RECORDS_PER_RING = 4  # a ring holds at least this many records of the largest size
+SHARED_BUDGET_BYTES = 48 << 20  # of all rings, so that a container's 64 MB /dev/shm is enough
 
 
 class ActorPlan(msgspec.Struct, frozen=True):
-    """One child process: its name and the actor class it runs, as `module:class`."""
+    """One child process: its name and its actor class, as `module:class`."""
 
     name: str
     target: str
 
 
 class ActorLife(msgspec.Struct, frozen=True):
-    """Facts that a child process gets when it starts. Descriptors are those that it inherits."""
+    """Parameters of a child process. The descriptors are inherited."""
 
     run_dir: str
     actor: str
@@ -88,25 +88,25 @@ class ActorLife(msgspec.Struct, frozen=True):
     arena_fd: int = -1
     device_arena_fd: int = -1
     comm_fd: int = -1
-    media_fds: dict[str, int] = {}  # memory of pictures by its name
+    media_fds: dict[str, int] = {}  # media memory by name
     events_fd: int = -1
-    listener_fd: int = -1  # a listening socket, of api processes
+    listener_fd: int = -1  # a listening socket, for api processes
 
 
 class RingSizes(msgspec.Struct, frozen=True):
-    """Bytes of each ring of a receiver's mailbox, and of each replica's broadcast ring."""
+    """Bytes of each ring in a receiver's mailbox, and of each replica's broadcast ring."""
 
     mailbox: dict[str, int]
     broadcast: int
 
 
 def index_of(name: str) -> int:
-    """0 of `worker0`, and of a name without an index."""
+    """Return the index in a name: 0 for `worker0` and for a name without one."""
     return int(name[len(role_of(name)) :] or 0)
 
 
 def names_of(role: str, count: int) -> tuple[str, ...]:
-    """The actors of a role."""
+    """Return the names of the actors of a role."""
     return (role,) if count == 1 and role in (SCHEDULER, CACHE) else tuple(f"{role}{index}" for index in range(count))
 
 
@@ -116,20 +116,20 @@ def actors_of(role: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def partner_of(name: str, role: str, names: Sequence[str]) -> str:
-    """The scheduler or cache actor (`role`) of the replica to which `name` belongs; ranks are numbered replica by replica.
-    `names` are all actors; where none is a partner (a test's), it is the one that a single replica would have."""
+    """Return the scheduler or cache actor (`role`) of the replica of `name`; ranks are numbered replica by replica. `names` are
+    all actors; if none is a partner (in a test), return the one of a single replica."""
     partners, peers = actors_of(role, names) or (role,), actors_of(role_of(name), names)
     return partners[index_of(name) * len(partners) // len(peers)]
 
 
 def media_of(request: str, names: Sequence[str]) -> str:
-    """The media process that works for a request, of `names`: one, so that what it looked at is at hand when its pixels are
-    wanted, and so that no request holds up all of them."""
+    """Return the media process, of `names`, that works for a request: always the same one, so that its decoded files are at
+    hand when pixels are needed, and so that one request does not keep all of them busy."""
     return names[crc32(request.encode()) % len(names)]
 
 
 def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
-    """The children of an engine, in the order of a request's way."""
+    """Return the children of an engine, in the order in which a request passes them."""
     counts = {
         "api": config.api_processes,
         MEDIA: config.media_processes,
@@ -142,8 +142,8 @@ def default_plan(config: EngineConfig) -> tuple[ActorPlan, ...]:
 
 
 def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The senders of `receiver`'s mailbox, in ring order. `names` are all actors; a role that is not ours (an actor of a test)
-    hears from everybody."""
+    """Return the senders of `receiver`'s mailbox, in ring order. `names` are all actors; an actor with a role of its own (in a
+    test) receives from all."""
     roles = _SENDERS.get(role_of(receiver))
     heard = [name for name in names if name not in (receiver, SUPERVISOR) and (roles is None or role_of(name) in roles)]
     if role_of(receiver) in _OF_A_REPLICA:
@@ -152,25 +152,25 @@ def senders_of(receiver: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def readers_of(scheduler: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The ranks that read a scheduler's broadcast ring, tensor rank 0 first."""
+    """Return the ranks that read a scheduler's broadcast ring, tensor rank 0 first."""
     names = tuple(names)
     return tuple(name for name in actors_of("worker", names) if _are_partners(name, scheduler, names))
 
 
 def _are_partners(name: str, other: str, names: Sequence[str]) -> bool:
-    """Whether both are of one replica."""
+    """Return whether both belong to the same replica."""
     return partner_of(name, SCHEDULER, names) == partner_of(other, SCHEDULER, names)
 
 
 def ring_sizes(names: Sequence[str], max_model_len: int) -> RingSizes:
-    """Ring sizes (powers of two): the longest request fits and, as far as that allows, all rings stay within the budget, and
-    those of a vision model within what the same engine of a text model takes."""
+    """Return ring sizes (powers of two). The longest request fits; if possible, all rings stay within the budget, and the rings
+    of a vision model within what the same text model would take."""
     plain = [name for name in names if role_of(name) != MEDIA]
     budget = SHARED_BUDGET_BYTES
     if len(plain) < len(names):
         budget = min(budget, rings_bytes(plain, ring_sizes(plain, max_model_len)))
     receivers = [name for name in names if name != SUPERVISOR]
-    longest_record = 8 * max_model_len + (16 << 10)  # prompt and resume tokens, int32, and what surrounds them
+    longest_record = 8 * max_model_len + (16 << 10)  # prompt and resume tokens, int32, and the rest of a record
     longest_record += _MEDIA_BYTES if len(plain) < len(names) else 0
     least = max(_MIN_RING_BYTES, _power_of_two_from(_RECORDS_PER_RING * longest_record))
     sizes = RingSizes({name: _ring_bytes(name, least) for name in receivers}, max(_BROADCAST_BYTES, 2 * least))

@@ -1,15 +1,15 @@
-"""Work of an actor as events of its trace, recorded while a trace is on.
+"""Trace events of an actor's work, recorded while a trace is on.
 
-Each actor has a `Tracer` (`context.tracer`). Its work loop has it look several times a second whether a trace was begun or
-ended; where none is, `is_on` is False and nothing else is done or held. Whoever records asks for `is_on` first:
+Each actor has a `Tracer` (`context.tracer`). The work loop lets it check several times a second whether a trace was begun or
+ended; without one, `is_on` is False and nothing else happens. Check `is_on` before recording:
 
     begin_ns = time.monotonic_ns()
     ...
     if tracer.is_on:
         tracer.span("schedule", begin_ns, value=step_id)
 
-The events of an actor's thread nest, as its calls do. One that is of a request has its id as label: `tools/trace/perfetto.py`
-draws these as a way through all actors.
+The events of an actor's thread nest like its calls. An event of a request has the request id as label:
+`tools/trace/perfetto.py` connects these through all actors.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Tracer:
         self._run_id = run_id
         self._actor = actor
         self._counters = counters
-        self._generation = 0  # of the trace that it knows; none was ever wanted
+        self._generation = 0  # of the current trace; 0: there was none
         self._writer: TraceWriter | None = None
         self._ids: dict[str, int] = {}
         self.is_on = False
 
     def look(self) -> None:
-        """Begin or end the trace as asked."""
+        """Begin or end the trace as requested."""
         generation = self._counters.trace_generation
         if generation == self._generation:
             return
@@ -52,7 +52,7 @@ class Tracer:
             self.is_on = True
 
     def span(self, name: str, begin_ns: int, end_ns: int = 0, *, value: int = 0, label: str = "", track: int = LOOP) -> None:
-        """Record work from `begin_ns` to `end_ns` (CLOCK_MONOTONIC; 0: now). `name`: one of few; `label`: a request's id, or
+        """Record work from `begin_ns` to `end_ns` (CLOCK_MONOTONIC; 0: now). `name`: one of few; `label`: a request id, or
         another distinction."""
         if self._writer is None:
             return
@@ -63,7 +63,7 @@ class Tracer:
             self.stop()
 
     def stop(self) -> None:
-        """The trace is over."""
+        """End the trace."""
         self.is_on = False
         self._writer = None
         self._ids = {}

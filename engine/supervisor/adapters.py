@@ -1,16 +1,16 @@
-"""LoRA adapters at the supervisor: which there are, in which slots of the arena, and the orders to load and unload them.
+"""LoRA adapters in the supervisor: the loaded ones, their slots in the arena, and the commands to load and unload them.
 
-Owned by `SupervisorCommands`; the supervisor lives as long as the arena does. An adapter's life:
+Owned by `SupervisorCommands`; the supervisor lives as long as the arena. States of an adapter:
 
-    load      a free slot and a number; the first rank checks the files and writes the slot, beside the steps that run. When it
-              has, the adapter is in the record (adapters.json), and api processes find it. Where the rank dies or refuses, it
-              never was
-    leaving   api processes take no new requests for it. Those that are open go on, whoever dies: they are submitted again
-    gone      when nobody counts a sample of it: schedulers take none any more either, as might still come of an api that died
-    free      when nobody counts one still: the slot may be written
+    load      gets a free slot and a number; the first rank checks the files and writes the slot, while steps continue. After
+              that the adapter is in the record (adapters.json), and api processes find it. If the rank dies or refuses, nothing
+              has changed
+    leaving   api processes take no new requests for it. Open ones continue, even if processes die: they are submitted again
+    gone      when no actor counts a sequence of it: schedulers reject it too (an api process that died may have sent one)
+    free      when still no actor counts one: the slot may be written
 
-Who takes a sample counts it first and looks at the record then, here it is the other way round (`engine/process/adapters.py`).
-Adapters of the command line are loaded when all actors are ready, and before the engine is.
+An actor counts a sequence first and then reads the record; here it is the other way round (`engine/process/adapters.py`).
+Adapters of the command line are loaded when all actors are ready, before the engine is ready.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from engine.process.run_directory import Run
 from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import Cell, Counters
 
-MAX_WAITING = 64  # orders to load
-QUIET_NS = 250_000_000  # so long nobody has counted a sample: some turns of the loop of everybody
+MAX_WAITING = 64  # waiting load commands
+QUIET_NS = 250_000_000  # how long no actor must have counted a sequence: several turns of every actor's loop
 _AT_START = "start/"
 _GAUGES = {"api": ("adapter_open_requests",), SCHEDULER: ("adapter_requests_running", "adapter_requests_waiting")}
 
 
 class _Leaving(msgspec.Struct):
-    """A slot on its way to be free; `adapter` has left the record where it is gone."""
+    """A slot that is being freed; `adapter` has left the record if `is_gone`."""
 
     adapter: Adapter
-    command_id: str  # that is answered when it is free; empty: nobody waits
-    quiet_since_ns: int = 0  # 0: somebody counts samples
+    command_id: str  # is answered when the slot is free; empty: none waits
+    quiet_since_ns: int = 0  # 0: some actor counts sequences
     is_gone: bool = False
 
 
 class AdapterCommands:
-    """`tell` puts a command on an actor's control ring and says why that cannot be, or nothing."""
+    """`tell` puts a command on an actor's control ring; it returns why that failed, or an empty string."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class AdapterCommands:
         self._run, self._config, self._tell, self._answer = run, config, tell, answer
         self._record = AdaptersRecord()
         self._loader = next(iter(actors_of("worker", names)), "")
-        self._loads: deque[Command] = deque()  # the first is under way, once it has a slot
+        self._loads: deque[Command] = deque()  # the first one is in progress, once it has a slot
         self._starts = deque(config.lora_modules)
         self._leaving: list[_Leaving] = []
-        self.failure = ""  # of what was to be there from the start
+        self.failure = ""  # of the adapters named at start
         if config.max_loras:
             self._version = counters.counter("adapters_version", SUPERVISOR)
             self._num_adapters = counters.counter("num_adapters", SUPERVISOR)
@@ -78,11 +78,11 @@ class AdapterCommands:
 
     @property
     def is_started(self) -> bool:
-        """Whether all adapters that the start names are loaded."""
+        """Whether all adapters named at start are loaded."""
         return not self._starts
 
     def begin(self, command: Command) -> None:
-        """Carry an order out, or answer why not."""
+        """Carry out a command, or reply why not."""
         try:
             if not self._config.max_loras:
                 raise RequestError("LoRA adapters are disabled; start the engine with --enable-lora", code="order_refused")
@@ -94,7 +94,7 @@ class AdapterCommands:
             self._answer(Reply(command.command_id, error.status, error.message))
 
     def take(self, reply: Reply) -> bool:
-        """False: it answers something else."""
+        """Handle a rank's reply. Return False if it is for another command."""
         if not self._loads or reply.command_id != self._loads[0].command_id:
             return False
         command = self._loads.popleft()
@@ -114,7 +114,8 @@ class AdapterCommands:
             self._tell_next()
 
     def advance(self, now_ns: int) -> None:
-        """Every turn of the supervisor, the engine's start included: begin what waits, and see who has left."""
+        """Begin waiting loads, and check which adapters are free. Called every turn of the supervisor, also during the
+        start."""
         if self._starts and not self._loads and not self.failure:
             module = self._starts[0]
             self._loads.append(Command(f"{_AT_START}{module.name}", LoadAdapter(module.name, module.path)))
@@ -146,7 +147,7 @@ class AdapterCommands:
         self._tell_next()
 
     def _check_load(self, order: LoadAdapter) -> None:
-        """RequestError where that name, or another adapter, cannot be had."""
+        """Raise RequestError if that name, or another adapter, is not possible."""
         if not order.name.isprintable() or not order.name or " " in order.name or "," in order.name:
             raise RequestError("expected a name of printable characters without spaces or commas", param="lora_name")
         if order.name in self._config.served_model_name:
@@ -169,19 +170,19 @@ class AdapterCommands:
             )
 
     def _tell_next(self) -> None:
-        """The first order that waits gets its slot and is told, if the rank is there."""
+        """Give the first waiting load a slot and send it to the rank, if the rank is there."""
         while self._loads and not self._is_told(self._loads[0]):
             command = self._loads[0]
             assert isinstance(command.order, LoadAdapter)
             try:
-                self._check_load(command.order)  # which those before it may have changed
+                self._check_load(command.order)  # commands before it may have changed that
             except RequestError as error:
                 self._end_load(self._loads.popleft(), Reply(command.command_id, error.status, error.message))
                 continue
-            told = replace(command.order, slot=self._free_slot())
-            trouble = self._tell(self._loader, Command(command.command_id, told))
+            placed = replace(command.order, slot=self._free_slot())
+            trouble = self._tell(self._loader, Command(command.command_id, placed))
             if not trouble:
-                command.order = told
+                command.order = placed
             elif not command.command_id.startswith(_AT_START):
                 self._end_load(self._loads.popleft(), Reply(command.command_id, 503, trouble))
                 continue
@@ -229,20 +230,20 @@ class AdapterCommands:
         self._leaving.append(_Leaving(left, command.command_id))
 
     def _left(self, leaving: _Leaving) -> None:
-        """Check open sequences of it: once there are none api processes and schedulers take none any more; once there are none
-        again its slot is free."""
+        """Advance an adapter that no actor counts: first out of the record, so that api processes and schedulers take it no
+        more; the next time its slot is free."""
         number = leaving.adapter.number
         leaving.quiet_since_ns = 0
         if not leaving.is_gone:
             adapters = tuple(each for each in self._record.adapters if each.number != number)
-            leaving.is_gone = not self._write(replace(self._record, adapters=adapters))  # else it is tried again
+            leaving.is_gone = not self._write(replace(self._record, adapters=adapters))  # otherwise retried
             return
         self._leaving.remove(leaving)
         if leaving.command_id:
             self._answer(Reply(leaving.command_id, 200, f"unloaded adapter {leaving.adapter.name!r}"))
 
     def _write(self, record: AdaptersRecord) -> str:
-        """Write the record, which holds from here on. Return why it cannot be written, else nothing."""
+        """Write the record, which is valid from here on. Return why it cannot be written, or an empty string."""
         try:
             self._run.write_adapters(record)
         except OSError as error:
@@ -257,6 +258,6 @@ class AdapterCommands:
         return next((each for each in self._record.adapters if each.name == name and not each.is_leaving), None)
 
     def _free_slot(self) -> int:
-        """-1: there is none."""
+        """Return a free slot; -1: none."""
         taken = {each.slot for each in self._record.adapters} | {leaving.adapter.slot for leaving in self._leaving}
         return next((slot for slot in range(self._config.max_loras) if slot not in taken), -1)

@@ -1,4 +1,4 @@
-"""A child process as its supervisor holds it: started by exec, watched by pidfd, its stderr in a log of its own."""
+"""A child process of the supervisor: started by exec, watched by pidfd, with stderr in its own log."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Child(msgspec.Struct):
     log_path: Path
     log_start: int  # where this life begins in the log
     watch: HangWatch
-    ready_s: float = 0.0  # monotonic: since when it takes work
-    failure: str = ""  # what it announced before it ended
+    ready_s: float = 0.0  # monotonic: since when it accepts work
+    failure: str = ""  # announced before it ended
     is_failure_from_outside: bool = False
     takes_part: bool = True  # in its rank group, once it is ready
-    is_asked_to_end: bool = False  # by an operator: not a crash
+    is_asked_to_end: bool = False  # by an operator, so not a crash
     kill_at_s: float = float("inf")  # monotonic: when SIGKILL follows SIGTERM
 
     @property
@@ -57,16 +57,16 @@ class Child(msgspec.Struct):
 
     def send_signal(self, number: signal.Signals) -> None:
         """Signal exactly this process, never one that took its pid over."""
-        with contextlib.suppress(ProcessLookupError):  # it ended just now; its pidfd tells
+        with contextlib.suppress(ProcessLookupError):  # it has just ended; its pidfd reports that
             signal.pidfd_send_signal(self.pidfd, number)
 
     def terminate(self, grace_s: float) -> None:
-        """SIGTERM now, SIGKILL from `kill_at_s` on."""
+        """Send SIGTERM now, SIGKILL after `kill_at_s`."""
         self.kill_at_s = time.monotonic() + grace_s
         self.send_signal(signal.SIGTERM)
 
     def reap(self) -> int:
-        """Collect the ended process; its exit code, negative for a signal."""
+        """Collect the ended process; return its exit code, negative for a signal."""
         code = self.process.wait()
         os.close(self.pidfd)
         return code
@@ -89,8 +89,8 @@ def spawn(
     events_fd: int,
     listener_fd: int = -1,
 ) -> Child:
-    """Start `plan` with `epoch`; `events_fd`: where it tells its events; `listener_fd`: where api processes take connections
-    from. OSError: there is no process, descriptor or space to be had; nothing was started."""
+    """Start `plan` with `epoch`; `events_fd`: socket for its events. `listener_fd`: listening socket of api processes. Raises
+    OSError if there is no process, descriptor or space left; then nothing was started."""
     arena, comm, media = segments.arena_of(plan.name), segments.comm_of(plan.name), segments.media_memory_of(plan.name)
     arena_fd, comm_fd = (-1 if memory is None else memory.fd for memory in (arena, comm))
     media_fds = {name: memory.fd for name, memory in media.items()}
@@ -110,7 +110,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=run.directory,  # `-m` puts it on sys.path: private, and without any module
+            cwd=run.directory,  # `-m` puts it on sys.path: private, and without modules
             env=_environment(config, role_of(plan.name)),
             pass_fds=[fd for fd in inherited if fd >= 0],
         )
@@ -118,7 +118,7 @@ def spawn(
         os.close(log)
     try:
         identity, pidfd = ProcessIdentity.of(process.pid), os.pidfd_open(process.pid)
-    except OSError:  # it cannot be watched
+    except OSError:  # it could not be watched
         process.kill()
         process.wait()
         raise
@@ -126,7 +126,7 @@ def spawn(
 
 
 def describe_exit(code: int) -> str:
-    """`killed by SIGKILL`, or `exit code 1`."""
+    """Return `killed by SIGKILL` or `exit code 1`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -136,7 +136,8 @@ def describe_exit(code: int) -> str:
 
 
 def _environment(config: EngineConfig, role: str) -> dict[str, str]:
-    """The supervisor's environment with what native libraries read when they are loaded: their threads, and no telemetry."""
+    """Return the supervisor's environment with the settings that native libraries read at load time: their threads, and no
+    telemetry."""
     threads = str(config.threads if role == "worker" else 1)
     return {
         **python_environment(environment_of(config, role, os.environ)),

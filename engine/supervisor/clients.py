@@ -1,4 +1,4 @@
-"""Settings with which clients use this engine, as `--print-client` prints them and `tokamak launch` sets them."""
+"""Settings for clients of this engine, printed by `--print-client` and set by `tokamak launch`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from engine.config import EngineConfig
 
-KEY = "KEY"  # stands for the user's: it is printed nowhere
-AGENT_CONTEXT = 32768  # tokens: the prompts and tools of coding agents alone take 10 to 25 thousand
+KEY = "KEY"  # placeholder for the user's key, which is never printed
+AGENT_CONTEXT = 32768  # tokens; the prompts and tools of coding agents alone take 10,000 to 25,000
 AGENTS = ("claude-code", "codex", "opencode", "qwen-code", "copilot", "pi", "cline")
 
 
@@ -26,7 +26,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def client_settings(client: str, config: EngineConfig) -> list[str]:
-    """The lines for `client`, one of CLIENTS."""
+    """Return the lines for `client`, one of CLIENTS."""
     served = Served(config.url, config.served_model_name[0], KEY if config.api_key else "-", config.max_model_len)
     lines = CLIENTS[client](served)
     if warning := context_warning(client, served):
@@ -36,7 +36,7 @@ def client_settings(client: str, config: EngineConfig) -> list[str]:
 
 
 def context_warning(client: str, served: Served) -> str:
-    """Why an agent would not get far; empty where it would."""
+    """Return why an agent would not get far; empty if it would."""
     if client not in AGENTS or served.max_model_len >= AGENT_CONTEXT:
         return ""
     return (
@@ -57,7 +57,7 @@ def claude_variables(served: Served) -> dict[str, str]:
 
 
 def codex_settings(served: Served) -> dict[str, Any]:
-    """Codex's settings, as dotted names; the key is in the variable TOKAMAK_KEY."""
+    """Return Codex's settings as dotted names; the key is in the variable TOKAMAK_KEY."""
     provider = {"name": "Tokamak", "base_url": f"{served.url}/v1", "wire_api": "responses", "env_key": "TOKAMAK_KEY"}
     return {
         "model": served.model,

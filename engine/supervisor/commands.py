@@ -1,12 +1,12 @@
-"""Operators' orders at the supervisor: what it answers itself, and what it forwards to the schedulers' control rings.
+"""Operators' commands in the supervisor: it carries some out itself, and forwards the others to control rings of actors.
 
     ListActors, RestartActor, Shutdown     answered here
     LoadAdapter, UnloadAdapter             a Command on the control ring of the first rank (`adapters.py`)
     RebalanceExperts                       a Command on the control ring of the rank that leads (`rebalances.py`)
-    everything else                        a Command on each scheduler's control ring, whose Reply comes back as an event
+    everything else                        a Command on each scheduler's control ring; the Reply returns as an event
                                            (`replica_commands.py`)
 
-Every order is answered once: when it is done, or with 503 when whoever was to carry it out died meanwhile.
+Every command is answered once: when it is done, or with 503 if the actor that should carry it out died meanwhile.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class Engine(Protocol):
 
     @property
     def is_serving(self) -> bool:
-        """Every child was ready once, and the engine does not stop."""
+        """Whether every child has been ready, and the engine is not stopping."""
 
     def stop(self, reason: str) -> None:
-        """End the engine in order."""
+        """Stop the engine in order."""
 
     def restart(self, name: str) -> None:
-        """End `name` so that it is started again."""
+        """End `name` so that it is restarted."""
 
 
 class SupervisorCommands:
-    """Takes the orders for one engine."""
+    """Carries out or forwards the commands for one engine."""
 
     def __init__(self, engine: Engine, server: ControlServer) -> None:
         self._engine = engine
@@ -80,10 +80,10 @@ class SupervisorCommands:
         self._rebalances = Rebalances(self._tell, server.reply)
         names = [plan.name for plan in engine.plan]
         self.adapters = AdapterCommands(engine.run, engine.config, engine.segments.counters, names, self._tell, server.reply)
-        self._restarting: dict[str, list[str]] = {}  # actor -> command ids that wait until it is ready again
+        self._restarting: dict[str, list[str]] = {}  # actor -> ids of commands that wait until it is ready again
 
     def handle(self, command: Command) -> None:
-        """Carry out or forward one order."""
+        """Carry out or forward a command."""
         try:
             check_length(command, encode(command))
         except RequestError as error:
@@ -105,26 +105,26 @@ class SupervisorCommands:
                 self._forward(command)
 
     def answer(self, reply: Reply) -> None:
-        """An actor's answer to what was forwarded."""
+        """Handle an actor's reply to a forwarded command."""
         if not self._rebalances.take(reply) and not self.adapters.take(reply):
             self._replicas.take(reply)
 
     def actor_ready(self, name: str) -> None:
-        """Answer the command that restarted `name`, which is back."""
+        """Answer the command that restarted `name`."""
         for command_id in self._restarting.pop(name, []):
             epoch = self._engine.children[name].epoch
             self._server.reply(Reply(command_id, 200, f"{name} is ready with epoch {epoch}", {"epoch": epoch}))
         self._replicas.scheduler_ready(name)
 
     def actor_died(self, name: str, cause: str) -> None:
-        """Fail a dead scheduler's commands: its successor does not carry them out."""
+        """Fail a dead scheduler's commands: its next life does not carry them out."""
         if role_of(name) == SCHEDULER:
             self._replicas.scheduler_died(name, cause)
         self._rebalances.actor_died(name, cause)
         self.adapters.actor_died(name, cause)
 
     def refuse_open(self, cause: str) -> None:
-        """The engine ends: nothing that is open gets done."""
+        """Answer the open commands with 503: the engine is stopping."""
         waiting = [command_id for command_ids in self._restarting.values() for command_id in command_ids]
         for command_id in waiting:
             self._server.reply(Reply(command_id, 503, f"the engine is stopping: {cause}"))
@@ -191,7 +191,7 @@ class SupervisorCommands:
         return "" if child is not None and child.is_ready else f"{spoken(actor)} is not ready; try again in a moment"
 
     def _tell(self, actor: str, command: Command) -> str:
-        """Put a command on an actor's control ring; why that cannot be, else nothing."""
+        """Put a command on an actor's control ring; return why that failed, or an empty string."""
         trouble = self._why_not_ready(actor)
         if trouble:
             return trouble
@@ -206,7 +206,7 @@ class SupervisorCommands:
 
 
 def _row(actor: ActorSnapshot, now_ns: int) -> dict[str, int | float | str | None]:
-    """An actor for ListActors: the same names as in the table, and the heartbeat's age."""
+    """Return an actor for ListActors: the names of the table, and the age of the heartbeat."""
     return {
         "name": actor.name,
         "role": actor.role,

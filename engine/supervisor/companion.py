@@ -1,8 +1,8 @@
-"""`--end-with PID`: the engine ends when that process has, however it ended.
+"""`--end-with PID`: the engine ends when that process ends, for whatever reason.
 
-A thread waits on a pidfd and then asks the launcher to end as an operator would, by SIGTERM: before there is a run that kills
-it at once, afterwards the supervisor stops in order. PR_SET_PDEATHSIG, by which children end with the supervisor, would not do
-here: it fires when the *thread* ends that started the engine, as in a notebook, and leaves no time to clear away.
+A thread waits on a pidfd and then sends the launcher SIGTERM, as an operator would: before there is a run this kills it at
+once, afterwards the supervisor stops in order. PR_SET_PDEATHSIG, by which children end with the supervisor, does not work here:
+it fires when the *thread* ends that started the engine, as in a notebook, and leaves no time to clean up.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine.errors import StartError
 
 
 def end_with(pid: int) -> None:
-    """End with process `pid` from now on. StartError: there is no such process (any more)."""
+    """End with process `pid` from now on. Raises StartError if there is no such process."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         raise StartError(f"--end-with {pid}: {error.strerror}; pass the pid of a running process") from error
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # whoever started this may have blocked or ignored it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent process may have blocked or ignored it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_wait, args=(pidfd,), name="companion", daemon=True).start()
 

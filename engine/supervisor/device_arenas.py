@@ -1,4 +1,4 @@
-"""KV arenas in memory of cards, which outlive the workers: one of a rank, made by a child (`engine/process/device_arena.py`)
+"""KV arenas in device memory, which survive the workers: one per rank, created by a child (`engine/process/device_arena.py`)
 that ends when the supervisor has its descriptor. Used at the start of an engine."""
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from engine.installation import PACKAGES, python_environment
 from engine.process.device_arena import DeviceArena
 from shm.sizes import size_text
 
-_LONGEST_S = 120.0  # that a driver may take for its first call and the memory: seconds
+_LONGEST_S = 120.0  # seconds for the driver's first call and the allocation
 
 
 @contextlib.contextmanager
 def device_arenas(library: str, num_ranks: int, num_bytes: int) -> Iterator[list[int]]:
-    """A descriptor of each rank, until the end; none without a `library`. StartError: a card has no room, or no driver."""
+    """Yield a descriptor per rank, valid until the end; none without a `library`. Raises StartError if a device has no room or
+    no driver."""
     with contextlib.ExitStack() as open_until_end:
         children = [_start(library, rank, num_bytes) for rank in range(num_ranks if library else 0)]
         found = []
@@ -38,8 +39,8 @@ def _start(library: str, rank: int, num_bytes: int) -> tuple[subprocess.Popen[st
     own, given = socket.socketpair()
     own.settimeout(_LONGEST_S)
     with given:
-        told = msgspec.json.encode(DeviceArena(library, rank, num_bytes, given.fileno())).decode()
-        command = [sys.executable, "-m", "engine.process.device_arena", told]
+        arena = msgspec.json.encode(DeviceArena(library, rank, num_bytes, given.fileno())).decode()
+        command = [sys.executable, "-m", "engine.process.device_arena", arena]
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

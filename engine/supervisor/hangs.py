@@ -1,11 +1,11 @@
 """Detection of a hanging child: a pure decision of the supervisor, one `HangWatch` per life of a child.
 
-A work loop writes its heartbeat at least every 100 ms, idle or not, and within a worker's step, which may take any time, after
-each op and each task of an op. A heartbeat that does not move for longer than the limit of the child's state means a hang;
-then, a grace apart: stacks are dumped to the child's log, SIGTERM, SIGKILL. Time counts only while the supervisor itself
-looked: a gap after it was stopped (Ctrl+Z of the whole group, a suspended machine) is no hang.
+A work loop writes its heartbeat at least every 100 ms, idle or not; within a worker's step, which may take long, it is written
+after each op and each task of an op. A heartbeat that does not change for longer than the limit of the child's state means a
+hang. Then, with a grace period between them: stacks are dumped to the child's log, SIGTERM, SIGKILL. Time counts only while the
+supervisor itself was running: a gap after it was stopped (Ctrl+Z of the whole group, a suspended machine) is no hang.
 
-    heartbeat does not move:  0 ........ limit ........ + DUMP_GRACE ........ + TERM_GRACE
+    heartbeat unchanged for:  0 ........ limit ........ + DUMP_GRACE ........ + TERM_GRACE
                                          DUMP           TERMINATE             KILL
 """
 
@@ -16,8 +16,8 @@ from enum import Enum
 import msgspec
 
 DUMP_GRACE_NS = 500_000_000  # for writing the stacks
-TERM_GRACE_NS = 2_000_000_000  # for a loop that comes back just now
-MAX_GAP_NS = 1_000_000_000  # the supervisor looks every 100 ms; what is longer was its own pause
+TERM_GRACE_NS = 2_000_000_000  # for a loop that is just returning
+MAX_GAP_NS = 1_000_000_000  # the supervisor checks every 100 ms; a longer gap was its own pause
 
 
 class HangAction(Enum):
@@ -28,7 +28,7 @@ class HangAction(Enum):
 
 
 class HangWatch(msgspec.Struct):
-    """Observed heartbeat of one child. `still_ns`: how long it has not moved under observation."""
+    """Observed heartbeat of one child. `still_ns`: how long it has not changed while observed."""
 
     last_look_ns: int
     last_heartbeat_ns: int = 0
@@ -36,7 +36,7 @@ class HangWatch(msgspec.Struct):
     stage: HangAction = HangAction.NONE
 
     def look(self, now_ns: int, heartbeat_ns: int, limit_ns: int) -> HangAction:
-        """Observe the heartbeat at `now_ns`; the action that is due now, each once."""
+        """Observe the heartbeat at `now_ns`; return the action that is due now, each one once."""
         gap_ns = now_ns - self.last_look_ns
         self.last_look_ns = now_ns
         if heartbeat_ns != self.last_heartbeat_ns:

@@ -1,17 +1,17 @@
-"""Keeps a run in its place while its engine lives: cleaners of /tmp, and a logout with RemoveIPC, remove files under it.
+"""Restores the files of a run while its engine lives: cleaners of /tmp, and a logout with RemoveIPC, may remove them.
 
-Owned by the supervisor, which has it look once a second and before each start of a child. Memory and standing connections do
-not depend on names, and children get the segments by descriptor; but the next child, `tokamak top` and `ctl` look for names.
-What is missing is made again:
+Owned by the supervisor, which calls it once a second and before each start of a child. Memory and open connections do not
+depend on names, and children get the segments by descriptor; but the next child, `tokamak top` and `ctl` look for names.
+Missing files are restored:
 
-    run directory, lock, link to it     as at the start; another engine that has taken the directory meanwhile is an error
-    manifest.json, weights.json,        with what they held
+    run directory, lock, link to it     as at the start; it is an error if another engine now uses the directory
+    manifest.json, weights.json,        with their content
     adapters.json
-    model.msgpack                       out of the removed file, which is held open: it may be large
+    model.msgpack                       from the removed file, which is kept open because it may be large
     control.ipc                         bound a second time (the cache actor does so with its own)
     segments                            a symbolic link to this process's descriptor: a removed inode cannot be linked again
 
-What is lost is what the removed logs held. A log appears again with the next life of its actor.
+Only the content of removed logs is lost. A log appears again with the next life of its actor.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class RunKeeper:
-    """Keeper of one living run with its manifest. `close` releases the lock that it may have taken."""
+    """Restores the files of one living run. `close` releases the lock that it may have taken."""
 
     def __init__(self, run: Run, lock: int, segments: RunSegments, server: ControlServer, progress: Progress) -> None:
-        """`lock`: the run's descriptor."""
+        """`lock`: the descriptor of the run's lock."""
         self._run = run
         self._lock = os.dup(lock)
         self._segments = segments
@@ -51,7 +51,7 @@ class RunKeeper:
         self._remember()
 
     def keep(self) -> None:
-        """Make again what is missing; where that cannot be done, say so once."""
+        """Restore missing files; if that fails, report it once."""
         try:
             self.make_again()
             trouble = ""
@@ -65,7 +65,7 @@ class RunKeeper:
         self._is_incomplete.set(1 if trouble else 0)
 
     def make_again(self) -> None:
-        """Make again what is missing. OSError, StartError: it cannot be made now."""
+        """Restore missing files. Raises OSError or StartError if that is not possible now."""
         made = [*self._make_directory(), *self._write_documents(), *self._server.bind_again(), *self._link_segments()]
         self._remember()
         if made:
@@ -81,7 +81,7 @@ class RunKeeper:
 
     def _remember(self) -> None:
         for path in (self._run.manifest_path, self._run.adapters_path, *map(self._run.weights_path, self._segments.broadcasts)):
-            with contextlib.suppress(FileNotFoundError):  # there are no weights of a scheduler, or no adapters
+            with contextlib.suppress(FileNotFoundError):  # a scheduler has no weights file, or there are no adapters
                 self._documents[path] = read_document(path)
 
     def _make_directory(self) -> list[Path]:

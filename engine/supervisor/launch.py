@@ -1,4 +1,5 @@
-"""`tokamak serve`: options to configuration, configuration to a run, a run to its supervisor, and what the user sees of it.
+"""`tokamak serve`: makes a configuration from the options, a run from the configuration, starts the supervisor, and prints the
+ready lines.
 
 Called by `tools/serving.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options.
 """
@@ -44,7 +45,7 @@ STDOUT = 1
 def main(
     arguments: list[str], embedded_models: Mapping[str, str] | None = None, choose_kernels: ChooseKernels = as_built
 ) -> int:
-    """Serve until asked to stop; `embedded_models`: what --demo chooses from where no model is named. The exit code."""
+    """Serve until asked to stop; return the exit code. `embedded_models`: the models of --demo, if none is named."""
     start_s = time.monotonic()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -73,7 +74,7 @@ def main(
 
 
 def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], progress: Progress, start_s: float) -> int:
-    """Run an engine of `plan`: make everything it needs, supervise it, and remove everything again. The exit code."""
+    """Run an engine of `plan`: create everything it needs, supervise it, and remove everything. Return the exit code."""
     with SignalCatcher() as signals, contextlib.ExitStack() as open_until_end:
         open_until_end.callback(progress.close)
         try:
@@ -83,13 +84,13 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
             group_ports = tuple(group.getsockname()[1] for group in groups)
             config = msgspec.structs.replace(config, port=port, group_ports=group_ports)
             run, lock = _open_run(config, model, plan, open_until_end)
-            listener = listener or open_until_end.enter_context(unix_socket(config.uds))  # which may lie in the run's directory
+            listener = listener or open_until_end.enter_context(unix_socket(config.uds))  # it may be in the run's directory
             experts = model.config.experts
             shape = (experts.sparse_layers, experts.num_experts) if experts is not None else ((), 0)
             segments = RunSegments.of(config, [actor.name for actor in plan], *shape)
             open_until_end.callback(segments.close)
             if config.device_arena_library:
-                from engine.supervisor.device_arenas import device_arenas  # of engines on cards alone
+                from engine.supervisor.device_arenas import device_arenas  # only for engines on devices
 
                 on_cards = device_arenas(config.device_arena_library, config.num_ranks, config.kv_cache_bytes)
                 segments.device_arenas = open_until_end.enter_context(on_cards)
@@ -107,10 +108,10 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
 
 @contextlib.contextmanager
 def _relayed(run: Run, plan: Sequence[ActorPlan], log_format: str) -> Iterator[LogRelay | None]:
-    """The actors' logs go to stderr as well, unless a person looks at it or there is none."""
+    """Relay the actors' logs to stderr, unless stderr is a terminal or missing."""
     try:
         descriptor = -1 if sys.stderr.isatty() else sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # a process without one
+    except (AttributeError, OSError, ValueError):  # a process without stderr
         descriptor = -1
     relay = LogRelay(run, [actor.name for actor in plan], descriptor, log_format) if descriptor >= 0 else None
     try:
@@ -123,7 +124,8 @@ def _relayed(run: Run, plan: Sequence[ActorPlan], log_format: str) -> Iterator[L
 def _open_run(
     config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], open_until_end: contextlib.ExitStack
 ) -> tuple[Run, int]:
-    """The run's directory with lock (its descriptor) and documents, removed at the end with all segments of the run."""
+    """Create the run's directory with its lock (a descriptor) and documents; at the end remove it with all segments of the
+    run."""
     Run(config.run_id, Path(config.run_dir)).check_path()
     run, lock = create_run(config.run_id, Path(config.run_dir))
     open_until_end.callback(os.close, lock)
@@ -140,7 +142,7 @@ def _open_run(
     return run, lock
 
 
-# Examples to try: path, content of the body; and the method and arguments of the openai client, where it has the route.
+# Examples: path and body, and the method and arguments of the openai client if it has the route
 _TRIALS = {
     "generate": (
         "/v1/chat/completions",
@@ -154,7 +156,7 @@ _TRIALS = {
 
 
 def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdout: LineWriter) -> None:
-    """The ready line and what to try, on stdout. Tools wait for the first line exactly as it is."""
+    """Print the ready line and examples on stdout. Tools wait for exactly this first line."""
     seconds = time.monotonic() - start_s
     segments.counters.counter("start_seconds", SUPERVISOR).set(seconds)
     name = config.served_model_name[0]
@@ -167,14 +169,15 @@ def _announce(config: EngineConfig, segments: RunSegments, start_s: float, stdou
         *_places(config),
     ]
     if config.print_client != "none":
-        from engine.supervisor.clients import client_settings  # where somebody asks for them
+        from engine.supervisor.clients import client_settings  # only if requested
 
         lines += ["", *client_settings(config.print_client, config)]
     stdout.write("\n".join([*lines, ""]))
 
 
 def _examples(config: EngineConfig, name: str) -> tuple[str, ...]:
-    """curl, the openai client, and the monitor; of the embedded model that sees, which knows little else, its picture."""
+    """Return examples for curl, the openai client and the monitor; for the embedded vision model, which knows little else, its
+    own image."""
     url, monitor = config.url, f"{command('top')} --run {config.run_id}"
     picture = Path(config.model).parent / "shapes.png"
     if config.encoder_depth and picture.is_file():
@@ -193,7 +196,7 @@ def _examples(config: EngineConfig, name: str) -> tuple[str, ...]:
 
 
 def _places(config: EngineConfig) -> list[str]:
-    """Return the addresses at which a person talks to the model, or watches one that does not chat."""
+    """Return the addresses at which to chat with the model, or to watch one that does not chat."""
     page = "" if config.uds else f"{config.url}/"
     if config.pooling:
         return [f"  dashboard in a browser: {page}"] if page else []

@@ -1,7 +1,7 @@
-"""Text on its way to stdout or stderr, which a reader that sleeps may have filled: a pipe, or a terminal paused with Ctrl+S.
+"""Writes to stdout or stderr without waiting for a slow reader, such as a full pipe or a terminal paused with Ctrl+S.
 
-Used by the supervisor's process for everything it prints. A thread writes, so `write` never waits. What finds no place is
-dropped and counted; when reading goes on, one line says how much is missing.
+Used by the supervisor's process for everything it prints. A thread writes, so `write` never waits. Text that does not fit is
+dropped and counted; when reading continues, one line says how much is missing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_WAITING_BYTES = 64 << 10
-END_TIMEOUT_S = 1.0  # for what waits when the process ends
+END_TIMEOUT_S = 1.0  # for the waiting text when the process ends
 
 
 class LineWriter:
-    """Writes to `descriptor`. `notice` makes the line for a number of dropped texts. `close` ends it."""
+    """Writes to `descriptor`. `notice` returns the line for a number of dropped texts. `close` ends it."""
 
     def __init__(self, descriptor: int, notice: Callable[[int], str]) -> None:
         self._descriptor = descriptor
@@ -30,15 +30,15 @@ class LineWriter:
         self.num_dropped = 0
         self._changed = threading.Condition()
         self._is_ending = False
-        self._end_s = 0.0  # monotonic: when what waits is given up
+        self._end_s = 0.0  # monotonic: when the waiting text is given up
         self._thread: threading.Thread | None = None
 
     def write(self, text: str) -> None:
-        """Write `text`, lines with their ends, soon; drop it where too much waits already. Never waits."""
+        """Write `text` (complete lines) soon, or drop it if too much is waiting. Never waits."""
         data = text.encode(errors="replace")
         with self._changed:
             if self._num_missing or (self._waiting and self._num_waiting_bytes + len(data) > MAX_WAITING_BYTES):
-                self._num_missing += 1  # until a notice was written: the order of lines is kept
+                self._num_missing += 1  # until a notice was written: lines stay in order
                 self.num_dropped += 1
                 return
             self._waiting.append(data)
@@ -49,7 +49,7 @@ class LineWriter:
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what waits, as far as it is read within `END_TIMEOUT_S`."""
+        """Write the waiting text, as far as it is read within `END_TIMEOUT_S`."""
         with self._changed:
             self._end_s = time.monotonic() + END_TIMEOUT_S
             self._is_ending = True
@@ -61,11 +61,11 @@ class LineWriter:
 
     def _run(self) -> None:
         while (data := self._next()) is not None:
-            with contextlib.suppress(OSError):  # the terminal was closed, or the disk is full; the next may be written
+            with contextlib.suppress(OSError):  # the terminal was closed, or the disk is full; the next write may work
                 write_patiently(self._descriptor, data, self._is_over)
 
     def _next(self) -> bytes | None:
-        """The next text, or the notice of those that are missing behind the last; None at the end."""
+        """Return the next text, or the notice of missing ones behind the last; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._num_missing or self._is_ending)
             if self._waiting:
@@ -83,7 +83,8 @@ class LineWriter:
 
 
 def write_patiently(descriptor: int, data: bytes, is_over: Callable[[], bool]) -> None:
-    """Write all of `data`, however long the reader takes. TimeoutError once `is_over`; OSError: it cannot be written."""
+    """Write all of `data`, however long the reader takes. Raises TimeoutError once `is_over`, and OSError if it cannot be
+    written."""
     while data:
         if is_over():
             raise TimeoutError

@@ -1,9 +1,9 @@
-"""The actors' logs on stderr, each line with its actor's name, where stderr is no terminal: containers and services collect
-them there.
+"""Relays the actors' logs to stderr, each line with its actor's name, if stderr is not a terminal: containers and services
+collect logs there.
 
-The supervisor looks with each of its turns whether a log has grown; a thread reads and writes, so that a slow reader of stderr
-delays no actor. Lines that cannot be written yet stay in the files, which are the logs all the same. Output of an actor's
-libraries, its faulthandler and its interpreter is in them too.
+The supervisor checks in each turn whether a log has grown; a thread reads and writes, so that a slow reader of stderr delays no
+actor. Lines that cannot be written yet stay in the log files. Output of an actor's libraries, its faulthandler and its
+interpreter is in them too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from engine.process.run_directory import Run
 from engine.supervisor.line_writer import write_patiently
 
 CHUNK_BYTES = 64 << 10
-END_TIMEOUT_S = 1.0  # for what is left when the engine has ended
+END_TIMEOUT_S = 1.0  # for the remaining lines when the engine has ended
 
 
 class _Log(msgspec.Struct):
     name: str
     path: str
-    position: int = 0  # up to which it was read
-    rest: bytes = b""  # the beginning of a line
+    position: int = 0  # read up to here
+    rest: bytes = b""  # start of an incomplete line
 
 
 class LogRelay:
-    """`descriptor`: where the lines go. `close` ends it."""
+    """`descriptor`: where lines are written. `close` ends it."""
 
     def __init__(self, run: Run, actors: Iterable[str], descriptor: int, log_format: str) -> None:
         self._logs = [_Log(name, str(run.log_path(name))) for name in actors]
@@ -39,17 +39,17 @@ class LogRelay:
         self._is_json = log_format == "json"
         self._has_grown = threading.Event()
         self._is_ending = False
-        self._end_s = 0.0  # monotonic: when what is left is given up
+        self._end_s = 0.0  # monotonic: when the remaining lines are given up
         self._thread = threading.Thread(target=self._relay, name="logs", daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        """Look for new lines. The supervisor calls it now and then."""
+        """Check for new lines. Called by the supervisor now and then."""
         if not self._has_grown.is_set() and any(_size(log.path) != log.position for log in self._logs):
             self._has_grown.set()
 
     def close(self) -> None:
-        """Write the lines that are left, as far as a reader takes them."""
+        """Write the remaining lines, as far as a reader takes them."""
         self._end_s = time.monotonic() + END_TIMEOUT_S
         self._is_ending = True
         self._has_grown.set()
@@ -67,19 +67,19 @@ class LogRelay:
             for log in self._logs:
                 self._write(self._line(log, log.rest) if log.rest else b"")
         except OSError:
-            return  # nobody reads it any more
+            return  # stderr is no longer read
 
     def _read_all(self) -> None:
         for log in self._logs:
             size = _size(log.path)
-            if size < log.position:  # another file
+            if size < log.position:  # a new file
                 log.position, log.rest = 0, b""
             while log.position < size:
                 if not self._read(log):
                     break
 
     def _read(self, log: _Log) -> bool:
-        """Some whole lines; a longer one than is read at a time comes in pieces. False: there is nothing to be had."""
+        """Read some whole lines; a line longer than the buffer comes in pieces. Return False if there are none."""
         try:
             with open(log.path, "rb", buffering=0) as file:
                 file.seek(log.position)
@@ -97,7 +97,7 @@ class LogRelay:
     def _line(self, log: _Log, line: bytes) -> bytes:
         if not self._is_json:
             return f"[{log.name}] ".encode() + line + b"\n"
-        if line.startswith(b'{"time":'):  # ours
+        if line.startswith(b'{"time":'):  # written by us
             return line + b"\n"
         return json_line(log.name, "info", printable(line.decode(errors="replace"))) + b"\n"
 

@@ -1,8 +1,8 @@
 """The engine's TCP port, taken by the supervisor before anything else starts and held for the engine's life.
 
 Every api process listens on it with SO_REUSEPORT. That option would also let a second engine of the same user share the port by
-mistake, so the supervisor first binds without it, which any listener on the port refuses, and then holds the port with a
-socket that never listens: it gets no connections, admits our api processes, and refuses the first bind of every other engine.
+mistake. So the supervisor first binds without it, which fails if there is any listener, and then holds the port with a socket
+that never listens: it gets no connections, admits our api processes, and makes the first bind of every other engine fail.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from engine.errors import StartError
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """A socket bound to `host`:`port` (0: any free port) that holds it. StartError where it is busy or may not be had."""
+    """Return a socket bound to `host`:`port` (0: any free port) that holds it. Raises StartError if the port is busy or not
+    allowed."""
     family, address = _resolve(host, port)
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # an earlier server's connections in TIME_WAIT are no reason to refuse; with a listener the bind fails all the same
+            # connections of an earlier server in TIME_WAIT do not prevent this bind; a listener still does
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             chosen = (address[0], probe.getsockname()[1], *address[2:])
@@ -31,7 +32,7 @@ def _hold(family: socket.AddressFamily, address: tuple[str | int, ...]) -> socke
     try:
         return _bind_shared(family, address, 0)
     except OSError:
-        # connections of an earlier, foreign server in TIME_WAIT; they admit a holder that says SO_REUSEADDR while it binds
+        # connections of an earlier, foreign server in TIME_WAIT admit a holder that sets SO_REUSEADDR while it binds
         holder = _bind_shared(family, address, 1)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return holder

@@ -1,7 +1,7 @@
 """Lines in the terminal between `tokamak serve` and `ready ...`, and later reports of the supervisor.
 
-All of it goes to stderr; stdout carries the ready line and what follows it. In a terminal the actors are shown live, elsewhere
-each change is a line. Printing never waits for a reader (`line_writer.py`).
+They go to stderr; stdout has the ready line and what follows it. In a terminal the actors are shown live, elsewhere each change
+is a line. Printing never waits for a reader (`line_writer.py`).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ class Progress(Protocol):
     """Receiver of events of a start."""
 
     def show(self, states: Mapping[str, tuple[State, str]]) -> None:
-        """The actors' states, with a text of theirs, while the engine starts."""
+        """Show the actors' states and texts while the engine starts."""
 
     def end(self) -> None:
-        """The start is over, well or not."""
+        """End the display of the start, successful or not."""
 
     def note(self, text: str) -> None:
-        """Something worth a line: a death, a restart, a stop."""
+        """Print one line: a death, a restart, a stop."""
 
     @property
     def num_dropped(self) -> int:
         """Lines that stderr had no room for."""
 
     def close(self) -> None:
-        """Write what still waits, for a second at most."""
+        """Write waiting lines, for a second at most."""
 
 
 class PlainProgress:
-    """A line per change of state, and now and then one for what an actor says of its work."""
+    """Prints a line per change of state, and now and then one for the progress text of an actor."""
 
     def __init__(self, log_format: str = "text") -> None:
         self._is_json = log_format == "json"
         self._stderr = LineWriter(STDERR, lambda num_dropped: self._line(_missing(num_dropped)))
         self._states: dict[str, State] = {}
-        self._texts: dict[str, tuple[str, float]] = {}  # what was printed, and when
+        self._texts: dict[str, tuple[str, float]] = {}  # printed text and its time
         self._start_s = time.monotonic()
 
     def show(self, states: Mapping[str, tuple[State, str]]) -> None:
@@ -66,7 +66,7 @@ class PlainProgress:
         return text != printed and time.monotonic() - printed_s >= _TEXT_INTERVAL_S
 
     def end(self) -> None:
-        """Leave nothing to clean on the screen."""
+        """Do nothing: there is nothing to clean up on the screen."""
 
     def note(self, text: str) -> None:
         self._stderr.write(self._line(text))
@@ -83,7 +83,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A table that changes in place, by rich (imported with the first use: the children are under way by then)."""
+    """A table that is updated in place, by rich (imported on first use, when the children have been started)."""
 
     def __init__(self) -> None:
         self._stderr = LineWriter(STDERR, lambda num_dropped: f"{_missing(num_dropped)}\n")
@@ -132,7 +132,7 @@ class LiveProgress:
 
 
 class _Terminal:
-    """The file that rich draws to."""
+    """The file that rich writes to."""
 
     encoding = "utf-8"
 
@@ -144,7 +144,7 @@ class _Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """The writer's thread writes as soon as it can."""
+        """Do nothing: the writer's thread writes as soon as it can."""
 
     def isatty(self) -> bool:
         return True
@@ -154,7 +154,7 @@ class _Terminal:
 
 
 def terminal_progress(log_format: str) -> Progress:
-    """The live one where a person looks at stderr."""
+    """Return the live display if stderr is a terminal, else plain lines."""
     return LiveProgress() if sys.stderr.isatty() and log_format == "text" else PlainProgress(log_format)
 
 

@@ -1,9 +1,9 @@
-"""Removal of leftovers of provably dead engines, at the start of the next one.
+"""Removes leftovers of provably dead engines, at the start of the next one.
 
 Death is proven by the owner's identity (pid, start ticks, boot id) and by a lock that the kernel frees with the process, which
-also tells of an owner in another pid namespace, as where containers share /dev/shm: the lock of the run or, for segments
-without a run directory here, the lock on the counters file. Anything that cannot be proven, belongs to another user, or cannot
-be examined (a link to itself, a FIFO, another user's directory: anyone may make one in /dev/shm) stays, and does no harm.
+also works for an owner in another pid namespace, when containers share /dev/shm: the lock of the run or, for segments without a
+run directory here, the lock on the counters file. Anything that cannot be proven dead, belongs to another user, or cannot be
+examined (a link to itself, a FIFO, another user's directory: any user may create one in /dev/shm) stays, and does no harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _Subject = TypeVar("_Subject")
 
 
 def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
-    """Clear away dead runs, then make the run `run_id` in `directory` and lock it; the run and its lock's descriptor."""
+    """Remove dead runs, then create the run `run_id` in `directory` and lock it; return the run and the descriptor of its
+    lock."""
     root = runs_root()
     make_private_directory(root)
     with root_lock(root):
@@ -57,7 +58,7 @@ def create_run(run_id: str, directory: Path) -> tuple[Run, int]:
 
 
 def reap(root: Path) -> list[str]:
-    """Remove all that dead engines left; the ids of their runs. The caller holds the root's lock."""
+    """Remove everything that dead engines left; return the ids of their runs. The caller holds the root's lock."""
     reaped = [entry.name for entry in run_entries(root) if _attempt(_reap_run, entry)]
     living = {entry.name for entry in run_entries(root)}
     orphans = {name.split(".")[1] for name in own_segment_names()} - living
@@ -65,7 +66,7 @@ def reap(root: Path) -> list[str]:
 
 
 def _attempt(reap_one: Callable[[_Subject], bool], subject: _Subject) -> bool:
-    """Whether `subject` was removed. What cannot be examined or removed is left alone."""
+    """Return whether `subject` was removed. What cannot be examined or removed is left alone."""
     try:
         return reap_one(subject)
     except (OSError, TokamakError):
@@ -73,12 +74,12 @@ def _attempt(reap_one: Callable[[_Subject], bool], subject: _Subject) -> bool:
 
 
 def remove_run(run: Run) -> None:
-    """Remove what the run consists of, and its directory if nothing else is in it: a --run-dir may hold files of the user, or
+    """Remove the files of the run, and its directory if nothing else is in it: a --run-dir may contain files of the user, or
     belong to another engine by now."""
     unlink_segments(run.run_id)
     is_ours = run.owner() in (None, ProcessIdentity.of())
     for path in run.files() if is_ours else []:
-        with contextlib.suppress(OSError):  # it has gone, or is no file of ours (a directory)
+        with contextlib.suppress(OSError):  # already removed, or not our file (a directory)
             path.unlink()
     link = runs_root() / run.run_id
     if link.is_symlink():
@@ -92,16 +93,16 @@ def _reap_run(entry: Path) -> bool:
     """Remove the run in `entry` (a directory, or a link to one) if its owner is dead."""
     try:
         directory = resolve_entry(entry)
-    except FileNotFoundError:  # the user removed the --run-dir that the link points at
+    except FileNotFoundError:  # the user removed the --run-dir that the link points to
         if is_held(entry.name):
-            return False  # under a living engine, which makes it again
+            return False  # of a living engine, which restores it
         unlink_segments(entry.name)
         entry.unlink()
         return True
     run = Run(_run_id_in(directory) or entry.name, directory)
     if run.is_alive():
         return False
-    lock = lock_run(run)  # an error: held, whatever the file says
+    lock = lock_run(run)  # an error means that the lock is held, whatever the file says
     try:
         _kill_children(run.run_id)
         _remove_unix_socket(run)
@@ -112,7 +113,7 @@ def _reap_run(entry: Path) -> bool:
 
 
 def _remove_unix_socket(run: Run) -> None:
-    with contextlib.suppress(OSError, TokamakError):  # there is no manifest (yet), or the file is another user's
+    with contextlib.suppress(OSError, TokamakError):  # there is no manifest yet, or the file belongs to another user
         if path := run.manifest().config.uds:
             remove_dead(path)
 
@@ -125,8 +126,8 @@ def _run_id_in(directory: Path) -> str:
 
 
 def _reap_orphan(run_id: str) -> bool:
-    """Remove this user's segments of a run without directory if their creator is dead. TokamakError: one of them has no header
-    (yet), or has gone."""
+    """Remove this user's segments of a run without a directory if their creator is dead. Raises TokamakError if one of them has
+    no header yet, or is gone."""
     if is_held(run_id):
         return False
     creators = [Segment.attach(name, is_readonly=True, timeout_s=0.0).owner for name in own_segment_names(run_id)]
@@ -137,10 +138,10 @@ def _reap_orphan(run_id: str) -> bool:
 
 
 def _kill_children(run_id: str) -> None:
-    """End processes that the dead engine's actor table names, if they still are those processes. The kernel has sent them
-    SIGKILL with their parent's death; this is for one that outlived it."""
+    """Kill processes in the dead engine's actor table, if they are still the same processes. The kernel has sent them SIGKILL
+    at their parent's death; this is for one that survived it."""
     if segment_name(run_id, KIND, NAME) not in own_segment_names(run_id):
-        return  # there is none, or another user's, who may have written any process into it
+        return  # none, or it belongs to another user, who may have written any process into it
     try:
         counters = Counters.attach_readonly(run_id)
     except TokamakError:
@@ -159,7 +160,7 @@ def _kill(identity: ProcessIdentity) -> None:
     except ProcessLookupError:
         return
     try:
-        if identity.is_alive():  # asked after the pidfd is held: it is this process that gets the signal
+        if identity.is_alive():  # checked while the pidfd is held, so the signal goes to this process
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             select.select([pidfd], [], [], _KILL_TIMEOUT_S)
     except (ProcessLookupError, PermissionError):

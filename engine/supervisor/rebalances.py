@@ -1,8 +1,8 @@
-"""A command to move experts, at the supervisor: given to the rank that leads, and answered once, whichever process dies.
+"""The command to rebalance experts, in the supervisor: sent to the leading rank and answered once, whichever process dies.
 
-Owned by `SupervisorCommands`. The ranks decide where experts are (`workers/rank_group/balancer.py`): a death leaves the old
-placement or the new one. While weights change, or there are none, ranks cannot run the steps that a switch needs; so these
-commands exclude each other.
+Owned by `SupervisorCommands`. The ranks decide where experts are (`workers/rank_group/balancer.py`): a death leaves the old or
+the new placement. While weights are changed or cleared, ranks cannot run the steps that a switch needs, so these commands
+exclude each other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from engine.process.topology import names_of
 
 
 class Rebalances:
-    """At most one rebalance in progress. `tell` puts a command on an actor's control ring and returns why that cannot be, or
-    nothing."""
+    """At most one rebalance in progress. `tell` puts a command on an actor's control ring; it returns why that failed, or an
+    empty string."""
 
     def __init__(self, tell: Callable[[str, Command], str], answer: Callable[[Reply], None]) -> None:
         self._tell = tell
@@ -28,7 +28,7 @@ class Rebalances:
         return bool(self._command_id)
 
     def begin(self, command: Command, members: tuple[int, ...], num_ranks: int) -> None:
-        """`members`: of the rank group, the lowest leads."""
+        """Send the command to the leader: the lowest of `members` of the rank group."""
         if self.is_under_way:
             self._answer(Reply(command.command_id, 409, "a rebalancing is in progress; try again when it has finished"))
             return
@@ -40,7 +40,7 @@ class Rebalances:
             self._command_id, self._leader = command.command_id, leader
 
     def take(self, reply: Reply) -> bool:
-        """False: it answers something else."""
+        """Handle a rank's reply. Return False if it is for another command."""
         if not self.is_under_way or reply.command_id != self._command_id:
             return False
         self._end(reply)

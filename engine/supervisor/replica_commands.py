@@ -1,12 +1,12 @@
-"""An order to the schedulers: carried out in every replica, answered once, and taken back where one of them fails.
+"""A command to the schedulers: carried out in every replica, answered once, and rolled back if one of them fails.
 
-Owned by `SupervisorCommands`. All schedulers are told at once, but weights are reloaded in one replica after the other, so
-that the others serve meanwhile; the first one's version number and contents are what the next ones must load. Where a replica
-refuses, fails or dies, those that have done it go back to what their records (`weights.<k>.json`) said before, and the order is
-answered with the failure. The record of a scheduler that died is set back before its successor starts, and reads it. Replicas
-may differ, where one alone could not have its weights again: an order is told to those for which there is something to do.
+Owned by `SupervisorCommands`. The command is sent to all schedulers at once, but weights are reloaded in one replica after the
+other, so that the others keep serving; the next ones must load the first one's version number and contents. If a replica
+refuses, fails or dies, those that are done return to their earlier records (`weights.<k>.json`), and the command is answered
+with the failure. The record of a scheduler that died is restored before its next life starts and reads it. Replicas may differ,
+if one of them alone could not get its weights again: a command is sent to those that it changes.
 
-With one replica there is nothing to take back: its record says what was before the order or what is after it.
+With one replica nothing is rolled back: its record describes the state before the command or after it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from engine.messages import (
 )
 from engine.process.run_directory import Run, WeightsRecord
 
-_BACK = "/back"  # behind the id of what takes an order back
+_BACK = "/back"  # suffix of the id of a roll-back
 
 
-class _OpenOrder(msgspec.Struct):
-    """An order that some scheduler is still to carry out or to take back."""
+class _OpenCommand(msgspec.Struct):
+    """A command that some scheduler still has to carry out or roll back."""
 
     command: Command
-    before: dict[str, WeightsRecord]  # what each scheduler's record said when it began
-    untold: list[str]  # in their turn
+    before: dict[str, WeightsRecord]  # each scheduler's record when it began
+    untold: list[str]  # in their order
     unanswered: set[str] = set()
     done: dict[str, Reply] = {}
     failures: dict[str, Reply] = {}
     is_going_back: bool = False
-    notes: list[str] = []  # what could not be taken back
+    notes: list[str] = []  # failed roll-backs
 
     @property
     def changes_weights(self) -> bool:
@@ -56,7 +56,8 @@ class _OpenOrder(msgspec.Struct):
 
 
 class ReplicaCommands:
-    """The orders under way. `tell` puts one on a scheduler's control ring and says why that cannot be, or nothing."""
+    """The commands in progress. `tell` puts one on a scheduler's control ring; it returns why that failed, or an empty
+    string."""
 
     def __init__(
         self, run: Run, schedulers: Sequence[str], tell: Callable[[str, Command], str], answer: Callable[[Reply], None]
@@ -65,17 +66,17 @@ class ReplicaCommands:
         self._schedulers = tuple(schedulers)
         self._tell = tell
         self._answer = answer
-        self._open: dict[str, _OpenOrder] = {}  # by command id
+        self._open: dict[str, _OpenCommand] = {}  # by command id
 
     def begin(self, command: Command, tensor_parallel_size: int, *, shares_experts: bool = False) -> None:
-        """Carry an order out. RequestError where it makes no sense here, or another one is under way."""
+        """Carry out a command. Raises RequestError if it makes no sense here, or another one is in progress."""
         schedulers = self._schedulers
         order = command.order
         if isinstance(order, ReloadWeights):
             schedulers = self._replicas_of(order.ranks, tensor_parallel_size)
         if shares_experts and len(self._schedulers) > 1:
             self._check_shared(order, schedulers)
-        opened = _OpenOrder(command, {}, self._with_something_to_do(order, schedulers))
+        opened = _OpenCommand(command, {}, self._with_something_to_do(order, schedulers))
         if len(self._schedulers) > 1 and opened.changes_weights:
             self._prepare(opened)
         self._open[command.command_id] = opened
@@ -100,8 +101,8 @@ class ReplicaCommands:
         self._advance(opened)
 
     def scheduler_died(self, scheduler: str, cause: str) -> None:
-        """Fail a dead scheduler's commands, which its successor does not carry out, and take back what it may have written
-        down."""
+        """Fail a dead scheduler's commands, which its next life does not carry out, and restore the record it may have
+        written."""
         for opened in list(self._open.values()):
             if scheduler not in opened.unanswered:
                 continue
@@ -113,19 +114,19 @@ class ReplicaCommands:
             self._advance(opened)
 
     def scheduler_ready(self, scheduler: str) -> None:
-        """One that had done an order died before that was taken back."""
+        """Send the roll-back to a scheduler that died before it got it."""
         for opened in list(self._open.values()):
             if opened.is_going_back and scheduler in opened.unanswered:
                 self._send_back(opened, scheduler)
 
     def refuse_open(self, cause: str) -> None:
-        """The engine ends: nothing that is open gets done."""
+        """Answer the open commands with 503: the engine is stopping."""
         for command_id in self._open:
             self._answer(Reply(command_id, 503, f"the engine is stopping: {cause}"))
         self._open.clear()
 
     def why_no_weights(self) -> RequestError | None:
-        """Why some ranks have none, or may have none before long."""
+        """Return why some ranks have no weights, or may soon have none."""
         try:
             is_cleared = any(self._state_of(scheduler) is WeightsState.CLEARED for scheduler in self._schedulers)
         except RequestError as error:
@@ -137,9 +138,9 @@ class ReplicaCommands:
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _with_something_to_do(self, order: Order, schedulers: Sequence[str]) -> list[str]:
-        """Return the schedulers that the command changes, in their turn; all where it changes none, and each says why. Paused
-        ones go on before lost weights are looked for. Ones without weights serve as soon as they have some, so others get
-        theirs before."""
+        """Return the schedulers that the command changes, in their order; all if it changes none, and each says why. Paused
+        ones continue before lost weights are looked for. Ones without weights serve as soon as they have some, so others get
+        theirs first."""
         if len(schedulers) == 1 or not changes_weights(order):
             return list(schedulers)
         states = {name: self._state_of(name) for name in schedulers}
@@ -153,7 +154,7 @@ class ReplicaCommands:
         return [name for name in schedulers if states[name] in before] or list(schedulers)
 
     def _replicas_of(self, ranks: Sequence[int], tensor_parallel_size: int) -> tuple[str, ...]:
-        """The schedulers of the replicas to which `ranks` belong, which must be whole."""
+        """Return the schedulers of the replicas of `ranks`. Replicas must be named completely."""
         num_ranks = tensor_parallel_size * len(self._schedulers)
         unknown = [rank for rank in ranks if not 0 <= rank < num_ranks]
         if unknown:
@@ -169,7 +170,8 @@ class ReplicaCommands:
         return tuple(self._schedulers[replica] for replica in replicas)
 
     def _check_shared(self, order: Order, schedulers: Sequence[str]) -> None:
-        """Replicas that share experts compute each other's rows: while weights change none of them may have any."""
+        """Raise an error unless replicas that share experts are all paused: they compute each other's rows, so none may run
+        while weights change."""
         is_change = isinstance(order, (ReloadWeights, DropWeights)) or (isinstance(order, Pause) and order.level == "sleep")
         if is_change and len(schedulers) < len(self._schedulers):
             raise RequestError(
@@ -190,8 +192,8 @@ class ReplicaCommands:
         except TokamakError as error:
             raise RequestError(str(error), status=503) from error
 
-    def _prepare(self, opened: _OpenOrder) -> None:
-        """Remember what is, and give what is loaded a number that no replica has used."""
+    def _prepare(self, opened: _OpenCommand) -> None:
+        """Remember the current records, and choose a version number that no replica has used."""
         busy = next((other for other in self._open.values() if other.changes_weights), None)
         if busy is not None:
             raise RequestError(
@@ -208,8 +210,8 @@ class ReplicaCommands:
             version = 1 + max(record.last_version for record in opened.before.values())
             opened.command.order = replace(order, ranks=[], version=version)
 
-    def _tell_next(self, opened: _OpenOrder) -> None:
-        """The next scheduler, or all, are told."""
+    def _tell_next(self, opened: _OpenCommand) -> None:
+        """Send the command to the next scheduler, or to all."""
         is_one_by_one = isinstance(opened.command.order, ReloadWeights)
         while opened.untold and not opened.failures:
             scheduler = opened.untold.pop(0)
@@ -217,15 +219,16 @@ class ReplicaCommands:
             if is_one_by_one:
                 return
 
-    def _order_for(self, opened: _OpenOrder, scheduler: str) -> Order:
-        """The order; where another replica has loaded the weights already, with what it found in them."""
+    def _order_for(self, opened: _OpenCommand, scheduler: str) -> Order:
+        """Return the command for a scheduler; if another replica has loaded the weights already, with the contents found
+        there."""
         order = opened.command.order
         if isinstance(order, ReloadWeights) and opened.done:
             found = self._run.weights(next(iter(opened.done))).contents.get(order.version, "")
             return replace(order, contents=found)
         return order
 
-    def _send(self, opened: _OpenOrder, scheduler: str, order: Order, suffix: str = "") -> None:
+    def _send(self, opened: _OpenCommand, scheduler: str, order: Order, suffix: str = "") -> None:
         trouble = self._tell(scheduler, Command(f"{opened.command.command_id}/{scheduler}{suffix}", order))
         if not trouble:
             opened.unanswered.add(scheduler)
@@ -234,8 +237,8 @@ class ReplicaCommands:
         else:
             opened.failures[scheduler] = Reply(opened.command.command_id, 503, trouble)
 
-    def _advance(self, opened: _OpenOrder) -> None:
-        """Once all have answered, take back what only some did, and answer."""
+    def _advance(self, opened: _OpenCommand) -> None:
+        """When all have answered, roll back what only some have done, and answer."""
         if opened.unanswered:
             return
         if opened.failures and opened.done and opened.before and not opened.is_going_back:
@@ -247,14 +250,14 @@ class ReplicaCommands:
         if self._open.pop(opened.command.command_id, None) is not None:
             self._answer(_answer_of(opened))
 
-    def _send_back(self, opened: _OpenOrder, scheduler: str) -> None:
-        """One that is dead is told when it is there again."""
+    def _send_back(self, opened: _OpenCommand, scheduler: str) -> None:
+        """Send a roll-back to a scheduler, or when it is ready again if it is dead."""
         opened.unanswered.add(scheduler)
         before = opened.before[scheduler]
         self._tell(scheduler, Command(f"{opened.command.command_id}/{scheduler}{_BACK}", ReturnToWeights(before)))
 
-    def _write_back(self, opened: _OpenOrder, scheduler: str) -> None:
-        """The record of a dead scheduler says what was before the order. Its successor reads it."""
+    def _write_back(self, opened: _OpenCommand, scheduler: str) -> None:
+        """Restore the record of a dead scheduler from before the command. Its next life reads it."""
         if scheduler not in opened.before:
             return
         before = opened.before[scheduler]
@@ -266,15 +269,15 @@ class ReplicaCommands:
 
 
 def changes_weights(order: Order) -> bool:
-    """Or whether the engine generates."""
+    """Return whether a command changes weights, or whether the engine generates."""
     return not isinstance(order, (AbortRequest, ResetPrefixCache, ResetEncoderCache))
 
 
-def _answer_of(opened: _OpenOrder) -> Reply:
-    """One answer of all replicas."""
+def _answer_of(opened: _OpenCommand) -> Reply:
+    """Combine the replies of all replicas."""
     command_id = opened.command.command_id
     is_abort = isinstance(opened.command.order, AbortRequest)
-    if opened.failures and not (is_abort and opened.done):  # an abort is done where the request was
+    if opened.failures and not (is_abort and opened.done):  # an abort is done once the replica with the request has done it
         scheduler, failure = next(iter(opened.failures.items()))
         parts = [failure.message]
         if opened.before and scheduler not in failure.message:
@@ -297,5 +300,5 @@ def _answer_of(opened: _OpenOrder) -> Reply:
 
 
 def spoken(scheduler: str) -> str:
-    """Return the name of a scheduler for an operator; empty where there is only one."""
+    """Return the name of a scheduler for an operator; empty if there is only one."""
     return "the scheduler" if scheduler == "scheduler" else scheduler

@@ -1,8 +1,8 @@
 """Limits on deaths of an actor, and delays of its next start: pure bookkeeping of the supervisor.
 
-A child that died is started again at once, because open streams wait for it. A child that dies again soon, or cannot be started
-(no process, descriptor or space left), waits before the next attempt, each time twice as long; deaths beyond the intensity
-limit end the engine.
+A child that died is restarted at once, because open streams wait for it. If it dies again soon, or cannot be started (no
+process, descriptor or space left), the delay before the next attempt doubles each time; too many deaths within the window end
+the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
-HEALTHY_S = 10.0  # an actor that was ready for so long has recovered
+HEALTHY_S = 10.0  # an actor that was ready for this long has recovered
 
 
 class RestartTable:
@@ -24,8 +24,8 @@ class RestartTable:
         self._num_attempts: dict[str, int] = {}
 
     def record_death(self, actor: str, now_s: float) -> bool:
-        """Note a death at `now_s` (monotonic seconds). Whether the actor may be started again: False from the `limit`-th death
-        within [now_s - window_s, now_s] on."""
+        """Record a death at `now_s` (monotonic seconds). Return whether the actor may be restarted: not from the `limit`-th
+        death within [now_s - window_s, now_s] on."""
         deaths = self._deaths.setdefault(actor, deque())
         deaths.append(now_s)
         while deaths[0] < now_s - self.window_s:

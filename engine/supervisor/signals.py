@@ -1,4 +1,4 @@
-"""Signals as something that a poll loop waits for: the supervisor's way to hear SIGINT, SIGTERM and SIGHUP."""
+"""Signals for a poll loop: the supervisor receives SIGINT, SIGTERM and SIGHUP this way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SignalCatcher:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # the process ends now; nothing may interrupt the clearing up
+            signal.signal(number, signal.SIG_IGN)  # the process ends now; nothing may interrupt the cleanup
         signal.set_wakeup_fd(-1)
         self._wakeup.close()
         self._notify.close()
@@ -37,7 +37,7 @@ class SignalCatcher:
         return self._wakeup.fileno()
 
     def caught(self) -> list[signal.Signals]:
-        """The signals that came since."""
+        """Return the signals received since the last call."""
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(4096)
         caught, self._caught = self._caught, []

@@ -1,14 +1,14 @@
-"""The supervisor: owns a run, starts its children in parallel, starts them again when they die, and ends them in order.
+"""The supervisor: owns a run, starts its children in parallel, restarts them when they die, and stops them in order.
 
-Runs in the process of `tokamak serve` (`engine/supervisor/launch.py`). One loop waits on everything at once: children's
-pidfds, operators' orders, actors' events and signals. It imports nothing heavy, and it is an actor in the table itself, with a
-heartbeat.
+Runs in the process of `tokamak serve` (`engine/supervisor/launch.py`). One loop waits for everything: children's pidfds,
+operators' commands, actors' events and signals. It imports nothing heavy, and it has its own row and heartbeat in the actor
+table.
 
     STARTING   until every child was READY once; a child that dies before that ends the start with its cause
-    SERVING    a child that dies is started again with the next epoch, the later the more often it died (`restarts.py`); too
-               many deaths of one end the engine. What the supervisor itself cannot have (a process, a descriptor, space) it
-               asks for again, and says so in the error log, which /health reads
-    STOPPING   role by role along a request's way: SIGTERM, and SIGKILL after `stop_timeout_s`
+    SERVING    a child that dies is restarted with the next epoch, later if it dies often (`restarts.py`); too many deaths of
+               one child end the engine. If the supervisor itself cannot get a resource (a process, a descriptor, space), it
+               retries, and reports that in the error log, which /health reads
+    STOPPING   role by role, in the order in which a request passes them: SIGTERM, and SIGKILL after `stop_timeout_s`
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from engine.process.control import ControlServer
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
-OUT_OF_MEMORY = (  # the likeliest cause of this signal, of which the kernel tells the process nothing
+OUT_OF_MEMORY = (  # the likeliest cause of this signal; the kernel does not report it to the process
     " (probably out of memory); raise the memory limit of the container or machine, or use a smaller model, --quantization "
     "wint4 or a smaller --kv-cache-memory"
 )
-_SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL where there is nothing to wait for
+_SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL if there is nothing to wait for
 
 
 class Phase(Enum):
@@ -61,7 +61,7 @@ class Phase(Enum):
 
 
 class _Start(msgspec.Struct):
-    """A life that is still to begin."""
+    """A life that has not begun yet."""
 
     plan: ActorPlan
     epoch: int
@@ -69,7 +69,7 @@ class _Start(msgspec.Struct):
 
 
 class Supervisor:
-    """Supervises the children of `plan` in `run`, with existing segments. `live` is its life; `on_ready` is called once."""
+    """Supervises the children of `plan` in `run`, with existing segments. `live` runs it; `on_ready` is called once."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Supervisor:
         listener_fd: int = -1,
         relay: LogRelay | None = None,
     ) -> None:
-        """`listener_fd`: of a socket that the api processes are to take connections from; -1: each has its own. `relay`: what
-        shows the actors' logs on stderr."""
+        """`listener_fd`: of a listening socket for the api processes; -1: each has its own. `relay`: shows the actors' logs on
+        stderr."""
         self.config = config
         self.plan = tuple(plan)
         self.segments = segments
@@ -96,8 +96,8 @@ class Supervisor:
         self._relay = relay
         self._phase = Phase.STARTING
         self._exit_code = 0
-        self._texts: dict[str, str] = {}  # what a child says of its start
-        self._stop_roles: list[str] = []  # still to be ended
+        self._texts: dict[str, str] = {}  # progress texts of starting children
+        self._stop_roles: list[str] = []  # still to be stopped
         counters = segments.counters
         self._rows = {name: counters.actor(name) for name in (SUPERVISOR, *(plan.name for plan in self.plan))}
         self._num_restarts = counters.counter("actor_restarts_total", SUPERVISOR)
@@ -106,7 +106,7 @@ class Supervisor:
         self._cpu = counters.counter("cpu_seconds_total", SUPERVISOR)
         self._memory = counters.counter("resident_memory_bytes", SUPERVISOR)
         self._next_usage_ns = 0
-        self._starts: dict[str, _Start] = {}  # that wait for their time
+        self._starts: dict[str, _Start] = {}  # waiting for their time
         self._restarts = RestartTable(config.restart_limit, config.restart_window_s)
         self._lock = lock
         self._events = EventChannel()
@@ -116,7 +116,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------------ life
 
     def live(self, signals: SignalCatcher) -> int:
-        """Start all children, supervise them until the end, and return the engine's exit code. Leaves no child."""
+        """Start all children, supervise them until the end, and return the engine's exit code. Leaves no child running."""
         try:
             self._rows[SUPERVISOR].begin_epoch(1, time.monotonic_ns())
             self._rows[SUPERVISOR].set_process(ProcessIdentity.of())
@@ -136,7 +136,7 @@ class Supervisor:
             self._open_until_end.close()
 
     def _listen(self, signals: SignalCatcher) -> None:
-        """Open what orders come through, while the children start: importing ZeroMQ takes as long as starting them."""
+        """Open the sockets for commands while the children start: importing ZeroMQ takes as long as starting them."""
         import zmq
 
         from engine.process.control import ControlServer
@@ -157,7 +157,7 @@ class Supervisor:
         return self._phase is Phase.SERVING
 
     def stop(self, reason: str) -> None:
-        """End the engine in order; asked a second time, at once."""
+        """Stop the engine in order; at once if called a second time."""
         if self._phase is Phase.STOPPING:
             self._kill_all()
             return
@@ -166,7 +166,7 @@ class Supervisor:
         self._begin_stop(reason)
 
     def restart(self, name: str) -> None:
-        """End `name` so that it is started again; not counted as a crash."""
+        """End `name` so that it is restarted; not counted as a crash."""
         child = self.children.get(name)
         if child is not None:
             child.is_asked_to_end = True
@@ -177,7 +177,7 @@ class Supervisor:
             self._starts[name].at_s = 0.0
 
     def _turn(self, signals: SignalCatcher) -> None:
-        """Wait for anything to happen, at most until the next look at the heartbeats, and handle it."""
+        """Wait for an event, at most until the next check of the heartbeats, and handle it."""
         ready = {source for source, _ in self._poller.poll(LOOK_INTERVAL_NS // 1_000_000)}
         now_ns = time.monotonic_ns()
         self._rows[SUPERVISOR].beat(now_ns)
@@ -227,11 +227,11 @@ class Supervisor:
         return State.READY if state is State.RUNNING else state, ""
 
     def _end_start(self, cause: str) -> None:
-        """End the start without a death: the engine cannot be what it was asked to be."""
+        """Fail the start without a death: the engine cannot be what the options ask for."""
         self._fail(f"the engine cannot start: {cause}", None)
 
     def _fail(self, cause: str, dead: Child | None) -> None:
-        """End the engine with exit code 1, its cause and the dead child's last lines on stderr."""
+        """End the engine with exit code 1; print its cause and the dead child's last lines on stderr."""
         self._progress.end()
         lines = [f"  {dead.name}: {line}" for line in dead.last_lines()] if dead is not None else []
         self._progress.note("\n".join([*lines, f"tokamak: error: {cause}"]))
@@ -240,7 +240,7 @@ class Supervisor:
         is_starting = self._phase is Phase.STARTING
         self._begin_stop(cause)
         if is_starting:
-            self._kill_all()  # nobody waits for an answer yet
+            self._kill_all()  # no client waits for an answer yet
 
     def _begin_stop(self, reason: str) -> None:
         self._phase = Phase.STOPPING
@@ -252,7 +252,7 @@ class Supervisor:
         self._terminate_next_role()
 
     def _advance_stop(self) -> None:
-        """Ask the next role to end once the one before has ended."""
+        """Stop the next role once the previous one has ended."""
         while self._stop_roles and not any(role_of(name) == self._stop_roles[0] for name in self.children):
             self._stop_roles.pop(0)
             self._terminate_next_role()
@@ -276,7 +276,7 @@ class Supervisor:
 
     def _start_child(self, plan: ActorPlan, epoch: int) -> Child:
         row = self._rows[plan.name]
-        row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row is its own
+        row.begin_epoch(epoch, time.monotonic_ns())  # before the process exists: from here on the row belongs to it
         child = spawn(self.run, self.config, plan, epoch, self.segments, self._events.sender, self._listener_fd)
         row.set_process(child.identity)
         self.children[plan.name] = child
@@ -285,7 +285,7 @@ class Supervisor:
     def _bury(self, child: Child) -> None:
         """Collect a dead child and decide what follows."""
         self._poller.unregister(child.pidfd)
-        self._take_events()  # an actor that failed said why before it ended
+        self._take_events()  # an actor that failed announced why before it ended
         del self.children[child.name]
         code = child.reap()
         how = describe_exit(code)
@@ -308,7 +308,7 @@ class Supervisor:
             self._fail(f"{cause}; reached {table.limit} deaths within {table.window_s:g} s (--restart-limit)", child)
 
     def _may_go_on(self, dead: Child) -> bool:
-        """Whether an actor that died may be started again; what comes from outside is not counted as its death."""
+        """Return whether an actor that died may be restarted; causes from outside are not counted as its death."""
         is_from_outside = dead.is_failure_from_outside or self.segments.blame_file(dead.name)
         return is_from_outside or self._restarts.record_death(dead.name, time.monotonic())
 
@@ -325,7 +325,7 @@ class Supervisor:
                 peer.send_signal(SIGKILL)
 
     def _peers(self, name: str) -> list[str]:
-        """Actors that live and die with this one."""
+        """Return the actors that restart together with this one."""
         return self.segments.peers_of(name) if role_of(name) == "worker" and self.config.are_rank_groups_whole else []
 
     def _start_again(self, dead: Child, cause: str) -> None:
@@ -351,12 +351,12 @@ class Supervisor:
         return delay_s
 
     def _attempt_together(self, start: _Start) -> None:
-        """Start a child again, once all of its rank group have ended their last lives."""
+        """Restart a child once all ranks of its group have ended their last lives."""
         if all(self.children[peer].epoch == start.epoch for peer in self._peers(start.plan.name) if peer in self.children):
             self._attempt(start)
 
     def _attempt(self, start: _Start) -> None:
-        """Start a child again; where that cannot be done now, later."""
+        """Restart a child; if that is not possible now, retry later."""
         name = start.plan.name
         del self._starts[name]
         try:
@@ -395,7 +395,7 @@ class Supervisor:
                 child.send_signal(SIGKILL)
 
     def _step_of(self, name: str) -> str:
-        """Return a rank's step in a few words."""
+        """Return a short text about a rank's step."""
         if role_of(name) != "worker":
             return ""
         return f" in step {self.segments.counters.counter('worker_step', name).value:.0f}"
@@ -410,7 +410,7 @@ class Supervisor:
                 case Membership():
                     self._take_membership(event)
                 case Reply():
-                    self._keeper.keep()  # what an order wrote down is kept before anybody hears that it is done
+                    self._keeper.keep()  # the record is safe before the reply is sent
                     self._orders.answer(event)
                 case _:
                     raise AssertionError(f"no event: {event}")
@@ -418,7 +418,7 @@ class Supervisor:
     def _take_state(self, event: ActorState) -> None:
         child = self.children.get(event.actor)
         if child is None or child.epoch != event.epoch:
-            return  # of a life that is over
+            return  # of an earlier life
         if event.state == State.READY.name:
             child.ready_s = time.monotonic()
             if role_of(child.name) == "worker":

@@ -1,7 +1,7 @@
-"""The UNIX socket of `--uds`, on which the engine listens instead of a port: made by the supervisor, which holds it to its end.
+"""The UNIX socket of `--uds`, on which the engine listens instead of a port: created by the supervisor and kept until it ends.
 
-Every api process gets it by inheritance and takes connections from it; while one is started again, they wait in its queue. The
-file belongs to who listens: what a dead engine left refuses connections, and is removed by the next start.
+Every api process inherits it and accepts connections from it; while one restarts, connections wait in the queue. The file of a
+dead engine refuses connections, and is removed by the next start.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BACKLOG = 2048
 
 @contextlib.contextmanager
 def unix_socket(path: str) -> Iterator[socket.socket]:
-    """Listen at `path` from now on; remove its file at the end. StartError where another process listens, or `path` cannot be
-    used."""
+    """Listen at `path` from now on; remove its file at the end. Raises StartError if another process listens, or if `path`
+    cannot be used."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
         try:
@@ -38,18 +38,18 @@ def unix_socket(path: str) -> Iterator[socket.socket]:
             yield listener
         finally:
             with contextlib.suppress(OSError):
-                if os.stat(path).st_ino == inode:  # nobody has put another one in its place
+                if os.stat(path).st_ino == inode:  # it was not replaced meanwhile
                     os.unlink(path)
 
 
 def remove_dead(path: str) -> None:
-    """Remove a socket without a listener. OSError where it cannot be removed."""
+    """Remove a socket without a listener. Raises OSError if it cannot be removed."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-                client.setblocking(False)  # a full queue is somebody's
+                client.setblocking(False)  # a full queue means that there is a listener
                 client.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
@@ -59,7 +59,7 @@ def remove_dead(path: str) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Two that find the same dead socket would remove each other's new one."""
+    """Lock the directory: two processes that find the same dead socket would remove each other's new one."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,16 +1,15 @@
-"""The tokenizer: text to tokens on a request's way in, tokens to text on its answer's way out.
+"""The tokenizer: turns the text of requests into tokens, and the tokens of answers into text.
 
-Runs as `tokenizer0..`, in the middle of every request's way:
+Runs as `tokenizer0..`, between the api and the scheduler:
 
     api   Submit, Abort, Tokenize, Detokenize  ->  tokenizer  ->  Request, Abort   scheduler
     api   Deltas, Rejected, Tokenized, Detokenized  <-  tokenizer  <-  Outputs, Rejected   scheduler
 
-It owns the decoding state of every open sequence (`TextStream`) and nothing that cannot be made again: when it dies, the api
-process submits its sequences anew with the tokens delivered so far, which are replayed here. A mistake in a request fails that
-request.
+It owns the decoding state of every open sequence (`TextStream`), which can be rebuilt: when it dies, the api process submits
+its sequences again with the tokens delivered so far, which are replayed here. A mistake in a request fails only that request.
 
-Streams come first: text that is to be rendered or encoded goes to helper processes (`lanes.py`), sequences are opened (their
-replay may take long) for `MAX_OPENING_NS` a turn, and deltas leave as soon as they are made.
+Streams come first: rendering and encoding of text is done by helper processes (`lanes.py`), sequences are opened (their replay
+may take long) for at most `MAX_OPENING_NS` per turn, and deltas are sent as soon as they are ready.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class TokenizerActor(Actor):
     def __init__(self, context: ActorContext) -> None:
         super().__init__(context)
         self._streams: dict[str, TextStream] = {}
-        self._jobs: dict[str, Job] = {}  # by request id or call id: what a helper prepares
+        self._jobs: dict[str, Job] = {}  # by request id or call id: jobs of helpers
         self._openings = Openings()
-        self._gathering_since_ns = 0  # the first of the deltas that wait for the end of this turn; 0: none
+        self._gathering_since_ns = 0  # since when deltas wait for the end of this turn; 0: none wait
         self._channels: dict[str, ApiChannel] = {}
         self._replicas = Replicas(context)
         self._num_dropped = context.counter("messages_dropped_total")
@@ -98,7 +97,7 @@ class TokenizerActor(Actor):
         self._lanes = Lanes(self._preparation.answer, config.max_waiting, templates.has)
 
     def on_record(self, sender: str, record: bytes) -> Message:
-        """Take a record; a helper gets it as it came where it asks for work on text."""
+        """Decode a record. If it needs work on text, a helper gets it undecoded."""
         message = decode(record)
         if isinstance(message, Submit):
             self._take_submit(message, record)
@@ -121,8 +120,8 @@ class TokenizerActor(Actor):
             raise AssertionError(f"unexpected {type(message).__name__} from {sender}")
 
     def on_peer(self, name: str, epoch: int) -> None:
-        """A new HTTP process has none of its predecessor's sequences. After a new scheduler the api process submits anew by
-        itself."""
+        """Drop the sequences of an HTTP process that restarted. After a restart of the scheduler, the api process submits them
+        again."""
         if role_of(name) == "api":
             self._channel(name)
 
@@ -131,7 +130,7 @@ class TokenizerActor(Actor):
         self._replicas.close()
 
     def do_work(self) -> int:
-        """Send what has gathered, take what helpers have done, open sequences for a while."""
+        """Send collected deltas, take results of helpers, and open sequences for a while."""
         num_done = self._flush_channels() + self._replicas.flush()
         for job, answer in self._lanes.finished():
             num_done += 1
@@ -181,12 +180,12 @@ class TokenizerActor(Actor):
                 self.context.tracer.span("prepare", begin_ns, label=request_id)
 
     def _placed(self, own: SequencePart) -> SequencePart:
-        """A sequence with the replica of the attempt before, where that is still open here."""
+        """Return the sequence with the replica of its previous attempt, if that is still open here."""
         stream = self._streams.get(own.request_id)
         return own if stream is None else msgspec.structs.replace(own, replica=stream.replica)
 
     def _check_backlog(self, source: str) -> None:
-        """Where the scheduler does not keep up, new sequences are refused; one that is being answered is not."""
+        """Reject new sequences if the scheduler does not keep up; a sequence that is being answered is accepted."""
         limit = self.context.config.max_waiting
         num_all, num_own = self._replicas.num_waiting(source)
         if not has_room(num_own, num_all, limit):
@@ -201,7 +200,7 @@ class TokenizerActor(Actor):
             )
 
     def _begin(self, job: Job, is_new_request: bool) -> None:
-        """Have it prepared. RequestError where too much waits for that already."""
+        """Start its preparation. Raises RequestError if too many jobs wait already."""
         for request_id in job.ids:
             self._jobs[request_id] = job
         if is_light(job.work):
@@ -215,7 +214,7 @@ class TokenizerActor(Actor):
         self._num_jobs.add(1)
 
     def _take_call(self, call: Tokenize | Detokenize, record: bytes) -> None:
-        self._forget(call.call_id)  # an earlier attempt, which the ring still had
+        self._forget(call.call_id)  # an earlier attempt that was still in the ring
         job = Job(call, record)
         try:
             self._begin(job, is_new_request=call.attempt == 0)
@@ -223,7 +222,7 @@ class TokenizerActor(Actor):
             self._refuse(job, refusal_of(error))
 
     def _take_abort(self, abort: Abort) -> None:
-        """Abort a sequence, which the scheduler may know, or a call."""
+        """Abort a sequence, perhaps also in the scheduler, or a call."""
         attempt = self._attempt_of(abort.request_id)
         job = self._jobs.get(abort.request_id)
         is_call = job is not None and not isinstance(job.work, Submit)
@@ -324,7 +323,7 @@ class TokenizerActor(Actor):
         self._num_detokenized.add(num_tokens)
 
     def _close(self, stream: TextStream, finish_reason: str, output: Output) -> None:
-        """A sequence's last Delta. The scheduler does not know of a stop string unless it ended the sequence itself."""
+        """Send a sequence's last Delta. The scheduler must be told about a stop string unless it ended the sequence itself."""
         self._forget(stream.request_id)
         if stream.has_found_string:
             self._num_stop_strings.add(1)
@@ -342,7 +341,7 @@ class TokenizerActor(Actor):
         self._channels[stream.api].post(rejected)
 
     def _is_rerouted(self, stream: TextStream, sequence: ReadySequence) -> bool:
-        """A replica that others had filled meanwhile refused it: another one gets it, while one has room."""
+        """Send a sequence to another replica with room, if a replica rejected it because others had filled it meanwhile."""
         stream.refused_by |= {stream.replica}
         if not self._replicas.is_any_left(stream.refused_by):
             return False
@@ -362,7 +361,7 @@ class TokenizerActor(Actor):
         return num_sent
 
     def _channel(self, api: str) -> ApiChannel:
-        """The channel to `api` as it runs now: what belonged to its dead predecessor is gone."""
+        """Return the channel to the current life of `api`; messages for an earlier life are dropped."""
         epoch = self.context.peer_epoch(api)
         channel = self._channels.get(api)
         if channel is None:
@@ -383,19 +382,19 @@ class TokenizerActor(Actor):
         channel.too_large.clear()
 
     def _abort(self, stream: TextStream) -> None:
-        """End an open sequence that nobody reads any more."""
+        """End an open sequence that is no longer read."""
         self._forget(stream.request_id)
         self._replicas.abort(stream.replica, stream.key, Abort(stream.request_id, stream.attempt))
 
     # ------------------------------------------------------------------------------------------------------- what is known
 
     def _is_known(self, own: SequencePart) -> bool:
-        """Whether this attempt, or a later one, is here already."""
+        """Return whether this attempt, or a later one, is known here."""
         attempt = self._attempt_of(own.request_id)
         return attempt is not None and attempt >= own.attempt
 
     def _attempt_of(self, request_id: str) -> int | None:
-        """The attempt that is here of a sequence, wherever it is by now; 0 for a call; None: none."""
+        """Return the attempt of a sequence that is here, in whatever state; 0 for a call; None: none."""
         stream = self._streams.get(request_id)
         if stream is not None:
             return stream.attempt
@@ -405,7 +404,7 @@ class TokenizerActor(Actor):
         return self._openings.attempt_of(request_id)
 
     def _forget(self, request_id: str) -> None:
-        """A sequence or a call of which nobody wants to hear any more."""
+        """Forget a sequence or a call that is no longer wanted."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._replicas.ended(stream.group_id)
@@ -419,7 +418,7 @@ class TokenizerActor(Actor):
                 self._num_cancelled_jobs.add(1)
 
     def _refuse(self, job: Job, refusal: Refusal) -> None:
-        """A whole job failed."""
+        """Reject all sequences of a job."""
         for request_id in job.ids:
             self._jobs.pop(request_id, None)
         if refusal.status >= 500:
@@ -476,7 +475,7 @@ def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparat
 
 
 def _ids_of(thinking: ThinkingFamily, vocabulary: Vocabulary) -> tuple[bytes, bytes]:
-    """The tokens (int32) that end thinking, and that begin it."""
+    """Return the tokens (int32) that end reasoning, and those that begin it."""
     end, begin = (array("i", vocabulary.encode(marker, False)).tobytes() for marker in (thinking.end, thinking.begin))
     return end, begin
 
@@ -486,7 +485,8 @@ def _grammar_tokens(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: tupl
 
 
 def vocabulary_for(model: ModelRecord, load_format: str) -> Vocabulary:
-    """Dummy weights do without a tokenizer too: `config.json` alone is a model then, for token ids. CheckpointError."""
+    """Return the model's vocabulary. Dummy weights need no tokenizer: then `config.json` is enough, for token ids only. Raises
+    CheckpointError."""
     if load_format == "dummy" and not model.files.keys() & set(VOCABULARIES):
         return Vocabulary.without_text(model.config.vocab_size)
     return Vocabulary.of(model)

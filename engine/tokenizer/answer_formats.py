@@ -1,7 +1,7 @@
-"""Formats of answers become grammars, which llguidance has compiled once, within its limits, before they travel.
+"""Turns formats of answers into grammars, compiled once by llguidance within its limits before they are sent.
 
-Used in the tokenizer's helper processes alone: what takes too long, or too much memory, ends with the helper, and another
-request's text is in another lane. Nothing is imported or made before a request has a format.
+Used only in the tokenizer's helper processes: a format that takes too long or too much memory ends the helper, and other
+requests' text is in other lanes. Nothing is imported or built before a request has a format.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class AnswerFormats:
-    """`make_tokens` gives the vocabulary that is written to `path`, for the ranks. `end_of_thinking` and
-    `begin_of_thinking`: token ids (int32); empty: the model does not think."""
+    """`make_tokens` gives the vocabulary that is written to `path` for the ranks. `end_of_thinking`, `begin_of_thinking`: token
+    ids (int32); empty: the model does not reason."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class AnswerFormats:
         self._end_of_thinking = end_of_thinking
         self._begin_of_thinking = begin_of_thinking
         self._matching: Matching | None = None
-        self._marks: dict[str, int] = {}  # of the vocabulary: to look for them among all tokens takes as long as to compile
+        self._marks: dict[str, int] = {}  # of the vocabulary: finding them among all tokens takes as long as compiling
 
     def lark(self, format_: AnswerFormat) -> str:
-        """The format as Lark. RequestError says why there is none. That is a matter of counts alone, so that each machine says
-        the same, also after a crash; a helper's bound of time is for what hangs."""
+        """Return the format as Lark. Raises RequestError if it cannot be converted; the reason depends only on counts, so that
+        every machine gives the same answer, also after a crash. A helper's time limit is only for hangs."""
         num_bytes = len(format_.text.encode(errors="surrogatepass"))
         if num_bytes > self._max_bytes:
             raise _refused(
@@ -56,7 +56,8 @@ class AnswerFormats:
             raise _refused(format_.param, str(error)) from None
 
     def grammar(self, lark: str, param: str) -> Grammar:
-        """The grammar of Lark that `param` of a request asks for, compiled once. RequestError says why it cannot be one."""
+        """Return the grammar for Lark text from the request's field `param`, compiled once. Raises RequestError if it is not
+        valid."""
         from engine.grammars.formats import HEAD, cause_of
 
         lark = HEAD + lark
@@ -74,7 +75,7 @@ class AnswerFormats:
         return Grammar(lark, self._end_of_thinking)
 
     def of_calls(self, lark: str, format_lark: str = "") -> Grammar:
-        """The grammar of calls, or of calls or an answer of `format_lark`, which is part of `lark`."""
+        """Return the grammar of calls, or of calls or an answer of `format_lark`, which is part of `lark`."""
         num_characters = len(lark) - len(format_lark)
         if num_characters > self._max_bytes:
             raise _refused(
@@ -85,8 +86,8 @@ class AnswerFormats:
         return self.grammar(lark, "tools")
 
     def check_tokens(self, grammar: Grammar, sampling: SamplingParams) -> None:
-        """RequestError where what is asked for besides leaves nothing to begin an answer of this format with: the format alone
-        would decide. Later on it does where need be, as how an answer goes on nobody knows before."""
+        """Raise RequestError if other parameters leave no token with which an answer of this format can start: the format alone
+        would decide. Later in an answer the format decides if needed, because this cannot be known in advance."""
         allowed, banned = sampling.allowed_token_ids, {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
         if not allowed and not banned:
             return
@@ -98,7 +99,7 @@ class AnswerFormats:
             raise _refused("bad_words", "structured output can only start with one of them; ban others")
 
     def with_budget(self, grammar: Grammar | None, max_thinking_tokens: int) -> Grammar:
-        """`grammar`, or none, after at most so many tokens of thinking."""
+        """Return `grammar`, or one without a format, that limits the tokens of reasoning."""
         self._ready()
         return Grammar(grammar.text if grammar else "", self._end_of_thinking, self._begin_of_thinking, max_thinking_tokens)
 

@@ -1,4 +1,4 @@
-"""Metrics of answers with tool calls, thinking or structured output."""
+"""Metrics of answers with tool calls, reasoning or structured output."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class AnswerMeasures:
         self._compile_seconds = context.histogram("grammar_compile_seconds")
 
     def on_parts(self, delta: Delta) -> None:
-        """A piece of an answer has parts. What was replayed after a crash comes in no delta."""
+        """Count the parts of an answer. Parts replayed after a crash are in no delta."""
         self._num_calls.add(sum(part.kind == "call" for part in delta.parts))
 
     def on_end(self, delta: Delta, num_malformed: int) -> None:
-        """The last one of an answer, in all of which so many calls were none."""
+        """Count an answer that ended, with its number of malformed calls."""
         if delta.num_reasoning_tokens:
             self._num_reasoning_tokens.add(delta.num_reasoning_tokens)
         if num_malformed:
             self._num_malformed.add(num_malformed)
 
     def on_format(self, is_refused: bool, begun_ns: int) -> None:
-        """A request whose answers have structured output was prepared, or was not; a helper began at `begun_ns` (0: none was
+        """Count a request with structured output that was prepared or rejected; a helper began at `begun_ns` (0: none was
         needed)."""
         (self._num_refused if is_refused else self._num_compiled).add(1)
         if begun_ns:

@@ -1,9 +1,8 @@
-"""The way from a tokenizer to one HTTP process, which may be slow to read.
+"""Messages from a tokenizer to one HTTP process, which may read slowly.
 
-Used by the tokenizer processes. What a turn of the loop brings is gathered and goes out as one ring record; what a full ring
-refuses waits here, in order, and never blocks anybody. What can wait is bounded: it belongs to samples that the HTTP process
-opened and that generate at most the model's context length, it opens no more while it does not read, and the supervisor ends it
-when it hangs.
+Used by the tokenizer processes. The messages of one turn are sent as one ring record. Records that do not fit a full ring wait
+here, in order, without blocking others. Their number is limited: they belong to sequences that the HTTP process opened, with at
+most the model's context length each; it opens no more while it does not read, and the supervisor ends it if it hangs.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from engine.process.outbox import BackloggedOutbox, Outbox
 
 class ApiChannel:
     def __init__(self, outbox: Outbox, epoch: int) -> None:
-        self.epoch = epoch  # of the HTTP process that all this is for
-        self.too_large: list[str] = []  # request ids whose Delta no ring record can hold; the api process was told
+        self.epoch = epoch  # of the HTTP process that gets the messages
+        self.too_large: list[str] = []  # ids of requests with a Delta that fits no ring record; the api process was informed
         self._outbox = outbox
         self._deltas: list[Delta] = []
         self._records = BackloggedOutbox(outbox.send_bytes)
@@ -28,11 +27,11 @@ class ApiChannel:
         return bool(self._records or self._deltas)
 
     def add(self, delta: Delta) -> None:
-        """Goes out with the next `flush`."""
+        """Send a delta with the next `flush`."""
         self._deltas.append(delta)
 
     def post(self, message: Rejected | Tokenized | Detokenized) -> None:
-        """Goes out with the next `flush`, behind what was added before."""
+        """Send a message with the next `flush`, after those added before."""
         self._pack_deltas()
         record = encode(message)
         if len(record) <= self._outbox.max_record_bytes:
@@ -43,15 +42,15 @@ class ApiChannel:
             self._records.post_records([self._refusal(message.call_id, 0, len(record))])
 
     def flush(self) -> int:
-        """Send what the ring takes. The number of records sent."""
+        """Send as much as fits; return the number of records sent."""
         num_sent = self._records.flush()
-        if not self._records:  # otherwise more may gather until there is room again
+        if not self._records:  # otherwise more may be collected until there is room
             self._pack_deltas()
             num_sent += self._records.flush()
         return num_sent
 
     def forget(self, epoch: int) -> None:
-        """The HTTP process was started again and knows nothing of what was meant for its predecessor."""
+        """Drop everything for an earlier life of the HTTP process."""
         self.epoch = epoch
         self._deltas.clear()
         self._records.clear()
@@ -62,7 +61,7 @@ class ApiChannel:
             self._deltas = []
 
     def _packed(self, deltas: list[Delta]) -> Iterator[bytes]:
-        """One record, or as many as it takes."""
+        """Yield one record, or more if needed."""
         record = encode(Deltas(deltas))
         if len(record) <= self._outbox.max_record_bytes:
             yield record

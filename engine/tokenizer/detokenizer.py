@@ -1,8 +1,8 @@
 """Token ids back to text, a few at a time.
 
-Used by the tokenizer processes, one `Detokenizer` per open sequence. The text that it has released after n tokens is a function
-of these n tokens, its options and nothing else: not of how the tokens were split into pushes. So a restarted tokenizer that
-replays the tokens a client already has, and throws that text away, goes on byte for byte where the dead one stopped.
+Used by the tokenizer processes, one `Detokenizer` per open sequence. The text released after n tokens depends only on these n
+tokens and the options, not on how the tokens were split into pushes. So a restarted tokenizer that replays the tokens a client
+already has, and drops that text, continues byte for byte where the dead one stopped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine.tokenizer.vocabulary import Vocabulary
 
 
 class TextDecoder:
-    """Bytes of tokens to whole characters. An impossible byte sequence becomes U+FFFD, a possible beginning waits."""
+    """Decodes token bytes to whole characters. An invalid byte sequence becomes U+FFFD, a possible beginning waits."""
 
     __slots__ = ("_is_first", "_pending", "_skipped_ids", "_token_bytes", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool, is_continuation: bool) -> None:
-        """`is_continuation`: text stands before (a prompt), so the first token keeps the space before its word."""
+        """`is_continuation`: there is text before (a prompt), so the first token keeps the space before its word."""
         self._vocabulary = vocabulary
         self._token_bytes = vocabulary.token_bytes
         self._skipped_ids = vocabulary.special_ids if skip_special_tokens else frozenset()
@@ -29,7 +29,7 @@ class TextDecoder:
         self._pending = b""  # an incomplete character, at most 3 bytes
 
     def push(self, token_id: int) -> str:
-        """The characters that `token_id` completes."""
+        """Return the characters that `token_id` completes."""
         if token_id in self._skipped_ids or not 0 <= token_id < len(self._token_bytes):
             return ""
         if self._is_first:
@@ -42,14 +42,14 @@ class TextDecoder:
         return text
 
     def finish(self) -> str:
-        """U+FFFD where the tokens ended within a character."""
+        """Return U+FFFD if the tokens ended within a character."""
         text, _ = codecs.utf_8_decode(self._pending, "replace", True)
         self._pending = b""
         return text
 
 
 class Detokenizer:
-    """One sequence's text: whole characters, stop strings found and possible beginnings of them held back."""
+    """One sequence's text: whole characters, with stop strings found and possible beginnings of them held back."""
 
     __slots__ = ("_decoder", "_min_tokens", "_stops", "num_tokens")
 
@@ -66,16 +66,16 @@ class Detokenizer:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text. The last token taken completed it."""
+        """The stop string that ended the text; the last token completed it."""
         return self._stops.found if self._stops else None
 
     @property
     def is_over(self) -> bool:
-        """Whether no token counts any more."""
+        """Whether further tokens are ignored."""
         return self._stops is not None and self._stops.found is not None
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Take tokens up to the one that completes a stop string; the text that they release."""
+        """Take tokens up to the one that completes a stop string; return the text that they release."""
         released = ""
         for token_id in token_ids:
             if self._stops and self._stops.found is not None:
@@ -88,12 +88,12 @@ class Detokenizer:
         return released
 
     def finish(self) -> str:
-        """The rest of the text, when no more tokens come."""
+        """Return the rest of the text, when no more tokens follow."""
         held = self._stops.release() if self._stops else ""
         return held + self._decoder.finish()
 
 
 def decode(vocabulary: Vocabulary, token_ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-    """The text of `token_ids` from its beginning."""
+    """Return the text of `token_ids`."""
     decoder = TextDecoder(vocabulary, skip_special_tokens=skip_special_tokens, is_continuation=False)
     return "".join(map(decoder.push, token_ids)) + decoder.finish()

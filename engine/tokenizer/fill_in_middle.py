@@ -1,6 +1,6 @@
-"""Prompts with a gap: what stands before it and behind it, in the form that a model was trained to fill it in.
+"""Fill-in-the-middle prompts: the text before and after a gap, in the format that the model was trained on.
 
-Used by `prompt_encoder.py`. A model has that form where its vocabulary has the three tokens of one of the families.
+Used by `prompt_encoder.py`. A model supports it if its vocabulary has the three tokens of one of the families.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from engine.errors import RequestError
 from engine.tokenizer.vocabulary import Vocabulary
 
-# Before what comes before the gap, before what comes behind it, and where the model goes on.
+# tokens before the prefix, before the suffix, and before the model's answer
 _FAMILIES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, Granite
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
@@ -18,7 +18,7 @@ _FAMILIES = (
 
 
 def gap_tokens(vocabulary: Vocabulary) -> tuple[int, int, int]:
-    """The three tokens of this model. RequestError where it has none."""
+    """Return the three tokens of this model. Raises RequestError if it has none."""
     for family in _FAMILIES:
         found = [vocabulary.pieces.index(piece) for piece in family if piece in vocabulary.pieces]
         if len(found) == len(family):
@@ -29,7 +29,7 @@ def gap_tokens(vocabulary: Vocabulary) -> tuple[int, int, int]:
 
 
 def with_gap(vocabulary: Vocabulary, prefix: list[int], suffix: list[int], add_special_tokens: bool) -> list[int]:
-    """The prompt of a gap between two texts, of which these are the tokens."""
+    """Return the prompt for a gap between two texts, given as tokens."""
     before, behind, middle = gap_tokens(vocabulary)
     begin_token = vocabulary.special_tokens.get("bos_token")
     around = vocabulary.encode("", True)[:1] if add_special_tokens else []

@@ -1,9 +1,8 @@
-"""A process that works on text for a tokenizer, one job at a time; nothing that a job wants can hold the tokenizer's loop.
+"""A process that works on text for a tokenizer, one job at a time, so that no job can delay the tokenizer's loop.
 
-Forked by the tokenizer's main thread when there is work (`lanes.py`); it shares the vocabulary's memory, has a socket pair of
-its own to its parent, and knows no ring. The kernel ends it with its parent (however that ends), at the bound of a job's
-processor time, and where it wants more memory than it may have; the parent ends it at the bound of a job's time. Either costs
-the job alone.
+Forked by the tokenizer's main thread when there is work (`lanes.py`); it shares the vocabulary's memory, has its own socket
+pair to the parent, and uses no rings. The kernel ends it when the parent ends, at a job's limit of CPU time, and when it
+exceeds its memory limit; the parent ends it at a job's limit of wall time. Only the job is lost.
 
     parent -> helper   length u64 | job           helper -> parent   length u64 | answer
 """
@@ -23,10 +22,10 @@ from typing import NoReturn
 
 from shm._native import set_parent_death_signal
 
-MAX_MEMORY_BYTES = 2 << 30  # beyond what the tokenizer has
-MIN_CPU_SECONDS = 4  # of a job; more for a longer one
+MAX_MEMORY_BYTES = 2 << 30  # in addition to the tokenizer's
+MIN_CPU_SECONDS = 4  # for a job; more for a longer one
 BYTES_PER_CPU_SECOND = 64 << 10
-WALL_SECONDS_PER_CPU_SECOND = 6  # the machine may be busy with something else
+WALL_SECONDS_PER_CPU_SECOND = 6  # other programs may use the machine
 RECEIVE_BYTES = 1 << 20
 
 _LENGTH = struct.Struct("<Q")
@@ -36,35 +35,36 @@ Work = Callable[[bytes], bytes]
 
 
 class HelperEnded(Exception):
-    """The helper is no more, and its job was not done. Says why, for users."""
+    """The helper has ended and its job was not done. The message is for users."""
 
     def __init__(self, reason: str, was_killed: bool = False) -> None:
         super().__init__(reason)
-        self.was_killed = was_killed  # by somebody else: the job may do better with another helper
+        self.was_killed = was_killed  # from outside: the job may succeed with another helper
 
 
 class Helper:
     """The parent's end. Nothing here blocks."""
 
     def __init__(self, work: Work) -> None:
-        """`work` makes an answer of a job; it runs in the new process."""
+        """`work` turns a job into an answer; it runs in the new process."""
         self._socket, theirs = socket.socketpair()
         parent = os.getpid()
         with theirs, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads; none of ours holds a lock of Python's
+            # about fork with threads; none of our threads holds a Python lock
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
             if self.pid == 0:
                 self._socket.close()
                 _live(theirs, work, parent)
         self._socket.setblocking(False)
-        self.has_worked = False  # it has made what its first job needed
+        self.has_worked = False  # it has loaded what its first job needed
         self._unsent = memoryview(b"")
         self._received = bytearray()
         self._deadline_ns = 0
         self._max_cpu_s = 0
 
     def begin(self, job: bytes) -> None:
-        """Give it its next job."""
+        """Send it the next job."""
         self._unsent = memoryview(_LENGTH.pack(len(job)) + job)
         self._received.clear()
         self._begun_cpu_ns = self._cpu_ns()
@@ -73,12 +73,12 @@ class Helper:
 
     @property
     def has_ended(self) -> bool:
-        """By whoever's hand; of one without a job that is no job's fault."""
+        """Whether it has ended, for whatever reason. Without a job, no job is to blame."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     @property
     def job_cpu_ns(self) -> int:
-        """Processor time that its job has taken: that of the machine's other work is not in it."""
+        """CPU time that its job has used, regardless of other work of the machine."""
         return self._cpu_ns() - self._begun_cpu_ns
 
     def _cpu_ns(self) -> int:
@@ -87,7 +87,7 @@ class Helper:
         return 0
 
     def poll(self) -> bytes | None:
-        """The answer, once it is here. HelperEnded: there will be none."""
+        """Return the answer once it has arrived. Raises HelperEnded if there will be none."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -105,20 +105,20 @@ class Helper:
         return bytes(self._received[_LENGTH.size :])
 
     def end(self) -> int:
-        """Kill it, whatever it does; its exit status."""
+        """Kill it; return its exit status."""
         self._socket.close()
-        with contextlib.suppress(ProcessLookupError):  # it is not waited for yet, so the pid is its own
+        with contextlib.suppress(ProcessLookupError):  # not waited for yet, so the pid is still its own
             os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _num_missing(self) -> int:
-        """Bytes that are known to come still."""
+        """Bytes that are still missing, as far as known."""
         if len(self._received) < _LENGTH.size:
             return _LENGTH.size - len(self._received)
         return int(_LENGTH.unpack_from(self._received)[0]) + _LENGTH.size - len(self._received)
 
     def _ending(self) -> HelperEnded:
-        """It closed its socket, so it has ended or is about to."""
+        """Return the error for a closed socket: the helper has ended or is about to."""
         self._socket.close()
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if code == -signal.SIGXCPU:
@@ -129,12 +129,12 @@ class Helper:
 
 
 def max_cpu_seconds(num_bytes: int) -> int:
-    """The bound of a job of `num_bytes`."""
+    """Return the limit of CPU time for a job of `num_bytes`."""
     return MIN_CPU_SECONDS + num_bytes // BYTES_PER_CPU_SECOND
 
 
 def _live(connection: socket.socket, work: Work, parent: int) -> NoReturn:
-    """The helper's life, to its end."""
+    """Run the helper until its end."""
     try:
         set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != parent:
@@ -172,7 +172,7 @@ def _bound_memory() -> None:
 
 
 def _bound_processor_time(seconds: int) -> None:
-    """SIGXCPU, which ends the process, after so much more than it has used up."""
+    """Make the kernel end the process by SIGXCPU after this much more CPU time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -1,15 +1,16 @@
-"""The tokenizer's helper processes and what waits for them: a lane for each kind of work; the slow delays its like alone.
+"""The tokenizer's helper processes and their queues: a lane for each kind of work, so that slow work delays only its own kind.
 
-Used by the tokenizer's loop, which looks in often and never waits here.
+Used by the tokenizer's loop, which checks often and never waits here.
 
     text    prompts of text                     chat    conversations, rendered with the model's own template
-    calls   /tokenize and /detokenize           heavy   whatever is long, and templates that requests bring
-    format  structured output                   huge    what is very long: encoding it takes seconds
+    calls   /tokenize and /detokenize           heavy   long texts, and templates sent with requests
+    format  structured output                   huge    very long texts: encoding takes seconds
                                                     slow    formats that take long
 
-In a lane those take turns whose requests they are (by key or address; requests, where that is unknown): who sends many delays
-himself, and leaves room for others (`shares.py`). While others wait, a format that is not compiled in a moment goes on to the
-slow ones, from its beginning. A lane whose queue is full refuses new requests (429); what was begun before a crash it takes.
+Within a lane, sources take turns (API keys or addresses; single requests if the source is unknown), so that a source with many
+requests delays only itself and leaves room for others (`shares.py`). While others wait, a format that does not compile quickly
+is moved to the slow lane and starts again. A lane with a full queue rejects new requests (429), but accepts those that were
+begun before a crash.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from engine.tokenizer.helper import Work as HelperWork
 from engine.tokenizer.preparation import Answer, Refusal, Work, decode_answer
 from engine.tokenizer.prompt_encoder import param_of
 
-HEAVY_BYTES = 32 << 10  # a job from here on is no light one
-HUGE_BYTES = 256 << 10  # nor one that others of that kind should wait for
+HEAVY_BYTES = 32 << 10  # a job of this size or more is not light
+HUGE_BYTES = 256 << 10  # and one of this size would delay other heavy ones
 MAX_CALLS = 64
 MAX_HEAVY_JOBS = 64
-MAX_IDLE_JOB_BYTES = 1 << 20  # a helper that had a longer job is not kept
+MAX_IDLE_JOB_BYTES = 1 << 20  # a helper is not kept after a longer job
 MAX_TRIES = 2
-LOOK_NS = 500_000  # until a helper is done nobody wakes the loop
+LOOK_NS = 500_000  # nothing wakes the loop when a helper is done
 LONG_JOB_NS, LONG_LOOK_NS = 50_000_000, 5_000_000
-FORMAT_NS, FIRST_FORMAT_NS = 300_000_000, 3_000_000_000  # of processor time, while others wait; the latter: with a vocabulary
+FORMAT_NS, FIRST_FORMAT_NS = 300_000_000, 3_000_000_000  # of CPU time, while others wait; the second also loads a vocabulary
 RETRY_AFTER_S = 1
 
 
 class Job(msgspec.Struct, eq=False):
-    """A message on its way through a helper, and the sequences that wait for it."""
+    """A message for a helper, and the sequences that wait for it."""
 
     work: Work
-    record: bytes  # the message as it came
+    record: bytes  # the message, undecoded
     sequences: dict[str, SequencePart] = {}  # by request id: those that are still wanted
     is_wanted: bool = True
     num_tries: int = 0
@@ -65,12 +66,12 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def turn(self) -> str:
-        """With what it shares its turns."""
+        """Key by which the job takes turns."""
         return self.source or self.key
 
     @property
     def ids(self) -> list[str]:
-        """The request ids, or the call id, of those who wait."""
+        """Ids of the requests, or of the call, that wait."""
         return list(self.sequences) if isinstance(self.work, Submit) else [self.work.call_id]
 
     @property
@@ -103,8 +104,8 @@ class Lanes:
         """`is_own_template`: whether a name in a request means one of the model's templates."""
         self._work = work
         self._is_own_template = is_own_template
-        self._failed: list[tuple[Job, Refusal]] = []  # could not even begin
-        self._has_jobs = False  # or had some when it was looked last; the loop asks in every turn
+        self._failed: list[tuple[Job, Refusal]] = []  # failed before they began
+        self._has_jobs = False  # updated at each check; the loop asks in every turn
         self._lanes = {
             "text": _Lane(1, max_waiting),
             "chat": _Lane(1, max_waiting),
@@ -126,7 +127,7 @@ class Lanes:
 
     @property
     def deadline_ns(self) -> int:
-        """When to look in again; 0: nothing is under way."""
+        """Return the time of the next check; 0: there are no jobs."""
         if not self._has_jobs:
             return 0
         begun = [job.begun_ns for lane in self._lanes.values() for job in lane.busy.values()]
@@ -138,10 +139,10 @@ class Lanes:
         return now_ns + (LOOK_NS if now_ns - max(begun) < LONG_JOB_NS else LONG_LOOK_NS)
 
     def add(self, job: Job, is_new_request: bool) -> None:
-        """RequestError 429 where too many wait."""
+        """Add a job. Raises RequestError 429 if too many wait."""
         name = self._lane_of(job)
         lane = self._lanes[name]
-        is_format = name == "format"  # which may go on to the slow ones: half of the places are kept for that
+        is_format = name == "format"  # it may be moved to the slow lane: half of the places there are kept for that
         queues = [self._lanes[each].waiting for each in ((name, "slow") if is_format else (name,))]
         limit = max(1, lane.max_waiting // 2) if is_format else lane.max_waiting
         num_all = sum(map(len, queues))
@@ -156,7 +157,7 @@ class Lanes:
         self._begin(lane)
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants it any more. A helper that has been at it for long is ended."""
+        """Cancel a job. A helper that has worked on it for long is ended."""
         job.is_wanted = False
         for lane in self._lanes.values():
             lane.waiting.remove(job.turn, job)
@@ -209,7 +210,7 @@ class Lanes:
                 helper.end()
 
     def _move_slow_format(self) -> None:
-        """Where another waits for its helper, it leaves the lane."""
+        """Move a slow format out of the lane if another one waits for its helper."""
         lane, slow = self._lanes["format"], self._lanes["slow"]
         for helper, job in list(lane.busy.items()) if lane.waiting else ():
             if helper.job_cpu_ns > (FORMAT_NS if helper.has_worked else FIRST_FORMAT_NS):
@@ -241,7 +242,7 @@ class Lanes:
             lane.busy[helper] = job
 
     def _idle_helper(self, lane: _Lane) -> Helper | None:
-        """One that lives: whoever ended the others meanwhile did that to no job."""
+        """Return a living idle helper: if others were killed meanwhile, no job was lost."""
         while lane.idle:
             helper = lane.idle.pop()
             if not helper.has_ended:

@@ -1,9 +1,9 @@
-"""How few tokens a text can have, from its bytes alone: what cannot fit is refused without being encoded.
+"""Lower bound of a text's tokens, from its bytes alone: a text that cannot fit is rejected without being encoded.
 
-Used by `vocabulary.py`, of tokenizers whose tokens have each byte of a text in them. Both bounds hold for any way to cut it:
+Used by `vocabulary.py`, for tokenizers that keep each byte of a text in some token. Both bounds hold for any tokenization:
 
-- a token has at most so many of a certain byte (letters, in long runs, are in few tokens);
-- a byte is a part of at least 1 / n of a token, n being the bytes of the longest token that has it.
+- a token contains a certain byte at most so many times (long runs of letters are in few tokens);
+- a byte counts as at least 1 / n of a token, where n is the length of the longest token with this byte.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 class LeastTokens:
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
-        self._singles = {token[0] for token in token_bytes if len(token) == 1}  # others may get lost
-        self._longest: dict[int, int] = {}  # by a byte: the length of the longest token that has it
-        self._most: dict[int, int] = {}  # by a byte: how often a token has it at most
+        self._singles = {token[0] for token in token_bytes if len(token) == 1}  # other bytes may be lost
+        self._longest: dict[int, int] = {}  # by byte: length of the longest token that contains it
+        self._most: dict[int, int] = {}  # by byte: largest number of times a token contains it
         for token in sorted(set(token_bytes), key=len, reverse=True):
             for byte in set(token):
                 self._longest.setdefault(byte, len(token))
 
     def of(self, text: bytes) -> int:
-        """0 where a byte of it is no token."""
+        """Return the bound; 0 if some byte is not a token."""
         counts = {byte: text.count(byte) for byte in set(text)}
         if not counts or not counts.keys() <= self._singles:
             return 0

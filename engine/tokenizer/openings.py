@@ -1,7 +1,7 @@
-"""Sequences that are prepared and not yet open: the text of what the api process already has is replayed first.
+"""Prepared sequences that are not open yet: tokens that the api process already has are replayed first.
 
-Used by the tokenizer's loop. Requests take turns, and a replay comes in pieces: neither a request of many sequences nor one
-with a long answer holds the others.
+Used by the tokenizer's loop. Requests take turns, and a replay is done in pieces, so that neither a request with many sequences
+nor one with a long answer delays others.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from engine.tokenizer.ready import ReadySequence
 from engine.tokenizer.text_stream import TextStream
 from engine.tokenizer.vocabulary import Vocabulary
 
-SEQUENCES_PER_TURN = 32  # of a request, so that they travel together
+SEQUENCES_PER_TURN = 32  # of a request, so that they are sent together
 TOKENS_PER_TURN = 1024  # of a replay
 
 
 class Opening(msgspec.Struct, eq=False):
     sequence: ReadySequence
-    stream: TextStream | None = None  # made when its turn has come
+    stream: TextStream | None = None  # created when its turn has come
 
     def advance(self, vocabulary: Vocabulary, parsers: Parsers | None) -> TextStream | None:
-        """Replay one piece; the stream, where that was the last."""
+        """Replay one piece; return the stream if that was the last one."""
         if self.stream is None:
             self.stream = TextStream(self.sequence, vocabulary, parsers)
         return self.stream if self.stream.replay(TOKENS_PER_TURN) else None
@@ -43,7 +43,7 @@ class Openings:
         self._queue.push(sequence.key, opening)
 
     def next(self, vocabulary: Vocabulary, parsers: Parsers | None = None) -> tuple[ReadySequence, TextStream] | None:
-        """Work on the sequence that has its turn; the sequence and its stream, once it can be opened."""
+        """Work on the sequence that has its turn; return the sequence and its stream once it can be opened."""
         openings = self._queue.front()
         sequence = openings[0].sequence
         stream = openings[0].advance(vocabulary, parsers)

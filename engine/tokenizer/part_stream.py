@@ -1,7 +1,7 @@
-"""Token ids to the parts of an answer: what `detokenizer.py` is for an answer that is content alone.
+"""Turns token ids into the parts of an answer, as `detokenizer.py` does for an answer that is only content.
 
-Used by `text_stream.py` where a request's answer is parsed. What is released after n tokens is a function of these n tokens and
-the request, so that a replay goes on byte for byte. Stop strings are looked for in the content.
+Used by `text_stream.py` if a request's answer is parsed. What is released after n tokens depends only on these n tokens and the
+request, so that a replay continues byte for byte. Stop strings are searched in the content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTENT = "content"
 
 
 class PartStream(Detokenizer):
-    """A `Detokenizer` whose text is the content; `take_parts` has the rest."""
+    """A `Detokenizer` with the content as its text; `take_parts` has the rest."""
 
     __slots__ = (
         "_begin",
@@ -48,10 +48,10 @@ class PartStream(Detokenizer):
         self._marker_of_id = marker_of_id
         self._skipped_ids = vocabulary.special_ids if options.skip_special_tokens else frozenset[int]()
         self._parts: list[Part] = []
-        self._space: list[str] = []  # at the end of the content: newlines, and whatever the answer begins with
-        self._has_begun = False  # something that is no space was released
-        self._begin = 0  # the first token that is no part's yet
-        self._end_sent = 0  # behind the last token of the parts that were taken
+        self._space: list[str] = []  # at the end of the content: newlines, or any space at the start of the answer
+        self._has_begun = False  # something other than space was released
+        self._begin = 0  # the first token that belongs to no part yet
+        self._end_sent = 0  # end of the tokens of the parts that were taken
         self.num_reasoning_tokens = 0
 
     @property
@@ -91,7 +91,7 @@ class PartStream(Detokenizer):
         return released
 
     def take_parts(self) -> list[Part]:
-        """Return the parts released since the last call; none where they are content alone."""
+        """Return the parts released since the last call; none if they are only content."""
         parts, self._parts = self._parts, []
         if not parts:
             return []
@@ -112,7 +112,7 @@ class PartStream(Detokenizer):
                 if self.stop_string is not None:
                     return released + self._release()
                 continue
-            if self._stops:  # none goes on behind another part
+            if self._stops:  # none continues after another part
                 released += self._content(self._stops.release())
             if part.kind == EDGE.kind:
                 self._space.clear()
@@ -125,7 +125,7 @@ class PartStream(Detokenizer):
         return released
 
     def _content(self, text: str) -> str:
-        """Return the text, with the space before it, that is content in any case."""
+        """Return the text, with the space before it, that is certainly content."""
         body = text.rstrip("\n") if self._has_begun or not text.isspace() else ""
         released = "".join((*self._space, body)) if body else ""
         if body:
@@ -145,7 +145,7 @@ class PartStream(Detokenizer):
         return text
 
     def _append(self, part: Part) -> None:
-        """Neighbours of a kind become one, but for calls."""
+        """Append a part, joined with the previous one if it has the same kind (calls excepted)."""
         self._has_begun = True
         part = msgspec.structs.replace(part, begin=self._begin, end=self.num_tokens)
         self._begin = self.num_tokens

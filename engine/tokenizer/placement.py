@@ -1,16 +1,18 @@
-"""Where pictures and video stand in a prompt: placeholders become as many tokens as their items take, and units with positions.
+"""Places images and video in a prompt: expands placeholders to as many tokens as their items take, and finds the units with
+their positions.
 
-Used by the tokenizer processes (`prompt_encoder.py`). Pure. An item is one **span** of tokens, or, where frames have their
-times in the text, a span for each frame:
+Used by the tokenizer processes (`prompt_encoder.py`). Pure. An item is one **span** of tokens or, for models with frame times
+in the text, one span per frame:
 
-    <|vision_start|> <|image_pad|> <|vision_end|>                      a picture: its token is repeated
-    <|vision_start|> <|video_pad|> <|vision_end|>                      a video: likewise, or
+    <|vision_start|> <|image_pad|> <|vision_end|>                      an image: its token is repeated
+    <|vision_start|> <|video_pad|> <|vision_end|>                      a video: the same, or
     <0.5 seconds><|vision_start|>..<|vision_end|><1.5 seconds><|vision_start|>..<|vision_end|>    frame by frame
 
-The start and the end around a video's one token make way for the frames' own: so the authors' processor wrote the prompts of
-their model (transformers 4.57; from 5.10 on an outer pair is left around the frames, two tokens that it was not trained with).
+The start and end tokens around a video's single token are replaced by those of the frames, as in the prompts that the model was
+trained on (transformers 4.57; from 5.10 on an outer pair stays around the frames, two tokens that were not in training).
 
-Items bind in order to runs of their kind's token. A run of one token is expanded; one of just the span's length stays.
+Items are assigned in order to runs of their kind's token. A run of one token is expanded; a run with exactly the span's length
+stays.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ from engine.errors import RequestError
 from engine.messages import MediaItem, MediaUnit
 
 _MAX_NOTED = 32
-_MAX_TIME = 1 << 24  # on the time axis, by all videos of a prompt: float32 does not tell later positions apart
+_MAX_TIME = 1 << 24  # on the time axis, for all videos of a prompt: float32 cannot distinguish later positions
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A prompt with its media in place; units in its order."""
+    """A prompt with its media in place; units in the prompt's order."""
 
     token_ids: array[int]
     units: tuple[MediaUnit, ...] = ()
     num_item_tokens: tuple[int, ...] = ()  # of each item
-    second_start: int = 0  # of two texts, which the model tells apart: the second's first token; 0: there is none
+    second_start: int = 0  # first token of the second of two texts that the model distinguishes; 0: there is one text
 
     @property
     def note(self) -> str:
-        """Tokens that the items take of the prompt, in words for error messages."""
+        """Number of media tokens, as text for error messages."""
         return _note(self.num_item_tokens)
 
 
@@ -63,7 +65,7 @@ class Placement:
     """Placement of media in the prompts of one model."""
 
     def __init__(self, vision: VisionConfig, pieces: Sequence[str | None], marks: Mapping[str, str]) -> None:
-        """`pieces` and `marks`: of the vocabulary."""
+        """`pieces`, `marks`: of the vocabulary."""
         self._vision, self._rules = vision, media_rules(vision.kind)
         self._token_of_kind = {"image": vision.image_token_id, "video": vision.video_token_id}
         self._token_ids = [token_id for token_id in self._token_of_kind.values() if token_id >= 0]
@@ -78,12 +80,12 @@ class Placement:
         self._video_run = re.compile(f"(?:{start})?(?:{mark})+(?:{end})?")
 
     def labelled(self, text: str, items: Sequence[MediaItem], *, are_single: bool = False) -> str:
-        """Return `text` with a placeholder, and the time, for each span of a video. Placeholders that stood so already, and
-        those that have no item, stay as they are. `are_single`: as of `place`."""
+        """Return `text` with a placeholder, and the time, for each span of a video. Placeholders that are already in this
+        format, and those without an item, stay as they are. `are_single`: as in `place`."""
         videos = deque(index for index, item in enumerate(items) if item.kind == "video")
         if not self._mark or not videos:
             return text
-        passing: list[Span] = []  # of a video that stands there span by span: those that come
+        passing: list[Span] = []  # remaining spans of a video that is written span by span
 
         def label(match: re.Match[str]) -> str:
             if passing:
@@ -111,9 +113,10 @@ class Placement:
         is_labelled: bool = False,
         are_single: bool = False,
     ) -> Placed:
-        """`param`: the prompt's field. `is_labelled`: every span has its own placeholder; else a single token may stand for all
-        frames of a video, and `encode` is asked for their labels. `are_single`: every token is a placeholder of its own, as
-        templates write them. RequestError where runs and items do not match, or the items have more than `max_tokens`."""
+        """Return the prompt with its media. `param`: the prompt's field. `is_labelled`: every span has its own placeholder;
+        otherwise a single token may stand for all frames of a video, and `encode` encodes their labels. `are_single`: every
+        token is a placeholder of its own, as templates write them. Raises RequestError if runs and items do not match, or the
+        items have more than `max_tokens`."""
         num_item_tokens = tuple(len(item.unit_hashes) * item.tokens_per_unit for item in items)
         _check_total(num_item_tokens, max_tokens, param)
         self._check_times(items, param)
@@ -123,7 +126,7 @@ class Placement:
         num_taken = 0
         for run, spans, has_labels in self._bound(list(self._runs(token_ids, are_single)), items, param, is_labelled):
             start, end = run.start, run.start + run.length
-            if has_labels:  # each frame gets a start and an end of its own
+            if has_labels:  # each frame gets its own start and end
                 start -= start > num_taken and token_ids[start - 1] == start_id
                 end += end < len(token_ids) and token_ids[end] == end_id
             placed.extend(token_ids[num_taken:start])
@@ -137,7 +140,7 @@ class Placement:
         return Placed(placed, tuple(units), num_item_tokens)
 
     def spans(self, index: int, item: MediaItem) -> list[Span]:
-        """Spans of item `index`."""
+        """Return the spans of item `index`."""
         num_units = len(item.unit_hashes)
         if item.kind != "video" or not self._rules.has_times_in_text:
             return [Span(index, "", 0, num_units, num_units * item.tokens_per_unit)]
@@ -149,7 +152,7 @@ class Placement:
     def _bound(
         self, runs: list[_Run], items: Sequence[MediaItem], param: str, is_labelled: bool
     ) -> Iterator[tuple[_Run, list[Span], bool]]:
-        """Each run with what it stands for, and whether that gets its labels here."""
+        """Yield each run with its spans, and whether labels are added here."""
         waiting = {token_id: deque[Span]() for token_id in self._token_ids}
         num_runs = dict.fromkeys(self._token_ids, 0)
         num_items = dict.fromkeys(self._token_ids, 0)
@@ -200,7 +203,7 @@ class Placement:
             )
 
     def _time_of(self, number: int, item: MediaItem) -> int:
-        """The position in time of a row of a span; in float32, as models were trained."""
+        """Return the temporal position of a row of a span, computed in float32 as in training."""
         if item.kind == "video" and self._rules.has_times_in_positions:
             import numpy as np  # text models start without it
 
@@ -209,7 +212,7 @@ class Placement:
         return number
 
     def _check_times(self, items: Sequence[MediaItem], param: str) -> None:
-        """Before they are counted: what a file or a client says of frames per second may be next to nothing."""
+        """Check the temporal positions before they are counted: the frame rate of a file or client may be almost 0."""
         if not self._rules.has_times_in_positions:
             return
         total = sum(len(item.unit_hashes) * item.seconds_per_row for item in items) * self._vision.tokens_per_second
@@ -246,7 +249,7 @@ class Placement:
 
 
 def _check_total(num_item_tokens: tuple[int, ...], max_tokens: int, param: str) -> None:
-    """Before memory is taken for it."""
+    """Check the total before memory is allocated for it."""
     total = sum(num_item_tokens)
     if total > max_tokens:
         raise RequestError(

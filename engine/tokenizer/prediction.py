@@ -1,5 +1,5 @@
-"""How much of a predicted answer came true, as OpenAI's usage counts it. Pure: it depends on the two texts alone, not on what
-was drafted.
+"""Counts accepted tokens of a predicted answer, as in OpenAI's usage. Pure: it depends only on the two texts, not on what was
+drafted.
 
 Used by the tokenizer processes.
 """
@@ -15,14 +15,14 @@ from weakref import WeakValueDictionary
 
 
 class Prediction:
-    """The tokens, and where each two of them stand; one for all sequences of a request."""
+    """The tokens of a prediction, and the places of each pair; shared by all sequences of a request."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids
 
     @staticmethod
     def of(token_ids: bytes) -> Prediction:
-        """The same object as long as anybody has it. `token_ids`: int32."""
+        """Return the same object for the same tokens while it is in use. `token_ids`: int32."""
         found = _living.get(token_ids)
         if found is None:
             found = _living[token_ids] = Prediction(array("i", token_ids).tolist())
@@ -41,16 +41,16 @@ _living: WeakValueDictionary[bytes, Prediction] = WeakValueDictionary()
 
 
 class PredictionCount:
-    """Takes the answer token by token. It goes on in the prediction where it agrees with it, and else from the next place there
-    where its last two tokens stand."""
+    """Counts the answer token by token. While the answer agrees with the prediction it continues there, otherwise from the next
+    place with the answer's last two tokens."""
 
     __slots__ = ("_before", "_next", "_prediction", "_was_accepted", "num_accepted")
 
     def __init__(self, prediction: Prediction) -> None:
         self.num_accepted = 0
         self._prediction = prediction
-        self._next = 0  # the place that is expected
-        self._before = -1  # the token before
+        self._next = 0  # the expected place
+        self._before = -1  # the previous token
         self._was_accepted = False
 
     @property

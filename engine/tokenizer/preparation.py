@@ -1,7 +1,7 @@
-"""All work on text that a message asks for: rendering, encoding, and what a sequence's parameters need of the vocabulary.
+"""All work on text for a message: rendering, encoding, and resolving parameters that need the vocabulary.
 
 Done in the tokenizer's helper processes (`helper.py`); prompts of token ids alone are prepared in its own loop. A user's
-mistake, a library that fails and our own mistakes each become a `Refusal`: nothing that a request brings ends a process.
+mistake, an error in a library and a bug of ours each become a `Refusal`: no request can end a process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PreparedPrompt(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Prepared(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A request's sampling parameters, resolved but for `max_tokens`, and its prompts in their order."""
+    """A request's sampling parameters, resolved except for `max_tokens`, and its prompts in order."""
 
     sampling: SamplingParams
     prompts: list[PreparedPrompt | Refusal]
@@ -68,7 +68,7 @@ decode_answer = _decoder.decode
 
 
 def is_light(work: Work) -> bool:
-    """Whether it is done in no time: token ids need no text."""
+    """Return whether it takes next to no time: token ids need no work on text."""
     if not isinstance(work, Submit):
         return False
     text = work.shared.text
@@ -78,8 +78,8 @@ def is_light(work: Work) -> bool:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the error that the user sees. A library's panic (no Exception) fails the request that caused it, like our own
-    mistakes."""
+    """Return the error for the user. A panic in a library (not an Exception) fails only the request that caused it, like our
+    own bugs."""
     if isinstance(error, RequestError):
         return Refusal(error.message, error.status, error.code, error.param, error.retry_after_s)
     log.error("a request could not be prepared", exc_info=error)
@@ -106,7 +106,7 @@ class Preparation:
         self._max_model_len = max_model_len
 
     def answer(self, record: bytes) -> bytes:
-        """A helper's work: an encoded message in, an encoded answer out."""
+        """Do a helper's work: take an encoded message, return an encoded answer."""
         work = decode(record)
         assert isinstance(work, Work), work
         return _encoder.encode(self.prepare(work))
@@ -124,7 +124,7 @@ class Preparation:
             return refusal_of(error)
 
     def _with_grammar(self, sampling: SamplingParams, work: Submit) -> SamplingParams:
-        """Sampling parameters with the grammar of a structured answer, of calls, or of calls or an answer, and the thinking
+        """Return the sampling parameters with the grammar of a structured answer, of calls, or of either, and the reasoning
         budget."""
         format_, parsing = work.shared.text.format, work.shared.text.parsing
         if format_ is None and (parsing is None or not parsing.has_grammar):
@@ -148,7 +148,7 @@ class Preparation:
         return msgspec.structs.replace(sampling, grammar=grammar)
 
     def _of_calls(self, lark: str, format_lark: str, format_: AnswerFormat | None) -> Grammar:
-        """The grammar of calls, or of calls or an answer. An error names the format where that alone cannot be compiled."""
+        """Return the grammar of calls, or of calls or an answer. An error names the format if that alone cannot be compiled."""
         try:
             return self._formats.of_calls(lark, format_lark)
         except RequestError:
@@ -185,8 +185,8 @@ class Preparation:
         return Tokenized(call.call_id, token_ids.tobytes(), self._max_model_len, tokens)
 
     def _cut(self, token_ids: array[int], num_kept: int, max_tokens: int, is_whole: bool) -> array[int]:
-        """The last of a prompt, as `truncate_prompt_tokens` has it, behind the token that an encoder's prompts begin with.
-        `is_whole`: it can only be taken as a whole."""
+        """Return the last tokens of a prompt, according to `truncate_prompt_tokens`, after the first token that an encoder
+        model needs. `is_whole`: it cannot be truncated."""
         first = self._rules.first_token(num_kept, max_tokens, len(token_ids))
         if first and is_whole:
             raise RequestError(
@@ -202,7 +202,7 @@ class Preparation:
 
 
 def _check_bounds(mask_bounds: bytes, num_tokens: int) -> None:
-    """The api process has checked each by itself; how long a prompt is becomes known here."""
+    """Check the number of bounds, which the api process cannot: it does not know the prompt's length."""
     num_bounds = len(mask_bounds) // 8
     if num_bounds not in (0, num_tokens):
         raise RequestError(

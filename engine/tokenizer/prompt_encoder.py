@@ -1,6 +1,6 @@
-"""From a prompt in any of its forms to token ids, with its pictures and video in place.
+"""Turns a prompt of any kind into token ids, with its images and video in place.
 
-Used by the tokenizer processes, one `PromptEncoder` each. Every user's mistake is a RequestError.
+Used by the tokenizer processes, one `PromptEncoder` each. Mistakes of users raise RequestError.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ MIN_TEXT_LIMIT_BYTES = 1 << 20
 
 
 def max_text_bytes(vocabulary: Vocabulary, max_model_len: int) -> int:
-    """The longest text that is worth encoding (to be counted, at least): more bytes cannot fit the model's context."""
+    """Return the size of the longest text that is worth encoding (at least to count its tokens): more bytes cannot fit the
+    model's context."""
     return max(MIN_TEXT_LIMIT_BYTES, max_model_len * vocabulary.longest_token_bytes)
 
 
 def param_of(prompt: Prompt) -> str:
-    """The name of the request's field that `prompt` came from."""
+    """Return the name of the request field of `prompt`."""
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
@@ -43,9 +44,9 @@ class PromptEncoder:
         placement: Placement | None = None,
         num_token_types: int = 0,
     ) -> None:
-        """`vocab_size` is the model's: ids below it have an embedding, whether or not the tokenizer knows them. `placement`: of
-        a model that sees. `num_token_types`: of an encoder, for which the tokenizer's file says how two texts become one
-        prompt."""
+        """`vocab_size` is the model's: ids below it have an embedding, even if the tokenizer does not know them.
+        `placement`: for a vision model. `num_token_types`: of an encoder model; its tokenizer file defines how two texts
+        become one prompt."""
         self._vocabulary = vocabulary
         self._templates = templates
         self._vocab_size = vocab_size
@@ -56,7 +57,8 @@ class PromptEncoder:
 
     @property
     def num_begin_tokens(self) -> int:
-        """Tokens at the start of a prompt that are kept where it is cut: an encoder's first one may stand for all of it."""
+        """Tokens at the start of a prompt that are kept when it is truncated: the first token of an encoder model may represent
+        all of it."""
         return int(self._num_token_types > 0)
 
     def encode(
@@ -67,9 +69,9 @@ class PromptEncoder:
         is_draft: bool = False,
         must_fit: bool = False,
     ) -> Placed:
-        """The prompt's token ids (int32) and units. `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat template
-        sees. `is_draft`: placeholders may still lack their items, where there are none at all.
-        `must_fit`: a text whose bytes alone say that it is too long for the model is refused before it is encoded."""
+        """Return the prompt's token ids (int32) and units. `arrival_ns` (CLOCK_MONOTONIC; 0: now) is the time that a chat
+        template sees. `is_draft`: placeholders may lack items, if there are no items at all. `must_fit`: a text that is
+        certainly too long for the model, judging by its bytes, is rejected before it is encoded."""
         param = param_of(prompt)
         if self._num_token_types and isinstance(prompt, TextPrompt) and prompt.second is not None:
             return self._encode_two(prompt.text, prompt.second, must_fit)
@@ -96,7 +98,7 @@ class PromptEncoder:
                 return self._encode_gap(prompt, must_fit)
             text = self._vocabulary.marked(prompt.text)
             return self._encode_text(text, media, prompt.add_special_tokens, "prompt", must_fit)
-        # special tokens belong to the template
+        # the template adds the special tokens
         return self._encode_text(self._templates.render(prompt, _wall_time(arrival_ns)), media, False, "messages", must_fit)
 
     def _encode_gap(self, prompt: TextPrompt, must_fit: bool) -> array[int]:
@@ -105,7 +107,7 @@ class PromptEncoder:
         return array("i", with_gap(self._vocabulary, prefix, suffix, prompt.add_special_tokens))
 
     def _encode_pair(self, query: str, document: str, arrival_ns: int, must_fit: bool) -> array[int]:
-        """Encode two texts with the model's template where it has roles for them, else one after the other."""
+        """Encode two texts with the model's template if it has roles for them, else one after the other."""
         if not self._templates.has_pairs:
             return self._encode_text(query + document, (), True, "prompt", must_fit)
         turns = [{"role": "query", "content": query}, {"role": "document", "content": document}]
@@ -151,7 +153,7 @@ class PromptEncoder:
             )
 
     def checked(self, token_ids: array[int], param: str) -> array[int]:
-        """`token_ids`, all of them within the model's vocabulary."""
+        """Return `token_ids` after checking that all are within the model's vocabulary."""
         for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
@@ -161,6 +163,6 @@ class PromptEncoder:
 
 
 def _wall_time(monotonic_ns: int) -> datetime:
-    """The local time of day at a reading of CLOCK_MONOTONIC."""
+    """Return the local time for a value of CLOCK_MONOTONIC."""
     age_ns = time.monotonic_ns() - monotonic_ns if monotonic_ns else 0
     return datetime.fromtimestamp((time.time_ns() - age_ns) / 1e9)

@@ -1,7 +1,7 @@
-"""Sequences that are ready for a scheduler, in the parts that a `Request` is made of.
+"""Sequences that are ready for a scheduler, as the parts of a `Request`.
 
-Made by the tokenizer's loop of what a helper has prepared. The shared part and each prompt are encoded here, once, for all
-messages to the scheduler that carry them.
+Built by the tokenizer's loop from a helper's result. The shared part and each prompt are encoded here once, for all messages to
+the scheduler that carry them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReadyRequest(msgspec.Struct, frozen=True, eq=False):
     """Part of a request that its sequences share."""
 
     asked: SharedPart  # as the api process sent it
-    shared: SharedPart  # as the scheduler gets it: the sampling parameters are resolved, and there are no text options
+    shared: SharedPart  # as sent to the scheduler: with resolved sampling parameters and without text options
     encoded: SharedPart
     num_bytes: int
 
@@ -62,6 +62,6 @@ class ReadySequence(msgspec.Struct, frozen=True, eq=False):
 
 
 def request_of(tokenizer: str, sequences: list[ReadySequence]) -> Request:
-    """Return the message that carries sequences of one HTTP request."""
+    """Return the message with sequences of one HTTP request."""
     carried = with_prompts((sequence.own, sequence.prompt.encoded) for sequence in sequences)
     return Request(tokenizer, sequences[0].request.encoded, *carried)

@@ -1,7 +1,7 @@
-"""Finding an answer that goes round in circles: its last tokens are one pattern, some times over.
+"""Detects an answer that repeats itself: its last tokens are one pattern several times.
 
-Used by `text_stream.py`, one `Repetition` for each open sequence that asks for it. What is found after n tokens depends on
-these alone, however they come, so a replay finds the same.
+Used by `text_stream.py`, one `Repetition` for each open sequence that requests it. The result after n tokens depends only on
+these tokens, so a replay finds the same.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from engine.messages import RepetitionLimits
 
 
 class Repetition:
-    """For each size of a pattern it counts how many of the last tokens equal the one so many before: `min_count` times a
-    pattern of `size` tokens are `size * (min_count - 1)` such in a row."""
+    """For each pattern size, counts how many of the last tokens equal the token `size` positions before: a pattern that occurs
+    `min_count` times means `size * (min_count - 1)` equal tokens in a row."""
 
     __slots__ = ("_last", "_limits", "_min_tokens", "_num_equal", "is_found", "num_tokens")
 
     def __init__(self, limits: RepetitionLimits, min_tokens: int) -> None:
-        """Ignore repetitions that are complete before `min_tokens` tokens, until then."""
+        """Ignore repetitions that are complete before `min_tokens` tokens."""
         self.is_found = False
         self.num_tokens = 0
         self._limits = limits
@@ -28,7 +28,7 @@ class Repetition:
         self._num_equal = [0] * limits.max_pattern_size  # of size 1, 2, ...
 
     def push(self, token_ids: Sequence[int]) -> int:
-        """How many of the next tokens count: all, or those up to the one that completes a repetition."""
+        """Return how many of the next tokens count: all, or those up to the one that completes a repetition."""
         if self.is_found:
             return 0
         for place, token_id in enumerate(token_ids, start=1):

@@ -1,8 +1,8 @@
-"""The replicas as a tokenizer sees them: the ways to their schedulers, what each has to do and has cached, and which one a
-sequence goes to.
+"""The replicas in a tokenizer: channels to their schedulers, their load and cached prefixes, and the choice of a replica for a
+sequence.
 
-Used by the tokenizer's loop. `engine/parallel/routing.py` decides; what it decides from is read here: the gauges of the
-schedulers, what this tokenizer sent and a scheduler has not taken yet, and the fingerprints that the cache actors write.
+Used by the tokenizer's loop. `engine/parallel/routing.py` decides, based on data that is read here: the gauges of the
+schedulers, sequences that were sent but not taken yet, and the fingerprints that the cache actors write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.tokenizer.ready import ReadySequence
 from engine.tokenizer.scheduler_channel import SchedulerChannel
 from shm.fingerprints import FingerprintSet, fingerprint_of
 
-UNKNOWN = -1  # where a sequence is, or whether one is asked for
+UNKNOWN = -1  # the replica of a sequence, or a requested one, is not known
 
 
 class Replica:
@@ -42,11 +42,11 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Its scheduler and all its ranks take work, and it does not load weights."""
+        """Whether its scheduler and all its ranks accept work, and it is not loading weights."""
         return all(map(self._context.is_peer_ready, self._actors)) and self._state.value != WeightsState.LOADING
 
     def has(self, fingerprint: int) -> bool:
-        """Whether a block is cached there, as far as that is known."""
+        """Return whether a block is cached there, as far as known."""
         return fingerprint in self._prefixes
 
     def load(self, num_cached_tokens: int) -> ReplicaLoad:
@@ -68,7 +68,7 @@ class Replica:
 
 
 class Replicas:
-    """All of them; with one there is nothing to choose."""
+    """All replicas; with a single one there is no choice."""
 
     def __init__(self, context: ActorContext) -> None:
         self._config = context.config
@@ -77,7 +77,7 @@ class Replicas:
         self._replicas = [Replica(context, index, channel) for index, channel in enumerate(self._channels) if are_several]
         self._num_routed = {reason: context.counter("requests_routed_total", reason=reason) for reason in REASONS}
         self._turn = 0
-        self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open sequences, of each group that has any
+        self._groups: dict[str, tuple[int, int]] = {}  # replica and number of open sequences of each group
 
     @property
     def are_several(self) -> bool:
@@ -88,13 +88,13 @@ class Replicas:
         return any(channel.is_waiting for channel in self._channels)
 
     def num_waiting(self, source: str) -> tuple[int, int]:
-        """Records that found no room, and a source's, of the scheduler that keeps up best."""
+        """Return the number of records that did not fit, of all sources and of one, for the scheduler that keeps up best."""
         return min(channel.num_waiting(source) for channel in self._channels)
 
     def choose(
         self, sequence: ReadySequence, pinned: int = UNKNOWN, refused_by: frozenset[int] = frozenset()
     ) -> tuple[int, int]:
-        """The replica that a sequence is to go to, and how many tokens it must compute there. `refused_by`: full ones."""
+        """Return the replica for a sequence, and how many tokens it must compute there. `refused_by`: full replicas."""
         num_tokens = sequence.num_prompt_tokens + len(sequence.own.resume_token_ids) // 4
         if not self.are_several:
             return 0, num_tokens
@@ -106,32 +106,33 @@ class Replicas:
         return replica, num_tokens - num_cached[replica]
 
     def send(self, replica: int, sequence: ReadySequence, num_tokens: int) -> None:
-        """Goes out with the next `flush`; it has `num_tokens` to compute. RequestError where no ring record can hold it."""
+        """Send a sequence, with `num_tokens` to compute, with the next `flush`. Raises RequestError if it fits no ring
+        record."""
         self._channels[replica].add(sequence, num_tokens)
         group_id = sequence.own.group_id
         if self.are_several and group_id:
             self._groups[group_id] = replica, self._groups.get(group_id, (replica, 0))[1] + 1
 
     def ended(self, group_id: str) -> None:
-        """A sequence of the group is open no more."""
+        """Note that a sequence of the group is no longer open."""
         if group_id in self._groups:
             replica, num_open = self._groups.pop(group_id)
             if num_open > 1:
                 self._groups[group_id] = replica, num_open - 1
 
     def abort(self, replica: int, key: str, abort: Abort) -> None:
-        """Goes out behind what waits of the same request; to every scheduler where it is not known which one has it."""
+        """Send an abort after waiting messages of the same request; to every scheduler if it is not known which one has it."""
         for channel in self._channels if replica == UNKNOWN else [self._channels[replica]]:
             channel.abort(key, abort)
 
     def leave(self, replica: int, key: str, own: SequencePart) -> None:
-        """Abort the attempt before of a sequence that goes to `replica`, wherever else it is or may be."""
+        """Abort the previous attempt of a sequence that goes to `replica`, on every other replica where it may be."""
         for index, channel in enumerate(self._channels if own.attempt else []):
             if index != replica and own.replica in (UNKNOWN, index):
                 channel.abort(key, Abort(own.request_id, own.attempt - 1))
 
     def is_any_left(self, refused_by: frozenset[int]) -> bool:
-        """Whether one that has not refused may take a sequence."""
+        """Whether a replica that has not rejected it may take a sequence."""
         return any(
             replica.is_ready and not replica.load(0).is_full
             for index, replica in enumerate(self._replicas)
@@ -139,7 +140,7 @@ class Replicas:
         )
 
     def flush(self) -> int:
-        """Send what the rings take. The number of records sent."""
+        """Send as much as fits; return the number of records sent."""
         return sum(channel.flush() for channel in self._channels)
 
     def close(self) -> None:
@@ -161,7 +162,8 @@ class Replicas:
         return route(self._config.data_parallel_routing, loads, num_tokens, self._config.block_size, first_key, self._turn)
 
     def _cached(self, sequence: ReadySequence) -> tuple[bytes, list[int]]:
-        """The key of the first block (or of what a shorter prompt has), and how many tokens each replica has cached."""
+        """Return the key of the first block (or of all tokens of a shorter prompt), and how many tokens each replica has
+        cached."""
         size = self._config.block_size
         shared, tokenized = sequence.request.shared, sequence.prompt.tokenized
         tokens = array("i", tokenized.token_ids + sequence.own.resume_token_ids)

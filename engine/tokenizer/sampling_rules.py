@@ -1,6 +1,6 @@
-"""Sampling parameters that need the model's limits or its vocabulary: checked and resolved.
+"""Checks and resolves sampling parameters that need the model's limits or vocabulary.
 
-Used by the tokenizer processes. Pure. Every user's mistake is a RequestError that names the parameter.
+Used by the tokenizer processes. Pure. Mistakes of users raise a RequestError that names the parameter.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ class SamplingRules:
         self._max_positions = max_positions
 
     def max_tokens(self, max_tokens: int, num_prompt_tokens: int, param: str, note: str = "", is_cut: bool = False) -> int:
-        """`max_tokens` as asked for, or what the model has room for (`is_cut`: or the fewer of both). `param`: the field of the
-        prompt; `note`: what it is made of, for messages."""
+        """Return `max_tokens` as requested, or as many as the model has room for (`is_cut`: the smaller of both). `param`: the
+        field of the prompt; `note`: its composition, for error messages."""
         if is_cut and max_tokens > 0:
             max_tokens = min(max_tokens, max(1, self._max_positions - num_prompt_tokens))
         self._check_length(num_prompt_tokens, max_tokens, param, note)
         return max_tokens if max_tokens >= 0 else max(1, self._max_positions - num_prompt_tokens)
 
     def first_token(self, num_kept: int, max_tokens: int, num_tokens: int) -> int:
-        """Where a prompt of `num_tokens` begins whose last `num_kept` count; 0: all, -1: as many as there is room for."""
+        """Return the first token to keep of a prompt of `num_tokens`, if the last `num_kept` are used; 0: all, -1: as many as
+        fit."""
         if num_kept < 0:
             num_answer_tokens = max(1, max_tokens) if max_tokens else 0
-            if num_answer_tokens >= self._max_positions:  # it will be cut: half of the room is the prompt's
+            if num_answer_tokens >= self._max_positions:  # it will be cut: half of the room is for the prompt
                 num_answer_tokens = self._max_positions // 2
             num_kept = self._max_positions - num_answer_tokens
         return max(0, num_tokens - num_kept) if num_kept else 0
 
     def resolve(self, sampling: SamplingParams, text: TextOptions) -> SamplingParams:
-        """The parameters with end tokens and bad words filled in, the same for all sequences of a request."""
+        """Return the parameters with end tokens and bad words filled in, the same for all sequences of a request."""
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.allowed_token_ids, "allowed_token_ids")
         self._check_ids(sampling.logit_bias, "logit_bias")
@@ -63,7 +64,7 @@ class SamplingRules:
             self._check_ids(token_ids, "bad_words")
         has_end = text.format is not None or (
             text.parsing is not None and text.parsing.binds
-        )  # an answer that is complete ends, whatever else is asked for
+        )  # a complete answer ends, regardless of other parameters
         eos_token_ids = () if sampling.ignore_eos and not has_end else self._eos_token_ids
         return msgspec.structs.replace(
             sampling,
@@ -96,12 +97,12 @@ class SamplingRules:
                 )
 
     def _encode_breakers(self, breakers: list[str]) -> list[int]:
-        """The token with which each ends where it follows a word."""
+        """Return the last token of each breaker, as it is after a word."""
         ends = {self._vocabulary.encode("a" + breaker, False)[-1] for breaker in breakers}
         return sorted(token_id for token_id in ends if 0 <= token_id < self._vocab_size)
 
     def _encode_prediction(self, text: str) -> bytes:
-        """Encode a prediction, without tokens beyond the longest answer or after one that the model can't sample."""
+        """Encode a prediction, without tokens beyond the longest answer or after one that the model cannot sample."""
         if not text:
             return b""
         token_ids = self._vocabulary.encode(text[: self._max_model_len * self._vocabulary.longest_token_bytes], False)
@@ -109,7 +110,7 @@ class SamplingRules:
         return array("i", sayable).tobytes()
 
     def _encode_bad_words(self, words: list[str]) -> list[list[int]]:
-        """Each word as it begins a text and, where that is more than a space before the same tokens, as it follows a space."""
+        """Return each word as it begins a text and, if different by more than a space token, as it follows a space."""
         sequences: list[list[int]] = []
         for word in words:
             bare = self._vocabulary.encode(word.lstrip(), False)

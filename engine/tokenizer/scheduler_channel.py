@@ -1,7 +1,7 @@
-"""The way from a tokenizer to the scheduler, whose ring may be full.
+"""Messages from a tokenizer to a scheduler; the ring may be full.
 
-Used by the tokenizer's loop. Sequences of one request that come one behind the other leave as one record; what a full ring
-refuses waits here, and requests take turns: one that brings much delays itself.
+Used by the tokenizer's loop. Consecutive sequences of one request are sent as one record. Records that do not fit a full ring
+wait here, and requests take turns: a large one delays only itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.process.fair_queue import FairQueue
 from engine.process.outbox import Outbox
 from engine.tokenizer.ready import ReadySequence, request_of
 
-MAX_SENT = 1024  # then what was received is forgotten, also where nobody asks
+MAX_SENT = 1024  # then received records are forgotten, even if no call asks
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 class SchedulerChannel:
     def __init__(self, outbox: Outbox, tokenizer: str) -> None:
-        """`tokenizer`: the actor that sends."""
+        """`tokenizer`: the sending actor."""
         self._outbox = outbox
         self._tokenizer = tokenizer
         self._max_gathered_bytes = outbox.max_record_bytes // 4
@@ -37,20 +37,20 @@ class SchedulerChannel:
         self._num_gathered_bytes = 0
         self._num_gathered_tokens = 0
         self._records: FairQueue[str, _Record] = FairQueue()
-        self._sent: deque[tuple[int, _Record]] = deque()  # with where they end in the ring, until they are received
-        self._num_sequences = self._num_tokens = 0  # of all that is gathered, waits or was sent, until it is received
+        self._sent: deque[tuple[int, _Record]] = deque()  # with their end in the ring, until they are received
+        self._num_sequences = self._num_tokens = 0  # of all that is collected, waiting or sent, until it is received
 
     @property
     def is_waiting(self) -> bool:
         return bool(self._records or self._gathered)
 
     def num_waiting(self, source: str) -> tuple[int, int]:
-        """Records that found no room: all, and those of a source (of none: all, since nobody can tell)."""
+        """Return the records that did not fit: all, and those of a source (all, if there is no source)."""
         num_all = len(self._records)
         return num_all, sum(record.source == source for record in self._records) if source else num_all
 
     def unacknowledged(self) -> tuple[int, int]:
-        """Sequences that the scheduler has not taken yet, and the tokens that they have to compute."""
+        """Sequences that the scheduler has not taken yet, and their tokens to compute."""
         received = self._outbox.received_position
         while self._sent and self._sent[0][0] <= received:
             _, record = self._sent.popleft()
@@ -59,8 +59,8 @@ class SchedulerChannel:
         return self._num_sequences, self._num_tokens
 
     def add(self, sequence: ReadySequence, num_tokens: int = 0) -> None:
-        """Take a sequence that has `num_tokens` to compute; it goes out with the next `flush`. RequestError where no ring
-        record can hold it."""
+        """Send a sequence, with `num_tokens` to compute, with the next `flush`. Raises RequestError if it fits no ring
+        record."""
         num_bytes = sequence.prompt.num_bytes + sequence.own.max_bytes
         self._check_size(MESSAGE_BYTES + sequence.request.num_bytes + num_bytes)
         last = self._gathered[-1] if self._gathered else None
@@ -78,12 +78,12 @@ class SchedulerChannel:
         self._num_tokens += num_tokens
 
     def abort(self, key: str, abort: Abort) -> None:
-        """Goes out behind what waits of the same request."""
+        """Send an abort after waiting messages of the same request."""
         self._pack()
         self._records.push(key, _Record(encode(abort)))
 
     def flush(self) -> int:
-        """Send what the ring takes. The number of records sent."""
+        """Send as much as fits; return the number of records sent."""
         self._pack()
         num_sent = 0
         while self._records and self._outbox.send_bytes(self._records.front()[0].payload):

@@ -1,7 +1,7 @@
 """Tokenizer settings of a checkpoint outside the vocabulary itself: special tokens and chat templates.
 
-Called by `vocabulary.py` and `actor.py` in the tokenizer processes. Understands the files that Hugging Face repositories carry
-beside the vocabulary, as the start read them; every one of them may be missing.
+Called by `vocabulary.py` and `actor.py` in the tokenizer processes. Reads the files of Hugging Face repositories that accompany
+the vocabulary, as loaded at the start; each may be missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.errors import CheckpointError
 
 
 class AddedToken(msgspec.Struct, frozen=True):
-    """A token that is found in a text before the tokenizer proper sees it."""
+    """A token that is found in a text before the tokenizer itself processes it."""
 
     token_id: int
     content: str
@@ -27,13 +27,13 @@ class TokenizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str]  # by role: bos_token, eos_token, pad_token, ...
     more_special_tokens: tuple[str, ...]  # without a role
     added_tokens: tuple[AddedToken, ...]
-    is_adding_bos: bool  # around a prompt; only where the vocabulary does not say so itself (tokenizer.model)
+    is_adding_bos: bool  # around a prompt; only if the vocabulary does not define it itself (tokenizer.model)
     is_adding_eos: bool
     chat_templates: dict[str, str]  # by name: "default", "tool_use", ...
 
     @classmethod
     def of(cls, model: ModelRecord) -> TokenizerSettings:
-        """The settings of the checkpoint. Raises CheckpointError naming the file that is wrong."""
+        """Return the settings of the checkpoint. Raises CheckpointError naming the bad file."""
         config = _object(model, "tokenizer_config.json")
         named = _object(model, "special_tokens_map.json") | config
         is_llama = str(config.get("tokenizer_class", "")).startswith("Llama")
@@ -61,7 +61,7 @@ def _object(model: ModelRecord, name: str) -> dict[str, Any]:
 
 
 def _content(value: Any) -> str:
-    """The text of a token, written as a string or as the dictionary of an AddedToken."""
+    """Return the text of a token, given as a string or as the dictionary of an AddedToken."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
 
@@ -77,7 +77,7 @@ def _values(value: Any) -> list[Any]:
 
 
 def _added_tokens(config: dict[str, Any], ids: dict[str, Any]) -> tuple[AddedToken, ...]:
-    """From tokenizer_config.json's `added_tokens_decoder` ({id: token}) and the older added_tokens.json ({content: id})."""
+    """Read tokenizer_config.json's `added_tokens_decoder` ({id: token}) and the older added_tokens.json ({content: id})."""
     tokens = {token_id: AddedToken(token_id, content, False) for content, token_id in ids.items() if isinstance(token_id, int)}
     decoder = config.get("added_tokens_decoder")
     for key, value in decoder.items() if isinstance(decoder, dict) else ():
@@ -87,7 +87,7 @@ def _added_tokens(config: dict[str, Any], ids: dict[str, Any]) -> tuple[AddedTok
 
 
 def _chat_templates(model: ModelRecord, configured: Any) -> dict[str, str]:
-    """Template texts by name. Files win over tokenizer_config.json, as they do in transformers."""
+    """Return template texts by name. Files take precedence over tokenizer_config.json, as in transformers."""
     templates: dict[str, str] = {}
     if isinstance(configured, str):
         templates["default"] = configured

@@ -1,8 +1,8 @@
-"""Finding stop strings in a text that arrives in pieces, and holding back what may become one.
+"""Finds stop strings in a text that arrives in pieces, and holds back text that may become one.
 
-Used by `detokenizer.py`. One automaton (Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977) per stop string takes
-the text character by character: a match does not depend on where the pieces were cut, the cost per character is constant, and
-the longest automaton state is exactly the text that must be held back.
+Used by `detokenizer.py`. One automaton (Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977) per stop string reads
+the text character by character: a match does not depend on how the text was split, the cost per character is constant, and the
+longest automaton state is exactly the text that must be held back.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from functools import lru_cache
 
 
 class StopStrings:
-    """The match that is complete first wins; of two that end together, the longer one (it began earlier)."""
+    """The match that is complete first wins; of two that end together, the longer one."""
 
     __slots__ = ("_active", "_by_first", "_held", "_is_included", "found")
 
     def __init__(self, stops: Sequence[str], *, is_included: bool) -> None:
-        """`stops` are not empty strings; `is_included`: the stop string itself is part of the text."""
+        """`stops`: non-empty strings. `is_included`: the stop string itself is part of the text."""
         self.found: str | None = None
         self._by_first: dict[str, list[_Search]] = {}
         for stop in set(stops):
             self._by_first.setdefault(stop[0], []).append(_Search(stop))
-        self._active: set[_Search] = set()  # those of which the text ends with a beginning
+        self._active: set[_Search] = set()  # those with a partial match at the end of the text
         self._is_included = is_included
         self._held = ""
 
@@ -31,7 +31,8 @@ class StopStrings:
         return bool(self._held)
 
     def feed(self, text: str, may_stop: bool) -> str:
-        """The text that `text` releases. Where it completes a stop string and `may_stop`, `found` is set and the text ends."""
+        """Return the text that `text` releases. If it completes a stop string and `may_stop`, `found` is set and the text
+        ends."""
         if not self._held and self._by_first.keys().isdisjoint(text):
             return text
         whole = self._held + text
@@ -59,7 +60,7 @@ class StopStrings:
 
 
 class _Search:
-    """How much of `stop` the text ends with: its first `num_matched` characters, always fewer than all."""
+    """Search for one stop string. The text ends with its first `num_matched` characters, always fewer than all."""
 
     __slots__ = ("_fallbacks", "num_matched", "stop")
 
@@ -69,7 +70,7 @@ class _Search:
         self._fallbacks = fallbacks_of(stop)
 
     def advance(self, character: str) -> bool:
-        """Take the next character; True when it completes the stop string."""
+        """Take the next character; return True if it completes the stop string."""
         matched = self.num_matched
         while matched and self.stop[matched] != character:
             matched = self._fallbacks[matched]
@@ -81,8 +82,8 @@ class _Search:
 
 @lru_cache(maxsize=512)
 def fallbacks_of(pattern: str) -> tuple[int, ...]:
-    """For each n: the length of the longest proper prefix of `pattern[:n]` that it also ends with. Made once for all sequences
-    that have this stop string."""
+    """For each n, return the length of the longest proper prefix of `pattern[:n]` that is also its suffix. Computed once for
+    all sequences with this stop string."""
     table = [0, 0]
     matched = 0
     for character in pattern[1:]:

@@ -1,4 +1,4 @@
-"""One open sequence as the tokenizer sees it: what the scheduler sends becomes what the api process shows.
+"""One open sequence in the tokenizer: turns outputs of the scheduler into deltas for the api process.
 
 Used by the tokenizer processes. A `TextStream` lives for one attempt of one sequence.
 """
@@ -51,7 +51,7 @@ class TextStream:
         vocabulary: Vocabulary,
         parsers: Parsers | None = None,
     ) -> None:
-        """Tokens that the api process already has are to be replayed."""
+        """Tokens that the api process already has must be replayed."""
         own, asked, tokenized = sequence.own, sequence.request.asked, sequence.prompt.tokenized
         sampling, text, prompt_token_ids = asked.sampling, asked.text, tokenized.token_ids
         self._resumed = array("i", own.resume_token_ids)
@@ -60,8 +60,8 @@ class TextStream:
         self.attempt = own.attempt
         self.api = asked.api
         self.group_id = own.group_id
-        self.replica = -1  # the one that has it; -1: none
-        self.sequence: ReadySequence | None = None  # as long as another replica may have to take it
+        self.replica = -1  # its replica; -1: none
+        self.sequence: ReadySequence | None = None  # kept while another replica may have to take it
         self.refused_by: frozenset[int] = frozenset()  # replicas that were full
         self._vocabulary = vocabulary
         self._prompt_token_ids = prompt_token_ids
@@ -85,7 +85,7 @@ class TextStream:
         if parsers is None or parser is None:
             self._detokenizer = Detokenizer(vocabulary, text, min_tokens=min_tokens, is_continuation=is_continuation)
         else:
-            from engine.tokenizer.part_stream import PartStream  # where a request first needs it
+            from engine.tokenizer.part_stream import PartStream  # only when a request needs it
 
             self._detokenizer = self._parts = PartStream(
                 vocabulary,
@@ -97,8 +97,7 @@ class TextStream:
             )
 
     def replay(self, max_tokens: int) -> bool:
-        """Take at most so many of the tokens that the api process has and drop their text, which it has too; whether that was
-        all."""
+        """Replay at most this many of the tokens that the api process has, and drop their text; return whether that was all."""
         self._detokenizer.push(self._resumed[:max_tokens])
         if self._parts is not None:
             self._parts.take_parts()
@@ -110,8 +109,7 @@ class TextStream:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string, the only call or a repetition was found (and more tokens than it took may have been
-        generated)."""
+        """Whether a stop string, the only call or a repetition was found (more tokens may have been generated after it)."""
         return self._detokenizer.is_over or (self._repetition is not None and self._repetition.is_found)
 
     @property
@@ -125,11 +123,11 @@ class TextStream:
 
     @property
     def num_malformed_calls(self) -> int:
-        """Number of texts that began as a call and were none."""
+        """Number of texts that began like a call but were none."""
         return 0 if self._parts is None else self._parts.num_malformed_calls
 
     def take(self, output: Output) -> Delta:
-        """The next tokens and what they release. The last Delta of a sequence has a finish reason."""
+        """Take the next tokens and return what they release. The last Delta of a sequence has a finish reason."""
         is_stop_hidden = output.stop_token_id >= 0 and not self._is_stop_shown
         token_ids, text = self._take_tokens(output.token_ids, is_stop_hidden)
         delta = Delta(
@@ -173,11 +171,11 @@ class TextStream:
         return delta
 
     def already_stopped(self) -> Delta:
-        """The last word where the replayed tokens held a stop string."""
+        """Return the last Delta, if the replayed tokens contained a stop string."""
         return self.take(Output(self.request_id, self.attempt, [], num_prompt_tokens=len(self._prompt_token_ids) // 4))
 
     def _take_tokens(self, token_ids: list[int], is_stop_hidden: bool) -> tuple[list[int], str]:
-        """Those of `token_ids` that count, up to a stop string's last one, and the text they release."""
+        """Return those of `token_ids` that count, up to the end of a stop string, and the text they release."""
         if self._repetition is not None and (num_counted := self._repetition.push(token_ids)) < len(token_ids):
             token_ids, is_stop_hidden = token_ids[:num_counted], False
         num_before = self._detokenizer.num_tokens

@@ -1,10 +1,10 @@
-"""How the pieces of a tokenizer become bytes: the `decoder` section of tokenizer.json as a rule.
+"""Turns the pieces of a tokenizer into bytes: the `decoder` section of tokenizer.json as a rule.
 
-Called by `vocabulary.py`. Decoding here is concatenation: the text of some tokens is the bytes of their pieces, one after
-another, read as UTF-8. That makes a byte table of the vocabulary all that an incremental decoder needs. Only the first piece
-of a text may differ from its other places (the space that stands before every word goes there), so a rule is told which.
+Called by `vocabulary.py`. Decoding is concatenation: the text of tokens is the concatenated bytes of their pieces, read as
+UTF-8. So a byte table of the vocabulary is enough for an incremental decoder. Only the first piece of a text may be different
+(it loses the space before its word), so a rule gets that as an argument.
 
-Steps work on `str` in which a byte that is no character yet is a lone surrogate (`surrogateescape`).
+Steps work on `str`, with a byte that is not a whole character as a lone surrogate (`surrogateescape`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tokenizers import Regex, decoders
 from engine.errors import CheckpointError
 
 PieceRule = Callable[[str, bool], bytes]
-"""(piece, is it the first of its text) -> its bytes."""
+"""(piece, whether it is the first of its text) -> its bytes."""
 
-WORD_START = "\u2581"  # what sentencepiece writes for a space
+WORD_START = "\u2581"  # sentencepiece's replacement of a space
 
 _Step = Callable[[str, bool], str]
 _Section = dict[str, Any]
@@ -28,7 +28,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def rule_of(section: _Section | None) -> PieceRule:
-    """The rule of a `decoder` section; None joins pieces with spaces, as `tokenizers` does. Raises CheckpointError."""
+    """Return the rule of a `decoder` section; None joins pieces with spaces, as `tokenizers` does. Raises CheckpointError."""
     steps = list(_steps_of(section)) if section else [_spaced]
 
     def rule(piece: str, is_first: bool) -> bytes:
@@ -40,12 +40,12 @@ def rule_of(section: _Section | None) -> PieceRule:
 
 
 def is_byte_level(section: _Section | None) -> bool:
-    """Whether pieces are bytes in GPT-2's alphabet (added tokens never are)."""
+    """Return whether pieces are bytes in GPT-2's alphabet (added tokens never are)."""
     return any(part["type"] == "ByteLevel" for part in _flat(section)) if section else False
 
 
 def byte_of_piece(piece: str) -> str | None:
-    """The byte that a piece such as `<0xE2>` stands for, escaped; None where it is an ordinary piece."""
+    """Return the escaped byte of a piece such as `<0xE2>`; None for an ordinary piece."""
     match = _BYTE_PIECE.fullmatch(piece)
     return _escaped(bytes.fromhex(match[1])) if match else None
 
@@ -87,7 +87,7 @@ def _byte_level(section: _Section) -> _Step:
     def step(piece: str, is_first: bool) -> str:
         try:
             return _escaped(bytes(map(_BYTE_OF_SYMBOL.__getitem__, piece)))
-        except KeyError:  # no piece of bytes
+        except KeyError:  # not a piece of bytes
             return piece
 
     return step
@@ -110,7 +110,7 @@ def _replace(section: _Section) -> _Step:
 
 
 def _strip(section: _Section, is_fused: bool) -> _Step:
-    """Behind a Fuse it strips the whole text, that is, its first piece; otherwise every piece."""
+    """Return a Strip step: after a Fuse it strips the whole text, that is its first piece, otherwise every piece."""
     content, start, stop = section["content"], section["start"], section["stop"]
     if is_fused and stop:
         raise CheckpointError("tokenizer.json strips the end of text when decoding, which streaming does not support")
@@ -148,7 +148,7 @@ _STEPS: dict[str, Callable[[_Section], _Step]] = {
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a printable byte is its own Latin-1 character, the others follow from U+0100 on."""
+    """Return GPT-2's alphabet: a printable byte is its Latin-1 character, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

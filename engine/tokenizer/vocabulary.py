@@ -1,8 +1,8 @@
 """A model's vocabulary: text to token ids, token ids to bytes.
 
-Used by the tokenizer processes. `tokenizer.json` is read by `tokenizers`, `tokenizer.model` by `sentencepiece`; beyond this
-file nobody knows which it was. Token ids run over [0, size); the model may have more (its embedding is often padded), and ids
-that no token has are worth no bytes.
+Used by the tokenizer processes. `tokenizer.json` is read by `tokenizers`, `tokenizer.model` by `sentencepiece`; code outside
+this file does not know which. Token ids are in [0, size); the model may have more (its embedding is often padded), and unused
+ids have no bytes.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 Encode = Callable[[str, bool], list[int]]
-"""(text, add the special tokens that belong around a prompt) -> token ids."""
+"""(text, whether to add the special tokens around a prompt) -> token ids."""
 EncodePair = Callable[[str, str], tuple[list[int], int]]
-"""Two texts -> token ids with special tokens, and the first that is of the second text's type; 0: none is."""
+"""Two texts -> token ids with special tokens, and the first one of the second text's type; 0: none."""
 
-_KEEPING = ("ByteLevel", "Split", "Digits", "Punctuation")  # of the steps before the merges
+_KEEPING = ("ByteLevel", "Split", "Digits", "Punctuation")  # steps before the merges that keep all bytes
 _MAX_TOKEN_ID = (1 << 24) - 1
 _OLDER_NAMES = {"<|image@placeholder|>": "image", "<|video@placeholder|>": "video"}  # in Baidu's templates
-_UNKNOWN_TEXT = " \u2047 "  # what sentencepiece shows for an unknown piece
+_UNKNOWN_TEXT = " \u2047 "  # shown by sentencepiece for an unknown piece
 
 
 @dataclass(slots=True)
 class Vocabulary:
-    """`pieces[i]` is token i as the tokenizer writes it, None where the id is free.
+    """`pieces[i]` is token i as the tokenizer writes it, None for an unused id.
 
-    Placeholders of pictures and video are known to `encode` by a mark alone, a random name that nobody can type: their own
-    names are ordinary text. Who trusts a text (a template, a bare prompt) puts the marks in with `marked`.
+    `encode` recognizes placeholders of images and video only by a mark, a random name that users cannot guess; their own names
+    are ordinary text. Code that trusts a text (a template, a bare prompt) inserts the marks with `marked`.
     """
 
     pieces: Sequence[str | None]
@@ -52,11 +52,11 @@ class Vocabulary:
     encode: Encode
     special_ids: frozenset[int]
     special_tokens: dict[str, str]  # by role (bos_token, eos_token, ...), for chat templates
-    verbatim_ids: frozenset[int] = frozenset()  # tokens whose piece is their text
+    verbatim_ids: frozenset[int] = frozenset()  # tokens with their text as piece
     marks: dict[str, str] = field(default_factory=dict)  # by the name of a placeholder
-    encode_pair: EncodePair | None = None  # None: its file does not say how
-    is_lossless: bool = False  # each byte of a text, but for what NFC composes, is known to be in one of its tokens
-    token_bytes: list[bytes] = field(init=False)  # of each token where it follows another
+    encode_pair: EncodePair | None = None  # None: the tokenizer file does not define it
+    is_lossless: bool = False  # each byte of a text, except for what NFC composes, is in one of its tokens
+    token_bytes: list[bytes] = field(init=False)  # of each token when it follows another
     longest_token_bytes: int = field(init=False)
     _least_tokens: LeastTokens | None = field(init=False, default=None)
 
@@ -66,7 +66,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, model: ModelRecord) -> Vocabulary:
-        """The vocabulary of the checkpoint. Raises CheckpointError."""
+        """Return the vocabulary of the checkpoint. Raises CheckpointError."""
         settings = TokenizerSettings.of(model)
         vision = model.config.vision
         kinds = {vision.video_token_id: "video", vision.image_token_id: "image"} if vision else {}
@@ -77,7 +77,7 @@ class Vocabulary:
 
     @classmethod
     def without_text(cls, size: int) -> Vocabulary:
-        """For a model without a tokenizer (dummy weights): takes token ids only and shows no text."""
+        """Return a vocabulary for a model without a tokenizer (dummy weights): it takes only token ids and decodes no text."""
 
         def encode(text: str, add_special_tokens: bool) -> list[int]:
             raise RequestError("this model has no tokenizer; send the prompt as token ids", param="prompt")
@@ -90,12 +90,12 @@ class Vocabulary:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The id of the end token that the tokenizer names, if it names one."""
+        """Id of the end token that the tokenizer names, if any."""
         eos_token = self.special_tokens.get("eos_token")
         return (self.pieces.index(eos_token),) if eos_token and eos_token in self.pieces else ()
 
     def marked(self, text: str) -> str:
-        """`text` with the names of placeholders as `encode` knows them."""
+        """Return `text` with the placeholder names replaced by their marks."""
         for name, mark in self.marks.items():
             text = text.replace(name, mark)
         return text
@@ -111,15 +111,15 @@ class Vocabulary:
         return self._least_tokens.of(text.encode())
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of a token in the midst of a text; any id may be asked."""
+        """Return the bytes of a token inside a text; any id is allowed."""
         return self.token_bytes[token_id] if 0 <= token_id < self.size else b""
 
     def first_bytes_of(self, token_id: int) -> bytes:
-        """The bytes of a token at the beginning of a text."""
+        """Return the bytes of a token at the beginning of a text."""
         return self._bytes_of(token_id, is_first=True) if 0 <= token_id < self.size else b""
 
     def end_of(self, token_ids: bytes, num_tokens: int = 32) -> str:
-        """The text of the last of `token_ids` (int32)."""
+        """Return the text of the last of `token_ids` (int32)."""
         last = memoryview(token_ids)[-4 * num_tokens :].cast("i")
         return b"".join(map(self.bytes_of, last)).decode(errors="replace")
 
@@ -138,7 +138,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """Part of tokenizer.json that is read here; `tokenizers` reads the rest."""
+    """The part of tokenizer.json that is read here; `tokenizers` reads the rest."""
 
     decoder: dict[str, Any] | None = None
     added_tokens: list[_AddedToken] = []
@@ -147,14 +147,14 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings, kinds: dict[int, str]) -> Vocabulary:
-    """`path`: for messages, as below; `kinds`: of the placeholders, by their token ids."""
+    """`path`: for error messages, also below. `kinds`: of the placeholders, by token id."""
     try:
         file = msgspec.json.decode(data, type=_TokenizerFile)
         names = {token.content: token.id for token in file.added_tokens if token.id in kinds}
         marks = {name: _mark() for name in names}
         tokenizer = tokenizers.Tokenizer.from_buffer(_renamed(data, marks))
         decoder = file.decoder
-    except Exception as error:  # `tokenizers` raises nothing narrower
+    except Exception as error:  # `tokenizers` raises nothing more specific
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -186,7 +186,7 @@ def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings, k
 
 
 def _is_lossless(file: _TokenizerFile) -> bool:
-    """Whether nothing of a text is lost before the merges of bytes: what is not known to keep it counts as losing some."""
+    """Return whether nothing of a text is lost before the byte merges; unknown steps count as lossy."""
     steps = _steps(file.pre_tokenizer, "pretokenizers")
     return (
         any(step["type"] == "ByteLevel" for step in steps)
@@ -207,7 +207,7 @@ def _mark() -> str:
 
 
 def _renamed(data: bytes, marks: dict[str, str]) -> bytes:
-    """A tokenizer.json in which the placeholders have their marks for names; of the whole file nothing else is that text."""
+    """Return a tokenizer.json with the marks as names of the placeholders; the names occur nowhere else in the file."""
     for name, mark in marks.items():
         if (written := orjson.dumps(name)) not in data:
             data = orjson.dumps(orjson.loads(data))  # it was written with escapes
@@ -221,7 +221,7 @@ def _with_older_names(marks: dict[str, str], kind_of: dict[str, str]) -> dict[st
 
 
 def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings, kinds: dict[int, str]) -> Vocabulary:
-    """Tokens that the checkpoint adds, and special ones, are cut out of a text first; sentencepiece encodes what is between."""
+    """Read a sentencepiece model. Added and special tokens are cut out of a text first; sentencepiece encodes the rest."""
     from sentencepiece import SentencePieceProcessor  # most models do without it
 
     try:
@@ -257,7 +257,7 @@ def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings, ki
 
 
 def _size(path: Path, token_ids: Iterable[int]) -> int:
-    """One more than the highest. CheckpointError where a list of them all would take any amount of memory."""
+    """Return the highest id plus one. Raises CheckpointError if a list of this size would take too much memory."""
     highest = max(token_ids, default=-1)
     if highest > _MAX_TOKEN_ID:
         raise CheckpointError(f"{path}: token id {highest} exceeds the limit {_MAX_TOKEN_ID}")
@@ -269,7 +269,7 @@ def _declared_special(settings: TokenizerSettings) -> set[str]:
 
 
 def _sentencepiece_rule(processor: SentencePieceProcessor) -> PieceRule:
-    is_space_prepended = processor.DecodePieces([WORD_START + "a"]) == "a"  # then decoding takes it away again
+    is_space_prepended = processor.DecodePieces([WORD_START + "a"]) == "a"  # then decoding removes it again
     unknown = processor.IdToPiece(processor.unk_id())
 
     def rule(piece: str, is_first: bool) -> bytes:

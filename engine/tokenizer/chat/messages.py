@@ -1,6 +1,6 @@
-"""The messages of a chat request, checked and brought into the form that chat templates expect.
+"""Checks the messages of a chat request and converts them to the format that chat templates expect.
 
-Called by `template.py` in the tokenizer processes. Pure. Every mistake is a RequestError that names the message.
+Called by `template.py` in the tokenizer processes. Pure. Mistakes raise a RequestError that names the message.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from engine.errors import RequestError
 
 Message = dict[str, Any]
 
-MEDIA_TYPES = ("image", "video")  # what the api process makes of a picture's part, whatever it was sent as
+MEDIA_TYPES = ("image", "video")  # types of the api process for parts with media, regardless of their original type
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type of part -> its field
 
 
 def read_messages(data: bytes) -> list[Message]:
-    """The messages with every content a string or a list of text parts, and tool call arguments as objects."""
+    """Return the messages with every content as a string or a list of text parts, and tool call arguments as objects."""
     messages = read_json(data, list[dict[str, Any]], "messages")
     if not messages:
         raise RequestError("messages is empty; a chat needs at least one message", param="messages")
@@ -26,7 +26,7 @@ def read_messages(data: bytes) -> list[Message]:
 
 
 def read_json(data: bytes, kind: Any, param: str) -> Any:
-    """`data` as JSON of the type `kind`."""
+    """Decode `data` as JSON of the type `kind`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -34,7 +34,7 @@ def read_json(data: bytes, kind: Any, param: str) -> Any:
 
 
 def with_media_as(messages: list[Message], forms: dict[str, Message]) -> list[Message]:
-    """The parts of pictures and video in the form that a template shows, by their kind."""
+    """Return the messages with parts of images and video in the format that a template shows, by kind."""
     shown = []
     for message in messages:
         content = message["content"]
@@ -45,18 +45,18 @@ def with_media_as(messages: list[Message], forms: dict[str, Message]) -> list[Me
 
 
 def media_of(messages: list[Message]) -> list[str]:
-    """The kinds of the pictures and videos in them, in order."""
+    """Return the kinds of the images and videos, in order."""
     parts = (part for message in messages if not isinstance(message["content"], str) for part in message["content"])
     return [part["type"] for part in parts if part["type"] in MEDIA_TYPES]
 
 
 def with_string_contents(messages: list[Message]) -> list[Message]:
-    """Text parts joined by line breaks, for templates that print a content as it is."""
+    """Return the messages with text parts joined by line breaks, for templates that print the content as it is."""
     return [message | {"content": _joined(message["content"])} for message in messages]
 
 
 def with_part_contents(messages: list[Message]) -> list[Message]:
-    """Strings as lists of one part, for templates that look at parts only."""
+    """Return the messages with strings as lists of one part, for templates that look only at parts."""
     return [message | {"content": _parted(message["content"])} for message in messages]
 
 
@@ -79,15 +79,15 @@ def _normalized(message: Message, where: str) -> Message:
     if message.get("tool_calls"):
         normalized["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     else:
-        normalized.pop("tool_calls", None)  # an empty list means none to a client, but not to a template
+        normalized.pop("tool_calls", None)  # for a client an empty list means none, but not for a template
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str):  # templates know it by either name
+    if isinstance(reasoning, str):  # templates use either name
         normalized["reasoning_content"] = normalized["reasoning"] = reasoning
     return normalized
 
 
 def _with_tool_calls(message: Message) -> Message:
-    """OpenAI's older form of a call and of its result in today's form, which templates know."""
+    """Convert OpenAI's older format of a call and its result to the current one, which templates know."""
     if message["role"] == "function":
         return message | {"role": "tool", "tool_call_id": _function_id(message.get("name"))}
     call = message.get("function_call")
@@ -102,7 +102,7 @@ def _function_id(name: Any) -> str:
 
 
 def _content(content: Any, where: str) -> str | list[Message]:
-    """No content (beside tool calls) is an empty one: templates add it to strings."""
+    """Return the content. None (with tool calls) becomes an empty string, because templates add it to strings."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -129,7 +129,7 @@ def _part(part: Any, where: str) -> Message:
 
 
 def _tool_calls(calls: Any, where: str) -> list[Message]:
-    """Calls with arguments as objects, which clients send as JSON text."""
+    """Return calls with arguments as objects; clients send them as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _mistake(f"{where} is not a list of objects")
     return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
@@ -143,7 +143,7 @@ def _tool_call(call: Message, where: str) -> Message:
 
 
 def _arguments(arguments: Any) -> Any:
-    """The object that templates expect. Anything else stays text: a model may have written it until `max_tokens` cut it."""
+    """Return the object that templates expect. Anything else stays text: it may be the model's own, cut by `max_tokens`."""
     if not arguments:
         return {}
     if isinstance(arguments, str):

@@ -1,7 +1,7 @@
-"""Rewrites of a conversation for templates that would drop or refuse a part of it.
+"""Rewrites a conversation for templates that would drop or reject a part of it.
 
-Called by `showing.py`, which finds out what a template needs. Pure: each function returns new messages and changes none.
-Contents are strings or lists of parts, as `read_messages` gives them.
+Called by `showing.py`, which determines what a template needs. Pure: each function returns new messages and changes none.
+Contents are strings or lists of parts, as from `read_messages`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ import msgspec
 from engine.tokenizer.chat.messages import Message
 from shm.blake2 import blake2b
 
-SEPARATOR = "\n\n"  # between contents that become one
+SEPARATOR = "\n\n"  # between joined contents
 SHORT_ID_CHARACTERS = 9  # of a call's id, for Mistral's templates
 SYSTEM_ROLES = ("system", "developer")
-_FILLER = " "  # a content that says nothing; Ministral's template refuses an empty one
+_FILLER = " "  # neutral content; Ministral's template rejects an empty one
 
 
 # ------------------------------------------------------------------------------------------------------------- roles
 
 
 def with_developer_as_system(messages: list[Message]) -> list[Message]:
-    """OpenAI's newer name of the system role, for templates that know the older one."""
+    """Rename OpenAI's newer system role to the older name, for templates that know only that."""
     return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def with_one_system(messages: list[Message]) -> list[Message]:
-    """All system messages joined into one at the beginning."""
+    """Join all system messages into one at the beginning."""
     systems, others = _split_systems(messages)
     return [_joined(systems), *others] if systems else messages
 
 
 def with_system_in_first_user(messages: list[Message]) -> list[Message]:
-    """System messages in front of the first user message's content, for templates without a system role."""
+    """Put system messages before the first user message's content, for templates without a system role."""
     systems, others = _split_systems(messages)
     return _in_front_of_user(systems, others, range(len(others))) if systems else messages
 
 
 def with_system_in_last_user(messages: list[Message]) -> list[Message]:
-    """System messages in front of the last user message's content, where Mistral's older templates show them."""
+    """Put system messages before the last user message's content, where Mistral's older templates show them."""
     systems, others = _split_systems(messages)
     return _in_front_of_user(systems, others, range(len(others) - 1, -1, -1)) if systems else messages
 
 
 def with_alternating_roles(messages: list[Message]) -> list[Message]:
-    """User and assistant by turns, for templates that refuse anything else: equal neighbours are joined, a blank message fills
-    a gap. Calls and results of tools do not count; the text of an assistant that has them behind it moves to its next text."""
+    """Make user and assistant alternate, for templates that reject anything else: equal neighbours are joined, a blank message
+    fills a gap. Calls and results of tools do not count; the text of an assistant before them moves to its next text."""
     made: list[Message] = []
     last_place = -1  # of the last message that counts
     for message in messages:
@@ -73,7 +73,7 @@ def with_alternating_roles(messages: list[Message]) -> list[Message]:
 
 
 def with_calls_as(messages: list[Message], is_content_none: bool, are_texts: bool) -> list[Message]:
-    """Calls beside no content instead of an empty one, and with arguments as JSON text."""
+    """Give calls None instead of an empty content, or JSON text as arguments."""
 
     def change(message: Message) -> Message:
         content = None if is_content_none and not message["content"] else message["content"]
@@ -84,7 +84,7 @@ def with_calls_as(messages: list[Message], is_content_none: bool, are_texts: boo
 
 
 def with_malformed_arguments_in_object(messages: list[Message]) -> list[Message]:
-    """Arguments that are no JSON object as the only member of one, for templates that look into it."""
+    """Wrap arguments that are not a JSON object into one, for templates that look into it."""
 
     def wrap(arguments: Any) -> Any:
         return {"arguments": arguments} if isinstance(arguments, str) else arguments
@@ -93,7 +93,7 @@ def with_malformed_arguments_in_object(messages: list[Message]) -> list[Message]
 
 
 def with_single_calls(messages: list[Message]) -> list[Message]:
-    """Each call in a message of its own, followed by its result. A result belongs to the call with its id, else to the first
+    """Put each call into its own message, followed by its result. A result belongs to the call with its id, else to the first
     call without a result."""
     made: list[Message] = []
     place = 0
@@ -118,7 +118,7 @@ def with_single_calls(messages: list[Message]) -> list[Message]:
 
 
 def with_short_call_ids(messages: list[Message]) -> list[Message]:
-    """Ids of nine letters and digits; others become a digest of themselves, so that each turn has the same ones."""
+    """Give calls ids of nine letters and digits; others become a digest of themselves, so that every turn has the same ones."""
     made = []
     for message in messages:
         if message.get("tool_calls"):
@@ -130,7 +130,7 @@ def with_short_call_ids(messages: list[Message]) -> list[Message]:
 
 
 def with_text_before_calls(messages: list[Message]) -> list[Message]:
-    """An assistant's text in a message of its own before its calls."""
+    """Put an assistant's text into its own message before its calls."""
     made = []
     for message in messages:
         if message.get("tool_calls") and message["content"]:
@@ -141,7 +141,7 @@ def with_text_before_calls(messages: list[Message]) -> list[Message]:
 
 
 def with_calls_in_content(messages: list[Message]) -> list[Message]:
-    """Calls as JSON lines of the assistant's content, for templates that show none."""
+    """Write calls as JSON lines in the assistant's content, for templates that show none."""
     made = []
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -158,7 +158,7 @@ def with_calls_in_content(messages: list[Message]) -> list[Message]:
 
 
 def with_results_as_user(messages: list[Message]) -> list[Message]:
-    """Results of tools as user messages, for templates without a tool role."""
+    """Turn results of tools into user messages, for templates without a tool role."""
     return [{"role": "user", "content": message["content"]} if message["role"] == "tool" else message for message in messages]
 
 
@@ -210,7 +210,7 @@ def _in_front_of_user(systems: list[Message], others: list[Message], places: Ite
 
 
 def _joined(messages: list[Message]) -> Message:
-    """One message with all their contents; the last one's other fields win."""
+    """Return one message with all their contents; the last one's other fields are used."""
     contents = [message["content"] for message in messages if message["content"]]
     made: Message = {}
     for message in messages:

@@ -1,10 +1,9 @@
-"""Compiling and running chat templates that nobody has to trust.
+"""Compiles and runs untrusted chat templates.
 
 Called by `template.py` in the tokenizer's helper processes. A template comes with the model or even with a request, so it runs
-in jinja2's immutable sandbox, without a loader, and within bounds: processor time, memory and the length of its output. The
-kernel watches over time and memory (a timer signal and RLIMIT_DATA), so that no way of wasting them has to be thought of
-beforehand. The timer cannot interrupt a single call into C (`x in [y, y, ...]` with huge strings): there the helper itself is
-ended.
+in jinja2's immutable sandbox, without a loader, and within limits of CPU time, memory and output size. The kernel enforces time
+and memory (a timer signal and RLIMIT_DATA), whatever the template does. The timer cannot interrupt a single call into C (`x in
+[y, y, ...]` with huge strings); then the helper itself is ended.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CPU_SECONDS = 0.5
-MAX_MEMORY_BYTES = 256 << 20  # beyond what the process has
-MAX_GARBAGE_BYTES = 16 << 20  # that a template may leave to later collections
+MAX_MEMORY_BYTES = 256 << 20  # in addition to the process's
+MAX_GARBAGE_BYTES = 16 << 20  # that a template may leave behind
 MAX_TEMPLATE_CHARACTERS = 256 << 10
 MAX_INTEGER_BITS = 4096
 MAX_ERROR_CHARACTERS = 1000
 
-_NEXT_FIRE_SECONDS = 0.05  # the timer goes on: an `except` inside jinja2 may swallow the first error
+_NEXT_FIRE_SECONDS = 0.05  # the timer repeats: an `except` inside jinja2 may swallow the first error
 _PAGE_BYTES = resource.getpagesize()
 
 
 class TemplateBoundError(Exception):
-    """A template wants more than it may have."""
+    """A template exceeds its limits."""
 
 
 class Template:
-    """A compiled template. Raises whatever compiling or rendering raises: jinja2's errors, `TemplateBoundError`, `MemoryError`,
-    and what Python raises on wrong types or missing keys."""
+    """A compiled template. Compiling and rendering raise jinja2's errors, `TemplateBoundError`, `MemoryError`, and Python's
+    errors for wrong types or missing keys."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
@@ -66,7 +65,7 @@ class Template:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return the part of a template's error that a user sees: short, and valid Unicode whatever the template put in."""
+    """Return the part of a template's error for the user: short and valid Unicode."""
     if isinstance(error, MemoryError):
         return "it needs too much memory"
     text = str(error) or type(error).__name__
@@ -74,7 +73,7 @@ def failure_text(error: BaseException) -> str:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` ... `{% endgeneration %}` marks what an assistant said, for training; here it is only its content."""
+    """`{% generation %}` ... `{% endgeneration %}` marks the assistant's text for training; here it only yields its content."""
 
     tags = {"generation"}
 
@@ -96,7 +95,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Arithmetic on huge integers is one uninterruptible call, out of the timer's reach."""
+        """Limit integers: arithmetic on huge ones is one call, which the timer cannot interrupt."""
         if isinstance(left, int) and isinstance(right, int):
             num_bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if num_bits > MAX_INTEGER_BITS:
@@ -111,13 +110,14 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on it: jinja2's own filter escapes HTML and sorts keys. What `map` makes is a list."""
+    """Return JSON as in the models' training: jinja2's own filter escapes HTML and sorts keys. The result of `map` becomes a
+    list."""
     value = list(value) if isinstance(value, Iterator) else value
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: Any) -> None:
-    raise jinja2.TemplateError(str(message)[:MAX_ERROR_CHARACTERS])  # made a text here, within the bounds
+    raise jinja2.TemplateError(str(message)[:MAX_ERROR_CHARACTERS])  # converted to text here, within the limits
 
 
 _ENVIRONMENT = _Environment()
@@ -125,9 +125,9 @@ _ENVIRONMENT = _Environment()
 
 @contextmanager
 def _bounds() -> Iterator[None]:
-    """Bound the processor time and the memory of what runs inside. Signals reach the main thread only, which is where an actor
-    lives; in another thread (a test's) memory alone is bounded. No garbage is collected meanwhile: a collection of all that the
-    process holds would be the template's time, and what the timer raises in a collector's callback goes to nobody."""
+    """Limit the CPU time and memory of the body. Signals reach only the main thread, in which an actor runs; in another thread
+    (of a test) only memory is limited. Garbage collection is off meanwhile: collecting everything that the process holds would
+    count as the template's time, and an error raised by the timer in a collector's callback would be lost."""
     timer = _Timer() if threading.current_thread() is threading.main_thread() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     num_bytes = _data_bytes()
@@ -143,7 +143,7 @@ def _bounds() -> Iterator[None]:
         try:
             if timer:
                 timer.is_over = True
-        finally:  # the timer may have fired as late as in the line above
+        finally:  # the timer may have fired in the line above
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
             if timer:
                 timer.stop()
@@ -154,7 +154,7 @@ def _bounds() -> Iterator[None]:
 
 
 class _Timer:
-    """Raises TemplateBoundError wherever the main thread is, once it has used up its processor time."""
+    """Raises TemplateBoundError in the main thread once it has used up its CPU time."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -174,6 +174,6 @@ class _Timer:
 
 
 def _data_bytes() -> int:
-    """Bytes that the kernel counts against RLIMIT_DATA, plus the stack, which it does not count."""
+    """Return the bytes that count against RLIMIT_DATA, plus the stack, which does not."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[5]) * _PAGE_BYTES

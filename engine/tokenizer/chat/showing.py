@@ -1,8 +1,8 @@
-"""Parts of a conversation that a chat template shows, found by rendering small marked ones, and the rewrites that it needs.
+"""Determines which parts of a conversation a chat template shows, by rendering small marked ones, and which rewrites it needs.
 
-Called by `template.py`. A part of a conversation that never reaches the prompt is worse than a prompt in a slightly unusual
-form: templates drop the `developer` role, a second system message, the second of two calls, text beside a call, without a word.
-A conversation that has none of these is rendered as it is, and costs no trial.
+Called by `template.py`. A part of a conversation that never reaches the prompt is worse than a slightly unusual prompt:
+templates silently drop the `developer` role, a second system message, the second of two calls, or text beside a call. A
+conversation with none of these is rendered as it is, without trials.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.tokenizer.chat.rewrites import (
 Rewrite = Callable[[list[Message]], list[Message]]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MARK = "tokamakprobe"  # letters alone: no template quotes or cuts them
+_MARK = "tokamakprobe"  # only letters: no template quotes or cuts them
 _SHORT_IDS = ("tokamak00", "tokamak01")
 _LONG_IDS = ("call_tokamak_0123456789abcdef", "call_tokamak_0123456789abcdff")
 _CALL_FORMS = ((False, False), (True, False), (False, True), (True, True))  # what most templates take comes first
@@ -51,10 +51,10 @@ _PROBE_TOOLS = [
 
 
 class Showing:
-    """The rewrites that one template needs, each found out when a conversation first asks for it.
+    """The rewrites that one template needs, each determined when a conversation first needs it.
 
-    `attempt(messages, tools)` renders messages, or returns "" where the template refuses them; `source` is the template's
-    text."""
+    `attempt(messages, tools)` renders messages, or returns "" if the template rejects them; `source` is the template's text.
+    """
 
     def __init__(self, source: str, attempt: Callable[[list[Message], Any], str]) -> None:
         self._source = source
@@ -62,7 +62,7 @@ class Showing:
         self._known_roles = set(_ROLES)
 
     def rewrite(self, messages: list[Message]) -> list[Message]:
-        """The messages in the form in which the template shows all of them. RequestError: it drops a role."""
+        """Return the messages rewritten so that the template shows all of them. Raises RequestError if it would drop a role."""
         roles = [message["role"] for message in messages]
         self._check_roles(roles)
         has_calls = "tool" in roles or any(message.get("tool_calls") for message in messages)
@@ -82,7 +82,7 @@ class Showing:
     # ------------------------------------------------------------------------------------------------------- roles
 
     def _check_roles(self, roles: list[str]) -> None:
-        """A role that the template does not name and shows nowhere would be dropped without a word."""
+        """Raise RequestError for a role that the template neither names nor shows: it would be silently dropped."""
         for index, role in enumerate(roles):
             if role in self._known_roles or role in self._source or not self._shows([_user(_MARK)], 1):
                 continue
@@ -152,16 +152,16 @@ class Showing:
 
     @cached_property
     def _wants_turns(self) -> bool:
-        """Whether it refuses two messages of one role in a row. One that refuses everything here is left alone."""
+        """Whether it rejects two messages of one role in a row. A template that rejects every trial is left alone."""
         return self._shows([_user(_MARK)], 1) and not self._shows([_user(_MARK), _user(_MARK)], 2)
 
     # ------------------------------------------------------------------------------------------------------- calls
 
     @cached_property
     def _call_rewrites(self) -> tuple[Rewrite, ...]:
-        """In the order in which they apply."""
+        """Return the rewrites for calls, in the order in which they apply."""
         if not self._shows([_user(_MARK)], 1):
-            return ()  # nothing can be found out
+            return ()  # nothing can be determined
         form = next((form for form in _CALL_FORMS if self._shows_turn(form)), None)
         if form is None:
             shows_results = self._shows([_user("u"), _assistant("a"), _result(_MARK, _SHORT_IDS[0])], 1)
@@ -180,7 +180,7 @@ class Showing:
         return tuple(changes)
 
     def _shows_turn(self, form: tuple[bool, bool], call_id: str = _SHORT_IDS[0], arguments: Any = None, said: str = "") -> bool:
-        """Whether a call appears with its arguments, its result and the text beside it."""
+        """Return whether a call appears with its arguments, its result and the text beside it."""
         arguments = {"first": _MARK} if arguments is None else arguments
         call = _assistant(said, _call("first", arguments, call_id))
         messages = [_user("u"), call, _result(_MARK, call_id), _assistant("a"), _user("v")]

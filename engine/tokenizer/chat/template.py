@@ -1,7 +1,7 @@
-"""Chat templates: from a conversation to the prompt text that the model was trained on.
+"""Chat templates: turn a conversation into the prompt format that the model was trained on.
 
-Used by the tokenizer's helper processes. `ChatTemplates` owns the model's templates; which of them, or of those that requests
-bring along, renders a conversation is decided here, how it is kept within bounds in `sandbox.py`.
+Used by the tokenizer's helper processes. `ChatTemplates` owns the model's templates and decides which of them, or of those sent
+with requests, renders a conversation. `sandbox.py` enforces the limits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from engine.tokenizer.chat.messages import (
 from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
 from engine.tokenizer.chat.showing import Showing
 
-# transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip.
+# transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip text.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PROBE = "tokamak-probe"
-_MEDIA_FORMS: tuple[Callable[[str], Message], ...] = (  # as templates ask for them
+_MEDIA_FORMS: tuple[Callable[[str], Message], ...] = (  # in order of preference by templates
     lambda kind: {"type": kind},
     lambda kind: {"type": f"{kind}_url", f"{kind}_url": {"url": ""}},
     lambda kind: {"type": kind, kind: ""},
@@ -49,12 +49,12 @@ _TRIAL_VARIABLES: dict[str, Any] = {
 
 
 class ChatTemplate:
-    """One template and the form of contents it shows: strings, lists of parts, or both; and of pictures (found out by
-    trying)."""
+    """One template, and which contents it shows: strings, lists of parts, or both, and which media parts (determined by
+    trial)."""
 
     def __init__(self, source: str, marks: Mapping[str, str] | None = None) -> None:
-        """`marks`: of the placeholders, by the names that the template has for them (`Vocabulary.marks`). They take the names'
-        place in the template itself, before anything that a client typed comes in."""
+        """`marks`: of the placeholders, by their names in the template (`Vocabulary.marks`). They replace the names in the
+        template itself, before any text of a client is inserted."""
         for name, mark in (marks or {}).items():
             source = source.replace(name, mark)
         self._template = Template(source)
@@ -71,11 +71,11 @@ class ChatTemplate:
 
     @property
     def always_thinks(self) -> bool:
-        """Whether it knows of thinking, and of nothing that ends it."""
+        """Whether it supports reasoning, but nothing that ends it."""
         return "</think>" in self.source and not _THINKING_SWITCH.search(self.source)
 
     def render(self, messages: list[Message], variables: dict[str, Any], max_characters: int) -> str:
-        """The prompt text of `messages` as `read_messages` gives them."""
+        """Return the prompt text of `messages`, as from `read_messages`."""
         for kind in media_of(messages):
             if kind not in self._media_forms:
                 raise RequestError(
@@ -91,7 +91,7 @@ class ChatTemplate:
         return self._template.render({"messages": messages, **variables}, max_characters)
 
     def _with_contents(self, messages: list[Message]) -> list[Message]:
-        """Contents as strings or lists of parts, whichever the template shows."""
+        """Return the messages with contents as strings or lists of parts, whichever the template shows."""
         if not self._takes_parts:
             return with_string_contents(messages)
         return messages if self._takes_strings else with_part_contents(messages)
@@ -101,7 +101,7 @@ class ChatTemplate:
         return self._attempt(messages, tools=tools, **_TRIAL_VARIABLES)
 
     def _form_of(self, kind: str, marks: tuple[str, ...]) -> Message | None:
-        """The form of a part of which the template makes one placeholder; None: it shows no such parts."""
+        """Return the format of a part for which the template writes one placeholder; None: it shows no such parts."""
         for form in _MEDIA_FORMS:
             text = self._trial([form(kind)])
             if sum(map(text.count, set(marks))) == 1:
@@ -109,7 +109,7 @@ class ChatTemplate:
         return None
 
     def _shows(self, content: Any) -> bool:
-        """Whether `content` appears as text, not as the notation of a list."""
+        """Return whether `content` appears as text, not in the notation of a list."""
         text = self._trial(content)
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
@@ -118,12 +118,12 @@ class ChatTemplate:
         return self._attempt([{"role": "user", "content": content}])
 
     def _attempt(self, messages: list[Message], **variables: Any) -> str:
-        """The messages as text, "" where the template refuses them."""
+        """Return the messages as text, or "" if the template rejects them."""
         try:
             return self._template.render({"messages": messages, **variables}, max_characters=1 << 20)
         except (TemplateBoundError, MemoryError):
             raise
-        except Exception:  # whatever a template raises
+        except Exception:  # a template may raise anything
             return ""
 
 
@@ -139,8 +139,8 @@ class ChatTemplates:
         trusts_requests: bool,
         marks: Mapping[str, str] | None = None,
     ) -> None:
-        """`max_characters`: of a rendered prompt; `trusts_requests`: whether requests may bring templates of their own;
-        `marks`: as of `ChatTemplate`. Raises CheckpointError where a template does not compile."""
+        """`max_characters`: of a rendered prompt. `trusts_requests`: whether requests may bring their own templates. `marks`:
+        as in `ChatTemplate`. Raises CheckpointError if a template does not compile."""
         self._marks = marks or {}
         self._templates = {name: _compiled(name, source, self._marks) for name, source in sources.items()}
         self._special_tokens = {role: self._marks.get(token, token) for role, token in special_tokens.items()}
@@ -153,13 +153,13 @@ class ChatTemplates:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the default one knows the roles that a query and a document have, of models that score them."""
+        """Whether the default template knows the roles of a query and a document, for models that score them."""
         source = self._templates["default"].source if self.has("default") else ""
         return all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
 
     def render(self, prompt: ChatPrompt, now: datetime) -> str:
-        """The prompt text. `now` is the time that the template sees: the request's arrival, so that a replay renders the same
-        text. Raises RequestError."""
+        """Return the prompt text. `now` is the time that the template sees: the request's arrival, so that a retry renders the
+        same text. Raises RequestError."""
         tools = read_json(prompt.tools, list[dict[str, Any]], "tools") if prompt.tools else None
         documents = read_json(prompt.documents, list[dict[str, Any]], "documents") if prompt.documents else None
         messages = read_messages(prompt.messages)
@@ -174,12 +174,12 @@ class ChatTemplates:
             text = self._render(prompt.chat_template, messages, variables, has_tools=bool(tools))
         except RequestError:
             raise
-        except Exception as error:  # a template may raise anything at all, and it is the request that it fails
+        except Exception as error:  # a template may raise anything, which fails only the request
             raise RequestError(f"the chat template failed: {failure_text(error)}", param=param) from error
         return _up_to_tag(text) if prompt.continue_final_message else text
 
     def _render(self, requested: str, messages: list[Message], variables: dict[str, Any], has_tools: bool) -> str:
-        """A request may bring its own template, which nobody knows, or name one of the model's."""
+        """Render with the request's own template, which is not trusted, or with one of the model's."""
         if requested and not self.has(requested):
             if not self._trusts_requests:
                 raise RequestError(
@@ -247,12 +247,12 @@ def _compiled(name: str, source: str, marks: Mapping[str, str]) -> ChatTemplate:
 
 
 def _functions_text(tools: list[dict[str, Any]]) -> str:
-    """The tools' functions as JSON text, which Firefunction's template asks for."""
+    """Return the tools' functions as JSON text, for Firefunction's template."""
     return json.dumps([tool.get("function", tool) for tool in tools], indent=4, ensure_ascii=False) if tools else "[]"
 
 
 def _with_tag(messages: list[Message], prompt: ChatPrompt) -> list[Message]:
-    """The messages with the tag at the end of the last one's text."""
+    """Return the messages with the tag at the end of the last one's text."""
     if prompt.add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
@@ -269,7 +269,8 @@ def _with_tag(messages: list[Message], prompt: ChatPrompt) -> list[Message]:
 
 
 def _up_to_tag(text: str) -> str:
-    """Where the template stripped the message (and so the tag's space), the message's own last spaces go too."""
+    """Return the text up to the tag. If the template stripped the message (and so the tag's space), its own last spaces are
+    removed too."""
     place = text.rfind(_CONTINUE_TAG.strip())
     if place < 0:
         raise RequestError("the chat template does not show the final message, so it cannot be continued", param="messages")
