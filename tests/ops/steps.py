@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from ops.modules import KvCache
@@ -14,6 +16,17 @@ from workers.engine.inputs import InputSizes, StepInputs
 MAX_SEQS = 24
 MAX_TOKENS = 256
 MAX_LENGTH = 320
+
+
+@lru_cache(maxsize=4)  # drawing takes longer than the ops of a test
+def _drawn(num_blocks: int, block_size: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    shape = ((num_blocks + 1) * block_size, width)
+    keys, values = generator.standard_normal(shape, np.float32), generator.standard_normal(shape, np.float32)
+    for array in keys, values:
+        array[:block_size] = 0
+        array.flags.writeable = False
+    return keys, values
 
 
 class HandMadeStep:
@@ -55,15 +68,13 @@ class HandMadeStep:
 
     def cache(self, k: OpTable, num_kv_heads: int, head_dim: int, dtype: str = "float32", seed: int = 7) -> KvCache:
         """Return one layer of random keys and values; the dummy block is zero."""
-        return make_cache(k, *self.numbers(num_kv_heads, head_dim, seed), num_kv_heads, self.block_size, dtype)
+        keys, values = _drawn(self.num_blocks, self.block_size, num_kv_heads * head_dim, seed)
+        return make_cache(k, keys, values, num_kv_heads, self.block_size, dtype)
 
     def numbers(self, num_kv_heads: int, head_dim: int, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys and values of that layer in its type's precision: float32 [num_slots, num_kv_heads * head_dim]."""
-        generator = np.random.default_rng(seed)
-        shape = ((self.num_blocks + 1) * self.block_size, num_kv_heads * head_dim)
-        keys, values = generator.standard_normal(shape, np.float32), generator.standard_normal(shape, np.float32)
-        keys[: self.block_size] = values[: self.block_size] = 0
-        return keys, values
+        keys, values = _drawn(self.num_blocks, self.block_size, num_kv_heads * head_dim, seed)
+        return keys.copy(), values.copy()
 
     def slots_of(self, slot: int, num_keys: int) -> np.ndarray:
         """Return the cache slots of a sequence's first keys."""
