@@ -21,7 +21,7 @@ from tests.waiting import WATCHDOG_S, wait_until
 NUM_TOKENS = 220_000
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 TEXTS = {  # where a stream's text is
-    "/v1/responses": lambda event: event["delta"] if event.get("type") == "response.output_text.delta" else "",
+    "/v1/responses": lambda event: event["delta"],
     "/v1/messages": lambda event: event.get("delta", {}).get("text", ""),
     "/api/chat": lambda event: event["message"]["content"],
     "/api/generate": lambda event: event["response"],
@@ -71,10 +71,14 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def events_of(received: bytes) -> Iterator[dict[str, Any]]:
-    """Return the JSON of an event stream or of lines. Chunks begin where writes do, which is where events do."""
+    """Return the JSON of lines or of an event stream, of named events only the deltas: others repeat the whole answer. Chunks
+    begin where writes do, which is where events do."""
+    name = b""
     for line in received.splitlines():
+        if line.startswith(b"event: "):
+            name = line
         line = line.removeprefix(b"data: ")
-        if line.startswith(b"{"):
+        if line.startswith(b"{") and (not name or name.endswith(b"_delta") or name.endswith(b"_text.delta")):
             yield orjson.loads(line)
 
 
@@ -136,7 +140,8 @@ def test_requests_with_many_logprobs_end_in_turn(server: ApiServer) -> None:
     def ask() -> None:
         transport = httpx.HTTPTransport(uds=server.config.uds)
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=WATCHDOG_S) as client:
-            choices = client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"]
+            answer = client.post("/v1/chat/completions", json=body).raise_for_status()
+        choices = orjson.loads(answer.content)["choices"]  # several times as fast as `answer.json()`
         texts.append([choice["message"]["content"] for choice in choices])
 
     with saying(server, num_tokens, 8):

@@ -102,9 +102,9 @@ def end_in_turn(engine: EngineProcess, expected: list[Answer], victims: list[str
     assert after == {name: epoch + (name in victims) for name, epoch in before.items()}
 
 
-@pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "float32"])
-def test_the_same_bytes_in_every_precision(precision: str) -> None:
-    options = (*PRECISIONS[precision], "--max-model-len", "400", "--max-num-batched-tokens", "64")
+def test_ranks_share_weights_without_a_cache() -> None:
+    """The other precisions are in `tests/workers/rank_group/test_tensor_parallel.py`."""
+    options = (*PRECISIONS["int4"], "--max-model-len", "400", "--max-num-batched-tokens", "64")
     with EngineProcess(MODEL, *options) as one:
         expected = answers(one, BODIES)
     with EngineProcess(MODEL, *options, "-tp", "2", "--threads", "1", "--no-weight-cache") as two:
