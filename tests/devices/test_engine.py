@@ -1,5 +1,5 @@
 """Engines on the device over HTTP have the answers of the CPU place byte for byte, across chunks, caching, preemption, kills,
-stops and reloads.
+stops and reloads. Layers that draft are in `test_steps.py`, and across kills on the CPU in `tests/e2e/test_layers_that_draft.py`.
 """
 
 from __future__ import annotations
@@ -121,18 +121,6 @@ def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> No
     expected = said(answers(engine, bodies))
     assert [len(token_ids) for token_ids, _ in expected] == [*[16] * len(plain), 24]
     assert [said(each) for each in found] == [expected] * 2
-
-
-def test_mixture_with_mtp_layers(plugin: Path, board: Board) -> None:
-    """Together, and beside a worker that dies."""
-    drafts = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2, "adaptive": false}')
-    with Child(plugin, board) as child:
-        expected = child.call("answers_to", BODIES, {"max_model_len": 300}, "deepseek_v3")
-    options = ("--device", NAME, *OPTIONS, *drafts, *CUT, *CAPTURED)
-    with EngineProcess(GOLDEN / "deepseek_v3", *options, environment=environment(plugin, board)) as mixture:
-        assert said(answers_together(mixture, BODIES)) == expected
-        assert said(asyncio.run(beside_a_kill(mixture, BODIES, 8, "worker0", restarted=("worker0",)))) == expected
-        assert mixture.metric("spec_decode_num_draft_tokens_total") > 0
 
 
 def test_memory_of_the_host_outlives_the_device(plugin: Path, board: Board) -> None:

@@ -1,11 +1,10 @@
-"""Simulated shares of work: the schedule, and ops that are split for the given number of threads."""
+"""Simulated shares of work: the schedule, and ops that are split for the given number of threads. Those of a whole step
+are in `test_bench_step.py`.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import orjson
 import pytest
 
 from ops import _cpu
@@ -15,9 +14,7 @@ from ops.cpu.table import make_table
 from ops.modules import Linear
 from tests.ops.packing import pack
 from tests.ops.tables import table
-from tests.workers.checkpoints import TINY, write_checkpoint
 from tools.bench.shares import Shares, finish, shares
-from tools.bench.step import main
 
 
 @pytest.mark.parametrize(
@@ -74,20 +71,3 @@ def test_alone_is_the_same_result() -> None:
             tape.replay_alone(num_threads)
             np.testing.assert_array_equal(y.numpy(), expected)
         assert _cpu.num_threads() == 2
-
-
-@pytest.mark.slow
-def test_a_step_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_checkpoint(tmp_path, TINY)
-    options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "prefill", "--tokens", "33", "--repeat", "2"]
-    assert main([*options, "--on-paper", "4,64", "--json"]) == 0
-    (case,) = orjson.loads(capsys.readouterr().out)["cases"]
-    assert [paper["threads"] for paper in case["on_paper"]] == [4, 64]
-    for paper in case["on_paper"]:
-        assert {op["op"] for op in paper["ops"]} == {op["op"] for op in case["ops"]}
-        assert paper["replay_s"] > 0
-        assert all(0 < op["work_share"] <= 1 for op in paper["ops"])
-    assert main([*options, "--on-paper", "8"]) == 0
-    shown = capsys.readouterr().out
-    assert "prefill, 33 tokens, on paper" in shown
-    assert "barriers" in shown

@@ -60,7 +60,7 @@ def test_bound_of_an_op() -> None:
 def test_a_profile_of_every_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path, TINY)
     options = ["--model", str(tmp_path), "--batch", "1,70", "--context", "20,40", "--tokens", "33", "--repeat", "2"]
-    assert main([*options, "--no-weight-cache", "--json"]) == 0
+    assert main([*options, "--on-paper", "4,64", "--no-weight-cache", "--json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
     assert found["settings"]["model"] == str(tmp_path)
     assert found["roofline"]["bytes_per_s"] > 0
@@ -83,6 +83,11 @@ def test_a_profile_of_every_phase(tmp_path: Path, capsys: pytest.CaptureFixture[
         down_rows = case["batch"] * case["num_tokens"] + case["batch"]  # in the last of two layers one row a sample
         assert ops["linear down"]["operations"] == 2 * down_rows * 24 * 16
         assert case["step_s"] >= case["sample_s"]
+        assert [paper["threads"] for paper in case["on_paper"]] == [4, 64]
+        for paper in case["on_paper"]:
+            assert {op["op"] for op in paper["ops"]} == set(ops)
+            assert paper["replay_s"] > 0
+            assert all(0 < op["work_share"] <= 1 for op in paper["ops"])
 
 
 @pytest.mark.slow
@@ -105,9 +110,11 @@ def test_a_profile_of_the_encoder(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path, TINY)
     options = ["--model", str(tmp_path), "--no-weight-cache", "--phase", "decode", "--batch", "2", "--repeat", "1"]
-    assert main([*options, "--context", "30"]) == 0
+    assert main([*options, "--context", "30", "--on-paper", "8"]) == 0
     shown = capsys.readouterr().out
     assert "decode, batch 2, context 30" in shown
+    assert "decode, batch 2, context 30, on paper" in shown
+    assert "barriers" in shown
     assert "GB/s from memory, float32 FMA " in shown
     if len([name for name in _cpu.candidates() if name != "portable"]) > 1:
         assert shown.count("chosen") == 2  # for float32 linears, and for attention
