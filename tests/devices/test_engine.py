@@ -1,5 +1,5 @@
 """Engines on the device over HTTP have the answers of the CPU place byte for byte, across chunks, caching, preemption, kills,
-stops and reloads. Layers that draft are in `test_steps.py`, and across kills on the CPU in `tests/e2e/test_layers_that_draft.py`.
+stops and reloads. Layers that draft are in `test_steps.py`, across kills on the CPU in `tests/e2e/test_layers_that_draft.py`.
 """
 
 from __future__ import annotations
