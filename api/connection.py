@@ -120,6 +120,7 @@ class Connection(HttpToolsProtocol):
         self._num_fields = self._num_head_bytes = self._num_idle_bytes = 0
         try:
             self.admission.check(self, self.url)
+            _check_transfer_codings(b",".join(value for name, value in self.headers if name == b"transfer-encoding"))
         except RequestError as error:
             self._refusal = error
             raise  # the parser stops, and uvicorn calls `send_400_response`
@@ -178,8 +179,8 @@ class Connection(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
                 data = head + data
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                self.send_400_response(f"invalid HTTP request: {error}")
                 return
 
     @property
@@ -293,6 +294,25 @@ def _ending_with_connection(cycle: RequestResponseCycle, app: ASGI3Application) 
         await app(scope, receive, send)
 
     return run
+
+
+def _check_transfer_codings(value: bytes) -> None:
+    """Raise RequestError for a coding that the server does not decode: 400 if it hides where the body ends, else 501
+    (RFC 9112, 6.1 and 6.3). The parser refuses a chunked that another coding follows."""
+    codings = [coding for each in value.lower().split(b",") if (coding := each.strip(b" \t"))]
+    if not codings or codings == [b"chunked"]:
+        return
+    shown = value[:100].decode("latin-1")
+    if codings[-1] != b"chunked":
+        raise RequestError(
+            f"the transfer-encoding {shown!r} does not end with chunked; send transfer-encoding: chunked, or a content-length",
+            code="invalid_http",
+        )
+    raise RequestError(
+        f"the transfer-encoding {shown!r} is not supported, only chunked is; send the body without other transfer codings",
+        status=501,
+        code="unsupported_transfer_encoding",
+    )
 
 
 def _too_large_head() -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from tests.api.api_server import ApiServer
@@ -29,6 +30,8 @@ CONTRADICTIONS = {
     "another coding": POST + b"transfer-encoding: xchunked\r\n\r\n" + chunks(BODY),
     "chunked is not last": POST + b"transfer-encoding: chunked, identity\r\n\r\n" + chunks(BODY),
     "two codings": POST + CHUNKED + b"transfer-encoding: identity\r\n\r\n" + chunks(BODY),
+    "chunked twice": POST + b"transfer-encoding: chunked, chunked\r\n\r\n" + chunks(BODY),
+    "gzip alone": POST + b"transfer-encoding: gzip\r\n\r\n" + chunks(BODY),
     "a space before the colon": POST + b"transfer-encoding : chunked\r\n\r\n" + chunks(BODY),
     "a folded header": POST + b"x: a\r\n content-length: 3\r\n" + LENGTH + b"\r\n" + BODY,
     "line feeds alone": (POST + LENGTH + b"\r\n").replace(b"\r\n", b"\n") + BODY,
@@ -59,15 +62,59 @@ def test_contradictory_lengths_end_the_connection(server: ApiServer, shape: str)
 
 
 @pytest.mark.parametrize(
+    "codings",
+    [
+        b"transfer-encoding: gzip, chunked\r\n",
+        b"transfer-encoding: gzip\r\nTransfer-Encoding: chunked\r\n",
+        b"TRANSFER-ENCODING: Deflate;level=9 ,\tCHUNKED\r\n",
+        b"transfer-encoding: identity, chunked\r\nconnection: upgrade\r\nupgrade: h2c\r\n",
+    ],
+    ids=["list", "fields", "case", "upgrade"],
+)
+def test_unknown_transfer_coding_is_not_implemented(server: ApiServer, codings: bytes) -> None:
+    """The connection ends, and bytes that follow are not taken as a request."""
+    answer = answer_to(server, POST + codings + b"\r\n" + chunks(BODY) + NEXT)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 501 ")
+    assert b"connection: close" in head
+    error = orjson.loads(body)["error"]
+    assert error["code"] == "unsupported_transfer_encoding"
+    assert "is not supported, only chunked is" in error["message"]
+
+
+def test_unknown_coding_spoils_no_earlier_answer(server: ApiServer) -> None:
+    good = POST + LENGTH + b"\r\n" + BODY
+    answer = answer_to(server, good + POST + b"transfer-encoding: gzip, chunked\r\n\r\n" + chunks(BODY) + NEXT)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert said_text(3).encode() in answer
+    assert b"HTTP/1.1 200 " not in answer[1:]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ("another coding", b"'xchunked' does not end with chunked"),
+        ("gzip alone", b"'gzip' does not end with chunked"),
+        ("chunked is not last", b"Invalid `Transfer-Encoding`"),
+        ("chunked twice", b"Invalid `Transfer-Encoding`"),
+        ("two lengths", b"Duplicate Content-Length"),
+    ],
+)
+def test_invalid_framing_is_named(server: ApiServer, shape: str, reason: bytes) -> None:
+    assert reason in answer_to(server, CONTRADICTIONS[shape])
+
+
+@pytest.mark.parametrize(
     "framed",
     [
         CHUNKED + b"\r\n" + chunks(BODY),
         CHUNKED + b"\r\n" + chunks(BODY, 1),
+        b"Transfer-Encoding: ,\tChunked \r\n\r\n" + chunks(BODY),
         CHUNKED + b"\r\n" + chunks(BODY)[:-2] + b"x: y\r\n\r\n",
         CHUNKED + b"\r\n1d;name=value\r\n" + BODY + b"\r\n0\r\n\r\n",
         LENGTH + b"\r\n" + BODY,
     ],
-    ids=["chunks", "bytes", "trailer", "extension", "length"],
+    ids=["chunks", "bytes", "other case", "trailer", "extension", "length"],
 )
 def test_framing_determines_the_end_of_a_body(server: ApiServer, framed: bytes) -> None:
     """The next request on the connection is answered as well."""
