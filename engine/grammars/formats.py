@@ -1,10 +1,10 @@
-"""From what a request says of its answer's form to Lark, as llguidance reads it. Pure.
+"""Turns a request's answer format into Lark, in llguidance's dialect. Pure.
 
-Used by the tokenizer's helpers. A mistake in the format is a ValueError that says which; what is wrong with a schema, a regex
-or a grammar itself, llguidance says (`matching.py`).
+Used by the tokenizer's helpers. A mistake in the format raises a ValueError; errors in a schema, a regex or a grammar itself
+are reported by llguidance (`matching.py`).
 
-Structural tags (as vLLM and xgrammar have them): text in which something begins with a trigger and then has a form. A trigger
-may begin with a token of its own, which no text has: it is named by its id.
+Structural tags (as in vLLM and xgrammar): text in which everything after a trigger has a format. A trigger may begin with a
+special token, which is not part of any text and is given by its id.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from engine.grammars.matching import UNIQUE_KEYS
 from engine.grammars.schema import has_open_objects, prepared, rule_of
 from engine.messages import AnswerFormat
 
-HEAD = '%llguidance {"no_forcing": true}\n'  # the model chooses the tokens of what is certain, too
+HEAD = '%llguidance {"no_forcing": true}\n'  # the model also chooses tokens that are certain
 _ANY_TEXT = "ANY_TEXT: /(?s:.*)/\n"
 MAX_TAGS = 256
-_WHITESPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON, once: a model that may go on with it for ever, does
+_WHITESPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON, once: a model that may repeat it forever does so
 
 
 def lark_of(format_: AnswerFormat, marks: dict[str, int]) -> str:
-    """Lark without `HEAD`. `marks`: tokens that no text has, by their names. ValueError: it is none."""
+    """Return Lark without `HEAD`. `marks`: special tokens by their names. Raises ValueError if the format is wrong."""
     if not format_.text.strip():
         raise ValueError("it is empty")
     return _WRITERS[format_.kind](format_, marks)
@@ -40,12 +40,12 @@ def _json(format_: AnswerFormat, marks: dict[str, int]) -> str:
 
 
 def _schema(schema: Any) -> str:
-    """The body of a rule for a schema within structural tags."""
+    """Return the body of a rule for a schema inside structural tags."""
     return _body(_checked(schema))
 
 
 def _checked(schema: Any, is_strict: bool = False) -> Any:
-    """The schema as llguidance takes it. What its own option could loosen is not the request's to choose. ValueError."""
+    """Return the schema for llguidance. Requests must not use llguidance's own option to relax it. Raises ValueError."""
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a schema must be an object, true or false, not {type(schema).__name__}")
     if isinstance(schema, dict) and "x-guidance" in schema:
@@ -54,7 +54,7 @@ def _checked(schema: Any, is_strict: bool = False) -> Any:
 
 
 def _body(schema: Any, whitespace: str | None = None, is_strict: bool = False) -> str:
-    """The body of a rule for a schema that is checked."""
+    """Return the body of a rule for a checked schema."""
     pattern = _WHITESPACE if whitespace is None else whitespace
     options: dict[str, Any] = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
     return rule_of(schema, options | {"coerce_one_of": not is_strict}, _quoted)
@@ -65,7 +65,7 @@ def _regex(format_: AnswerFormat, marks: dict[str, int]) -> str:
 
 
 def _pattern(regex: str) -> str:
-    """The whole text is matched, with anchors or without."""
+    """Return Lark for a regex, which matches the whole text, with or without anchors."""
     from llguidance import regex_to_lark
 
     return "/" + regex_to_lark(regex, "").replace("\n", "\\n").replace("\r", "\\r") + "/"
@@ -81,7 +81,7 @@ def _choice(format_: AnswerFormat, marks: dict[str, int]) -> str:
 
 
 def _grammar(format_: AnswerFormat, marks: dict[str, int]) -> str:
-    """GBNF where a rule is written with `::=`, else Lark."""
+    """Convert GBNF, recognized by `::=` in a rule, or check Lark."""
     if "::=" not in format_.text:
         return format_.text
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -90,7 +90,7 @@ def _grammar(format_: AnswerFormat, marks: dict[str, int]) -> str:
         lark: str = gbnf_to_lark(format_.text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except Exception as error:  # the converter raises nothing narrower
+    except Exception as error:  # the converter raises nothing more specific
         raise ValueError(f"it is not valid GBNF: {error}") from error
     return lark
 
@@ -125,7 +125,7 @@ class _Structures(msgspec.Struct):
 
 
 class _Tags:
-    """Rules, as they come."""
+    """Collects rules."""
 
     def __init__(self, marks: dict[str, int]) -> None:
         self._names = sorted(marks, key=len, reverse=True)
@@ -158,7 +158,7 @@ class _Tags:
         return writer(self, format_)
 
     def _literal(self, text: str) -> str:
-        """Tokens of their own by their ids, the rest as text."""
+        """Return text as Lark, with special tokens by their ids."""
         parts = []
         while text:
             name = next((name for name in self._names if text.startswith(name)), "")
@@ -184,7 +184,7 @@ class _Tags:
         return begin, content, end
 
     def _content(self, content: Any, end: str) -> str:
-        """With what ends it."""
+        """Return the content with its end."""
         is_any = isinstance(content, dict) and content.get("type") == "any_text"
         if is_any and end and not end.startswith(tuple(self._names)):
             return self._up_to(end)
@@ -192,7 +192,7 @@ class _Tags:
         return f"({body}) {self._literal(end)}" if end else f"({body})"
 
     def _up_to(self, text: str) -> str:
-        """Any text up to the first of this one."""
+        """Return any text up to the first occurrence of this one."""
         return self.rule(f"r{len(self._rules)}[lazy]", f"ANY_TEXT {_quoted(text)}").removesuffix("[lazy]")
 
     def _triggered_tags(self, format_: Any) -> str:
@@ -204,7 +204,7 @@ class _Tags:
     def _triggered(
         self, tags: list[tuple[str, str, str]], triggers: list[Any], is_needed: bool = False, is_single: bool = False
     ) -> str:
-        """Text in which what follows a trigger is one of the tags (begin, body, end) that begin with it."""
+        """Return text in which a trigger is followed by one of the tags (begin, body, end) that begin with it."""
         if not tags or not triggers:
             raise ValueError("it needs at least one tag and one trigger")
         heads = []
@@ -265,7 +265,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "tag": ("begin", "content", "end"),
     "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first"),
 }
-_ASKS_NOTHING: tuple[Any, ...] = (None, False, [], "json")  # the last is a schema's `style`
+_ASKS_NOTHING: tuple[Any, ...] = (None, False, [], "json")  # the last one is a schema's `style`
 
 
 def _check_fields(format_: Any, kind: Any) -> None:
@@ -303,7 +303,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """A literal of Lark."""
+    """Return a literal of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -319,7 +319,7 @@ _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 def cause_of(error: str) -> str:
-    """Return the part of an llguidance error that a user sees: the first lines, without the places in text that is ours."""
+    """Return the part of an llguidance error for the user: the first lines, without positions in our own text."""
     lines: Iterable[str] = (line for line in error.splitlines() if not re.match(r" *\d* \||<non-verbose", line))
     text = _PLACE.sub("", " ".join(" ".join(lines).split()))
     return _CAUSES.get(text, text)[:500]

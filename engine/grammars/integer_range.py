@@ -1,4 +1,4 @@
-"""A regex for the integers within bounds of any size. Pure.
+"""Builds a regex for integers within bounds of any size. Pure.
 
 Used by `schema.py`: llguidance reads bounds as floating-point numbers, which are not exact beyond 2^53.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def pattern_of(low: int | None, high: int | None) -> str:
-    """A regex for the integers from `low` to `high`, both included; None: no bound. "" where there are none."""
+    """Return a regex for the integers from `low` to `high`, inclusive; None: no bound. "" if there are none."""
     if low is not None and high is not None and low > high:
         return ""
     negative = _natural(max(1, -high) if high is not None else 1, -low if low is not None else None)
@@ -17,7 +17,7 @@ def pattern_of(low: int | None, high: int | None) -> str:
 
 
 def _natural(low: int, high: int | None) -> str:
-    """`low` is at least 0."""
+    """Return the regex for `low` of at least 0."""
     if high is not None and low > high:
         return ""
     if high is None:
@@ -32,7 +32,7 @@ def _natural(low: int, high: int | None) -> str:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Digits that are as many as those of `low` and of `high`."""
+    """Return the regex for numbers with as many digits as both `low` and `high`."""
     if not low:
         return ""
     rest = len(low) - 1

@@ -1,9 +1,8 @@
-"""llguidance by its C interface, without the interpreter's lock: its Python classes hold that while they take a vocabulary in,
-which is most of a second in which a rank could compute nothing.
+"""llguidance through its C interface, without the GIL: its Python classes hold the GIL while they load a vocabulary, which
+takes most of a second in which a rank could compute nothing.
 
-Used by `matching.py` alone. The interface is that of llguidance's `parser/src/ffi.rs`, which the library of its Python package
-has as well; what is passed has the sizes that it had in 1.9, and `_Library` looks whether the defaults are where they are
-expected.
+Used only by `matching.py`. The interface is llguidance's `parser/src/ffi.rs`, which the library of its Python package exports
+too. Structs have the sizes of version 1.9; `_Library` checks that the defaults are where they are expected.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _DEFAULTS = (2000, 1_000_000, 200_000, 50_000, 250_000, 500_000)  # of `_Limits`
 
 
 class MatcherLimits(msgspec.Struct, frozen=True):
-    """Limits of a grammar in the library's own counts, so that every machine accepts the same grammars."""
+    """Limits of a grammar in the library's own units, so that every machine accepts the same grammars."""
 
     initial_lexer_fuel: int
     step_lexer_fuel: int
@@ -57,7 +56,7 @@ class _MatcherInit(ctypes.Structure):
         ("ff_tokens_ok", c_bool),
         ("backtrack_ok", c_bool),
         ("limits", _Limits),
-        ("unknown", c_uint8 * 256),  # what later versions may have besides
+        ("unknown", c_uint8 * 256),  # room for fields of later versions
     )
 
 
@@ -80,7 +79,7 @@ class _TokenizerInit(ctypes.Structure):
 
 
 class _Library:
-    """Its functions: those that may take long let go of the interpreter's lock, the others keep it."""
+    """Its functions: those that may take long release the GIL, the others keep it."""
 
     def __init__(self) -> None:
         spec = importlib.util.find_spec("llguidance")
@@ -132,7 +131,7 @@ def _library() -> _Library:
 
 
 class MatcherVocabulary:
-    """A vocabulary as the library has it: some 200 bytes a token, made once in a process."""
+    """A vocabulary in the library: about 200 bytes per token, built once per process."""
 
     def __init__(self, tokens: GrammarTokens) -> None:
         self._library = _library()
@@ -143,7 +142,8 @@ class MatcherVocabulary:
             tok_eos=tokens.end_ids[0] if tokens.end_ids else _NO_TOKEN,
             token_lens=ctypes.cast(ctypes.c_char_p(tokens.sizes), c_void_p),
             token_bytes=tokens.data,
-            use_approximate_greedy_tokenize_fn=True,  # never asked: the model chooses what is certain, too (`no_forcing`)
+            # never called: the model also chooses tokens that are certain (`no_forcing`)
+            use_approximate_greedy_tokenize_fn=True,
             tok_eos_extra=ctypes.cast(extra, POINTER(c_uint32)) if len(tokens.end_ids) > 1 else None,
             tok_eos_extra_count=max(0, len(tokens.end_ids) - 1),
         )
@@ -157,7 +157,7 @@ class MatcherVocabulary:
             self._library.free_tokenizer(self.address)
 
     def matcher(self, grammar: str, limits: MatcherLimits) -> Matcher:
-        """Return the matcher of Lark in llguidance's dialect, which has no NUL; `is_error` says whether it is any."""
+        """Return the matcher of Lark in llguidance's dialect, without NUL; `is_error` says whether it is invalid."""
         init = _MatcherInit()
         self._library.set_defaults(ctypes.byref(init), self.address)
         init.log_stderr_level = 0
@@ -168,8 +168,7 @@ class MatcherVocabulary:
 
 
 class Matcher:
-    """Where an answer stands in a grammar. Nothing is raised: what is wrong is an error state, which stays. One thread at a
-    time."""
+    """Position of an answer in a grammar. Nothing is raised: an error is a state, which stays. Not thread-safe."""
 
     __slots__ = ("_address", "_library", "_vocabulary")
 
@@ -181,7 +180,7 @@ class Matcher:
             self._library.free_matcher(self._address)
 
     def _take_address(self) -> int:
-        """The library's matcher, which another object owns from now on."""
+        """Return the library's matcher; the caller owns it from now on."""
         address, self._address = self._address, 0
         return address
 
@@ -192,34 +191,34 @@ class Matcher:
         return bool(self._library.is_error(self._address))
 
     def error(self) -> str:
-        """Empty: there is none."""
+        """The error; empty: none."""
         return (self._library.get_error(self._address) or b"").decode(errors="replace")
 
     def is_accepting(self) -> bool:
-        """Whether the answer may end here."""
+        """Return whether the answer may end here."""
         return bool(self._library.is_accepting(self._address))
 
     def is_stopped(self) -> bool:
-        """Whether it must; in an error state, too."""
+        """Return whether it must end here; also in an error state."""
         return bool(self._library.is_stopped(self._address))
 
     def consume(self, *token_ids: int) -> bool:
-        """Whether these may come next, and did."""
+        """Take these tokens; return whether they were allowed."""
         return not self._library.consume_tokens(self._address, _ids(token_ids), len(token_ids))
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of them may come next, from the first on."""
+        """Return how many of these tokens are allowed, from the first on."""
         return max(0, int(self._library.validate_tokens(self._address, _ids(token_ids), len(token_ids))))
 
     def rollback(self, num_tokens: int) -> bool:
         return not self._library.rollback(self._address, num_tokens)
 
     def fill_mask(self, address: int, num_bytes: int) -> None:
-        """A bit for each token that may come next, at `address`; the whole vocabulary's `num_bytes`, in words of 32 bits."""
+        """Write a bit for each allowed token to `address`; `num_bytes` for the whole vocabulary, in 32-bit words."""
         self._library.compute_mask(self._address, address, num_bytes)
 
     def mask(self) -> bytes:
-        """`fill_mask`, of its own."""
+        """Return the mask as bytes."""
         buffer = ctypes.create_string_buffer(self._library.mask_bytes(self._address))
         self.fill_mask(ctypes.addressof(buffer), len(buffer))
         return buffer.raw

@@ -1,6 +1,6 @@
-"""Matchers over one vocabulary, within limits: the same ones where a grammar is checked and where it is used.
+"""Matchers for one vocabulary. The same limits apply when a grammar is checked and when it is used.
 
-Used by the tokenizer's helpers and by the ranks' helper threads. Nothing of the vocabulary is made before the first grammar.
+Used by the tokenizer's helpers and by the ranks' helper threads. The vocabulary is loaded with the first grammar.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from engine.grammars.tokens import GrammarTokens
 if TYPE_CHECKING:
     from engine.grammars.unique_keys import QuotingTokens
 
-UNIQUE_KEYS = "// unique keys"  # in a grammar: no object may have a key twice (`unique_keys.py`)
+UNIQUE_KEYS = "// unique keys"  # note in a grammar: no object may have a key twice (`unique_keys.py`)
 LIMITS = MatcherLimits(
-    initial_lexer_fuel=1_000_000,  # of a grammar's lexer when it is made: some 20 ms
-    step_lexer_fuel=50_000,  # of it for a token: some 4 ms
-    step_max_items=10_000,  # of the parser for a token: some 1 ms
+    initial_lexer_fuel=1_000_000,  # for a grammar's lexer when it is built: some 20 ms
+    step_lexer_fuel=50_000,  # for the lexer, per token: some 4 ms
+    step_max_items=10_000,  # for the parser, per token: some 1 ms
     max_lexer_states=20_000,  # 1 to 2 KB each
     max_grammar_size=20_000,  # symbols
 )
-MAX_KEPT = 64  # matchers of grammars that were asked for last
+MAX_KEPT = 64  # matchers of the last used grammars
 
 
 class Matching:
-    """Makes matchers, in any thread; each is its thread's."""
+    """Creates matchers in any thread; each belongs to its thread."""
 
     def __init__(self, tokens: GrammarTokens) -> None:
         self.tokens = tokens
         self._vocabulary: MatcherVocabulary | None = None
         self._quoting: QuotingTokens | None = None
-        self._kept: dict[str, Matcher] = {}  # never moved on, so that a copy is as a new one
-        self._making = Lock()  # of the vocabulary, and of what is not kept
-        self._keeping = Lock()  # of the order of what is kept; never held while one is made
+        self._kept: dict[str, Matcher] = {}  # never advanced, so that a copy is a new one
+        self._making = Lock()  # held while the vocabulary or a grammar is loaded
+        self._keeping = Lock()  # for the order of `_kept`; never held while one is built
 
     def matcher(self, grammar: str) -> Matcher:
-        """One for an answer; `is_error` says whether it is any."""
+        """Return a matcher for an answer; `is_error` says whether the grammar is invalid."""
         return self._known(grammar).copy()
 
     def prepare(self, grammar: str) -> None:
-        """Do the slow part of the first `matcher`."""
+        """Do the slow part of the first `matcher` call."""
         self._known(grammar)
 
     def error_of(self, grammar: str) -> str:
@@ -52,7 +52,7 @@ class Matching:
         return matcher.error()
 
     def first_mask(self, grammar: str) -> bytes:
-        """The tokens that an answer may begin with, a bit each, of a grammar that is right."""
+        """Return the tokens with which an answer may begin, one bit each, for a valid grammar."""
         return self.matcher(grammar).mask()
 
     def _known(self, grammar: str) -> Matcher:
@@ -60,7 +60,7 @@ class Matching:
         if kept is not None:
             return kept
         with self._making:
-            kept = self._kept_one(grammar)  # which another thread has made meanwhile
+            kept = self._kept_one(grammar)  # built by another thread meanwhile
             if kept is not None:
                 return kept
             if self._vocabulary is None:
@@ -82,7 +82,7 @@ class Matching:
         return UniqueKeyMatcher(matcher, self._quoting)
 
     def _kept_one(self, grammar: str) -> Matcher | None:
-        """It goes last from now on: schedulers, too, forget what was asked for longest ago."""
+        """Return a kept matcher and mark it as recently used, as schedulers do."""
         with self._keeping:
             kept = self._kept.pop(grammar, None)
             if kept is not None:

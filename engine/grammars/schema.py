@@ -1,13 +1,13 @@
-"""JSON Schemas as llguidance takes them. Pure.
+"""Converts JSON Schemas for llguidance. Pure.
 
-Used by `formats.py` and by the families of tool calls. The standard has words that the library refuses or rounds. Here they
-become others, or are left out where the standard (or the request, by not being strict) allows that:
+Used by `formats.py` and by the families of tool calls. The library rejects or rounds some keywords of the standard. Here they
+are replaced, or left out if the standard (or a request that is not strict) allows it:
 
-- an unknown `format` says nothing, pydantic's own formats (`path`, `ipvanyaddress`, `binary`, ...) among them;
-- `uniqueItems` and `propertyNames` are left out where the schema is not strict;
+- an unknown `format` is ignored, pydantic's own formats (`path`, `ipvanyaddress`, `binary`, ...) among them;
+- `uniqueItems` and `propertyNames` are left out unless the schema is strict;
 - `nullable` (OpenAPI) allows null;
-- an object with `properties` that says nothing of others has no others;
-- `const` and `enum` with integers and bounds with integers beyond 2^53, which the library rounds, become rules of their own.
+- an object with `properties` that does not mention others has no others;
+- `const`, `enum` and bounds with integers beyond 2^53, which the library rounds, get their own rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.grammars.integer_range import pattern_of
 
-KNOWN_FORMATS = frozenset(  # that llguidance has a regex for
+KNOWN_FORMATS = frozenset(  # formats for which llguidance has a regex
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 SAME_FORMATS = {f"uuid{version}": "uuid" for version in range(1, 9)}
@@ -32,29 +32,29 @@ _SINGLE = (
     "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
 _MAX_RULE_CHARACTERS = 1 << 18
-_MAX_DEPTH = 400  # of schemas within each other; Python's own limit is at a thousand calls
+_MAX_DEPTH = 400  # depth of nested schemas; Python's own limit is a thousand calls
 
 
 def prepared(schema: Any, is_strict: bool) -> Any:
-    """The schema in the words that llguidance has. ValueError: it is nested too deeply."""
-    closes = not any("allOf" in node for node in _nodes(schema))  # whose parts would each refuse the others' properties
+    """Return the schema in keywords that llguidance supports. Raises ValueError if it is nested too deeply."""
+    closes = not any("allOf" in node for node in _nodes(schema))  # its parts would each reject the others' properties
     return _map(schema, lambda node: _prepared_node(node, is_strict, closes), _MAX_DEPTH)
 
 
 def has_open_objects(schema: Any) -> bool:
-    """Whether an object may have properties that the schema does not name; of a schema that is prepared."""
+    """Return whether objects may have properties that the (prepared) schema does not name."""
     return any(_is_open(node) for node in _nodes(schema)) or not isinstance(schema, dict)
 
 
 def rule_of(schema: Any, options: Mapping[str, Any], literal: Callable[[str], str]) -> str:
-    """The body of a Lark rule for the schema. `options`: of llguidance, for white space; `literal` writes a text."""
+    """Return the body of a Lark rule for the schema. `options`: of llguidance, for white space; `literal` quotes a text."""
     rule = _Rule(schema, options, literal)
     try:
         return rule.body(schema, _MAX_DEPTH)
     except ValueError:
         if rule.has_large_values:
             raise
-        return rule.json(schema)  # large bounds alone, in a schema that no rule can have: they are rounded
+        return rule.json(schema)  # only large bounds, in a schema for which no rule is possible: they are rounded
 
 
 def _prepared_node(node: dict[str, Any], is_strict: bool, closes: bool) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _says_nothing_of_others(node: Mapping[str, Any]) -> bool:
 
 
 def _is_open(node: Mapping[str, Any]) -> bool:
-    """Objects are open unless it says otherwise; what has no type may be an object."""
+    """Return whether objects are open: they are unless stated otherwise; a schema without a type may be an object."""
     if any(key in node for key in ("const", "enum", "$ref", "anyOf", "oneOf", "allOf")) and "properties" not in node:
         return False
     types = node.get("type", "object")
@@ -91,7 +91,7 @@ def _is_open(node: Mapping[str, Any]) -> bool:
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every schema within a schema, itself first; not what only looks like one, as the value of a `const`."""
+    """Yield every schema inside a schema, itself first; not values that only look like one, such as a `const`."""
     rest = [schema]
     while rest:
         node = rest.pop()
@@ -156,12 +156,12 @@ def _types(node: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_inexact(node: Mapping[str, Any]) -> bool:
-    """Whether the library would round a number of it."""
+    """Return whether the library would round a number in it."""
     return _has_large(_values(node)) or _has_large_bound(node)
 
 
 def _integers(node: Mapping[str, Any]) -> str:
-    """A regex of the integers within the bounds of a schema; "" where there are none."""
+    """Return a regex of the integers within the bounds of a schema; "" if there are none."""
     lows = [math.ceil(node["minimum"])] if _is_number(node.get("minimum")) else []
     highs = [math.floor(node["maximum"])] if _is_number(node.get("maximum")) else []
     if _is_number(node.get("exclusiveMinimum")):
@@ -176,7 +176,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _with_rounded_bounds(node: dict[str, Any]) -> dict[str, Any]:
-    """Bounds beyond 2^53 as numbers that the library has, so that nothing outside of them is allowed."""
+    """Return the schema with bounds beyond 2^53 rounded inwards to numbers of the library."""
     if not _has_large_bound(node):
         return node
     made = dict(node)
@@ -200,8 +200,8 @@ class _Rule:
         self._comma = literal(options.get("item_separator", ","))
         self._colon = literal(options.get("key_separator", ":"))
         self._has_large = any(_is_inexact(node) for node in _nodes(root))
-        self._is_large: dict[int, bool] = {}  # by the schema's id: whether an integer that would be rounded is reached from it
-        self._open: list[int] = []  # ids of the schemas around the one that is written
+        self._is_large: dict[int, bool] = {}  # by the schema's id: whether it contains an integer that would be rounded
+        self._open: list[int] = []  # ids of the schemas around the current one
         self._num_left = _MAX_RULE_CHARACTERS
 
     @property
@@ -210,7 +210,8 @@ class _Rule:
         return any(_has_large(_values(node)) for node in _nodes(self._root))
 
     def body(self, schema: Any, depth: int) -> str:
-        """ValueError: the schema is too large, refers to itself, or has a large integer where no rule can have it."""
+        """Return the body of a rule. Raises ValueError if the schema is too large, refers to itself, or has a large integer
+        where no rule is possible."""
         text = self._body(schema, depth)
         self._num_left -= len(text) + 1
         if self._num_left < 0:
@@ -249,14 +250,15 @@ class _Rule:
         )
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
-        """Properties in their order, each that is not required perhaps left out."""
+        """Return a rule for properties in order, with optional ones."""
         names, required = [*schema["properties"]], schema.get("required", ())
         comma = f"{self._space} {self._comma} {self._space}"
         members = []
         for name, child in schema["properties"].items():
             key = self._literal(json.dumps(name, ensure_ascii=False))
             members.append(f"{key} {self._space} {self._colon} {self._space} {self.body(child, depth - 1)}")
-        firsts = [place for place, name in enumerate(names) if name in required][:1]  # always there: commas are around it
+        # always present: commas are placed around it
+        firsts = [place for place, name in enumerate(names) if name in required][:1]
         if not firsts and len(members) * sum(map(len, members)) > self._num_left:
             raise ValueError(f"integers beyond 2^53 need a rule of more than {_MAX_RULE_CHARACTERS} characters, the limit")
         objects = []
@@ -306,7 +308,7 @@ class _Rule:
         return self._is_large[key]
 
     def _reached(self, schema: Any) -> Iterator[dict[str, Any]]:
-        """The schemas of a schema, and of what they refer to."""
+        """Yield the schemas inside a schema, and those that they refer to."""
         seen: set[int] = set()
         rest = [schema]
         while rest:
@@ -321,7 +323,8 @@ class _Rule:
 
 
 _NOTES = ("title", "description", "default", "examples", "$defs", "definitions", "$schema", "$id", "type")
-_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}  # with the side on which integers are
+# with the side on which the integers are
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 _OF_INTEGERS = {*_BOUNDS, "format", *_NOTES}
 _OF_OBJECTS = {"properties", "required", "additionalProperties", *_NOTES}
 

@@ -1,7 +1,7 @@
-"""The vocabulary as a matcher needs it: the bytes of each token, which of them no text is, and which end an answer.
+"""The vocabulary for a matcher: the bytes of each token, which tokens are special, and which end an answer.
 
-Made by a tokenizer's helper of its `Vocabulary` when a request first has a format, and written into the run's directory; ranks
-read it there when the first grammar comes, in whatever life.
+Built by a tokenizer's helper from its `Vocabulary` when a request first has a format, and written to the run directory; ranks
+read it there with the first grammar, in every life.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from engine.checkpoint.files import read_file
 from engine.errors import TokamakError
 
 _BRACKETS = (("<", ">"), ("[", "]"))
-_SPECIAL = b"\xff"  # with what, in llguidance, tokens begin that are no text
+_SPECIAL = b"\xff"  # prefix of special tokens in llguidance
 
 
 class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Token ids run over [0, num_tokens), the model's whole vocabulary; ids that no token has are worth no bytes."""
+    """Token ids are in [0, num_tokens), the model's whole vocabulary; unused ids have no bytes."""
 
-    data: bytes  # of all tokens, one after another; special ones behind a byte 0xff
+    data: bytes  # of all tokens, concatenated; special ones after a byte 0xff
     sizes: bytes  # uint32 [num_tokens]: bytes of each
-    special_ids: list[int]  # a grammar names them, no text that it allows has them
-    end_ids: list[int]  # the model's own
+    special_ids: list[int]  # grammars can name them, but no text contains them
+    end_ids: list[int]  # the model's end tokens
 
     @staticmethod
     def of(
@@ -36,7 +36,8 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
         end_ids: Iterable[int],
         vocab_size: int,
     ) -> GrammarTokens:
-        """Added tokens in brackets are marks (`<tool_call>`), as special ones are; others are text that is frequent."""
+        """Build the table. Added tokens in brackets (`<tool_call>`) are special, as special ones are; other added tokens are
+        frequent text."""
         marks = (token_id for token_id in added_ids if _is_mark(token_bytes[token_id].decode(errors="replace")))
         tokens = (token_bytes + [b""] * (vocab_size - len(token_bytes)))[:vocab_size]
         special = sorted(token_id for token_id in {*special_ids, *marks} if token_id < vocab_size)
@@ -58,7 +59,7 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return len(self.sizes) // 4
 
     def write(self, path: Path) -> None:
-        """Whole or not at all, whoever else writes the same."""
+        """Write the file atomically, even if other processes write the same."""
         if path.exists():
             return
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -66,7 +67,7 @@ class GrammarTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
         os.replace(unfinished, path)
 
     def marks(self) -> dict[str, int]:
-        """The special tokens by their text, which is not empty."""
+        """Return the special tokens by their non-empty text."""
         sizes, wanted = array("I", self.sizes), set(self.special_ids)
         found: dict[str, int] = {}
         begin = 0

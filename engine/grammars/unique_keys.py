@@ -1,7 +1,7 @@
-"""A matcher that allows no key twice in one JSON object, which a grammar cannot say.
+"""A matcher that allows no duplicate key in a JSON object, which a grammar cannot express.
 
-Used by `matching.py` for grammars with the note `UNIQUE_KEYS`: answers that are JSON with objects that may have keys which the
-schema does not name. Where only a known key could follow, the mask stays as it is.
+Used by `matching.py` for grammars with the note `UNIQUE_KEYS`: answers in JSON with objects that may have keys which the schema
+does not name. If only known keys can follow, the mask stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _QUOTE = re.compile(rb'"')
 
 
 class KeyState(msgspec.Struct, frozen=True):
-    """Where a text stands in JSON."""
+    """Position of a text in JSON."""
 
     objects: tuple[frozenset[str] | None, ...] = ()  # keys of each open object, None for a list, outermost first
     mode: str = "value"  # "value" | "key": one may begin | "in key" | "in text"
-    written: bytes = b""  # of the key or text that is open
+    written: bytes = b""  # of the open key or text
     is_escape: bool = False
 
     def after(self, data: bytes) -> KeyState | None:
-        """The state behind `data`; None: a key comes twice."""
+        """Return the state after `data`; None: a key occurs twice."""
         return self._after(data, may_repeat=False)
 
     def after_any(self, data: bytes) -> KeyState:
-        """The state behind `data`, which may have a key twice."""
+        """Return the state after `data`, which may have a duplicate key."""
         state = self._after(data, may_repeat=True)
         assert state is not None
         return state
@@ -80,13 +80,13 @@ def _decoded(raw: bytes) -> str:
 
 
 class QuotingTokens:
-    """The tokens that have a quote in them, by what they have before it."""
+    """The tokens that contain a quote, by the text before it."""
 
     def __init__(self, tokens: GrammarTokens) -> None:
         ends = array("Q", accumulate(array("I", tokens.sizes)))
         self._data, self._ends = tokens.data, ends
-        self.closing: dict[bytes, list[int]] = {}  # what a token has before its first quote -> the tokens
-        self.several: list[int] = []  # with two quotes or more: may begin a key and end it
+        self.closing: dict[bytes, list[int]] = {}  # text before a token's first quote -> the tokens
+        self.several: list[int] = []  # with two or more quotes: may begin and end a key
         last = -1
         for match in _QUOTE.finditer(tokens.data):
             token_id = bisect_right(ends, match.start())
@@ -102,14 +102,14 @@ class QuotingTokens:
 
 
 class UniqueKeyMatcher(Matcher):
-    """A `Matcher` for an answer that is JSON, or has other text instead (calls)."""
+    """A `Matcher` for an answer in JSON, or with other text instead (calls)."""
 
     __slots__ = ("_states", "_tokens")
 
     def __init__(self, matcher: Matcher, tokens: QuotingTokens, states: Iterable[KeyState] = (KeyState(),)) -> None:
         super().__init__(matcher._vocabulary, matcher._take_address())
         self._tokens = tokens
-        self._states = list(states)  # before the first token, and behind each
+        self._states = list(states)  # before the first token, and after each
 
     def copy(self) -> UniqueKeyMatcher:
         return UniqueKeyMatcher(super().copy(), self._tokens, self._states)
@@ -149,7 +149,7 @@ class UniqueKeyMatcher(Matcher):
             mask[:] = list(before)
 
     def _repeating(self) -> Iterable[int]:
-        """Tokens that would end a key that the object has."""
+        """Yield tokens that would end a key that the object already has."""
         state = self._states[-1]
         keys = state.objects[-1] if state.objects else None
         if keys and state.mode == "in key" and not state.is_escape:
@@ -158,7 +158,7 @@ class UniqueKeyMatcher(Matcher):
                     raw = json.dumps(key, ensure_ascii=ensure_ascii)[1:-1].encode(errors="surrogatepass")
                     if raw.startswith(state.written):
                         yield from self._tokens.closing.get(raw[len(state.written) :], ())
-            if _decoded(state.written) in keys:  # however it is written
+            if _decoded(state.written) in keys:  # however it is escaped
                 yield from self._tokens.closing.get(b"", ())
         if any(state.objects):
             for token_id in self._tokens.several:

@@ -1,7 +1,7 @@
-"""How much work a grammar's schemas are, counted: where compiling them takes more than in proportion to their size, the library
-has no count of its own, and a clock would say something else on each machine. Pure.
+"""Counts the work of compiling a grammar's schemas. For schemas that take more than linear time the library has no limit of its
+own, and a clock would differ between machines. Pure.
 
-Used by the tokenizer's helpers. A unit is about a millisecond's work of a present core.
+Used by the tokenizer's helpers. A unit is about a millisecond on a current core.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from decimal import Decimal
 from typing import Any
 
 MAX_WORK = 150
-PATTERNS_PER_UNIT = 25  # of `patternProperties`, to the third power: each is set against all others
+PATTERNS_PER_UNIT = 25  # `patternProperties` to the third power: each is compared with all others
 MULTIPLE_PER_UNIT = 160  # an automaton counts up to it
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")  # of numbers: about a unit for each that is new
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")  # of numbers: about a unit for each new one
 
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
 _decoder = json.JSONDecoder()
 
 
 def check_work(lark: str) -> None:
-    """ValueError says what of the schemas in `lark` is too much."""
+    """Raise ValueError that names the part of the schemas in `lark` that is too much work."""
     work: dict[str, float] = {}
     bounds: set[tuple[Any, ...]] = set()
     for schema in _schemas(lark):
@@ -50,7 +50,7 @@ def _add(work: dict[str, float], name: str, units: float) -> None:
 
 
 def _coefficient(number: int | float) -> int:
-    """The digits of a number, without the zeros that it ends with."""
+    """Return the digits of a number, without trailing zeros."""
     return abs(int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits))))
 
 
@@ -60,13 +60,13 @@ def _schemas(lark: str) -> Iterator[Any]:
         place = match.end()
         try:
             schema, place = _decoder.raw_decode(lark, place)
-        except (ValueError, RecursionError):  # the library says what is wrong with it
+        except (ValueError, RecursionError):  # the library reports what is wrong with it
             continue
         yield schema
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """All objects in it, however deep."""
+    """Yield all objects in it, at any depth."""
     rest = [schema]
     while rest:
         each = rest.pop()

@@ -1,4 +1,4 @@
-"""Options from the command line, the environment and a file, made into the frozen `engine/config.py`.
+"""Options from the command line, the environment and a file, resolved into the frozen `EngineConfig`.
 
-Used by the launcher alone. Read `table.py` first (the options), then `resolve.py` (what they come to together).
+Used by the launcher alone. Read `table.py` first (the options), then `resolve.py` (resolving them together).
 """

@@ -1,4 +1,4 @@
-"""The command-line parser of all tools: argparse's, which also says what a mistyped option or command may have meant.
+"""The command-line parser of all tools: argparse with suggestions for mistyped options and commands.
 
 Used by `table.py` for the options of the engine, and by the tools.
 """
@@ -26,11 +26,11 @@ class ArgumentParser(argparse.ArgumentParser):
         return found
 
     def refuse(self, argument: str) -> NoReturn:
-        """Say what an unknown argument may have meant, and end the process with exit code 2."""
+        """Suggest what an unknown argument may have meant, and end the process with exit code 2."""
         self.error(self._unknown(argument))
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong, and end the process with exit code 2."""
+        """Print the usage and the error, and end the process with exit code 2."""
         choice = _CHOICE.search(message)
         close = nearest(choice["given"], re.findall(r"[\w-]+", choice["known"])) if choice else ""
         super().error(f"{message}; did you mean {close}?" if close else message)

@@ -9,7 +9,7 @@ from typing import Any
 from engine.config import EplbConfig
 from engine.options.json_object import checked_number, json_object
 
-_WHOLE = {"num_redundant_experts": 0, "window_size": 1, "step_interval": 1}  # the least
+_WHOLE = {"num_redundant_experts": 0, "window_size": 1, "step_interval": 1}  # minimum
 _NUMBERS = {"check_interval_s": 0.01, "statistics_interval_s": 0.01, "min_gain": 0.0}
 _ELSEWHERE: dict[str, Callable[[Any], str]] = {  # other engines' keys
     "use_async": lambda value: "" if value is True else "experts always move asynchronously; remove it or set it to true",
@@ -18,7 +18,7 @@ _ELSEWHERE: dict[str, Callable[[Any], str]] = {  # other engines' keys
 
 
 def parse_eplb_config(text: str) -> EplbConfig:
-    """ValueError with what would have been right."""
+    """Parse the option. Raises ValueError that names the accepted values."""
     content = json_object(text, '{"num_redundant_experts": 2}')
     found: dict[str, Any] = {}
     for key, value in content.items():

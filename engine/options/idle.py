@@ -1,6 +1,5 @@
-"""Options without effect beside the other options and the model: each is named in a note, since the user expects something of
-it. Part of `resolve.py`. An option that contradicts another is refused where that is resolved.
-"""
+"""Options without effect, because of other options or the model: each gets a note, since the user expects an effect. Part of
+`resolve.py`. An option that contradicts another one is an error, raised where it is resolved."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ _OF_MEDIA = (
 
 
 def note_idle(options: OptionValues, model: ModelConfig, device: str, *, is_cache_asked: bool, is_card_known: bool) -> None:
-    """`is_cache_asked`: the cache's size is given; `is_card_known`: the memory of the card."""
+    """Add notes about options without effect. `is_cache_asked`: the cache size is given. `is_card_known`: the device memory is
+    known."""
     values = options.values
     if is_cache_asked:
         share = "the size of the KV cache is set by --num-kv-blocks or --kv-cache-memory"
@@ -55,6 +55,6 @@ def note_idle(options: OptionValues, model: ModelConfig, device: str, *, is_cach
 
 
 def _asks(key: str, value: object) -> bool:
-    """Whether it is to have an effect: who turns something off, or allows no pictures, has what he asks for."""
+    """Return whether the option is meant to have an effect: options that turn something off, or allow no images, are not."""
     is_none_allowed = key == "limit_mm_per_prompt" and isinstance(value, dict) and not any(value.values())
     return value is not False and not is_none_allowed

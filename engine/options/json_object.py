@@ -9,7 +9,7 @@ _MOST = 1e9
 
 
 def json_object(text: str, example: str) -> dict[str, Any]:
-    """The object in `text`; ValueError with what would have been right."""
+    """Return the object in `text`. Raises ValueError with an example."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -20,7 +20,7 @@ def json_object(text: str, example: str) -> dict[str, Any]:
 
 
 def checked_number(key: str, value: Any, least: float, most: float = _MOST, *, is_whole: bool = True) -> Any:
-    """`value`, if it is a number from `least` to `most`; else ValueError."""
+    """Return `value` if it is a number from `least` to `most`; otherwise raise ValueError."""
     has_type = not isinstance(value, bool) and isinstance(value, int if is_whole else (int, float))
     if not has_type or not least <= value <= most:
         kind = "an integer" if is_whole else "a number"

@@ -1,5 +1,4 @@
-"""Kinds of option values: how the text of one is read and what is said when it is wrong. Used by `engine/options/table.py`
-alone."""
+"""Kinds of option values: how a text is parsed, and the error if it is wrong. Used only by `engine/options/table.py`."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _COUNT = re.compile(r"(?P<number>[+-]?\d{1,20}|\d{1,20}\.\d{1,20})(?P<unit>[kKmMgG]?)")
 _COUNT_UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what an argument's bytes become that are no UTF-8
+_SURROGATE = re.compile("[\ud800-\udfff]")  # bytes of an argument that are not UTF-8
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
 MAX_PRIORITY = (1 << 31) - 1  # of a request, and of a key
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """`parse` turns a text into the value or raises ValueError with what would have been right."""
+    """`parse` turns a text into the value, or raises ValueError that names what was expected."""
 
     metavar: str
     parse: Callable[[str], Any]
@@ -48,7 +47,7 @@ def whole(least: int, most: int = MAX_WHOLE) -> Kind:
 
 
 def count(least: int, most: int = MAX_WHOLE) -> Kind:
-    """An integer in [least, most], which may be written as vLLM has it: 32k is 32,000, 32K is 32,768."""
+    """An integer in [least, most], optionally in vLLM's notation: 32k is 32,000, 32K is 32,768."""
 
     def parse(text: str) -> int:
         match = _COUNT.fullmatch(text.strip())
@@ -64,13 +63,13 @@ def count(least: int, most: int = MAX_WHOLE) -> Kind:
 
 
 def count_or_auto(least: int, most: int = MAX_WHOLE) -> Kind:
-    """The same, or `auto`, as which -1 counts: None."""
+    """The same, or `auto` (or -1): None."""
     number = count(least, most)
     return Kind("N", lambda text: None if text.strip() in ("auto", "-1") else number.parse(text))
 
 
 def whole_numbers(least: int, most: int) -> Kind:
-    """Several of them: the option repeated, or one text with commas."""
+    """Several integers: the option repeated, or one text with commas."""
     single = whole(least, most)
 
     def parse(text: str) -> list[int]:
@@ -115,7 +114,7 @@ def gibibytes(least: float, most: float) -> Kind:
 
 
 def share(least: float) -> Kind:
-    """A part of a whole, in [least, 1]."""
+    """A fraction in [least, 1]."""
 
     def parse(text: str) -> float:
         try:
@@ -194,13 +193,13 @@ def path(metavar: str) -> Kind:
 
 
 def path_or_auto(metavar: str) -> Kind:
-    """The same, or `auto`, which is kept."""
+    """The same, or `auto`, which stays."""
     plain = path(metavar)
     return Kind(metavar, lambda value: value if value == "auto" else plain.parse(value))
 
 
 def host(metavar: str) -> Kind:
-    """An address or a host name, known or not."""
+    """An address or a host name, whether or not it can be resolved."""
     plain = text(metavar)
 
     def parse(value: str) -> str:
@@ -230,7 +229,7 @@ def texts(metavar: str) -> Kind:
 
     def parse(value: str) -> list[str]:
         parts = value.split(",")
-        if value.startswith("["):  # as vLLM has it
+        if value.startswith("["):  # vLLM's notation
             try:
                 parts = msgspec.json.decode(value, type=list[str])
             except msgspec.MsgspecError:
@@ -253,7 +252,8 @@ def networks() -> Kind:
 
 
 def key_priorities() -> Kind:
-    """Several KEY=PRIORITY: the option repeated, or one text with commas. The last `=` counts: keys may have some."""
+    """Several KEY=PRIORITY: the option repeated, or one text with commas. The last `=` separates, since keys may contain
+    some."""
     priority = whole(-MAX_PRIORITY, MAX_PRIORITY)
 
     def parse(value: str) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[^\s,\x00-\x1f\x7f]{1,256}")
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
-    """Module in vLLM's JSON form."""
+    """Module in vLLM's JSON notation."""
 
     name: str
     path: str
@@ -22,7 +22,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_lora_modules(value: str) -> list[LoraModule]:
-    """One or several: NAME=PATH with commas, or JSON, an object or a list of them. ValueError."""
+    """Parse one or several modules: NAME=PATH with commas, or JSON, an object or a list of them. Raises ValueError."""
     text = value.strip()
     if text.startswith(("{", "[")):
         try:

@@ -10,7 +10,7 @@ MAX_ITEMS = 10_000
 
 
 def parse_limits(text: str) -> dict[str, int]:
-    """Items of each kind in a prompt: `{"image": 4, "video": 1}`, or `image=4,video=1`. ValueError with what would be right."""
+    """Items of each kind in a prompt: `{"image": 4, "video": 1}`, or `image=4,video=1`. Raises ValueError with an example."""
     if text.lstrip().startswith("{"):
         limits = parse_object(text)
     else:
@@ -23,7 +23,7 @@ def parse_limits(text: str) -> dict[str, int]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """ValueError where it is no JSON object."""
+    """Parse a JSON object. Raises ValueError if it is none."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

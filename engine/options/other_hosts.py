@@ -1,16 +1,16 @@
-"""Options by which other engines (vLLM, FastDeploy) spread over several hosts. They are known here so that who gives one hears
-what it would take, instead of that there is no such option. Used by `engine/options/table.py`."""
+"""Options by which other engines (vLLM, FastDeploy) use several hosts. They are known here, so that a user of such an option
+gets an explanation and not just "unknown option". Used by `engine/options/table.py`."""
 
 from __future__ import annotations
 
 from engine.errors import OptionError
 
-_ONE_HOST = {"nnodes": "1", "node_rank": "0"}  # values that ask for what there is
+_ONE_HOST = {"nnodes": "1", "node_rank": "0"}  # values that mean one host
 _HOSTS = "an engine runs on 1 host; start one engine per host and balance requests by GET /load"
 _REPLICAS = "all replicas run on 1 host; use only --data-parallel-size"
 _RANKS = "ranks are processes on 1 host; remove it"
 
-OTHER_HOSTS: dict[str, str] = {  # key -> what is the case here, and what to do
+OTHER_HOSTS: dict[str, str] = {  # key -> the situation here, and the remedy
     "nnodes": _HOSTS,
     "node_rank": _HOSTS,
     "master_addr": _HOSTS,
@@ -28,10 +28,10 @@ OTHER_HOSTS: dict[str, str] = {  # key -> what is the case here, and what to do
     "distributed_executor_backend": _RANKS,
 }
 
-FLAGS = frozenset(("headless", "data_parallel_hybrid_lb", "data_parallel_external_lb"))  # that take no value
+FLAGS = frozenset(("headless", "data_parallel_hybrid_lb", "data_parallel_external_lb"))  # take no value
 
 
 def refuse_other_hosts(key: str, value: str, source: str) -> None:
-    """Refuse values that ask for more than one host. OptionError; `source`: where the option was given."""
+    """Reject values that mean more than one host. Raises OptionError; `source`: where the option was given."""
     if value != _ONE_HOST.get(key):
         raise OptionError(f"{source} {value}".rstrip() + f": {OTHER_HOSTS[key]}")

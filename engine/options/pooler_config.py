@@ -8,12 +8,13 @@ from typing import Any
 from engine.options.json_object import json_object
 
 _KINDS = {"LAST": "last", "MEAN": "mean", "CLS": "cls"}
-_NAMES = {"seq_pooling_type": "pooling_type", "use_activation": "normalize"}  # vLLM's newer words
+_NAMES = {"seq_pooling_type": "pooling_type", "use_activation": "normalize"}  # vLLM's newer names
 _KEYS = ("pooling_type", "normalize", "classifier_from_token")
 
 
 def parse_pooler_config(text: str) -> dict[str, Any]:
-    """Return the settings by our own keys: kind, is_normalized, class_tokens. ValueError names the accepted values."""
+    """Return the settings by our own keys: kind, is_normalized, class_tokens. Raises ValueError that names the accepted
+    values."""
     found: dict[str, Any] = {}
     for name, value in json_object(text, '{"pooling_type": "MEAN", "normalize": true}').items():
         key = _NAMES.get(name, name)

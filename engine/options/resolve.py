@@ -1,4 +1,5 @@
-"""From option values to the frozen EngineConfig and ModelRecord: checks options against the model, the machine and each other.
+"""Turns option values into the frozen EngineConfig and ModelRecord: checks options against the model, the machine and each
+other.
 
 Called once by `engine/supervisor/launch.py`. Nothing is "auto" or missing afterwards.
 """
@@ -112,12 +113,12 @@ _SAME = (
 )
 
 
-# Wanted variant (or "auto"), type of keys and values, directory of the choice -> variant of each part.
+# requested variant (or "auto"), type of keys and values, directory of the result -> variant of each part
 ChooseKernels = Callable[[str, str, Path], dict[str, str]]
 
 
 def as_built(asked: str, kv_cache_dtype: str, directory: Path) -> dict[str, str]:
-    """Return the kernels where they are not timed."""
+    """Return the kernels if they are not measured."""
     return {} if asked == "auto" else {"base": asked}
 
 
@@ -127,9 +128,9 @@ def resolve(
     choose_kernels: ChooseKernels = as_built,
     ask_paddle: AskPaddle = installed_paddle,
 ) -> tuple[EngineConfig, ModelRecord]:
-    """The configuration that `options` ask for, and what was read of the checkpoint for it. OptionError where they contradict
-    each other, the model or the machine; what was chosen for the user and may surprise is added to `options.notes`. `flags` are
-    the processor's; None: this machine's."""
+    """Return the configuration for `options`, and the metadata read from the checkpoint. Raises OptionError if options
+    contradict each other, the model or the machine; automatic choices that may surprise are added to `options.notes`. `flags`
+    are the processor's; None: this machine's."""
     values = options.values
     model_path = _model_path(options)
     try:
@@ -159,7 +160,7 @@ def resolve(
     captures = resolve_captures(options, plan)
     card_bytes = 0 if device == "cpu" or is_cache_asked(values) else ask().memory.get(device, 0)
     if card_bytes:
-        from engine.options.resolve_card import card_blocks, card_needs, num_weights  # of use where there is a card
+        from engine.options.resolve_card import card_blocks, card_needs, num_weights  # needed only with a device
 
         largest = captures["max_cudagraph_capture_size"]
         needs = card_needs(model, num_weights(model_path), values, limit, largest)
@@ -249,7 +250,7 @@ def _pooling(values: dict[str, Any], record: ModelRecord) -> tuple[PoolingConfig
 
 
 def _model_error(name: str | Path, error: CheckpointError) -> OptionError:
-    """Names the model once: most errors begin with its name or a file of it."""
+    """Return the error of a checkpoint, naming the model once: most errors begin with its name or one of its files."""
     text = str(error)
     return OptionError(f"--model {text}" if text.startswith((str(name), "/")) else f"--model {name}: {text}")
 
@@ -277,7 +278,7 @@ def _model_path(options: OptionValues) -> Path:
 
 
 def _model_names(options: OptionValues, path: Path) -> tuple[str, ...]:
-    """The model's own, and what was typed: clients of vLLM name a model by that."""
+    """Return the model's own name, and the name as typed: clients of vLLM use the latter."""
     given = options.values["model"]
     for demo, embedded in options.embedded_models.items():
         if str(path) == embedded:
@@ -296,7 +297,7 @@ def _model_length(asked: int | None, limit: int) -> int:
 
 
 def _template(given: str) -> str:
-    """The template's text, where a file is given its content."""
+    """Return the template's text; for a file its content."""
     if not given or "{{" in given or "{%" in given:
         return given
     try:
@@ -309,7 +310,7 @@ def _template(given: str) -> str:
 
 
 def _kv_cache_dtype(asked: str, ops: str, has_narrow_weights: bool) -> str:
-    """The type of keys and values that `asked` comes to."""
+    """Return the type of keys and values for `asked`."""
     if ops not in ("native", "cuda"):
         if asked not in ("auto", "float32"):
             raise OptionError(
@@ -327,8 +328,8 @@ def is_cache_asked(values: dict[str, Any]) -> bool:
 
 
 def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int) -> int:
-    """Usable blocks: as asked for, else enough for a full batch of the longest samples within the default limits, which what
-    drafters remember of their tokens takes a part of."""
+    """Return the number of usable blocks: as given, else enough for a full batch of the longest sequences within the default
+    limits, reduced by the memory of drafters."""
     if values["num_kv_blocks"] is not None:
         return int(values["num_kv_blocks"])
     if values["kv_cache_memory"] is not None:
@@ -348,8 +349,8 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
 
 
 def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> int:
-    """The longest sample, where that is the model's own limit lowered to what the cache holds. A limit that was asked for
-    stays: the scheduler then refuses the requests that can never fit, and only those."""
+    """Return the longest sequence: the model's own limit, lowered to what the cache holds. A limit given by the user stays: the
+    scheduler then rejects only those requests that can never fit."""
     block_size = options.values["block_size"]
     room = num_kv_blocks * block_size
     if limit <= room:
@@ -386,7 +387,7 @@ def _kernels(options: OptionValues, ops: str, kv_cache_dtype: str, choose: Choos
 
 
 def _check_key_priorities(priorities: tuple[tuple[str, int], ...], keys: tuple[str, ...]) -> None:
-    """Names no key in what it says: it ends up in logs."""
+    """Check keys with priorities. Messages do not contain keys, because they end up in logs."""
     for number, (key, priority) in enumerate(priorities, 1):
         if key not in keys:
             raise OptionError(

@@ -1,7 +1,7 @@
-"""The numbers of rows for which steps are captured (`--plan captured`). Used by `resolve.py`; which step takes which of them is
-decided by `workers/engine/captures.py`.
+"""Numbers of rows for which steps are captured (`--plan captured`). Used by `resolve.py`; `workers/engine/captures.py` decides
+which one a step uses.
 
-A decode row has 1 + num_speculative_tokens positions at most, so sizes of decode steps are multiples of that.
+A decode row has at most 1 + num_speculative_tokens positions, so sizes of decode steps are multiples of that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from engine.errors import OptionError
 from engine.options.table import OPTIONS, OptionValues
 
 DEFAULT_LARGEST = 512  # rows
-_EVERY = 8  # samples between two sizes, from 8 on
+_EVERY = 8  # sequences between two sizes, from 8 on
 _OF_CAPTURES = ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "graph_only_prefill")
 
 
 def resolve_captures(options: OptionValues, plan: str) -> dict[str, Any]:
-    """The settings of captures. OptionError where they contradict each other or the plan. Sizes that are left out are noted."""
+    """Return the settings of captures. Raises OptionError if they contradict each other or the plan. Skipped sizes are
+    noted."""
     values = options.values
     if plan != "captured":
         for key in _OF_CAPTURES:
@@ -33,13 +34,13 @@ def resolve_captures(options: OptionValues, plan: str) -> dict[str, Any]:
     speculation: SpeculativeConfig = values["speculative_config"]
     only_prefill: bool = values["graph_only_prefill"]
     unit = 1 if only_prefill else 1 + speculation.max_drafts
-    num_samples, num_tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
-    most = max(num_tokens, num_samples) if only_prefill else min(max(num_tokens, num_samples), num_samples * unit)
+    num_sequences, num_tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
+    most = max(num_tokens, num_sequences) if only_prefill else min(max(num_tokens, num_sequences), num_sequences * unit)
     asked, largest = tuple(values["cudagraph_capture_sizes"]), values["max_cudagraph_capture_size"]
     if too_large := [size for size in asked if size > most]:
         raise OptionError(
             f"--cudagraph-capture-sizes {_listed(too_large)}: a captured step has at most {most} rows "
-            f"(--max-num-seqs {num_samples} times {unit}, within --max-num-batched-tokens {num_tokens}); remove "
+            f"(--max-num-seqs {num_sequences} times {unit}, within --max-num-batched-tokens {num_tokens}); remove "
             "these sizes, or raise the limits"
         )
     limit = min(most, largest or (max(asked) if asked else max(DEFAULT_LARGEST, unit)))
@@ -52,14 +53,14 @@ def resolve_captures(options: OptionValues, plan: str) -> dict[str, Any]:
 
 
 def default_sizes(unit: int, limit: int) -> list[int]:
-    """`unit` rows for each of 1, 2, 4, 8, 16, 24, ... samples, up to `limit` rows."""
+    """Return `unit` rows for each of 1, 2, 4, 8, 16, 24, ... sequences, up to `limit` rows."""
     most = limit // unit
     counts = {1, 2, 4, *range(_EVERY, most + 1, _EVERY), most}
     return [unit * count for count in counts if 0 < count <= most]
 
 
 def fitting_sizes(asked: Iterable[int], unit: int, limit: int) -> tuple[tuple[int, ...], str]:
-    """Multiples of `unit` up to `limit`, each once, the largest first; and what is said of the others."""
+    """Return multiples of `unit` up to `limit`, each once, the largest first, and a note about the others."""
     sizes: set[int] = set()
     others: dict[str, list[int]] = {}
     for size in asked:

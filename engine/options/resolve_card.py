@@ -1,8 +1,8 @@
-"""KV blocks that a card has room for beside everything else of a rank. Pure, except for the headers of the weight files.
+"""Number of KV blocks that fit a device beside the rest of a rank. Pure, except for the headers of the weight files.
 
-Used by `resolve.py` where neither a number of blocks nor the cache's size is given, and Paddle tells the card's memory. This is
-an estimate for the reference ops (`ops/paddle/reference.py`, everything float32), on the safe side; the worker checks it by a
-step of the most rows when it has loaded the weights.
+Used by `resolve.py` if neither a number of blocks nor the cache size is given, and Paddle reports the device memory. This is a
+safe estimate for the reference ops (`ops/paddle/reference.py`, everything float32); the worker checks it with the largest step
+when it has loaded the weights.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
 from shm.sizes import size_text
 
-_BYTES = 4  # of every value
-_VALUES_IN = {"I32": 8, "U8": 2}  # packed numbers of 4 bits, at most
-_MAX_SCORES = 1 << 23  # of one attention pass, and so many copies of them
+_BYTES = 4  # per value
+_VALUES_IN = {"I32": 8, "U8": 2}  # packed 4-bit values, at most
+_MAX_SCORES = 1 << 23  # in one attention pass, with this many copies
 _COPIES_OF_SCORES = 4
-_MAX_GATHERED = 1 << 24  # of experts' weights that lie beside the rows that chose them, or of one
-_ROWS_OF_HIDDEN = 8  # as wide as a hidden state, that are there at once for each row of a step
+_MAX_GATHERED = 1 << 24  # gathered expert weights for a group of rows, or of one expert
+_ROWS_OF_HIDDEN = 8  # buffers as wide as a hidden state that exist at once, per row of a step
 _ROWS_OF_INNER = 3
-_MASK_BYTES = 16  # for each row and key of a step: comparisons and what comes of them
+_MASK_BYTES = 16  # per row and key of a step: comparisons and their results
 _KEY_SPLIT = 64
 _MIB = 1 << 20
-_ROUNDED_BYTES = {"none": _BYTES, "wint8": 1, "wint4": 0.5 + _BYTES / 32}  # of a value: a scale is for 32 of them at least
+_ROUNDED_BYTES = {"none": _BYTES, "wint8": 1, "wint4": 0.5 + _BYTES / 32}  # per value: a scale covers at least 32 of them
 
 
 class CardNeeds(msgspec.Struct, frozen=True):
-    """Bytes of a card that are not the KV cache's."""
+    """Device memory of a rank besides the KV cache, in bytes."""
 
     weights: int
     inputs: int
-    step: int  # of the most rows
-    graphs: int  # of the largest size: the others find room in its memory
+    step: int  # of the largest step
+    graphs: int  # of the largest size: the others fit in its memory
 
     @property
     def total(self) -> int:
@@ -52,7 +52,7 @@ class CardNeeds(msgspec.Struct, frozen=True):
 
 
 def card_needs(model: ModelConfig, num_weights: int, values: dict[str, Any], max_model_len: int, largest: int) -> CardNeeds:
-    """`values`: those of the options; `largest`: rows of the largest captured step, 0 where none is."""
+    """Return the needs. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is captured."""
     num_drafts: int = values["speculative_config"].max_drafts
     seats: int = values["max_num_seqs"]
     rows = max_rows(values["max_num_batched_tokens"], seats)
@@ -71,14 +71,15 @@ def card_needs(model: ModelConfig, num_weights: int, values: dict[str, Any], max
 
 
 def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str) -> int:
-    """Embeddings are floats; the head is a matrix of its own, also where a checkpoint has one for both."""
+    """Return the bytes of the weights. Embeddings are floats; the head is counted as its own matrix, even if the checkpoint
+    shares it."""
     embedding, of_value = model.vocab_size * model.hidden_size, _ROUNDED_BYTES[quantization]
     others = max(num_weights - embedding * (1 if model.tie_word_embeddings else 2), 0)
     return math.ceil(_BYTES * embedding + max(of_value, 1) * embedding + of_value * others)
 
 
 def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_bytes: int) -> int:
-    """Return the blocks that fit, without the dummy block. OptionError where there is no room for one."""
+    """Return the number of blocks that fit, without the dummy block. Raises OptionError if not even one fits."""
     num_blocks = int((card_bytes * utilization - needs.total) // block_bytes) - 1
     if num_blocks < 1:
         raise OptionError(
@@ -90,7 +91,7 @@ def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_byt
 
 
 def num_weights(path: Path) -> int:
-    """Values of the weights in the checkpoint at `path`, as its files' headers say; 0: it has none."""
+    """Return the number of values in the checkpoint at `path`, according to its files' headers; 0: it has no weights."""
     gguf = GgufFile.of_checkpoint(path)
     if gguf is not None:
         return sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
@@ -102,13 +103,13 @@ def _num_values(path: Path) -> int:
         with path.open("rb") as file:
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     except (OSError, ValueError, struct.error):
-        return 0  # whoever loads them says what is wrong
+        return 0  # the loader reports the error
     tensors = [value for name, value in header.items() if name != "__metadata__"]
     return sum(math.prod(tensor["shape"]) * _VALUES_IN.get(tensor["dtype"], 1) for tensor in tensors)
 
 
 def _inner(model: ModelConfig) -> int:
-    """The widest row between two products: of experts, for all that are chosen for it."""
+    """Return the widest row between two products; for experts, of all chosen ones together."""
     experts = model.experts
     chosen = 0 if experts is None else experts.num_chosen * max(experts.intermediate_size, model.hidden_size)
     return max(model.intermediate_size, chosen)

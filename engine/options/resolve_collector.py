@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from engine.errors import OptionError
 
-SENDERS = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")  # what sends them, as modules
+SENDERS = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")  # modules that send spans
 
 
 def resolve_collector(given: str, senders: tuple[str, ...] = SENDERS) -> str:
-    """The whole URL. OptionError: it is none, or what sends spans is not installed."""
+    """Return the complete URL. Raises OptionError if it is not valid, or if the modules that send spans are not installed."""
     try:
         parts = urlsplit(given)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -33,5 +33,5 @@ def resolve_collector(given: str, senders: tuple[str, ...] = SENDERS) -> str:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # of a package above it
+    except ImportError:  # of a parent package
         return False

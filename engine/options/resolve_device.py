@@ -1,7 +1,7 @@
 """Device, ops and plan of an engine, checked against the installed Paddle. Used by `resolve.py`.
 
-Native ops on the CPU need no Paddle, and do not ask for it. Otherwise Paddle is asked in a process of its own, once in a start:
-only workers have Paddle in their memory.
+Native ops on the CPU do not use Paddle. Otherwise Paddle is queried in a separate process, once per start, because only workers
+load Paddle.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from engine.errors import OptionError
 from engine.installation import DISTRIBUTION, IS_CHECKOUT, PACKAGES
 
 INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
-WHEELS = {  # which build has the device, and which channel of Paddle's own index has that: PyPI has neither of the last two
+WHEELS = {  # Paddle builds for each device, and the channel in Paddle's own index: PyPI has neither of the last two
     "cpu": ("paddlepaddle", ""),
     "gpu": ("paddlepaddle-gpu", f"{INDEX}/cu126/"),
     "xpu": ("paddlepaddle-xpu", f"{INDEX}/xpu-p800/"),
 }
-GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # where Linux has the card; where Windows has it (WSL2)
-ARENA_LIBRARIES = {"gpu": "libcuda.so.1"}  # devices on which memory can outlive its process
-_LONGEST_S = 120.0  # that Paddle may take to load: seconds
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA devices on Linux, and on Windows (WSL2)
+ARENA_LIBRARIES = {"gpu": "libcuda.so.1"}  # devices with memory that can survive its process
+_LONGEST_S = 120.0  # seconds that Paddle may take to load
 _QUESTION = """
 import json
 try:
@@ -48,12 +48,12 @@ print(json.dumps({"version": paddle.__version__, "cards": cards, "memory": memor
 
 
 class InstalledPaddle(msgspec.Struct, frozen=True):
-    """Installed Paddle: its version and devices."""
+    """The installed Paddle: its version and devices."""
 
     version: str  # "": none
-    cards: dict[str, int]  # of each device that it was built for or has a plugin for, by name; the CPU is not among them
-    error: str = ""  # why there is none
-    memory: dict[str, int] = {}  # bytes of the smallest card of each device, of which Paddle tells
+    cards: dict[str, int]  # number of devices by name, for devices of this build or of plugins; without the CPU
+    error: str = ""  # why it cannot be used
+    memory: dict[str, int] = {}  # bytes of the smallest device of each kind, if Paddle reports them
 
     @property
     def text(self) -> str:
@@ -67,7 +67,7 @@ AskPaddle = Callable[[], InstalledPaddle]
 def installed_paddle() -> InstalledPaddle:
     """Return the Paddle that a process finds when it imports it."""
     command = [sys.executable, "-W", "ignore", "-c", _QUESTION]
-    try:  # in a directory without a folder that could be taken for Paddle
+    try:  # in an empty directory: nothing there can be mistaken for Paddle
         done = subprocess.run(command, cwd=PACKAGES, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
         return InstalledPaddle("", {}, f"it did not load within {_LONGEST_S:.0f} s")
@@ -78,7 +78,7 @@ def installed_paddle() -> InstalledPaddle:
 
 
 def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
-    """The device that `asked` comes to. OptionError where this Paddle lacks it, or has fewer cards than there are ranks."""
+    """Return the device for `asked`. Raises OptionError if this Paddle does not support it, or has fewer devices than ranks."""
     if asked == "auto":
         asked = "gpu" if has_node() and has_distribution(WHEELS["gpu"][0]) else "cpu"
     if asked == "cpu":
@@ -101,12 +101,12 @@ def resolve_device(asked: str, ops: str, num_ranks: int, ask: AskPaddle) -> str:
 
 
 def has_node(nodes: tuple[str, ...] = GPU_NODES) -> bool:
-    """Whether the machine shows an NVIDIA card."""
+    """Return whether the machine has an NVIDIA device."""
     return any(Path(node).exists() for node in nodes)
 
 
 def remedy(device: str) -> str:
-    """Return how to get the device."""
+    """Return how to install support for the device."""
     if device not in WHEELS:
         return "install the plugin of the custom device for this Paddle (CUSTOM_DEVICE_ROOT is its directory)"
     wheel, index = WHEELS[device]
@@ -116,7 +116,7 @@ def remedy(device: str) -> str:
 
 
 def resolve_ops(asked: str, device: str, *, allows_variant: bool) -> str:
-    """The op table that `asked` comes to on `device`."""
+    """Return the op table for `asked` on `device`."""
     found = _ops(asked, device)
     if found == "cuda" and device != "gpu":
         raise OptionError(f"--ops cuda needs --device gpu, but the device is {device}; use --ops auto")
@@ -145,7 +145,7 @@ def resolve_plan(asked: str, ops: str, device: str) -> str:
 
 
 def has_distribution(name: str) -> bool:
-    import importlib.metadata  # much to load for a question that native ops do not ask
+    import importlib.metadata  # slow to import, and not needed with native ops
 
     try:
         importlib.metadata.distribution(name)

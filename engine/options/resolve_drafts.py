@@ -14,7 +14,7 @@ from engine.options.table import OptionValues
 
 
 def choose_drafts(options: OptionValues, model: ModelConfig, ops: str, *, is_pooling: bool) -> None:
-    """Choose the embedded model's own draft layer where no option names drafts, as far as it pays by measurement
+    """Choose the embedded model's own draft layer if no option names a method and it pays according to measurements
     (tools/bench/peers.md): one rank, tapes of native ops, steps with room for it."""
     values, drafts = options.values, SpeculativeConfig(method="mtp")
     is_embedded = values["model"] is None and model.num_draft_layers > 0 and values["load_format"] != "dummy"
@@ -26,7 +26,7 @@ def choose_drafts(options: OptionValues, model: ModelConfig, ops: str, *, is_poo
 
 
 def check_drafts(values: dict[str, Any], model: ModelConfig, path: Path) -> None:
-    """OptionError where layers that draft are asked for, and the checkpoint has none."""
+    """Raise OptionError if draft layers are requested but the checkpoint has none."""
     config: SpeculativeConfig = values["speculative_config"]
     if not config.has_mtp:
         return
@@ -48,8 +48,8 @@ def check_drafts(values: dict[str, Any], model: ModelConfig, path: Path) -> None
 
 
 def _has(path: Path, name: str) -> bool:
-    """Return whether the checkpoint has the tensor, whatever its publisher calls the trunk and however it is quantized. True
-    where no names can be read: the loader reports the cause."""
+    """Return whether the checkpoint has the tensor, whatever the prefix of its names and its quantization. True if the names
+    cannot be read: then the loader reports the error."""
     stored = tensor_names(path)
     part = f"{name.removeprefix('model.')}."
     return not stored or any(part in each for each in stored)

@@ -1,4 +1,4 @@
-"""Size of the vision encoder's part of a step, and cuts of prompts with media. Used by `resolve.py`."""
+"""The vision encoder's share of a step, and chunks of prompts with media. Used by `resolve.py`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import OptionError
 
-INT8_RATE = 3  # multiplications by weights of 8 or 4 bits while float32 makes one: measured with AVX-512 VNNI
+INT8_RATE = 3  # multiplications with 8- or 4-bit weights in the time of one in float32, measured with AVX-512 VNNI
 
 
 def resolve_encoder(values: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Fields of EngineConfig; of a text model they are as if nothing were asked for."""
+    """Return fields of EngineConfig; for a text model the defaults."""
     vision = model.vision
     if vision is None or values["language_model_only"]:
         return {}
@@ -39,8 +39,8 @@ def resolve_encoder(values: dict[str, Any], model: ModelConfig) -> dict[str, Any
 
 
 def equal_embeds(model: ModelConfig, vision: VisionConfig, num_tokens: float) -> int:
-    """The rows of features that take the encoder's matrices about as many multiplications as `num_tokens` of text take the
-    decoder's."""
+    """Return the number of feature rows for which the encoder's matrices need about as many multiplications as the decoder's
+    for `num_tokens` of text."""
     heads = model.num_attention_heads + model.num_kv_heads
     experts = model.experts
     width = experts.num_chosen * experts.intermediate_size + experts.shared_intermediate_size if experts else 0
@@ -52,12 +52,12 @@ def equal_embeds(model: ModelConfig, vision: VisionConfig, num_tokens: float) ->
 
 
 def attention_cost(vision: VisionConfig, rate: float) -> float:
-    """Return the cost of attention in a layer that sees whole units, for each pair of a unit's rows: in units of the time that
-    the layer's matrices take for one row. `rate`: multiplications of the matrices in the time of one of attention, which is
+    """Return the cost of attention per pair of a unit's rows, in a layer with attention over whole units. The unit is the time
+    of the layer's matrices for one row. `rate`: multiplications of the matrices in the time of one in attention, which uses
     float32."""
     return rate * 2 * vision.spatial_merge_size**2 / _per_column(vision)
 
 
 def _per_column(vision: VisionConfig) -> int:
-    """Multiplications of a layer's matrices, per patch and number of its hidden state."""
+    """Multiplications of a layer's matrices, per patch and element of its hidden state."""
     return 4 * vision.hidden_size + 3 * vision.intermediate_size

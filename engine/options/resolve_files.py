@@ -1,6 +1,6 @@
 """Files of a model that options replace: another tokenizer, other sampling defaults. Used by `engine/options/resolve.py`.
 
-What comes of them is the run's own record of the checkpoint, so every life of every actor reads the same.
+They become part of the run's own record of the checkpoint, so every life of every actor reads the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.options.table import OptionValues
 
 
 def with_revision(name: str, revision: str) -> str:
-    """A name on the hub with the revision that was asked for, as `owner/model@revision` or `owner/model@revision:Q4_K_M`."""
+    """Return a hub name with the requested revision, as `owner/model@revision` or `owner/model@revision:Q4_K_M`."""
     if not revision:
         return name
     if "@" in name:
@@ -30,7 +30,7 @@ def with_revision(name: str, revision: str) -> str:
 
 
 def with_files(options: OptionValues, record: ModelRecord) -> ModelRecord:
-    """The record as the options want it. OptionError."""
+    """Return the record with the files that the options name. Raises OptionError."""
     files = dict(record.files)
     values = options.values
     if values["tokenizer"]:

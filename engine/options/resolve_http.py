@@ -14,7 +14,8 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
 def resolve_http(options: OptionValues, run_dir: str) -> dict[str, Any]:
-    """The fields of the configuration of a run in that directory. OptionError for a certificate that cannot be used."""
+    """Return fields of the configuration for a run in that directory. Raises OptionError for a certificate that cannot be
+    used."""
     values = options.values
     root_path = values["root_path"].rstrip("/")
     if not _ROOT_PATH.fullmatch(root_path):

@@ -1,4 +1,4 @@
-"""LoRA adapters: how many, how large, and which are there from the start. Part of `resolve.py`."""
+"""LoRA adapters: number, size, and which are loaded at start. Part of `resolve.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_LORAS = 4
 
 
 def resolve_lora(options: OptionValues, model: ModelConfig, device: str, names: Sequence[str]) -> dict[str, Any]:
-    """Fields of the configuration. `names`: those that the model itself is served by."""
+    """Return fields of the configuration. `names`: served names of the model itself."""
     values = options.values
     modules: tuple[LoraModule, ...] = tuple(values["lora_modules"])
     if not values["enable_lora"]:

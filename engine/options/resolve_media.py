@@ -28,12 +28,13 @@ _SAME = (
     "language_model_only",
     "vision_quantization",
 )
-_PACKAGES = {"PIL": "pillow", "av": "av"}  # of the extra `vision`, by the module that is imported
-_GIVEN = ("media_processes", "encoder_cache_size", "vision_quantization")  # what a text model has no use for
+_PACKAGES = {"PIL": "pillow", "av": "av"}  # packages of the extra `vision`, by imported module
+_GIVEN = ("media_processes", "encoder_cache_size", "vision_quantization")  # without effect for a text model
 
 
 def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int, ops: str) -> dict[str, Any]:
-    """Fields of EngineConfig. OptionError: the options ask for what the model cannot do, or for too little memory."""
+    """Return fields of EngineConfig. Raises OptionError if the model does not support the options, or if memory limits are too
+    small."""
     values = options.values
     fields = {key: values[key] for key in _SAME}
     fields["media_fetch_timeout_s"] = values["media_fetch_timeout"]
@@ -59,7 +60,7 @@ def resolve_media(options: OptionValues, record: ModelRecord, max_model_len: int
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise OptionError(f"--object-store-endpoint {endpoint}: expected http:// or https:// with a host")
     fields |= {key: values[key] for key in values if key.startswith("object_store_")}
-    if "max_body_bytes" not in options.given:  # the largest video as base64, and what is around it
+    if "max_body_bytes" not in options.given:  # the largest video as base64, and the rest of the request
         values["max_body_bytes"] = max(values["max_body_bytes"], 3 * values["max_media_bytes"])
     fields["media_processes"] = values["media_processes"]
     try:

@@ -1,4 +1,4 @@
-"""Parsers of a model's answers: by the options, or by its chat template and vocabulary."""
+"""Parsers of a model's answers, from the options or from its chat template and vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.tokenizer.settings import TokenizerSettings
 
 
 def resolve_parsers(values: dict[str, Any], record: ModelRecord, chat_template: str) -> dict[str, Any]:
-    """The fields of EngineConfig. A tokenizer that cannot be read says so when its process starts."""
+    """Return fields of EngineConfig. A tokenizer that cannot be read is reported when its process starts."""
     try:
         templates = {"default": chat_template} if chat_template else TokenizerSettings.of(record).chat_templates
     except CheckpointError:

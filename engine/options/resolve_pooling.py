@@ -1,4 +1,4 @@
-"""Whether the engine generates or pools, and how: from `--runner`, `--pooler-config` and what the checkpoint says. Part of
+"""Whether the engine generates or pools, and how: from `--runner`, `--pooler-config` and the checkpoint. Part of
 `resolve.py`."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.options.table import OptionValues
 
 
 def resolve_pooling(values: dict[str, Any], record: ModelRecord) -> tuple[PoolingConfig | None, ModelRecord]:
-    """None: the engine generates. The record's model is what is computed of it: hidden states, where they alone are asked
-    for. OptionError where the model cannot do what is asked."""
+    """Return the pooling settings (None: the engine generates) and the record; its model is cut to what is computed, such as
+    hidden states only. Raises OptionError if the model does not support the options."""
     model, path = record.config, Path(record.path)
     modules = SentenceModules.read(path)
     runner, asked = values["runner"], values["pooler_config"]
@@ -52,13 +52,13 @@ def resolve_pooling(values: dict[str, Any], record: ModelRecord) -> tuple[Poolin
     if model.task == "generate" and not class_token_ids:
         model = msgspec.structs.replace(model, task="embed")
     pooling = _config(model, modules, asked, class_token_ids)
-    values["enable_prefix_caching"] &= not pooling.needs_all_tokens  # what the cache has of a prompt are no hidden states
+    values["enable_prefix_caching"] &= not pooling.needs_all_tokens  # cached blocks have no hidden states
     return pooling, msgspec.structs.replace(record, config=model)
 
 
 def resolve_whole_prompts(options: OptionValues, limit: int) -> int:
-    """Return the longest prompt of a model that computes each prompt in one step, which has room for it. Nothing of a step is
-    kept after it: there are as many blocks as two steps need, and no prefix is found again."""
+    """Return the longest prompt of a model that computes each prompt in one step: it must fit one. Nothing of a step is kept:
+    there are as many blocks as two steps need, and no prefix cache."""
     values = options.values
     if "max_num_batched_tokens" not in options.given:
         values["max_num_batched_tokens"] = max(values["max_num_batched_tokens"], limit)
@@ -106,7 +106,7 @@ def _config(
 
 
 def _check_others(values: dict[str, Any], model: ModelConfig) -> None:
-    """OptionError for what only makes sense where tokens are generated."""
+    """Raise OptionError for options that only make sense for generation."""
     if values["speculative_config"].method:
         raise OptionError("--speculative-config has no effect on a pooling model, which generates no text; remove it")
     if model.vision is not None:
@@ -116,7 +116,7 @@ def _check_others(values: dict[str, Any], model: ModelConfig) -> None:
 
 
 def _token_ids(record: ModelRecord, words: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of tokens by their names in tokenizer.json. OptionError for an unknown name."""
+    """Return the ids of tokens by their names in tokenizer.json. Raises OptionError for an unknown name."""
     try:
         file = json.loads(record.files.get("tokenizer.json", b"{}"))
         known = {str(token["content"]): int(token["id"]) for token in file.get("added_tokens", [])}

@@ -18,7 +18,7 @@ _OF_SHARED_EXPERTS = ("ep_batched_token_timeout_ms", "ep_mixed_steps", "num_max_
 
 
 def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
-    """Ranks of all replicas together. OptionError where the model cannot be cut like that."""
+    """Return the number of ranks of all replicas. Raises OptionError if the model cannot be split that way."""
     values = options.values
     size: int = values["tensor_parallel_size"]
     heads, kv_heads = model.num_attention_heads, model.num_kv_heads
@@ -62,7 +62,8 @@ def _check_experts(model: ModelConfig, num_ranks: int) -> None:
 
 
 def resolve_dispatch_rows(options: OptionValues) -> int:
-    """Rows that a rank can show its peers in memory that is there from the start: those of every decode step, at least."""
+    """Return the number of rows that a rank can send its peers through permanent memory: at least those of every decode
+    step."""
     values = options.values
     for key in _OF_SHARED_EXPERTS:
         if key in options.given and not values["enable_expert_parallel"]:
@@ -71,7 +72,7 @@ def resolve_dispatch_rows(options: OptionValues) -> int:
     max_drafts: int = values["speculative_config"].max_drafts
     most: int = values["max_num_seqs"] * (1 + max_drafts)
     num_rows: int = values["num_max_dispatch_tokens_per_rank"] or most
-    ranks: int = values["tensor_parallel_size"]  # which share the rows of their replica out
+    ranks: int = values["tensor_parallel_size"]  # they split the rows of their replica
     needed = -(-most // ranks)
     if num_rows < needed:
         drafts = f" with {max_drafts} draft tokens each (--speculative-config)" if max_drafts else ""
@@ -96,7 +97,8 @@ def _check_balancing(shares_experts: bool, config: EplbConfig, model: ModelConfi
 
 
 def resolve_threads(options: OptionValues, num_ranks: int, nodes: Sequence[Sequence[int]]) -> int:
-    """Threads of each rank: as asked for, else the cores shared out, also those of each memory node that ranks are bound to."""
+    """Return the threads of each rank: as given, else the cores divided among ranks, also per memory node if ranks are
+    bound."""
     cores = available_cores()
     seats = [seat_of(rank, num_ranks, nodes) for rank in range(num_ranks)] if nodes else []
     most = min([cores // num_ranks, *(len(seat.cores) // seat.count for seat in seats)])
@@ -114,7 +116,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, and its control group's quota."""
+    """Return the number of cores that this process may use, by affinity and by its control group's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

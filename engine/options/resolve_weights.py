@@ -1,6 +1,6 @@
-"""Options about weights: their type, whether they are rounded, and where they are kept packed.
+"""Options about weights: data type, quantization, and the directory of packed weights.
 
-Called by `engine/options/resolve.py`. `workers/weights/precision.py` says what follows for each module.
+Called by `engine/options/resolve.py`. `workers/weights/precision.py` applies them to each module.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.table import OptionValues
 
-_BFLOAT16_FLAG = "avx512_bf16"  # as Linux names it
+_BFLOAT16_FLAG = "avx512_bf16"  # Linux's name of the flag
 _BFLOAT16_KERNELS = ("avx512bf16", "amx")  # variants with products of bfloat16
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
 def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels: str = "auto") -> str:
-    """Return the type for `asked`. Engines with `kernels` pinned to one variant agree, whatever else their processors have."""
+    """Return the type for `asked`. Engines with `kernels` pinned to one variant use the same type, whatever their processors
+    support."""
     if ops != "native":
         if asked == "bfloat16":
             raise OptionError(f"--dtype bfloat16 needs native ops, but the ops are {ops}; use --dtype float32")
@@ -31,7 +32,7 @@ def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels
 
 
 def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -> str:
-    """Weights that are stored as integers are never rounded a second time."""
+    """Return the quantization. Weights that are stored as integers are never quantized again."""
     if asked == "none":
         return asked
     if ops not in ("native", "cuda"):
@@ -51,7 +52,7 @@ def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -
 
 
 def resolve_cache_directory(options: OptionValues, ops: str) -> str:
-    """Empty where nothing is kept: it was not wanted, weights are random, or the ops have no packed layout."""
+    """Return the directory; empty if no packed weights are kept: disabled, random weights, or ops without a packed layout."""
     values = options.values
     if not values["weight_cache"] or ops != "native" or values["load_format"] == "dummy":
         if values["weight_cache_dir"] is not None:
@@ -65,13 +66,13 @@ def resolve_cache_directory(options: OptionValues, ops: str) -> str:
 
 
 def cache_directory(options: OptionValues) -> Path:
-    """Return the directory of files that can be made again."""
+    """Return the cache directory, for files that can be rebuilt."""
     given = options.values["weight_cache_dir"]
     return Path(given) if given else user_cache() / "weights"
 
 
 def _stored_types(path: Path) -> str:
-    """The quantized types of a GGUF file's matrices; empty where it has none, or there is no such file."""
+    """Return the quantized types of a GGUF file's matrices; empty if it has none, or there is no such file."""
     file = GgufFile.of_checkpoint(path)
     if file is None:
         return ""
@@ -80,7 +81,7 @@ def _stored_types(path: Path) -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the flags of the first processor of this machine; empty where the kernel does not tell."""
+    """Return the flags of this machine's first processor; empty if the kernel does not report them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -10,10 +10,10 @@ from engine.config import DRAFT_METHODS, MAX_DRAFTS, SpeculativeConfig
 from engine.options.json_object import checked_number, json_object
 from engine.options.nearest import nearest
 
-_NAMES = {"deepseek_mtp": "mtp", "ernie_mtp": "mtp", "qwen3_next_mtp": "mtp"}  # other engines' for the same
+_NAMES = {"deepseek_mtp": "mtp", "ernie_mtp": "mtp", "qwen3_next_mtp": "mtp"}  # names in other engines
 _LACKING = ("eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "mtp_eagle", "ngram_gpu", "dflash")
 _DEFAULT_DRAFTS, _DEFAULT_SUFFIX_DRAFTS = 3, 16
-_WHOLE = {  # the least, the most
+_WHOLE = {  # minimum, maximum
     "num_speculative_tokens": (1, MAX_DRAFTS),
     "prompt_lookup_min": (1, 64),
     "prompt_lookup_max": (1, 64),
@@ -25,7 +25,7 @@ _KEYS = ("method", *_WHOLE, *_NUMBERS, "adaptive")
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
-    """ValueError with what would have been right."""
+    """Parse the option. Raises ValueError that names the accepted values."""
     found: dict[str, Any] = {}
     for key, value in json_object(text, '{"method": "ngram", "num_speculative_tokens": 5}').items():
         if key == "method":
@@ -54,7 +54,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
 
 
 def _methods(value: Any) -> str:
-    """Names of methods with commas between them, in the order in which they are asked: those that cost least first."""
+    """Return the names of methods separated by commas, in the order in which they are tried, the cheapest first."""
     names = [_NAMES.get(name.strip(), name.strip()) for name in value.split(",")] if isinstance(value, str) else [value]
     for name in names:
         if name in _LACKING:

@@ -5,7 +5,7 @@
     max-model-len: 4096         --config FILE (YAML or JSON; underscores do as well)
 
 Called once by `engine/supervisor/launch.py`. `read_options` checks each value by itself; `engine/options/resolve.py` checks
-them against each other and the model, fills in what depends on both, and makes the frozen EngineConfig.
+them against each other and the model, fills in the defaults that depend on those, and builds the frozen EngineConfig.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from engine.parsers.choice import CALL_PARSERS, REASONING_PARSERS
 
 ENVIRONMENT_PREFIX = "TOKAMAK_"
 MAX_RANKS = 64
-MAX_SHOWN = 200  # letters of a wrong value
-FOREIGN_VARIABLES = {  # of other programs -> the option; ours wins
+MAX_SHOWN = 200  # characters of a wrong value in a message
+FOREIGN_VARIABLES = {  # of other programs -> the option; ours take precedence
     "AWS_ACCESS_KEY_ID": "object_store_access_key",
     "AWS_SECRET_ACCESS_KEY": "object_store_secret_key",
     "AWS_SESSION_TOKEN": "object_store_session_token",
@@ -75,19 +75,18 @@ TOOL_VARIABLES = (
     "TOKAMAK_SHM_NAMESPACE",
     "TOKAMAK_URL",
     "TOKAMAK_VENV",
-)  # of tools/serve and the clients
+)  # variables of tools/serve and the clients
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One row: its `name` on the command line and in files, and its default (None: worked out by
-    `engine/options/resolve.py`)."""
+    """One option: its `name` on the command line and in files, and its default (None: set by `engine/options/resolve.py`)."""
 
     name: str
     kind: Kind
     default: Any
     help: str
-    short: str = ""  # another spelling on the command line, such as -dp
-    takes_several: bool = False  # one after another behind its name, as vLLM has it
+    short: str = ""  # alternative name on the command line, such as -dp
+    takes_several: bool = False  # several values after the name, as in vLLM
 
     @property
     def key(self) -> str:
@@ -95,12 +94,12 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class OptionValues(msgspec.Struct):
-    """Values of all options (the default where none was given), and the names of those that were given."""
+    """Values of all options (the default if not given), and the names of those that were given."""
 
     values: dict[str, Any]
     given: set[str]
-    notes: list[str] = []  # for the user, harmless
-    embedded_models: Mapping[str, str] = {}  # directories of those that come with the program, by what --demo calls them
+    notes: list[str] = []  # harmless notes for the user
+    embedded_models: Mapping[str, str] = {}  # directories of the models that come with the program, by their --demo name
 
 
 GROUPS: dict[str, tuple[Option, ...]] = {
@@ -635,15 +634,15 @@ OPTIONS = {option.key: option for options in GROUPS.values() for option in optio
 def read_options(
     arguments: Sequence[str], environment: Mapping[str, str], embedded_models: Mapping[str, str] | None = None
 ) -> OptionValues:
-    """Return the option values; `embedded_models`: the directories that --demo chooses from where no model is named.
-    OptionError names the wrong option, its source and what is right; --help and errors of argparse end the process (0, 2)."""
+    """Return the option values. `embedded_models`: directories of the models of --demo. Raises OptionError that names the wrong
+    option, its source and the expected values; --help and errors of argparse end the process (0, 2)."""
     defaults = {option.key: option.default for option in OPTIONS.values()}
     found = OptionValues(defaults, set(), embedded_models=embedded_models or {})
     parser = make_parser()
     command_line = vars(parser.parse_args(spelled(arguments)))
     config_path = command_line.pop("config", None) or environment.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     model = command_line.pop("MODEL", None)
-    if model is not None and model.startswith("-"):  # argparse takes an option for a value where it has a space in it
+    if model is not None and model.startswith("-"):  # argparse takes an option with a space in it for a value
         parser.refuse(model)
     if model is not None and command_line.get("model", model) != model:
         raise OptionError(f"two models are given, {model} and --model {command_line['model']}; remove one")
@@ -658,7 +657,7 @@ def read_options(
 
 
 def make_parser() -> ArgumentParser:
-    """The command line, in groups. Values stay texts: they are checked like those of the other sources."""
+    """Return the command-line parser, with groups. Values stay text: they are checked like those of the other sources."""
     parser = ArgumentParser(
         prog="tokamak serve",
         usage="tokamak serve [MODEL] [options]",
@@ -727,13 +726,13 @@ def _take_file(found: OptionValues, path: Path) -> None:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    import yaml  # only where a file is given
+    import yaml  # only for a file
 
     try:
         content = yaml.safe_load(path.read_text())  # YAML contains JSON
     except OSError as error:
         raise OptionError(f"--config {path}: {error.strerror}") from error
-    except Exception as error:  # of a value that its tag, such as !!int, does not fit, yaml raises whatever comes
+    except Exception as error:  # yaml raises various errors for a value that does not fit its tag, such as !!int
         raise OptionError(f"--config {path} is not valid YAML or JSON: {error}") from error
     if content is None:
         return {}
@@ -757,7 +756,7 @@ def _take_environment(found: OptionValues, environment: Mapping[str, str]) -> No
 
 
 def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
-    """Check one value, a text or what a YAML file holds, and keep it."""
+    """Check one value, a text or a value from a YAML file, and store it."""
     if key in OTHER_HOSTS:
         if value is not False:
             refuse_other_hosts(key, "" if value is True else _shortened(value), source)
@@ -777,14 +776,14 @@ def _take(found: OptionValues, key: str, value: Any, source: str) -> None:
         raise OptionError(f"{source} {_shortened(value)}: {error}") from None
     found.values[key] = tuple(item for items in parsed for item in items) if kind.is_list else parsed[0]
     found.given.add(key)
-    if found.values[key] is None:  # what is worked out where nobody asks
+    if found.values[key] is None:  # set by `resolve` if not given
         found.given.discard(key)
 
 
 def _shortened(value: Any) -> str:
     try:
         text = str(value)
-    except ValueError:  # Python writes no number of more than 4300 digits
+    except ValueError:  # Python formats no number of more than 4300 digits
         return "with thousands of digits"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} letters)"
 

@@ -1,6 +1,6 @@
 """Command lines of `vllm serve`: their spelling, their values, and the table that `tokamak serve --vllm-flags` prints.
 
-Used by `engine/options/table.py`. What becomes of each flag is in `vllm_flags.py`.
+Used by `engine/options/table.py`. `vllm_flags.py` has the handling of each flag.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHORT = {
     "-O": "--compilation-config",
     "-cc": "--compilation-config",
 }
-LONG = {  # names of parts of an option
+LONG = {  # abbreviations in option names
     "spec-method": "speculative-config.method",
     "spec-model": "speculative-config.model",
     "spec-tokens": "speculative-config.num_speculative_tokens",
@@ -30,7 +30,7 @@ _LEVEL = re.compile(r"-O\.?[a-z]*=?\d")
 
 
 def spelled(arguments: Sequence[str]) -> list[str]:
-    """A command line as our parser reads it: underscores in names become hyphens, `--option.key value` becomes JSON."""
+    """Return a command line as our parser reads it: underscores in names become hyphens, `--option.key value` becomes JSON."""
     found: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
     rest = iter(arguments)
@@ -67,7 +67,7 @@ def _filled(argument: str, objects: dict[str, dict[str, Any]]) -> str:
 
 
 def _put(target: dict[str, Any], path: list[str], value: str) -> None:
-    """`a.b` is a member of a member, `a+` the next elements of a list."""
+    """Set a value by its path: `a.b` is a nested member, `a+` appends elements to a list."""
     *parents, last = path
     for name in parents:
         target = target.setdefault(name, {})
@@ -83,7 +83,7 @@ def _put(target: dict[str, Any], path: list[str], value: str) -> None:
 
 
 def take_flag(key: str, value: Any, source: str, notes: list[str]) -> str:
-    """The option that a flag is another name for; empty where it has no effect, which is noted. OptionError: it is refused."""
+    """Return our option for a flag; empty if the flag has no effect, which is noted. Raises OptionError if it is rejected."""
     fate = VLLM_FLAGS[key]
     if fate.effect == "alias":
         return fate.text
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def translated(key: str, value: Any, source: str, notes: list[str]) -> Any:
-    """A value of vLLM's as ours."""
+    """Return vLLM's value as ours."""
     ours, note = VALUES.get(key, {}).get(value if isinstance(value, str) else "", (value, ""))
     if note:
         notes.append(f"{source} {value}: {note}")
@@ -110,7 +110,7 @@ def translated(key: str, value: Any, source: str, notes: list[str]) -> Any:
 
 
 def table(own: Iterable[str]) -> str:
-    """Return all flags with their meaning, as Markdown. `own`: our options; those that vLLM has mean the same."""
+    """Return all flags with their meaning, as Markdown. `own`: our options; those that vLLM has too mean the same."""
     words = {"alias": "is", "none": "no effect", "refused": "refused"}
     rows = [f"| `--{key.replace('_', '-')}` | ours | |" for key in own]
     for key, fate in VLLM_FLAGS.items():

@@ -1,9 +1,8 @@
-"""Meaning of each flag of `vllm serve`: an option here under another name, no effect, or refused with the reason.
+"""Handling of each flag of `vllm serve`: another name of our option, no effect, or rejected with the reason.
 
-Data, read by `vllm.py` and `table.py`. A flag that is not here has the same name and meaning as ours; flags that spread an
-engine over hosts are in `other_hosts.py`. `tests/engine/options/vllm_flags.json` has the flags of vLLM's two newest versions,
-which `python -m tools.vllm_flags` reads from its wheels; each must be known. Flags that vLLM has dropped are here as long as
-recipes have them.
+Data, read by `vllm.py` and `table.py`. A flag that is not listed has the same name and meaning as ours; flags for several hosts
+are in `other_hosts.py`. `tests/engine/options/vllm_flags.json` has the flags of vLLM's two newest versions, read from its
+wheels by `python -m tools.vllm_flags`; each must be known. Flags that vLLM has dropped stay here while recipes use them.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ Effect = Literal["alias", "none", "refused"]
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """`text`: the option that it is another name for; or why it has no effect, or is refused."""
+    """`text`: our option's name, or why the flag has no effect or is rejected."""
 
     effect: Effect
     text: str
     is_flag: bool = False  # it takes no value
-    harmless: tuple[str, ...] = ()  # values that ask for what there is, of what is refused otherwise
+    harmless: tuple[str, ...] = ()  # accepted values of a rejected flag, which match what the engine does
 
 
 def _alias(text: str, *, is_flag: bool = False) -> Fate:
@@ -170,7 +169,7 @@ VLLM_FLAGS: dict[str, Fate] = {
     "enable_dbo": _refused("a rank runs one batch at a time", is_flag=True),
     "grpc": _refused("gRPC is not supported, use HTTP", is_flag=True),
     "tokens_only": _refused("the complete API is always served", is_flag=True),
-    # those of older versions, in recipes that are still about
+    # flags of older versions that recipes still use
     "disable_async_output_proc": _flag("the next step is always scheduled ahead"),
     "disable_mm_preprocessor_cache": _flag("use --mm-processor-cache-gb 0"),
     "enable_multimodal_encoder_data_parallel": _flag("the encoder uses the parallelism of its ranks"),
@@ -207,7 +206,7 @@ VLLM_FLAGS: dict[str, Fate] = {
     "tokenizer_pool_type": _none("tokenizers are processes (--tokenizer-processes)"),
     "use_v2_block_manager": _flag("there is only one block manager"),
     "worker_use_ray": _flag("ranks are processes on 1 host"),
-    # those of the newest versions
+    # flags of the newest versions
     "additional_config": _none("there are no plugins that use it"),
     "allow_deprecated_quantization": _flag(_STORED),
     "anthropic_disabled_thinking_effort": _none("requests set their reasoning effort"),

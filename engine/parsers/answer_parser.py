@@ -1,9 +1,9 @@
-"""An answer becomes parts: content, reasoning, calls and their arguments.
+"""Splits an answer into parts: content, reasoning, calls and their arguments.
 
-Used by `engine/tokenizer/part_stream.py`, one for each open sequence. What has been released after n tokens depends on these
-tokens and the request alone. A marker counts where its own token comes; one that the vocabulary lacks is looked for in the
-text, which is held back only while it may become one. A call is held until it is complete: what turns out to be none is text,
-as it was written.
+Used by `engine/tokenizer/part_stream.py`, one for each open sequence. What has been released after n tokens depends only on
+these tokens and the request. A marker is recognized by its own token; one that the vocabulary lacks is searched in the text,
+which is held back only while it may become one. A call is held until it is complete; if it turns out to be none, its text
+becomes content unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.parsers.family import CallFamily, Tools
 from engine.parsers.reader import Malformed, Reader, Reading, num_beginning
 from engine.parsers.thinking import ThinkingFamily
 
-EDGE = Part("edge", "")  # among the parts: newlines of the content just before it belong to nothing
+EDGE = Part("edge", "")  # among the parts: newlines of the content just before it are dropped
 
 
 class AnswerParser:
@@ -33,13 +33,13 @@ class AnswerParser:
         has_thinking_budget: bool = False,
         must_begin: bool = False,
     ) -> None:
-        """`tools` are asked for with the first call; `names`: functions that may be called, none: any; `token_markers`: those
-        that come as tokens. `is_parallel`: there may be more than one call. `has_thinking_budget`: the end of thinking may have
-        been written for the model. `must_begin`: calls come before any content, or not at all."""
-        self.parts: list[Part] = []  # that nobody has taken yet
+        """`tools` are read at the first call. `names`: functions that may be called, none: any. `token_markers`: markers with
+        their own token. `is_parallel`: more than one call is allowed. `has_thinking_budget`: the end of the reasoning may have
+        been forced. `must_begin`: calls come before any content, or not at all."""
+        self.parts: list[Part] = []  # released and not taken yet
         self.is_reasoning = begins_thinking
-        self.is_over = False  # nothing that follows counts
-        self.num_malformed = 0  # beginnings of calls that were none
+        self.is_over = False  # the rest is ignored
+        self.num_malformed = 0  # texts that began like a call but were none
         self._family = call_family
         self._thinking = thinking
         self._tools = tools
@@ -51,34 +51,34 @@ class AnswerParser:
         sought = {*self._triggers}
         if thinking:
             sought |= {thinking.begin, thinking.end, *thinking.wrappers}
-        self._sought = tuple(sought - token_markers)  # in the text
+        self._sought = tuple(sought - token_markers)  # searched in the text
         self._held = ""  # may become a marker
-        self._num_newlines = 0  # of the thinking, that may belong to a marker that follows
-        self._is_stripping = begins_thinking  # newlines that come next belong to what was before
-        self._has_begun = begins_thinking  # something that is no space was written
-        self._has_content = False  # likewise, outside of thinking
+        self._num_newlines = 0  # newlines in the reasoning that may belong to the next marker
+        self._is_stripping = begins_thinking  # the next newlines belong to the previous part
+        self._has_begun = begins_thinking  # something other than space was written
+        self._has_content = False  # the same, outside of reasoning
         self._reader: Reader | None = None
         self._reading: Reading[None] | None = None
-        self._last_marker = ""  # that the reader has read as text, and nothing behind it
-        self._is_end_due = False  # of thinking that a call has ended
+        self._last_marker = ""  # read as text, with nothing after it
+        self._is_end_due = False  # the end of reasoning is due, after a call ended it
         self._has_thinking_budget = has_thinking_budget
         self._must_begin = must_begin
-        self._may_drop_end = not begins_thinking or has_thinking_budget  # an end marker outside of thinking that is no text
+        self._may_drop_end = not begins_thinking or has_thinking_budget  # an end marker outside of reasoning that is not text
 
     @property
     def is_holding(self) -> bool:
-        """Whether something was taken of which it is not known yet what it is."""
+        """Whether something was taken that cannot be classified yet."""
         return self._reader is not None or bool(self._held) or self._num_newlines > 0
 
     # --------------------------------------------------------------------------------------------------------- input
 
     def feed(self, text: str) -> None:
-        """The text of a token that is no marker."""
+        """Take the text of a token that is not a marker."""
         while text and not self.is_over:
             text = self._plain(self._held + text) if self._reader is None else self._read(self._reader, text)
 
     def feed_marker(self, marker: str, is_hidden: bool) -> None:
-        """A marker's own token. `is_hidden`: as text, nobody wants to see it."""
+        """Take a marker's own token. `is_hidden`: it is not shown if it turns out to be text."""
         reader = self._reader
         if reader is not None:
             is_call, unread = self._advance(reader, marker)
@@ -86,7 +86,7 @@ class AnswerParser:
                 self._end_reading(reader.raw_before)
                 is_hidden = False
             elif unread != marker:
-                if self._reader is reader:  # a complete call took the marker as its own
+                if self._reader is reader:  # a complete call used the marker
                     self._last_marker = marker
                 self.feed(unread)
                 return
@@ -109,7 +109,7 @@ class AnswerParser:
     # ---------------------------------------------------------------------------------------------------------- text
 
     def _plain(self, text: str) -> str:
-        """Text outside of calls, up to the first marker; what is left."""
+        """Take text outside of calls, up to the first marker; return the rest."""
         self._held = ""
         if not self._has_begun and self._family and self._family.openings and not self.is_reasoning:
             place = len(text) - len(text.lstrip())
@@ -138,7 +138,7 @@ class AnswerParser:
             self._end_section()
         elif (
             thinking and marker == thinking.end and self._may_drop_end
-        ):  # the model's own, after the budget's or without thinking
+        ):  # the model's own end, after the forced one or without reasoning
             self._may_drop_end = False
         elif thinking and marker in thinking.wrappers:
             self._end_section()
@@ -149,7 +149,7 @@ class AnswerParser:
             self._release_text(marker)
 
     def _end_section(self) -> None:
-        """Newlines around what ends here belong to nothing."""
+        """End a section; newlines around the end are dropped."""
         self.is_reasoning = False
         self._is_stripping = True
         self._num_newlines = 0
@@ -187,15 +187,15 @@ class AnswerParser:
         self._last_marker = ""
         self._reader = Reader(opening, self._names)
         self._reading = self._family.read(self._reader, trigger, self._tools())
-        next(self._reading)  # to where it wants the first character
+        next(self._reading)  # up to where it needs the first character
 
     def _read(self, reader: Reader, text: str) -> str:
-        """The next piece of a call; what it leaves unread."""
+        """Read the next piece of a call; return what it leaves unread."""
         is_call, unread = self._advance(reader, text)
         return unread if is_call else self._give_up(reader)
 
     def _advance(self, reader: Reader, text: str) -> tuple[bool, str]:
-        """Whether it may be a call, or was one, with this piece; and what that leaves unread."""
+        """Read a piece. Return whether it may be a call or completed one, and what is left unread."""
         assert self._reading is not None
         reader.feed(text)
         unread = ""
@@ -226,8 +226,8 @@ class AnswerParser:
         reader.calls.clear()
 
     def _give_up(self, reader: Reader) -> str:
-        """Give up a call: its text is content, except a marker at its end, or the beginning of one. Return the text to read
-        again."""
+        """Give up a call: its text becomes content, except a marker (or the beginning of one) at its end. Return the text to
+        read again."""
         raw, unread, marker = reader.raw, reader.unread, self._last_marker
         if marker and raw == reader.raw_before:
             self._end_reading(raw[: len(raw) - len(marker)])
@@ -239,7 +239,7 @@ class AnswerParser:
         return raw[len(raw) - num_again :] + unread
 
     def _end_reading(self, raw: str) -> None:
-        """This is no call."""
+        """End the reading of a text that is no call."""
         self._reader = self._reading = None
         self._last_marker = ""
         self._has_begun = True

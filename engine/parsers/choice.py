@@ -1,7 +1,7 @@
-"""Which families a model's answers are parsed with, by what its chat template and its vocabulary say; never by its name.
+"""Chooses the parsers of a model's answers from its chat template and vocabulary, never from its name.
 
-Called by the start. A template shows the format of calls, since it writes those of earlier turns, and the marker of thinking,
-since it cuts that out of them.
+Called by the start. A template shows the format of calls, because it writes those of earlier turns, and the marker of
+reasoning, because it removes reasoning from them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ NONE = "none"
 CALL_PARSERS = ("hermes", "qwen3_coder", "llama3_json", "pythonic", "deepseek_v3", "deepseek_v31", "ernie45", "mistral")
 REASONING_PARSERS = ("qwen3", "deepseek_r1", "ernie45")
 
-_JSON_CALL = re.compile(r"""<tool_call>.{0,40}?\{\\?["']name""", re.DOTALL)  # newlines and quotes as a template may write them
+_JSON_CALL = re.compile(r"""<tool_call>.{0,40}?\{\\?["']name""", re.DOTALL)  # newlines and quotes as templates may write them
 _RESPONSE = re.compile(r"(assistant|</think>).{0,160}<response>", re.DOTALL)
 _NAME_AND_PARAMETERS = re.compile(r"""\{\\?"name\\?": .{0,200}?\\?"parameters\\?": """, re.DOTALL)
 _PYTHONIC = re.compile(r"\[\s*func(tion)?_?name_?1?\(")
 
 
 def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
-    """`templates` by name, as `ChatTemplates` has them. `has_token`: whether the vocabulary has a token of its own for a
-    marker."""
+    """Choose the parser of tool calls. `templates` by name, as in `ChatTemplates`. `has_token`: whether the vocabulary has a
+    single token for a marker."""
     text = templates.get("tool_use") or templates.get("default", "")
     if "<｜tool▁calls▁begin｜>" in text:
         return "deepseek_v3" if "```json" in text else "deepseek_v31"
@@ -39,7 +39,7 @@ def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], 
 
 
 def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
-    """Choose the parser of thinking (see `choose_call_parser`)."""
+    """Choose the parser of reasoning (see `choose_call_parser`)."""
     text = templates.get("default", "")
     if "</think>" not in text or not ("<think>" in text or has_token("<think>")):
         return NONE

@@ -27,11 +27,11 @@ _LINE = re.compile(r"[^<\n]*")
 
 class DeepSeekV3(CallFamily):
     name = "deepseek_v3"
-    triggers = (CALLS_BEGIN, CALL_BEGIN)  # the latter behind one that was none
+    triggers = (CALLS_BEGIN, CALL_BEGIN)  # the latter after a text that was no call
     markers = (CALLS_END, CALL_END, SEPARATOR)
 
     def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:
-        shared = "<｜tool▁call"  # by the beginning of a call and the end of them all
+        shared = "<｜tool▁call"  # common beginning of a call's beginning and the end of all calls
         if trigger == CALLS_BEGIN:
             yield from reader.space()
             yield from reader.literal(CALL_BEGIN)
@@ -47,7 +47,7 @@ class DeepSeekV3(CallFamily):
             yield from reader.literal(CALL_BEGIN[len(shared) :])
 
     def _call(self, reader: Reader) -> Reading[tuple[str, str]]:
-        """Between its markers: name and arguments."""
+        """Read name and arguments between the markers."""
         yield from reader.name(_WORD)
         yield from reader.literal(SEPARATOR)
         name = yield from reader.name(_LINE)

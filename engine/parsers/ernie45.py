@@ -1,4 +1,5 @@
-"""Baidu's ERNIE 4.5, which thinks: calls are Hermes's, behind thinking or beside a content in <response> (`thinking.py`)."""
+"""Baidu's ERNIE 4.5 with reasoning: calls are like Hermes's, after the reasoning or beside a content in <response>
+(`thinking.py`)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from engine.parsers.grammar import ANY_TEXT, Lark, MarkerIds, json_rule, literal
 from engine.parsers.reader import Malformed, Reader, Reading
 from shm.blake2 import blake2b
 
-_SPACE = r"\s\x1c-\x1f"  # as `str.isspace` has it
+_SPACE = r"\s\x1c-\x1f"  # as in `str.isspace`
 
 
 class _Function(msgspec.Struct):
@@ -38,13 +38,13 @@ class Tools:
 
     @staticmethod
     def of(tools: bytes) -> Tools:
-        """Read the JSON list of a request; entries that are no functions are left out."""
+        """Read the JSON list of a request; entries that are not functions are skipped."""
         return _read_tools(tools)
 
 
 @lru_cache(maxsize=4)
 def _read_tools(tools: bytes) -> Tools:
-    """Made once for the sequences of a request."""
+    """Read the tools once for the sequences of a request."""
     try:
         found = msgspec.json.decode(tools, type=list[_Tool])
     except (msgspec.MsgspecError, RecursionError):
@@ -57,34 +57,34 @@ def _read_tools(tools: bytes) -> Tools:
 
 
 class CallFamily(ABC):
-    """How a family of models writes calls."""
+    """How a family of models writes tool calls."""
 
     name: str
-    triggers: tuple[str, ...] = ()  # markers that a call begins with
-    openings: str = ""  # characters with which it may begin an answer, where it needs no marker
-    markers: tuple[str, ...] = ()  # besides: those within calls
-    ends: Mapping[str, str] = {}  # by trigger, the marker behind its calls, of families whose calls need none
+    triggers: tuple[str, ...] = ()  # markers that begin a call
+    openings: str = ""  # characters that may begin an answer with a call, if no marker is needed
+    markers: tuple[str, ...] = ()  # further markers, inside calls
+    ends: Mapping[str, str] = {}  # by trigger, the marker after its calls, for families with calls that need no marker
 
     @abstractmethod
     def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:
-        """Calls, as many as follow each other, behind `trigger` (or from the opening character on)."""
+        """Read all consecutive calls after `trigger` (or from the opening character on)."""
 
     @abstractmethod
     def call_rule(self, lark: Lark, rule: str, name: str, parameters: Mapping[str, Any], id_of: MarkerIds, strict: bool) -> str:
-        """The body of a rule of the name `rule`: a call of the function `name`."""
+        """Return the body of the rule `rule`: a call of the function `name`."""
 
     def call_beside(self, format_lark: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
-        """Return the rule of a call beside a structured answer that may begin alike; empty: `call_rule` will do."""
+        """Return the rule of a call beside a structured answer that may begin the same way; empty: use `call_rule`."""
         return ""
 
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:
-        """Before the first call, between two, behind the last."""
+        """Return the text before the first call, between two, and after the last."""
         return "", literal("\n"), ""
 
     def grammar(self, tools: Tools, parsing: Parsing, id_of: MarkerIds, free: Sequence[str] = (), format_lark: str = "") -> str:
-        """Lark, in llguidance's dialect, of calls as the family writes them, as `parsing.choice` asks for them. "auto": any
-        text, `free` markers in it, and from a call's beginning on a call, which has the parameters of a strict function as they
-        are. With a `format_lark`, the Lark of a structured answer, "auto" is calls or that answer, and no other text."""
+        """Return Lark, in llguidance's dialect, for calls in the family's format, according to `parsing.choice`. "auto": any
+        text with `free` markers, and after the beginning of a call a complete call, with the exact parameters of a strict
+        function. With `format_lark`, the Lark of a structured answer, "auto" is calls or that answer, and no other text."""
         lark = Lark()
         is_forced = parsing.choice != "auto"
         rules = []
@@ -101,7 +101,7 @@ class CallFamily(ABC):
         if is_forced:
             return lark.with_start(calls)
         if format_lark:
-            lark.add("SPACE", r"/\n{1,2}/")  # few: a model that may write space for ever does
+            lark.add("SPACE", r"/\n{1,2}/")  # few: a model that may write space forever does so
             marked = self._marked(calls, id_of) if self.openings else []
             return lark.with_start(f"SPACE? {lark.one_of('any_calls', [calls, *marked])} | {nested(format_lark)}")
         if self.openings:
@@ -115,7 +115,7 @@ class CallFamily(ABC):
             return lark.with_start(f"{before}SPACE? ({calls} | TEXT)?{after}")
         lark.add("TEXT", ANY_TEXT)
         trigger = self.triggers[0]
-        if id_of(trigger) is None:  # any text up to the first of it; what follows is bound
+        if id_of(trigger) is None:  # any text up to the first trigger; the rest is constrained
             lark.add("head", f"TEXT {literal(trigger)}", options="[lazy]")
             return lark.with_start(f"{calls}* TEXT").replace(f": {literal(trigger)}", ": head")
         marks = [marker(text, id_of) for text in free if id_of(text) is not None]
@@ -123,13 +123,13 @@ class CallFamily(ABC):
         return lark.with_start(f"text ({calls} text)*")
 
     def _marked(self, calls: str, id_of: MarkerIds) -> list[str]:
-        """Calls between the markers that the vocabulary has, of families that need none."""
+        """Return calls between the markers that the vocabulary has, for families that need none."""
         own = [text for text in self.triggers if id_of(text) is not None]
         ends = [marker(self.ends[text], id_of) if text in self.ends else "" for text in own]
         return [f"{marker(text, id_of)} SPACE? {calls} {end}" for text, end in zip(own, ends, strict=True)]
 
     def call_id(self, request_id: str, index: int) -> str:
-        """The same after every crash."""
+        """Return an id that is the same after every crash."""
         return f"call_{digest(request_id, index, 12)}"
 
 
@@ -144,13 +144,13 @@ class _Call(msgspec.Struct):
 
 
 def named_call(text: str) -> tuple[str, str]:
-    """Name and arguments of a call that is one JSON object. Malformed."""
+    """Return name and arguments of a call that is one JSON object. Raises Malformed."""
     call = decoded(text, _Call)
     return call.name, object_text(bytes(call.arguments or call.parameters or b"{}").decode())
 
 
 def object_text(text: str) -> str:
-    """JSON text of an object, as it is or within a string. Malformed."""
+    """Return the JSON text of an object, given directly or inside a string. Raises Malformed."""
     if text.startswith('"'):
         text = decoded(text, str)
     decoded(text, dict[str, msgspec.Raw])
@@ -158,7 +158,7 @@ def object_text(text: str) -> str:
 
 
 def json_object(values: Mapping[str, str]) -> str:
-    """JSON text of an object of values that are JSON text."""
+    """Return the JSON text of an object with values given as JSON text."""
     return f"{{{', '.join(f'{json.dumps(key, ensure_ascii=False)}: {value}' for key, value in values.items())}}}"
 
 
@@ -170,6 +170,6 @@ def decoded(text: str, type_: type[Any]) -> Any:
 
 
 def json_call(name: str, key: str, parameters: Mapping[str, Any], strict: bool) -> str:
-    """A call that is one JSON object, with the parameters under `key`."""
+    """Return the grammar of a call that is one JSON object, with the parameters under `key`."""
     head = f'{{"name": {json.dumps(name)}, "{key}": '
     return f"{literal(head)} {json_rule(object_schema(parameters), strict)} {literal('}')}"

@@ -1,4 +1,4 @@
-"""Grammars that force calls, in llguidance's dialect of Lark: what families write them with. Pure."""
+"""Building blocks for grammars of calls, in llguidance's dialect of Lark. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.grammars.schema import prepared, rule_of
 
 ANY_TEXT = r"/(?s:.*)/"
 MarkerIds = Callable[[str], "int | None"]
-"""The token id of a marker, where the vocabulary has one."""
+"""The token id of a marker, if the vocabulary has one."""
 
 
 def literal(text: str) -> str:
@@ -19,19 +19,19 @@ def literal(text: str) -> str:
 
 
 def marker(text: str, id_of: MarkerIds) -> str:
-    """A marker as its token, or as text where it has none."""
+    """Return a marker as its token, or as text if it has none."""
     token_id = id_of(text)
     return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
 def nested(lark: str) -> str:
-    """A whole grammar as part of a rule."""
+    """Return a whole grammar as part of a rule."""
     return f"%lark {{\n{lark}\n}}"
 
 
 def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
-    """A value of `schema`, spaced as templates write JSON. What llguidance does not know of the schema is an error only where
-    it must hold to the letter."""
+    """Return the grammar of a value of `schema`, with the spaces that templates write in JSON. Parts of the schema that
+    llguidance does not support are an error only if the schema is strict."""
     carried = _carried(schema) if is_strict else None
     if carried is not None:
         return carried
@@ -43,8 +43,8 @@ def json_rule(schema: Mapping[str, Any], is_strict: bool) -> str:
 
 
 def _carried(schema: Mapping[str, Any]) -> str | None:
-    """A text that has a grammar, or an object of one such text alone, in JSON."""
-    from engine.parsers.text_grammar import carried_text, escaped  # of use where calls are forced
+    """Return the grammar of a text, or of a JSON object with one such text; None: the schema is something else."""
+    from engine.parsers.text_grammar import carried_text, escaped  # needed only for forced calls
 
     text = carried_text(schema)
     if text is not None:
@@ -57,7 +57,7 @@ def _carried(schema: Mapping[str, Any]) -> str | None:
 
 
 def object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a function, which are an object whatever else they are."""
+    """Return the schema of a function's parameters, made an object."""
     return schema if "type" in schema or "$ref" in schema or "anyOf" in schema else {**schema, "type": "object"}
 
 
@@ -72,7 +72,7 @@ def required_of(parameters: Mapping[str, Any]) -> list[Any]:
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a parameter, by itself: what it refers to lies in the schema of all."""
+    """Return the schema of a single parameter, with the definitions it refers to."""
     own = schema if isinstance(schema, dict) else {}
     return {**own, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
 
@@ -84,7 +84,7 @@ class Lark:
         self._rules: dict[str, str] = {}
 
     def add(self, name: str, body: str, options: str = "") -> str:
-        """A rule; its name."""
+        """Add a rule; return its name."""
         self._rules[name] = f"{name}{options}: {body.strip()}"
         return name
 
@@ -97,7 +97,7 @@ class Lark:
 
 
 def in_order(lark: Lark, name: str, items: list[tuple[str, bool]], separator: str = "") -> str:
-    """Items in their order, each with whether it may be missing; a separator between two. The rule's name."""
+    """Add a rule for items in order, each with whether it is optional, and a separator between two. Return the rule's name."""
 
     def add(index: int, is_first: bool) -> str:
         rule = f"{name}_{index}_{'first' if is_first else 'next'}"

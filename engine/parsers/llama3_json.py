@@ -1,8 +1,8 @@
-"""Llama 3.1 to 3.3: an answer that is JSON, with or without a marker before it; several calls are parted by semicolons.
+"""Llama 3.1 to 3.3: an answer in JSON, with or without a marker before it; several calls are separated by semicolons.
 
     {"name": "f", "parameters": {"a": 1}}
 
-Without the marker only what calls a tool of the request is a call.
+Without the marker, only a call of one of the request's tools counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.parsers.grammar import Lark, MarkerIds, literal, object_schema
 from engine.parsers.reader import Malformed, Reader, Reading
 
 _KEY = re.compile(r"[a-z]*")
-_JSON_FORMAT = "start: %json "  # as `engine/grammars/formats.py` writes it
+_JSON_FORMAT = "start: %json "  # as written by `engine/grammars/formats.py`
 _DEFINITIONS = ("$defs", "definitions")
 _KEYS = ("name", "parameters", "arguments", "type", "function")
 
@@ -53,8 +53,8 @@ class Llama3Json(CallFamily):
         return json_call(name, "parameters", parameters, strict)
 
     def call_beside(self, format_lark: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
-        """Beside a JSON answer a call is JSON with the same white space. llguidance's lexer takes the longest piece and never
-        goes back, so that pieces of the two must be the same up to where they differ."""
+        """Return a call beside a JSON answer, as JSON with the same white space. llguidance's lexer takes the longest piece and
+        never backtracks, so the pieces of both must be the same up to where they differ."""
         _, _, schema = format_lark.rpartition(_JSON_FORMAT)
         try:
             options = json.loads(schema)["x-guidance"]
@@ -62,7 +62,7 @@ class Llama3Json(CallFamily):
             return ""
         inner = {key: value for key, value in object_schema(parameters).items() if key not in _DEFINITIONS}
         if any(not reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(inner)):
-            inner = {"type": "object"}  # refers to a root that is elsewhere now
+            inner = {"type": "object"}  # refers to a root that is no longer there
         call = {
             "type": "object",
             "properties": {"name": {"const": name}, "parameters": inner},

@@ -1,4 +1,4 @@
-"""Mistral's models: a list, or since its tokenizer of version 11 a marker for each call, with or without an id.
+"""Mistral's models: a list or, since tokenizer version 11, a marker for each call, with or without an id.
 
 [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abcdefghi"}]
 [TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}
@@ -16,7 +16,7 @@ from engine.parsers.reader import Reader, Reading
 
 _NAME = re.compile(r"[^\[{\s]*")
 _ID = re.compile(r"[A-Za-z0-9]*")
-ID_CHARACTERS = 9  # templates refuse others
+ID_CHARACTERS = 9  # templates reject others
 
 
 class Mistral(CallFamily):
@@ -53,7 +53,7 @@ class Mistral(CallFamily):
         return digest(request_id, index, ID_CHARACTERS)[:ID_CHARACTERS]
 
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:
-        """With a marker for arguments there is one for each call."""
+        """Return the frame; with a marker for arguments there is one frame for each call."""
         if id_of("[ARGS]") is not None:
             return "", "", ""
         return f"{marker('[TOOL_CALLS]', id_of)} {literal('[')}", literal(", "), literal("]")

@@ -2,7 +2,7 @@
 
     [f(a=1, b="x"), g()]
 
-With or without markers around; without one only what begins with a tool of the request is a call.
+With or without markers around it; without, only text that begins with one of the request's tools is a call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 }
 _CODES = {"x": 2, "u": 4, "U": 8}
 _ENDS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
-MAX_DEPTH = 64  # of lists and dictionaries within each other
+MAX_DEPTH = 64  # of nested lists and dictionaries
 
 
 class Pythonic(CallFamily):
@@ -56,7 +56,7 @@ class Pythonic(CallFamily):
             yield from reader.literal(_ENDS[trigger])
 
     def _arguments(self, reader: Reader) -> Reading[str]:
-        """To the closing bracket; JSON text."""
+        """Read up to the closing bracket; return JSON text."""
         pairs: dict[str, str] = {}
         yield from reader.space()
         while (yield from reader.peek()) != ")":
@@ -72,7 +72,7 @@ class Pythonic(CallFamily):
         return json_object(pairs)
 
     def _value(self, reader: Reader, depth: int) -> Reading[str]:
-        """A literal, as JSON text."""
+        """Read a literal; return JSON text."""
         yield from reader.space()
         first = yield from reader.peek()
         if not depth:
@@ -91,7 +91,7 @@ class Pythonic(CallFamily):
         return _WORDS.get(word, word)
 
     def _items(self, reader: Reader, end: str, depth: int) -> Reading[list[str]]:
-        """Items of a list, a tuple or a dictionary, with its brackets."""
+        """Read the items of a list, tuple or dictionary, with its brackets."""
         items: list[str] = []
         yield from reader.one_of("[", "(", "{")
         yield from reader.space()
@@ -112,7 +112,7 @@ class Pythonic(CallFamily):
         return items
 
     def _text(self, reader: Reader) -> Reading[str]:
-        """A string, as JSON text."""
+        """Read a string; return JSON text."""
         parts: list[str] = []
         quote = yield from reader.one_of(*_TEXT)
         while True:
@@ -134,7 +134,7 @@ class Pythonic(CallFamily):
                 parts.append(chr(int(digits, 16)))
             else:
                 parts.append(_ESCAPES.get(letter, "\\" + letter))
-        text = "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # pairs become characters
+        text = "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # surrogate pairs become characters
         return orjson.dumps(text).decode()
 
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:

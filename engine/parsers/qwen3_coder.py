@@ -1,4 +1,4 @@
-"""Qwen 3 Coder and Qwen 3.5: XML-like, where values have no types of their own.
+"""Qwen 3 Coder and Qwen 3.5: XML-like, with untyped values.
 
 <tool_call>
 <function=f>
@@ -69,7 +69,7 @@ class Qwen3Coder(CallFamily):
 
     def call_rule(self, lark: Lark, rule: str, name: str, parameters: Mapping[str, Any], id_of: MarkerIds, strict: bool) -> str:
         begin, end = marker("<tool_call>", id_of), marker("</tool_call>", id_of)
-        lark.add("up_to_end", ANY_TEXT, options=f"[suffix={literal('</parameter>')}]")  # no value has that in it
+        lark.add("up_to_end", ANY_TEXT, options=f"[suffix={literal('</parameter>')}]")  # no value contains this
         required = required_of(parameters)
         items = []
         for key, schema in properties_of(parameters).items():
@@ -90,7 +90,8 @@ FAMILY = Qwen3Coder()
 
 
 def typed(text: str, parameters: dict[str, Any], key: str) -> str:
-    """JSON text of a value, of the type that the schema of `parameters` says; a string where it says or allows nothing else."""
+    """Return a value as JSON text, with the type in the schema of `parameters`; a string if it names or allows no other
+    type."""
     properties = parameters.get("properties")
     types = types_of(properties.get(key) if isinstance(properties, dict) else None, parameters)
     if types - {"string"}:
@@ -104,7 +105,7 @@ def typed(text: str, parameters: dict[str, Any], key: str) -> str:
     return orjson.dumps(text).decode()
 
 
-_TYPE_BY_KEYWORD = {  # of schemas without a type
+_TYPE_BY_KEYWORD = {  # for schemas without a type
     "properties": "object",
     "additionalProperties": "object",
     "patternProperties": "object",
@@ -120,11 +121,11 @@ _TYPE_BY_KEYWORD = {  # of schemas without a type
     "minLength": "string",
     "maxLength": "string",
 }
-_MAX_PARTS = 200  # of a schema that are looked at
+_MAX_PARTS = 200  # parts of a schema that are checked
 
 
 def types_of(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None) -> set[str]:
-    """The JSON types that a schema allows, as far as it says so at once. `seen`: parts of it, by identity; each is looked at
+    """Return the JSON types that a schema allows, as far as directly visible. `seen`: ids of visited parts; each is visited
     once, however many refer to it."""
     seen = set() if seen is None else seen
     if not isinstance(schema, dict) or id(schema) in seen or len(seen) >= _MAX_PARTS:

@@ -1,7 +1,7 @@
-"""Reading a call that comes in pieces: the characters of an answer, each once, and what of them nobody has understood yet.
+"""Reads a call that arrives in pieces: each character once, keeping the text that is not parsed yet.
 
-Used by the families. A family reads in straight-line code: a generator that yields where it needs more text, and raises
-`Malformed` where this is no call. All work is linear in the text: nothing is read again.
+Used by the families. A family is a generator in straight-line code that yields when it needs more text, and raises `Malformed`
+if the text is no call. All work is linear in the text: nothing is read twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Reading = Generator[None, None, T]
 MAX_NAME_CHARACTERS = 256
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r'[^"\\\x00-\x1f]*')
-_BETWEEN = re.compile(r"[\s,:0-9A-Za-z+\-.]*")  # what of JSON is neither a string nor a bracket
+_BETWEEN = re.compile(r"[\s,:0-9A-Za-z+\-.]*")  # parts of JSON other than strings and brackets
 _BEFORE_VALUES = ("", "{", "[", ",", ":")
 
 
@@ -33,23 +33,23 @@ class FoundCall(msgspec.Struct, frozen=True):
 
 class Reader:
     def __init__(self, opening: str, names: frozenset[str] = frozenset()) -> None:
-        """`opening`: what was met of the call already. `names`: functions that may be called; none: any."""
+        """`opening`: already read text of the call. `names`: functions that may be called; none: any."""
         self._names = names
-        self.calls: list[FoundCall] = []  # that nobody has taken yet
+        self.calls: list[FoundCall] = []  # complete and not taken yet
         self.num_opening = len(opening)  # characters of `raw`
-        self._raw = [opening]  # read since the last call was complete, but for what of `_text` was
+        self._raw = [opening]  # read since the last complete call, except the current part of `_text`
         self._text = ""
         self._raw_begin = 0  # in `_text`
         self._place = 0
 
     def feed(self, text: str) -> None:
-        """The next piece; the one before was read to its end."""
+        """Take the next piece; the previous one was read to its end."""
         self._raw.append(self._text[self._raw_begin :])
         self._text, self._raw_begin, self._place = text, 0, 0
 
     @property
     def raw(self) -> str:
-        """Text that was read since the last complete call."""
+        """Text read since the last complete call."""
         return "".join(self._raw) + self._text[self._raw_begin : self._place]
 
     @property
@@ -62,7 +62,7 @@ class Reader:
         return self._text[self._place :]
 
     def complete(self, name: str, arguments: str) -> None:
-        """A call, to the last character of its own that was read."""
+        """Record a complete call, up to the last character read."""
         if self._names and name not in self._names:
             raise Malformed
         self.calls.append(FoundCall(name, arguments))
@@ -73,13 +73,13 @@ class Reader:
     # ------------------------------------------------------------------------------------------------ for the families
 
     def peek(self) -> Reading[str]:
-        """The next character, which stays."""
+        """Return the next character without taking it."""
         while self._place == len(self._text):
             yield
         return self._text[self._place]
 
     def run(self, pattern: re.Pattern[str], max_characters: int = 1 << 30) -> Reading[str]:
-        """All that matches `pattern`, which is a class of characters repeated; the next one stays."""
+        """Read everything that matches `pattern`, a repeated character class; the next character stays."""
         parts: list[str] = []
         num_characters = 0
         while True:
@@ -104,7 +104,7 @@ class Reader:
             self._place += 1
 
     def one_of(self, *expected: str) -> Reading[str]:
-        """The one of `expected` that comes; no two of them begin with the same character."""
+        """Read the one of `expected` that comes next; no two of them begin with the same character."""
         first = yield from self.peek()
         for text in expected:
             if text[0] == first:
@@ -119,9 +119,9 @@ class Reader:
         return name
 
     def until(self, mark: str) -> Reading[str]:
-        """The text before `mark`, which is read too."""
+        """Read up to and including `mark`; return the text before it."""
         parts: list[str] = []
-        tail = ""  # an end of the text that `mark` may begin with
+        tail = ""  # end of the text that may begin `mark`
         while True:
             if self._place == len(self._text):
                 yield
@@ -138,11 +138,11 @@ class Reader:
             self._place = len(self._text)
 
     def json(self, begun: str = "") -> Reading[str]:
-        """The text of a JSON object or list, balanced, whose values begin where one may; the rest of its grammar is for a
-        decoder. `begun`: an object's beginning that was read already. What cannot be of it is not read."""
+        """Read the text of a JSON object or list, with balanced brackets and values only where one may begin; a decoder checks
+        the rest. `begun`: beginning of an object that was already read. Text that cannot belong to it is not read."""
         parts = [begun]
         open_brackets = ["}"] if begun else []
-        before = begun[-1:]  # the last of it that is no space
+        before = begun[-1:]  # its last character other than space
         if begun:
             before = yield from self._between(parts, before)
         while True:
@@ -165,14 +165,13 @@ class Reader:
             before = yield from self._between(parts, character)
 
     def _between(self, parts: list[str], before: str) -> Reading[str]:
-        """Return the text between strings and brackets, and its last character that is no space; `before` where there is
-        none."""
+        """Return the text between strings and brackets, and its last character other than space (`before` if there is none)."""
         between = yield from self.run(_BETWEEN)
         parts.append(between)
         return between.rstrip()[-1:] or before
 
     def _string(self, parts: list[str]) -> Reading[None]:
-        """To its closing quote; the opening one was read."""
+        """Read up to the closing quote; the opening one was read."""
         while True:
             parts.append((yield from self.run(_STRING)))
             character = yield from self.peek()
@@ -187,7 +186,7 @@ class Reader:
 
 
 def num_beginning(text: str, *marks: str) -> int:
-    """The length of the longest end of `text` that is a beginning, and not the whole, of one of `marks`."""
+    """Return the length of the longest end of `text` that is a proper beginning of one of `marks`."""
     longest = max(map(len, marks), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         end = text[-length:]

@@ -1,6 +1,6 @@
 """The parsers of one engine: its families, and their markers in its vocabulary.
 
-Families, and what parses with them, are imported where an engine has them or a request first needs them.
+Families and their parsers are imported if an engine uses them, or when a request first needs them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def call_family(name: str) -> CallFamily:
-    """One of `CALL_PARSERS`: each has its file."""
+    """Return one of `CALL_PARSERS`; each has its own file."""
     family: CallFamily = import_module(f"engine.parsers.{name}").FAMILY
     return family
 
@@ -32,10 +32,10 @@ class _Said(msgspec.Struct):
 
 
 class Parsers:
-    """Made once by each tokenizer."""
+    """The parsers; one object per tokenizer."""
 
     def __init__(self, family: str, thinking: str, pieces: Sequence[str | None]) -> None:
-        """Names of families, or "none". `pieces`: of the vocabulary, by token id."""
+        """`family`, `thinking`: names of families, or "none". `pieces`: of the vocabulary, by token id."""
         self.call_family = call_family(family) if family in CALL_PARSERS else None
         self.thinking = THINKING_FAMILIES.get(thinking)
         markers: set[str] = set()
@@ -50,11 +50,12 @@ class Parsers:
         return self._id_of_marker.get(marker)
 
     def finds_reasoning(self, parsing: Parsing | None) -> bool:
-        """Whether the answers of such a request are looked through for it."""
+        """Return whether the answers of a request are searched for reasoning."""
         return parsing is not None and parsing.finds_reasoning and self.thinking is not None
 
     def begins_thinking(self, parsing: Parsing | None, prompt: object, prompt_end: str) -> bool:
-        """Whether an answer begins inside thinking, by the end of the prompt, or by a final message that it goes on with."""
+        """Return whether an answer begins inside reasoning, judging by the end of the prompt or by a final message that it
+        continues."""
         if parsing is None or not parsing.finds_reasoning or self.thinking is None:
             return False
         if prompt_end.rstrip().endswith(self.thinking.begin):
@@ -65,8 +66,8 @@ class Parsers:
         return isinstance(said, str) and said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
 
     def grammar(self, parsing: Parsing, tools: bytes, format_lark: str = "") -> str:
-        """Lark of the calls that are demanded, or may come in place of an answer of `format_lark`; empty: calls bind
-        nothing."""
+        """Return Lark for calls that are required, or that may replace an answer of `format_lark`; empty: nothing is
+        constrained."""
         if self.call_family is None or not (parsing.binds or (format_lark and parsing.finds_calls and tools)):
             return ""
         from engine.parsers.family import Tools
@@ -75,7 +76,7 @@ class Parsers:
         return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks, format_lark)
 
     def parser_for(self, parsing: Parsing | None, prompt: Prompt, request_id: str, is_thinking: bool) -> AnswerParser | None:
-        """Return the parser of a sequence's answer; None: it is content alone. `is_thinking`: it begins inside thinking."""
+        """Return the parser of a sequence's answer; None: it is only content. `is_thinking`: it begins inside reasoning."""
         if parsing is None or not isinstance(prompt, ChatPrompt):
             return None
         family = self.call_family if parsing.finds_calls and not parsing.leaves_calls and prompt.tools else None

@@ -1,8 +1,7 @@
-"""The grammar of a text that a call carries: Lark as its author wrote it, or of that text as it stands within JSON.
+"""The grammar of a text in a call: the author's Lark, or Lark of the same text inside JSON.
 
-Used by `grammar.py` for parameters whose schema has `x-lark` (custom tools of the Responses API). Within JSON, quotes,
-backslashes and control characters are escaped: each terminal is rewritten, so that it takes the escaped form of what it took.
-Pure.
+Used by `grammar.py` for parameters with `x-lark` in their schema (custom tools of the Responses API). Inside JSON, quotes,
+backslashes and control characters are escaped, so each terminal is rewritten to match the escaped text. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from engine.errors import RequestError
 
-Ranges = list[tuple[int, int]]  # of code points, [first, last], ascending, apart
+Ranges = list[tuple[int, int]]  # of code points, [first, last], ascending and separate
 
 KEY = "x-lark"
 _MOST = 0x10FFFF
@@ -35,29 +34,31 @@ _CATEGORIES: dict[str, Ranges] = {
 
 
 def carried_text(schema: Any) -> str | None:
-    """The grammar of a text that a parameter of this schema is."""
+    """Return the grammar of a parameter that is a text; None: it is something else."""
     lark = schema.get(KEY) if isinstance(schema, dict) else None
     return lark if isinstance(lark, str) else None
 
 
 def escaped(lark: str) -> str:
-    """The grammar of the JSON string (without its quotes) of what `lark` takes. RequestError: that cannot be said.
+    """Return the grammar of the JSON string (without its quotes) of what `lark` matches. Raises RequestError if that is not
+    possible.
 
-    llguidance ends a terminal where no more of it can come. A backslash may go on with anything, so that nothing with escapes
-    is part of a longer terminal: terminals become rules, of runs of plain characters and of escapes."""
+    llguidance ends a terminal when no more of it can follow. Since anything may follow a backslash, nothing with escapes may be
+    part of a longer terminal: terminals become rules of runs of plain characters and escapes.
+    """
     kept = {match["name"] for match in _TOKEN.finditer(lark) if match["name"] and match["name"] not in _COMMON}
     return _TOKEN.sub(lambda match: _rewritten(match, kept), lark)
 
 
 def _rewritten(match: re.Match[str], kept: set[str]) -> str:
-    """A token of the grammar. `kept`: terminals of the library, which need no escape."""
+    """Return a token of the grammar, rewritten. `kept`: terminals of the library that need no escapes."""
     text = match[0]
     if match["string"]:
         return _escaped_string(text)
     if match["regex"]:
         body, _, flags = text[1:].rpartition("/")
         return _escaped_regex(text, body.replace("\\/", "/"), flags)
-    if match["open"]:  # as a whole, so that its rest is not looked through again and again
+    if match["open"]:  # as a whole, so that the rest is not scanned repeatedly
         raise _refused(f"{text[:40]} is not closed on its line")
     if match["terminal"]:
         return text if text in kept else _rule_of(text)
@@ -109,7 +110,7 @@ def _sequence(nodes: list[Any], is_dot_all: bool, is_last: bool) -> str:
 
 
 def _node(op: Any, value: Any, is_dot_all: bool, is_last: bool) -> str:
-    """A part of a regex, by `re`'s own tree of it, as a rule's body. `is_last`: nothing of the regex follows."""
+    """Return a part of a regex, as a node of `re`'s tree, as a rule's body. `is_last`: nothing of the regex follows."""
     characters = _characters(op, value, is_dot_all)
     if characters is not None:
         return _set(characters)
@@ -172,7 +173,7 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _set(ranges: Ranges, repeat: str = "") -> str:
-    """One character of these, as JSON has it; or, with a `repeat`, a run of those that need no escape."""
+    """Return one of these characters as in JSON; with `repeat`, a run of those that need no escape."""
     special = [*range(0x20), 0x22, 0x5C]
     excluded = [(point, point) for point in special] + [(0xD800, 0xDFFF)]
     plain = _complement(_complement(ranges) + excluded)

@@ -1,4 +1,4 @@
-"""How families of models write thinking, by vLLM's names."""
+"""Formats of reasoning in families of models, by vLLM's names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class ThinkingFamily(msgspec.Struct, frozen=True):
-    """Newlines around thinking, and before the content behind it, belong to the format."""
+    """Newlines around the reasoning, and before the content after it, belong to the format."""
 
     name: str
     begin: str = "<think>"
     end: str = "</think>"
-    wrappers: tuple[str, ...] = ()  # markers around the content, which are no part of it
+    wrappers: tuple[str, ...] = ()  # markers around the content that are not part of it
 
 
 THINKING_FAMILIES = {
