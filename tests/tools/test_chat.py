@@ -45,6 +45,11 @@ class TerminalChat:
         self._terminal = terminal
         self.screen = ""
 
+    @property
+    def quit_key(self) -> bytes:
+        """The key that the terminal turns into SIGQUIT."""
+        return bytes(termios.tcgetattr(self._terminal)[6][termios.VQUIT])
+
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
@@ -342,3 +347,23 @@ def test_ctrl_c_ends_the_answer_on_a_terminal(tmp_path: Path) -> None:
         terminal.type("\x04")
         assert terminal.process.wait(WATCHDOG_S) == 0
     assert [message["role"] for message in server.bodies(CHAT)[1]["messages"]] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
+def test_ctrl_d_during_an_answer_quits(term: str, tmp_path: Path) -> None:
+    with (
+        openai_server(Behaviour(hang_after=3)) as server,
+        terminal_chat("--url", server.url, term=term, cache=tmp_path) as terminal,
+    ):
+        terminal.until("/help")
+        terminal.until(">")
+        assert terminal.quit_key == b"\x1c"
+        terminal.type("one\r")
+        terminal.until("w0")
+        terminal.type("typed ahead\x04\x04")
+        terminal.until("stopped")
+        wait_until(lambda: server.num_disconnects == 1, what="the server sees that the client left")
+        assert terminal.process.wait(WATCHDOG_S) == 0
+        assert "Traceback" not in terminal.screen
+        assert terminal.quit_key == b"\x1c"
+    assert len(server.bodies(CHAT)) == 1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from engine.errors import OptionError, TokamakError
 from engine.options.argument_parser import ArgumentParser
 from tools.chat.conversation import Conversation, Piece, printable
+from tools.chat.keys import ctrl_d_raises
 from tools.target import add_target_arguments, find_target
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ COMMANDS = {
     "/image": ("FILE", "send an image or video with the next question"),
     "/system": ("TEXT", "set the system prompt and start a new conversation"),
     "/help": ("", "show this list"),
-    "/quit": ("", "quit; Ctrl+D works too"),
+    "/quit": ("", "quit; Ctrl+D works too, even during an answer"),
 }
 HELP = "\n".join(
     [
@@ -66,9 +67,13 @@ class Terminal:
             if text == "/quit":
                 return
             try:
-                self._take(text)
+                with ctrl_d_raises():
+                    self._take(text)
+            except EOFError:
+                self._note_stop()
+                return
             except KeyboardInterrupt:
-                self._note("\nstopped" if self._console is None else "stopped")
+                self._note_stop()
             except TokamakError as error:
                 print(f"\n{error}" if self._console is None else error, file=sys.stderr)
 
@@ -143,6 +148,9 @@ class Terminal:
             for piece in pieces:
                 if not piece.is_reasoning:
                     stream.write(printable(piece.text))
+
+    def _note_stop(self) -> None:
+        self._note("\nstopped" if self._console is None else "stopped")
 
     def _note(self, text: str) -> None:
         if self._console is None:
