@@ -25,8 +25,8 @@ from tests.devices.build import NAME
 from tests.devices.child import Linears
 from tests.e2e.workload import Body
 from tests.paths import GOLDEN
-from tests.workers.serving import Sample, Serving, ServingAhead, golden_samples, make_runner, swap_slots
-from tests.workers.test_runners import SIZES, answers, captured, plain_samples, run_ahead, run_alone
+from tests.workers.serving import ServedSequence, Serving, ServingAhead, golden_sequences, make_runner, swap_slots
+from tests.workers.test_runners import SIZES, answers, captured, plain_sequences, run_ahead, run_alone
 from workers.devices.card_ops import current_stream
 from workers.engine.runner import ModelRunner
 from workers.runners import cpu_runner, xpu_runner
@@ -67,9 +67,9 @@ def answers_of(model: str, plan: str, method: str = "", **options: Any) -> tuple
 def tokens_of_rows(path: str, plan: str) -> list[int]:
     """Return the number of tokens that each row brings where layers draft."""
     serving = Serving(runner_of(path, plan, "mtp"))
-    sample = Sample([5, 9, 3], SamplingParams(temperature=0.0), 20)
-    serving.place(sample, 0)
-    serving.run([sample])
+    sequence = ServedSequence([5, 9, 3], SamplingParams(temperature=0.0), 20)
+    serving.place(sequence, 0)
+    serving.run([sequence])
     return serving.num_tokens_of_rows
 
 
@@ -84,11 +84,11 @@ def answers_after_loading_again(model: str) -> list[Answers]:
 
 def golden_tokens(model: str) -> list[list[int]]:
     serving = Serving(runner_of(model, "eager", num_kv_blocks=600, max_num_seqs=32, max_model_len=512))
-    samples = golden_samples(model)
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    serving.run(samples)
-    return [sample.outputs for sample in samples]
+    sequences = golden_sequences(model)
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    serving.run(sequences)
+    return [sequence.outputs for sequence in sequences]
 
 
 def answers_to(bodies: list[Body], options: dict[str, Any], model: str = "qwen3") -> list[tuple[list[int], list[float]]]:
@@ -99,35 +99,35 @@ def answers_to(bodies: list[Body], options: dict[str, Any], model: str = "qwen3"
         names = set(body) & set(SamplingParams.__struct_fields__) - {"max_tokens", "ignore_eos"}
         given = {name: body[name] for name in names}
         given["logit_bias"] = {int(token): bias for token, bias in body.get("logit_bias", {}).items()}
-        sample = Sample(body["prompt"], SamplingParams(num_logprobs=0, **given), body["max_tokens"])
-        serving.place(sample, 0)
-        serving.run([sample])
-        found.append((sample.outputs, sample.logprobs))
+        sequence = ServedSequence(body["prompt"], SamplingParams(num_logprobs=0, **given), body["max_tokens"])
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        found.append((sequence.outputs, sequence.logprobs))
     return found
 
 
 def answers_ahead(plan: str) -> tuple[Answers, Answers, int]:
     """Return the answers of the CPU place, each alone, those of the device, where a step begins before the tokens that it reads
     are known, and how many such tokens there were."""
-    batch, alone = plain_samples(), plain_samples()
+    batch, alone = plain_sequences(), plain_sequences()
     num_unknown = run_ahead(runner_of("qwen3", plan), batch)
     run_alone(runner_of("qwen3", "cpu"), alone)
-    return [sample.answer() for sample in alone], [sample.answer() for sample in batch], num_unknown
+    return [sequence.answer() for sequence in alone], [sequence.answer() for sequence in batch], num_unknown
 
 
 def answer_of_chunks(plan: str) -> tuple[object, ...]:
     """Return the answer to a prompt in chunks that sample nothing, so that the host waits for none of them."""
     serving = Serving(runner_of("qwen3", plan), chunk=8)
-    sample = Sample([5, 9, 3, 30, 22, 8, 17] * 15, SamplingParams(temperature=0.0, num_prompt_logprobs=-1), 3)
-    serving.place(sample, 0)
-    serving.run([sample])
-    return sample.answer()
+    sequence = ServedSequence([5, 9, 3, 30, 22, 8, 17] * 15, SamplingParams(temperature=0.0, num_prompt_logprobs=-1), 3)
+    serving.place(sequence, 0)
+    serving.run([sequence])
+    return sequence.answer()
 
 
 class Growing(Serving):
     """Serving that sends blocks when they are first needed, as the scheduler does."""
 
-    def _message(self, rows: list[tuple[Sample, int]]) -> Any:
+    def _message(self, rows: list[tuple[ServedSequence, int]]) -> Any:
         message = super()._message(rows)
         tables = self.runner.slots.block_tables
         slots, indexes, blocks = (
@@ -143,13 +143,13 @@ class Growing(Serving):
 def steady_steps(board: Board, num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3") -> dict[str, int]:
     """Return the device's counts in steady steps in which each row goes on, and the calls of functions by the runner, of Python
     and of C ("calls")."""
-    serving, samples = _steady(num_rows, plan, method, num_steps, model)
+    serving, sequences = _steady(num_rows, plan, method, num_steps, model)
     before, calls = board.counts(), [0]
     core = serving.runner
     for name in ("begin", "end"):
         setattr(core, name, functools.partial(_counted, calls, getattr(core, name)))
     for _ in range(num_steps):
-        serving.step(samples)
+        serving.step(sequences)
     del core.begin, core.end  # through which the runner would hold itself, and its graphs until the plugin is gone
     return {name: count - before[name] for name, count in board.counts().items()} | {"calls": calls[0]}
 
@@ -165,23 +165,25 @@ def _counted(calls: list[int], function: Callable[..., Any], *arguments: Any) ->
         sys.setprofile(None)
 
 
-def _steady(num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3") -> tuple[Growing, list[Sample]]:
+def _steady(
+    num_rows: int, plan: str, method: str, num_steps: int, model: str = "qwen3"
+) -> tuple[Growing, list[ServedSequence]]:
     """Return `num_rows` sequences in a state from which `num_steps` steps copy only what each step needs."""
     unit = 1 + drafting(method).max_drafts
     sizes = {"cudagraph_capture_sizes": (num_rows * unit,), "max_cudagraph_capture_size": num_rows * unit}
     options = {"max_num_seqs": 32, "num_kv_blocks": 600, **(sizes if plan == "captured" else {})}
     # with equally many draft tokens of each row in every step: a step with more rows than before would allocate memory
-    drafter = (lambda sample: sample.tokens[-2:]) if method == "ngram" else None
+    drafter = (lambda sequence: sequence.tokens[-2:]) if method == "ngram" else None
     serving = Growing(runner_of(model, plan, method, **options), drafter=drafter)
     sampling = SamplingParams(temperature=0.0)
-    samples = [Sample([5, 9, 3, 30 + row] * 3, sampling, 40 + 3 * num_steps) for row in range(num_rows)]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
+    sequences = [ServedSequence([5, 9, 3, 30 + row] * 3, sampling, 40 + 3 * num_steps) for row in range(num_rows)]
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
     for _ in range(8):
-        serving.step(samples)
+        serving.step(sequences)
     gc.collect()  # of earlier runners, which wait for their events
     paddle.device.synchronize()
-    return serving, samples
+    return serving, sequences
 
 
 def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_ns: int = 0) -> dict[str, int]:
@@ -190,19 +192,21 @@ def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_n
     serving = ServingAhead(
         runner_of("qwen3", plan, num_kv_blocks=600, max_num_seqs=32, **(sizes if plan == "captured" else {}))
     )
-    samples = [Sample([5, 9, 3, 30 + row], SamplingParams(temperature=0.0), num_steps + 12) for row in range(num_rows)]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    serving.begin(samples)
+    sequences = [
+        ServedSequence([5, 9, 3, 30 + row], SamplingParams(temperature=0.0), num_steps + 12) for row in range(num_rows)
+    ]
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    serving.begin(sequences)
     for _ in range(4):
-        serving.begin(samples)
+        serving.begin(sequences)
         serving.finish()
     board.set(kernel_ns=kernel_ns)
-    serving.begin(samples)
+    serving.begin(sequences)
     serving.finish()  # the next one has kernels that take this long
     before, begin_ns = board.counts(), time.monotonic_ns()
     for _ in range(num_steps):
-        serving.begin(samples)
+        serving.begin(sequences)
         serving.finish()
     found = {name: count - before[name] for name, count in board.counts().items()}
     span_ns = time.monotonic_ns() - begin_ns
@@ -213,10 +217,10 @@ def steps_ahead(board: Board, num_rows: int, plan: str, num_steps: int, kernel_n
 
 def host_ns(num_rows: int, plan: str, num_steps: int) -> int:
     """Return the median CPU time of the runner's thread in `num_steps` steady steps, each begun on an idle device."""
-    serving, samples = _steady(num_rows, plan, "", num_steps)
+    serving, sequences = _steady(num_rows, plan, "", num_steps)
     found = []
     for _ in range(num_steps):
-        rows = [(sample, 1) for sample in samples]
+        rows = [(sequence, 1) for sequence in sequences]
         begun, to_begin_ns = _timed(serving.runner.begin, serving._message(rows))
         result, to_end_ns = _timed(serving.runner.end, begun)
         serving._apply(rows, result)
@@ -236,9 +240,11 @@ def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answer
     """Return answers where before step i slots a and b change places for each (i, a, b), and whether two swaps cancel out."""
     runner = runner_of("qwen3", plan)
     serving, slots, inputs = Serving(runner, chunk=16), runner.slots, runner.inputs
-    samples = [Sample([5, 9, 3 + row, 30] * (3 + 2 * row), SamplingParams(temperature=0.7, seed=row), 10) for row in range(3)]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
+    sequences = [
+        ServedSequence([5, 9, 3 + row, 30] * (3 + 2 * row), SamplingParams(temperature=0.7, seed=row), 10) for row in range(3)
+    ]
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
     is_identity = True
 
     def tell(*changed: int) -> None:
@@ -248,11 +254,11 @@ def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answer
     def swap(first: int, second: int) -> None:
         swap_slots(slots, first, second)
         tell(first, second)
-        for sample in samples:
-            sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
+        for sequence in sequences:
+            sequence.slot = {first: second, second: first}.get(sequence.slot, sequence.slot)
 
     step = 0
-    while any(not sample.is_done for sample in samples):
+    while any(not sequence.is_done for sequence in sequences):
         for at, first, second in swaps:
             if at == step and first != second:
                 tell(first, second)  # what was drawn last, which else goes with the next step
@@ -261,9 +267,9 @@ def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answer
                 swap(second, first)
                 is_identity = is_identity and registered(runner) == before
                 swap(first, second)
-        serving.step([sample for sample in samples if not sample.is_done])
+        serving.step([sequence for sequence in sequences if not sequence.is_done])
         step += 1
-    return [sample.answer() for sample in samples], is_identity
+    return [sequence.answer() for sequence in sequences], is_identity
 
 
 def registered(runner: ModelRunner) -> list[object]:

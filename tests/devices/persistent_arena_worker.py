@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.messages import SamplingParams
 from tests.paths import GOLDEN, REPOSITORY
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from workers.assembly import RunnerParts
 from workers.runners import Ahead, gpu_runner
 
@@ -57,11 +57,11 @@ def serve(library: str, descriptor: int, has_blocks: bool, device: str) -> dict[
     assert runner.device.capabilities.is_arena_lasting
     assert not any(arena), "nothing lies on the host"
     serving = Serving(runner)
-    sample = Sample([5, 9, 3, 30, 22] * 8, SamplingParams(temperature=0.0), 12)
+    sequence = ServedSequence([5, 9, 3, 30, 22] * 8, SamplingParams(temperature=0.0), 12)
     if has_blocks:
         serving.next_block = 3
-    serving.place(sample, 0, [1, 2] if has_blocks else None)
-    num_computed = sample.num_computed
-    serving.run([sample])
+    serving.place(sequence, 0, [1, 2] if has_blocks else None)
+    num_computed = sequence.num_computed
+    serving.run([sequence])
     assert not any(arena)
-    return {"outputs": sample.outputs, "num_computed": num_computed, "logprobs": sample.logprobs}
+    return {"outputs": sequence.outputs, "num_computed": num_computed, "logprobs": sequence.logprobs}

@@ -25,7 +25,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build_program(directory, "tests/devices/libcuda.cpp", flags=("-shared", "-fPIC")))
 
 
-def test_kv_of_a_killed_worker_is_found_again(driver: str) -> None:
+def test_kv_survives_a_killed_worker(driver: str) -> None:
     with device_arenas(driver, 2, NUM_BYTES) as (arena, other):
         assert not os.get_inheritable(arena)
         assert not os.path.samestat(os.fstat(arena), os.fstat(other)), "each rank has its own"
@@ -47,7 +47,7 @@ def test_memory_is_zeroed_and_shared_by_all_addresses(driver: str) -> None:
         assert ctypes.string_at(there + NUM_BYTES - 4, 4) == b"last"
 
 
-def test_no_library_no_arenas() -> None:
+def test_no_arenas_without_a_driver() -> None:
     with device_arenas("", 2, NUM_BYTES) as found:
         assert found == []
 
@@ -59,14 +59,14 @@ def test_no_library_no_arenas() -> None:
         (3, 1 << 20, r"arena2: .* cannot be allocated on GPU 2: cuDeviceGet: CUDA_ERROR_NO_DEVICE; .*nvidia-smi"),
     ],
 )
-def test_failed_allocation_is_named(driver: str, num_ranks: int, num_bytes: int, cause: str) -> None:
+def test_failed_allocation_names_the_cause(driver: str, num_ranks: int, num_bytes: int, cause: str) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(StartError, match=cause), device_arenas(driver, num_ranks, num_bytes):
         pass
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_machine_without_the_driver(tmp_path: Path) -> None:
+def test_missing_driver_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "libcuda.so.1"
     says = f"no driver for device memory that outlives a process: {missing}"
     with pytest.raises(StartError, match=says), device_arenas(str(missing), 1, NUM_BYTES):

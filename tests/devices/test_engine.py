@@ -53,7 +53,7 @@ def expected(plugin: Path, board: Board) -> Expected:
     return found
 
 
-def test_same_bytes(engine: EngineProcess, expected: Expected, board: Board) -> None:
+def test_answers_equal_those_of_the_cpu(engine: EngineProcess, expected: Expected, board: Board) -> None:
     """Requests in chunks, with drafts, in less memory than they need together; and again with a warm prefix cache."""
     assert said(answers_together(engine, BODIES)) == expected
     assert said(answers(engine, BODIES[::-1], concurrency=3)[::-1]) == expected
@@ -92,7 +92,7 @@ def test_sleep_wake_and_reload(engine: EngineProcess, expected: Expected, board:
     assert board.counts()["captures"] > captures, "with other weights graphs are made anew"
 
 
-def test_stopped_stream_is_a_hang_of_its_rank(engine: EngineProcess, expected: Expected, board: Board) -> None:
+def test_stopped_stream_is_reported_as_a_hang(engine: EngineProcess, expected: Expected, board: Board) -> None:
     async def run_and_stop() -> list[Answer]:
         flowing = asyncio.Event()
         streams = asyncio.create_task(stream_all(engine.url, BODIES, 8, flowing.set))
@@ -109,7 +109,7 @@ def test_stopped_stream_is_a_hang_of_its_rank(engine: EngineProcess, expected: E
     assert said(asyncio.run(run_and_stop())) == expected * 2
 
 
-def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> None:
+def test_next_step_starts_before_tokens_are_known(plugin: Path, board: Board, engine: EngineProcess) -> None:
     """A step without drafts begins before the tokens that it reads are known to the host; a worker that dies between them
     changes nothing. Tokens that the host samples are waited for."""
     plain = [{"prompt": body["prompt"], "max_tokens": 16, "ignore_eos": True, "temperature": 0} for body in BODIES]
@@ -123,7 +123,7 @@ def test_one_step_ahead(plugin: Path, board: Board, engine: EngineProcess) -> No
     assert [said(each) for each in found] == [expected] * 2
 
 
-def test_memory_of_the_host_outlives_the_device(plugin: Path, board: Board) -> None:
+def test_encoder_arena_survives_a_device_worker(plugin: Path, board: Board) -> None:
     """The prefix cache dies with the worker; the picture in it is not encoded again."""
     body = {"prompt": [40, 3, 5, 4, *range(50, 90)], "max_tokens": 8, "ignore_eos": True, "temperature": 0, "logprobs": 1}
     link = f"data:image/png;base64,{base64.b64encode(picture(56, 56, 99)).decode()}"
@@ -137,7 +137,7 @@ def test_memory_of_the_host_outlives_the_device(plugin: Path, board: Board) -> N
         assert seeing.metric("encoder_units_total") == 1
 
 
-def test_plugin_that_fails_to_load_is_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_plugin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"lib{NAME}.so").write_text("no library")
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
     library = f"{tmp_path}/lib{NAME}.so"

@@ -49,7 +49,7 @@ def pauses(child: Child) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("model", "method"), [("qwen3", ""), ("qwen3", "ngram"), ("deepseek_v3", "mtp"), ("qwen3_moe", ""), ("ernie4_5", "")]
 )
-def test_answers_are_the_cpus(child: Child, model: str, method: str) -> None:
+def test_answers_equal_those_of_the_cpu(child: Child, model: str, method: str) -> None:
     expected, _, _ = child.call("answers_of", model, "cpu", method)
     assert child.call("answers_of", model, "eager", method) == (expected, [], [])
     found, failed_sizes, said = child.call("answers_of", model, "captured", method)
@@ -65,7 +65,7 @@ def test_draft_tokens_of_captured_layers_are_accepted(child: Child, tmp_path: Pa
     assert child.call("tokens_of_rows", str(tmp_path), "captured") == expected
 
 
-def test_prompts_are_captured_too(child: Child) -> None:
+def test_prompt_steps_are_replayed(child: Child) -> None:
     sizes = {"graph_only_prefill": True, "cudagraph_capture_sizes": (32, 16), "max_cudagraph_capture_size": 32}
     replays = child.board.counts()["replays"]
     expected, _, _ = child.call("answers_of", "qwen3", "cpu")
@@ -74,7 +74,7 @@ def test_prompts_are_captured_too(child: Child) -> None:
 
 
 @pytest.mark.parametrize("plan", ["eager", "captured"])
-def test_steps_begin_before_their_tokens_are_known(child: Child, plan: str) -> None:
+def test_steps_start_before_their_tokens_are_known(child: Child, plan: str) -> None:
     expected, found, num_unknown = child.call("answers_ahead", plan)
     assert found == expected
     assert num_unknown > 10
@@ -87,7 +87,7 @@ def test_unread_inputs_are_not_overwritten(child: Child) -> None:
     assert child.call("answer_of_chunks", "eager") == expected
 
 
-def test_golden(child: Child) -> None:
+def test_golden_models_agree_with_transformers(child: Child) -> None:
     cases = json.loads((GOLDEN / "qwen3" / "golden.json").read_text())["cases"]
     assert child.call("golden_tokens", "qwen3") == [case["greedy_token_ids"] for case in cases]
 
@@ -139,7 +139,7 @@ def test_device_has_work_while_the_host_waits(child: Child, plan: str) -> None:
     assert (found["blocking_copies"], found["stream_waits"], found["device_waits"], found["allocations"]) == (0,) * 4
 
 
-def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
+def test_reloaded_weights_are_captured_again(child: Child) -> None:
     before = child.board.counts()
     first, again = child.call("answers_after_loading_again", "qwen3")
     after = child.board.counts()
@@ -147,7 +147,7 @@ def test_weights_that_are_loaded_again_are_captured_again(child: Child) -> None:
     assert after["captures"] - before["captures"] == 1 + 2 * 3, "one to see whether there are graphs, then three sizes twice"
 
 
-def test_slots_change_places(child: Child) -> None:
+def test_slots_can_be_swapped(child: Child) -> None:
     """Two swaps cancel out in every tensor of slots, and the next step serves the sequences in their present slots."""
     for plan in ("eager", "captured"):
         expected, _ = child.call("run_with_swaps", [], plan)
@@ -160,7 +160,7 @@ def test_slots_change_places(child: Child) -> None:
         check(plan=plan, expected=expected)
 
 
-def test_capture_out_of_memory_leaves_that_size_eager(child: Child) -> None:
+def test_failed_capture_leaves_its_size_eager(child: Child) -> None:
     expected, _, _ = child.call("answers_of", "qwen3", "cpu")
     child.board.set(capture_bytes=1 << 12)
     found, failed_sizes, said = child.call("answers_of", "qwen3", "captured")
@@ -170,7 +170,7 @@ def test_capture_out_of_memory_leaves_that_size_eager(child: Child) -> None:
     assert "memory" in said[0].lower()
 
 
-def test_memory_that_runs_out_at_load(child: Child) -> None:
+def test_out_of_memory_at_load_is_an_error(child: Child) -> None:
     child.board.set(memory_bytes=1 << 26)
     with pytest.raises(Exception, match=r"(?i)out of memory"):
         child.call("answers_of", "qwen3", "eager", num_kv_blocks=20000)

@@ -12,7 +12,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.messages import Encode, EncoderCall, Step
 from shm.extent_slab import ExtentSlab, SlabProducer
 from shm.segment import MemoryFile
-from tests.workers.serving import GOLDEN, Sample, golden_cases
+from tests.workers.serving import GOLDEN, ServedSequence, golden_cases
 
 SLAB_BYTES = 4 << 20
 
@@ -28,7 +28,7 @@ def pixels_of(path: Path, height: int, width: int) -> np.ndarray:
 
 
 def units_of(
-    name: str, sample: Sample, case: int, slab: SlabProducer, features: dict[str, np.ndarray] | None = None
+    name: str, sequence: ServedSequence, case: int, slab: SlabProducer, features: dict[str, np.ndarray] | None = None
 ) -> list[Encode]:
     """Return the units to encode for a golden prompt, with their pixels in the slab; or the features that a client made."""
     vision = ModelConfig.read(GOLDEN / name).vision
@@ -39,7 +39,7 @@ def units_of(
         payload = features[picture] if features else pixels_of(GOLDEN / name / picture, height * patch, width * patch)
         handle = slab.put(payload.tobytes())
         assert handle is not None
-        hash, row, count = sample.unit_hashes[index], sample.unit_rows[index], sample.units[index].num_tokens
+        hash, row, count = sequence.unit_hashes[index], sequence.unit_rows[index], sequence.units[index].num_tokens
         found.append(Encode(hash, row, count, height, width, "media0", handle, features is not None))
     return found
 

@@ -15,7 +15,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.messages import MediaUnit, SamplingParams
 from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
-from tests.workers.serving import GOLDEN, Sample, golden_cases, make_runner
+from tests.workers.serving import GOLDEN, ServedSequence, golden_cases, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 from workers.weights.formats.floats import bfloat16_bits
@@ -59,35 +59,37 @@ def hash_of(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=32).digest()
 
 
-def golden_prompts(name: str, first_row: int = 3) -> list[Sample]:
+def golden_prompts(name: str, first_row: int = 3) -> list[ServedSequence]:
     """Return the golden prompts, greedy; the features of their pictures are to be stored from `first_row` on."""
     config = ModelConfig.read(GOLDEN / name)
     assert config.vision is not None
     side = config.vision.spatial_merge_size
-    samples = []
+    sequences = []
     for case in golden_cases(name):
-        sample = Sample(case["prompt_token_ids"], SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0))
-        starts = runs_of(sample.prompt, config.vision.image_token_id)
+        sequence = ServedSequence(
+            case["prompt_token_ids"], SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0)
+        )
+        starts = runs_of(sequence.prompt, config.vision.image_token_id)
         units = []
         for index, (_, rows, columns) in enumerate(case["image_grid_thw"]):
             height, width = rows // side, columns // side
             units.append(MediaUnit(index, 0, starts[index], height * width, height, width))
-            sample.unit_rows.append(first_row)
+            sequence.unit_rows.append(first_row)
             first_row += height * width + 1
-        sample.units = tuple(units)
-        sample.unit_hashes = tuple(hash_of(f"{name} {picture}") for picture in case["images"])
-        samples.append(sample)
-    return samples
+        sequence.units = tuple(units)
+        sequence.unit_hashes = tuple(hash_of(f"{name} {picture}") for picture in case["images"])
+        sequences.append(sequence)
+    return sequences
 
 
-def seeing_samples(name: str, arena: EncoderArena, first_row: int = 3) -> list[Sample]:
+def picture_sequences(name: str, arena: EncoderArena, first_row: int = 3) -> list[ServedSequence]:
     """Return the golden prompts, with their features in `arena`."""
-    samples = golden_prompts(name, first_row)
+    sequences = golden_prompts(name, first_row)
     features = np.load(GOLDEN / name / "features.npz")
-    for sample, case in zip(samples, golden_cases(name), strict=True):
-        for row, unit_hash, picture in zip(sample.unit_rows, sample.unit_hashes, case["images"], strict=True):
+    for sequence, case in zip(sequences, golden_cases(name), strict=True):
+        for row, unit_hash, picture in zip(sequence.unit_rows, sequence.unit_hashes, case["images"], strict=True):
             store(arena, row, unit_hash, features[picture])
-    return samples
+    return sequences
 
 
 def runs_of(token_ids: Sequence[int], token_id: int) -> list[int]:

@@ -103,7 +103,7 @@ def arena_of(model: ModelConfig, adapters: Sequence[Path], max_rank: int = 16) -
 
 
 @dataclass
-class Sample:
+class ServedSequence:
     """A sequence on its way through the runner, and its outcome."""
 
     prompt: list[int]
@@ -159,7 +159,7 @@ class Serving:
         budget: int = 512,
         chunk: int = 512,
         block_size: int = 16,
-        drafter: Callable[[Sample], list[int]] | None = None,
+        drafter: Callable[[ServedSequence], list[int]] | None = None,
     ) -> None:
         """Start serving. `drafter`: predicts the next tokens of a sequence; None: the runner's own, where it has one."""
         self.runner = runner
@@ -171,29 +171,29 @@ class Serving:
         self.next_block = 1
         self.num_steps = 0
 
-    def place(self, sample: Sample, slot: int, cached_blocks: list[int] | None = None) -> None:
-        """Give `sample` a slot and blocks; the first blocks may hold its prefix already."""
+    def place(self, sequence: ServedSequence, slot: int, cached_blocks: list[int] | None = None) -> None:
+        """Give `sequence` a slot and blocks; the first blocks may hold its prefix already."""
         cached = cached_blocks or []
-        num_blocks = -(-(len(sample.prompt) + sample.num_outputs) // self.block_size) - len(cached)
-        sample.slot, sample.is_started = slot, False
-        sample.block_ids = cached + list(range(self.next_block, self.next_block + num_blocks))
+        num_blocks = -(-(len(sequence.prompt) + sequence.num_outputs) // self.block_size) - len(cached)
+        sequence.slot, sequence.is_started = slot, False
+        sequence.block_ids = cached + list(range(self.next_block, self.next_block + num_blocks))
         overlap = self.runner.config.speculative_config.num_overlap
-        sample.num_computed = max(0, len(cached) * self.block_size - overlap)
+        sequence.num_computed = max(0, len(cached) * self.block_size - overlap)
         self.next_block += num_blocks
 
-    def run(self, samples: list[Sample]) -> None:
+    def run(self, sequences: list[ServedSequence]) -> None:
         """Run until all are done, with all of them in every step as far as the budget allows."""
-        while any(not sample.is_done for sample in samples):
-            self.step([sample for sample in samples if not sample.is_done])
+        while any(not sequence.is_done for sequence in sequences):
+            self.step([sequence for sequence in sequences if not sequence.is_done])
 
-    def step(self, samples: list[Sample]) -> StepResult:
-        """Run one step of `samples`, in slot order."""
-        rows: list[tuple[Sample, int]] = []
+    def step(self, sequences: list[ServedSequence]) -> StepResult:
+        """Run one step of `sequences`, in slot order."""
+        rows: list[tuple[ServedSequence, int]] = []
         budget = self.budget
-        for sample in sorted(samples, key=lambda sample: sample.slot):
-            count = min(len(sample.tokens) - sample.num_computed, self.chunk, budget)
+        for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
+            count = min(len(sequence.tokens) - sequence.num_computed, self.chunk, budget)
             if count > 0:
-                rows.append((sample, count))
+                rows.append((sequence, count))
                 budget -= count
         message = self._message(rows)
         self._draft(message, rows)
@@ -202,98 +202,98 @@ class Serving:
         self.runner.draft()
         return result
 
-    def _draft(self, message: Step, rows: list[tuple[Sample, int]]) -> None:
+    def _draft(self, message: Step, rows: list[tuple[ServedSequence, int]]) -> None:
         """Grant all drafts to rows that continue an answer."""
         slots = self.runner.slots
         if not slots.drafts.shape[1]:
             return
-        for sample, _ in rows:
-            if self.drafter is not None and sample.outputs:
-                drafts = self.drafter(sample)[: slots.drafts.shape[1]]
-                slots.drafts[sample.slot, : len(drafts)], slots.num_drafts[sample.slot] = drafts, len(drafts)
-                slots.is_drafted_by_layers[sample.slot] = False
-        message.wants_drafts = bytes(sample.wants_drafts for sample, _ in rows)
-        is_decode = [bool(sample.outputs) and count == 1 and not sample.is_late for sample, count in rows]
+        for sequence, _ in rows:
+            if self.drafter is not None and sequence.outputs:
+                drafts = self.drafter(sequence)[: slots.drafts.shape[1]]
+                slots.drafts[sequence.slot, : len(drafts)], slots.num_drafts[sequence.slot] = drafts, len(drafts)
+                slots.is_drafted_by_layers[sequence.slot] = False
+        message.wants_drafts = bytes(sequence.wants_drafts for sequence, _ in rows)
+        is_decode = [bool(sequence.outputs) and count == 1 and not sequence.is_late for sequence, count in rows]
         message.num_drafts = int32(
             slots.drafts.shape[1] * (each and wants) for each, wants in zip(is_decode, message.wants_drafts, strict=True)
         )
         message.is_following = bytes(is_decode)
 
-    def _message(self, rows: list[tuple[Sample, int]]) -> Step:
+    def _message(self, rows: list[tuple[ServedSequence, int]]) -> Step:
         starts, growth = [], []
-        for sample, count in rows:
-            end = sample.num_computed + count + self.runner.slots.drafts.shape[1]
-            num_blocks = min(-(-end // self.block_size), len(sample.block_ids))
-            if not sample.is_started:
-                sample.is_started = True
+        for sequence, count in rows:
+            end = sequence.num_computed + count + self.runner.slots.drafts.shape[1]
+            num_blocks = min(-(-end // self.block_size), len(sequence.block_ids))
+            if not sequence.is_started:
+                sequence.is_started = True
                 starts.append(
                     SlotStart(
-                        sample.slot,
-                        f"request-{sample.slot}",
-                        int32(sample.tokens),
-                        len(sample.prompt),
-                        sample.sampling,
-                        int32(sample.block_ids[:num_blocks]),
-                        wants_prompt_logprobs=sample.sampling.num_prompt_logprobs >= 0 and not sample.outputs,
-                        units=sample.units,
-                        unit_rows=int32(sample.unit_rows),
-                        unit_hashes=sample.unit_hashes,
-                        mask_bounds=sample.mask_bounds,
-                        max_total_tokens=len(sample.prompt) + sample.num_outputs,
-                        adapter_slot=sample.adapter_slot,
-                        source=sample.source,
+                        sequence.slot,
+                        f"request-{sequence.slot}",
+                        int32(sequence.tokens),
+                        len(sequence.prompt),
+                        sequence.sampling,
+                        int32(sequence.block_ids[:num_blocks]),
+                        wants_prompt_logprobs=sequence.sampling.num_prompt_logprobs >= 0 and not sequence.outputs,
+                        units=sequence.units,
+                        unit_rows=int32(sequence.unit_rows),
+                        unit_hashes=sequence.unit_hashes,
+                        mask_bounds=sequence.mask_bounds,
+                        max_total_tokens=len(sequence.prompt) + sequence.num_outputs,
+                        adapter_slot=sequence.adapter_slot,
+                        source=sequence.source,
                     )
                 )
             else:  # all blocks so far, as growth
-                growth += [(sample.slot, index, sample.block_ids[index]) for index in range(num_blocks)]
+                growth += [(sequence.slot, index, sequence.block_ids[index]) for index in range(num_blocks)]
         slots, indexes, ids = zip(*growth, strict=True) if growth else ((), (), ())
         self.num_steps += 1
         return Step(
             step_id=self.num_steps,
             starts=starts,
-            slots=int32(sample.slot for sample, _ in rows),
-            start=int32(sample.num_computed for sample, _ in rows),
+            slots=int32(sequence.slot for sequence, _ in rows),
+            start=int32(sequence.num_computed for sequence, _ in rows),
             num_tokens=int32(count for _, count in rows),
-            is_sampling=np.array([_samples(sample, count) for sample, count in rows], np.int8).tobytes(),
+            is_sampling=np.array([_sequences(sequence, count) for sequence, count in rows], np.int8).tobytes(),
             block_slots=int32(slots),
             block_indexes=int32(indexes),
             block_ids=int32(ids),
         )
 
-    def _apply(self, rows: list[tuple[Sample, int]], result: StepResult) -> None:
+    def _apply(self, rows: list[tuple[ServedSequence, int]], result: StepResult) -> None:
         token_ids, ranks = np.frombuffer(result.token_ids, np.int32), np.frombuffer(result.ranks, np.int32)
         logprobs = np.frombuffer(result.logprobs, np.float32)
         counts = np.frombuffer(result.counts, np.int32).tolist()
         first = 0
-        for row, (sample, count) in enumerate(rows):
-            sample.is_late = _samples(sample, count) and not counts[row]
-            if sample.is_late:  # its mask was: the row is sent again
-                assert self.runner.slots.is_late[sample.slot]
+        for row, (sequence, count) in enumerate(rows):
+            sequence.is_late = _sequences(sequence, count) and not counts[row]
+            if sequence.is_late:  # its mask was: the row is sent again
+                assert self.runner.slots.is_late[sequence.slot]
                 continue
-            assert (counts[row] > 0) == _samples(sample, count)
-            sample.num_computed += max(count, count - 1 + counts[row])
+            assert (counts[row] > 0) == _sequences(sequence, count)
+            sequence.num_computed += max(count, count - 1 + counts[row])
             for token in range(first, first + counts[row]):
-                if sample.is_stopped:
+                if sequence.is_stopped:
                     break  # what was drawn behind its end is dropped
-                sample.outputs.append(int(token_ids[token]))
-                sample.logprobs.append(float(logprobs[token]))
-                sample.ranks.append(int(ranks[token]))
+                sequence.outputs.append(int(token_ids[token]))
+                sequence.logprobs.append(float(logprobs[token]))
+                sequence.ranks.append(int(ranks[token]))
                 if token in result.top_rows:
                     ids, values = result.top_rows[token]
-                    sample.tops.append((np.frombuffer(ids, np.int32).tolist(), np.frombuffer(values, np.float32).tolist()))
+                    sequence.tops.append((np.frombuffer(ids, np.int32).tolist(), np.frombuffer(values, np.float32).tolist()))
             first += counts[row]
             self.num_tokens_of_rows.append(counts[row])
             if row in result.prompt_rows:
-                self._apply_prompt(sample, result, row)
+                self._apply_prompt(sequence, result, row)
 
-    def _apply_prompt(self, sample: Sample, result: StepResult, row: int) -> None:
+    def _apply_prompt(self, sequence: ServedSequence, result: StepResult, row: int) -> None:
         part = result.prompt_rows[row]
         values, ranks = np.frombuffer(part.token_logprobs, np.float32), np.frombuffer(part.token_ranks, np.int32)
         tops = np.frombuffer(part.top_token_ids, np.int32).reshape(len(values), part.num_top)
         for index in range(len(values)):
-            sample.prompt_logprobs[part.start + index] = float(values[index])
-            sample.prompt_ranks[part.start + index] = int(ranks[index])
-            sample.prompt_tops[part.start + index] = tops[index].tolist()
+            sequence.prompt_logprobs[part.start + index] = float(values[index])
+            sequence.prompt_ranks[part.start + index] = int(ranks[index])
+            sequence.prompt_tops[part.start + index] = tops[index].tolist()
 
 
 class ServingAhead(Serving):
@@ -303,32 +303,34 @@ class ServingAhead(Serving):
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
         self._ahead = Ahead(runner)
-        self._pending: deque[list[tuple[Sample, int]]] = deque()
+        self._pending: deque[list[tuple[ServedSequence, int]]] = deque()
         self.num_unknown = 0  # tokens that a step read while nobody here knew them
 
-    def run(self, samples: list[Sample]) -> None:
+    def run(self, sequences: list[ServedSequence]) -> None:
         assert self._ahead.depth == 2, "it has to know each token before the next step"
-        while any(not sample.is_done for sample in samples):
-            going = [each for each in samples if len(each.outputs) + self._num_begun(each) < each.num_outputs]
+        while any(not sequence.is_done for sequence in sequences):
+            going = [each for each in sequences if len(each.outputs) + self._num_begun(each) < each.num_outputs]
             if going:
                 self.begin(going)
             if len(self._pending) == self._ahead.depth or not going:
                 self.finish()
 
-    def begin(self, samples: list[Sample]) -> None:
+    def begin(self, sequences: list[ServedSequence]) -> None:
         """Begin a step of each of these."""
         rows = []
-        for sample in sorted(samples, key=lambda sample: sample.slot):
-            num_begun, outputs = self._num_begun(sample), sample.outputs
-            num_computed = sample.num_computed if not num_begun else len(sample.tokens) + num_begun - 1
-            rows.append((replace(sample, outputs=[*outputs, *[0] * num_begun], num_computed=num_computed), sample, num_begun))
+        for sequence in sorted(sequences, key=lambda sequence: sequence.slot):
+            num_begun, outputs = self._num_begun(sequence), sequence.outputs
+            num_computed = sequence.num_computed if not num_begun else len(sequence.tokens) + num_begun - 1
+            rows.append(
+                (replace(sequence, outputs=[*outputs, *[0] * num_begun], num_computed=num_computed), sequence, num_begun)
+            )
         message = self._message([(known, len(known.tokens) - known.num_computed) for known, _, _ in rows])
         message.is_following = bytes(num_begun > 0 for _, _, num_begun in rows)
-        for _, sample, num_begun in rows:
-            sample.is_started = True
-            is_known = self.runner.slots.token_ids[sample.slot, len(sample.tokens) + num_begun - 1] >= 0
+        for _, sequence, num_begun in rows:
+            sequence.is_started = True
+            is_known = self.runner.slots.token_ids[sequence.slot, len(sequence.tokens) + num_begun - 1] >= 0
             self.num_unknown += num_begun > 0 and not is_known
-        self._pending.append([(sample, len(known.tokens) - known.num_computed) for known, sample, _ in rows])
+        self._pending.append([(sequence, len(known.tokens) - known.num_computed) for known, sequence, _ in rows])
         self._ahead.start(message)
 
     def finish(self) -> StepResult:
@@ -337,12 +339,12 @@ class ServingAhead(Serving):
         self._apply(self._pending.popleft(), result)
         return result
 
-    def _num_begun(self, sample: Sample) -> int:
-        return sum(own is sample for rows in self._pending for own, _ in rows)
+    def _num_begun(self, sequence: ServedSequence) -> int:
+        return sum(own is sequence for rows in self._pending for own, _ in rows)
 
 
-def _samples(sample: Sample, count: int) -> bool:
-    return sample.num_computed + count == len(sample.tokens)
+def _sequences(sequence: ServedSequence, count: int) -> bool:
+    return sequence.num_computed + count == len(sequence.tokens)
 
 
 def golden_cases(name: str) -> list[dict[str, Any]]:
@@ -350,10 +352,10 @@ def golden_cases(name: str) -> list[dict[str, Any]]:
     return cases
 
 
-def golden_samples(name: str) -> list[Sample]:
+def golden_sequences(name: str) -> list[ServedSequence]:
     """Return the golden prompts, greedy, with everything that the reference file has."""
     sampling = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=0)
-    return [Sample(case["prompt_token_ids"], sampling) for case in golden_cases(name)]
+    return [ServedSequence(case["prompt_token_ids"], sampling) for case in golden_cases(name)]
 
 
 def swap_slots(slots: BatchSlots, first: int, second: int) -> None:

@@ -41,7 +41,7 @@ from tests.configurations import engine_config
 from tests.waiting import wait_until
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.rank_group.calls import last_call
-from tests.workers.serving import Sample, Serving, int32, make_runner
+from tests.workers.serving import ServedSequence, Serving, int32, make_runner
 from workers.actor import WorkerActor
 
 NAMES = ("scheduler", "worker0")
@@ -158,11 +158,11 @@ def token_of(result: Message) -> int:
 
 
 def expected_outputs(path: Path) -> list[int]:
-    sample = Sample(PROMPT, SamplingParams(temperature=0.0), 6)
+    sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0), 6)
     serving = Serving(make_runner(path, max_model_len=64, num_kv_blocks=NUM_BLOCKS))
-    serving.place(sample, 0)
-    serving.run([sample])
-    return sample.outputs
+    serving.place(sequence, 0)
+    serving.run([sequence])
+    return sequence.outputs
 
 
 def hello_of(engine: Engine) -> Hello:
@@ -171,15 +171,15 @@ def hello_of(engine: Engine) -> Hello:
     return hello
 
 
-def greeting(engine: Engine) -> tuple[str, int, int, str]:
+def hello_fields(engine: Engine) -> tuple[str, int, int, str]:
     hello = hello_of(engine)
     return hello.actor, hello.epoch, hello.weight_version, hello.weight_path
 
 
-def test_start(engine: Engine) -> None:
+def test_start_loads_weights_then_sends_hello(engine: Engine) -> None:
     """Weights, with progress for the terminal, then Hello to the scheduler."""
     worker = engine.worker()
-    assert greeting(engine) == ("worker0", 1, 1, str(engine.model))
+    assert hello_fields(engine) == ("worker0", 1, 1, str(engine.model))
     texts = engine.progress()
     assert texts[0] == "starting"
     assert texts[-1].startswith("weights [####################] ")
@@ -189,7 +189,7 @@ def test_start(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"plan": "eager"}, {"ops": "reference"}], ids=str)
-def test_a_step_beats_from_within(tmp_path: Path, options: dict[str, str]) -> None:
+def test_long_step_updates_the_heartbeat(tmp_path: Path, options: dict[str, str]) -> None:
     """The heartbeat moves within a step, so that one longer than --hang-timeout is no hang."""
     engine = Engine(tmp_path, **options)
     worker = engine.worker()
@@ -200,7 +200,7 @@ def test_a_step_beats_from_within(tmp_path: Path, options: dict[str, str]) -> No
     engine.close()
 
 
-def test_steps(engine: Engine) -> None:
+def test_steps_reuse_the_workers_own_tokens(engine: Engine) -> None:
     """Each sampled token is the worker's own input of the next step."""
     worker = engine.worker()
     engine.received()
@@ -220,7 +220,7 @@ def test_steps(engine: Engine) -> None:
     assert worker.context.counter("worker_busy_seconds_total").value > 0
 
 
-def test_a_worker_after_a_crash_goes_on_from_the_arena(engine: Engine) -> None:
+def test_restarted_worker_continues_from_the_arena(engine: Engine) -> None:
     first = engine.worker()
     engine.received()
     expected = expected_outputs(engine.model)
@@ -229,14 +229,14 @@ def test_a_worker_after_a_crash_goes_on_from_the_arena(engine: Engine) -> None:
         start = 0 if step_id == 0 else len(tokens) - 1
         tokens.append(token_of(engine.ask(first, step_of(step_id, tokens, start, is_start=step_id == 0))))
     second = engine.worker(epoch=2)
-    assert greeting(engine) == ("worker0", 2, 1, str(engine.model))
+    assert hello_fields(engine) == ("worker0", 2, 1, str(engine.model))
     for step_id in range(3, 6):
         result = engine.ask(second, step_of(step_id, tokens, len(tokens) - 1, is_start=step_id == 3))
         tokens.append(token_of(result))
     assert tokens[len(PROMPT) :] == expected
 
 
-def test_reload(engine: Engine, tmp_path: Path) -> None:
+def test_reload_changes_the_answers(engine: Engine, tmp_path: Path) -> None:
     worker = engine.worker()
     engine.received()
     other = other_weights(tmp_path / "other")
@@ -250,7 +250,7 @@ def test_reload(engine: Engine, tmp_path: Path) -> None:
     assert token_of(result) == expected_outputs(other)[0]
 
 
-def test_a_broken_checkpoint_leaves_the_weights(engine: Engine, tmp_path: Path) -> None:
+def test_broken_checkpoint_keeps_the_weights(engine: Engine, tmp_path: Path) -> None:
     worker = engine.worker()
     engine.received()
     before = worker.context.row.state
@@ -262,7 +262,7 @@ def test_a_broken_checkpoint_leaves_the_weights(engine: Engine, tmp_path: Path) 
     assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
 
 
-def test_a_path_that_is_none_leaves_the_weights(engine: Engine) -> None:
+def test_invalid_path_keeps_the_weights(engine: Engine) -> None:
     """The worker survives an error that no loader anticipated."""
     worker = engine.worker()
     engine.received()
@@ -272,7 +272,7 @@ def test_a_path_that_is_none_leaves_the_weights(engine: Engine) -> None:
     assert "null byte" in changed.error
 
 
-def test_weights_for_other_ranks_are_not_ours(engine: Engine, tmp_path: Path) -> None:
+def test_weights_for_other_ranks_are_ignored(engine: Engine, tmp_path: Path) -> None:
     worker = engine.worker()
     engine.received()
     engine.send(LoadWeights("c1", str(tmp_path / "none"), 2, [1]))
@@ -280,7 +280,7 @@ def test_weights_for_other_ranks_are_not_ours(engine: Engine, tmp_path: Path) ->
     assert engine.received() == []
 
 
-def test_clear_and_load_again(engine: Engine) -> None:
+def test_cleared_weights_can_be_loaded_again(engine: Engine) -> None:
     worker = engine.worker()
     hello = hello_of(engine)
     assert engine.ask(worker, ClearWeights("c1")) == WeightsChanged("c1", 0, 0, "")
@@ -289,7 +289,7 @@ def test_clear_and_load_again(engine: Engine) -> None:
     assert engine.ask(worker, LoadWeights("c2", str(engine.model), 1, [])) == again
 
 
-def test_a_step_without_weights_is_answered_with_an_error(engine: Engine) -> None:
+def test_step_without_weights_returns_an_error(engine: Engine) -> None:
     """A message of a dead scheduler may precede the first step of the next one: the worker survives."""
     worker = engine.worker()
     engine.received()
@@ -302,15 +302,15 @@ def test_a_step_without_weights_is_answered_with_an_error(engine: Engine) -> Non
     assert token_of(engine.ask(worker, step_of(8, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
 
 
-def test_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
+def test_worker_starts_with_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
     other = other_weights(tmp_path / "other")
     engine.use(other, 5)
     engine.worker()
-    assert greeting(engine) == ("worker0", 1, 5, str(other))
+    assert hello_fields(engine) == ("worker0", 1, 5, str(other))
 
 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "not-packed"])
-def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_packed: bool) -> None:
+def test_overwritten_checkpoint_uses_the_packed_weights(engine: Engine, tmp_path: Path, is_packed: bool) -> None:
     """The packed weights are in use. Without them a worker reports other contents, and loads nothing else under the version in
     use."""
     expected, path = expected_outputs(engine.model)[0], engine.model / "model.safetensors"
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_was_written_over(engine: Engine, tmp_path: Path, is_p
     assert again.contents == second.weight_contents
 
 
-def test_a_checkpoint_of_another_shape_in_its_place(engine: Engine, tmp_path: Path) -> None:
+def test_replaced_checkpoint_of_another_shape(engine: Engine, tmp_path: Path) -> None:
     """The shape belongs to the run. Its packed weights are in use; without them there are none."""
     expected = expected_outputs(engine.model)[0]
     engine.keep_packed(tmp_path / "packed")
@@ -344,14 +344,14 @@ def test_a_checkpoint_of_another_shape_in_its_place(engine: Engine, tmp_path: Pa
     assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected
     shutil.rmtree(tmp_path / "packed")
     worker = engine.worker(3)
-    assert greeting(engine) == ("worker0", 3, 0, "")
+    assert hello_fields(engine) == ("worker0", 3, 0, "")
     answer = engine.ask(worker, LoadWeights("c1", str(engine.model), 1, [], contents))
     assert isinstance(answer, WeightsChanged)
     assert "vocab_size: 40, 20" in answer.error
 
 
 @pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}], ids=["read", "dummy"])
-def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str, str]) -> None:
+def test_start_without_the_original_checkpoint(tmp_path: Path, options: dict[str, str]) -> None:
     """A worker that dies after a reload from elsewhere does not need it, nor does one with random weights."""
     engine = Engine(tmp_path, **options)
     if not options:
@@ -363,7 +363,7 @@ def test_a_start_whose_checkpoint_was_removed(tmp_path: Path, options: dict[str,
     engine.close()
 
 
-def test_random_weights_come_back_without_their_checkpoint(tmp_path: Path) -> None:
+def test_random_weights_need_no_checkpoint_at_restart(tmp_path: Path) -> None:
     """Random weights depend only on a seed and a version. A command that loads them first checks the shape."""
     engine = Engine(tmp_path, load_format="dummy")
     worker = engine.worker()
@@ -379,32 +379,32 @@ def test_random_weights_come_back_without_their_checkpoint(tmp_path: Path) -> No
     engine.use(tmp_path / "other", 3, changed.contents)
     shutil.rmtree(tmp_path / "other")
     worker = engine.worker(2)
-    assert greeting(engine) == ("worker0", 2, 3, str(tmp_path / "other"))
+    assert hello_fields(engine) == ("worker0", 2, 3, str(tmp_path / "other"))
     assert token_of(engine.ask(worker, step_of(2, PROMPT, 0, is_start=True))) == expected
     engine.close()
 
 
-def test_comes_back_without_weights_where_those_in_use_are_gone(engine: Engine, tmp_path: Path) -> None:
+def test_restart_without_the_weights_in_use(engine: Engine, tmp_path: Path) -> None:
     """Above all it does not load those of the start."""
     engine.use(tmp_path / "gone", 5)
     engine.worker(2)
-    assert greeting(engine) == ("worker0", 2, 0, "")
+    assert hello_fields(engine) == ("worker0", 2, 0, "")
     assert any("gone" in text for text in (entry.text for entry in engine.segments.counters.errors.entries()))
 
 
-def test_no_weights_at_all(engine: Engine) -> None:
+def test_missing_checkpoint_fails_the_start(engine: Engine) -> None:
     (engine.model / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no safetensors file"):
         engine.worker()
 
 
-def test_a_new_scheduler_is_greeted(engine: Engine) -> None:
+def test_new_scheduler_gets_a_hello(engine: Engine) -> None:
     worker = engine.worker()
     loop = ActorLoop(worker)
     engine.received()
     engine.segments.counters.actor("scheduler").begin_epoch(2, 0)
     loop.turn()
-    assert greeting(engine) == ("worker0", 1, 1, str(engine.model))
+    assert hello_fields(engine) == ("worker0", 1, 1, str(engine.model))
     assert token_of(engine.ask(worker, step_of(1, PROMPT, 0, is_start=True))) == expected_outputs(engine.model)[0]
 
 
@@ -431,7 +431,7 @@ def test_results_wait_while_the_ring_is_full(engine: Engine) -> None:
     assert worker.deadline_ns() == 0
 
 
-def test_stop_leaves_the_ring(engine: Engine) -> None:
+def test_stop_detaches_from_the_ring(engine: Engine) -> None:
     worker = engine.worker()
     engine.send(ClearWeights("c"))
     ActorLoop(worker).turn()
@@ -452,7 +452,7 @@ def pair(tmp_path: Path) -> Iterator[Engine]:
     made.close()
 
 
-def test_a_rank_greets_as_a_member_and_with_each_epoch(pair: Engine) -> None:
+def test_member_sends_hello_with_each_epoch(pair: Engine) -> None:
     worker = pair.worker()
     assert pair.received() == []
     for rank in ("worker0", "worker1"):
@@ -466,7 +466,7 @@ def test_a_rank_greets_as_a_member_and_with_each_epoch(pair: Engine) -> None:
     assert hello_of(pair).rank_group_epoch == 3
 
 
-def test_a_step_ends_with_its_rank_group(pair: Engine) -> None:
+def test_step_ends_with_its_rank_group(pair: Engine) -> None:
     """The peer never comes, and is then gone: the step has no result, and the rank sends a hello with the new epoch and stays
     alive."""
     worker = pair.worker()

@@ -16,7 +16,7 @@ from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.serving import serve, serve_all
 from tests.workers.rank_group.test_tensor_parallel import ODD, PRECISIONS, on_each
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.adapters.columns import AdapterColumns
 
@@ -33,15 +33,15 @@ def answer(
     runner: ModelRunner, prompt: list[int], adapter_slot: int, chunk: int = 512, num_outputs: int = 8
 ) -> tuple[object, ...]:
     serving = Serving(runner, chunk=chunk)
-    sample = Sample(prompt, GREEDY, num_outputs, adapter_slot=adapter_slot)
-    serving.place(sample, 3)
-    serving.run([sample])
-    return sample.answer()
+    sequence = ServedSequence(prompt, GREEDY, num_outputs, adapter_slot=adapter_slot)
+    serving.place(sequence, 3)
+    serving.run([sequence])
+    return sequence.answer()
 
 
 @pytest.mark.parametrize("ops", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama", "ernie4_5", "qwen3_moe"])
-def test_an_adapter_gives_what_merged_weights_do(name: str, ops: dict[str, Any], tmp_path: Path) -> None:
+def test_adapter_equals_merged_weights(name: str, ops: dict[str, Any], tmp_path: Path) -> None:
     targets = ATTENTION if name == "qwen3_moe" else (*ATTENTION, "gate_proj", "up_proj", "down_proj")
     (adapter,) = adapters_of(tmp_path, GOLDEN / name, 1, targets=targets, size=0.02)
     merged = make_runner(merge(tmp_path / "merged", GOLDEN / name, adapter), **ops)
@@ -55,7 +55,7 @@ def test_an_adapter_gives_what_merged_weights_do(name: str, ops: dict[str, Any],
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_each_is_as_alone(precision: str, tmp_path: Path) -> None:
+def test_adapters_do_not_affect_each_other(precision: str, tmp_path: Path) -> None:
     """Four adapters and the base at once, 16 sequences, in chunks or not; rows without an adapter have the bits of an engine
     without adapters."""
     model, options = GOLDEN / "qwen3", PRECISIONS[precision]
@@ -70,15 +70,15 @@ def test_each_is_as_alone(precision: str, tmp_path: Path) -> None:
     assert len({str(each) for each in alone.values()}) == len(alone)
     keys = [list(alone)[index % len(alone)] for index in range(16)]
     serving = Serving(runner, chunk=13, budget=50)
-    samples = [Sample(PROMPTS[number], GREEDY, 8, adapter_slot=slot) for number, slot in keys]
-    for place, sample in enumerate(samples):
-        serving.place(sample, place)
-    serving.run(samples)
-    assert [sample.answer() for sample in samples] == [alone[key] for key in keys]
+    sequences = [ServedSequence(PROMPTS[number], GREEDY, 8, adapter_slot=slot) for number, slot in keys]
+    for place, sequence in enumerate(sequences):
+        serving.place(sequence, place)
+    serving.run(sequences)
+    assert [sequence.answer() for sequence in sequences] == [alone[key] for key in keys]
 
 
 @pytest.mark.slow
-def test_several_ranks_give_the_bytes_of_one(tmp_path: Path) -> None:
+def test_several_ranks_equal_one_rank(tmp_path: Path) -> None:
     """Heads that end within panels, and matrices that are whole on each rank; op by op, captured, and in integers."""
     write_checkpoint(tmp_path / "model", ODD)
     adapters = adapters_of(tmp_path, tmp_path / "model", 2)
@@ -91,7 +91,7 @@ def test_several_ranks_give_the_bytes_of_one(tmp_path: Path) -> None:
         assert on_each(num_ranks, serve_all, jobs) == [expected] * num_ranks
 
 
-def test_drafts_change_no_bit(tmp_path: Path) -> None:
+def test_drafts_do_not_change_adapter_answers(tmp_path: Path) -> None:
     """Drafts of layers, which draft without adapters, and of n-grams."""
     from tests.workers.mtp import drafting
 
@@ -103,7 +103,7 @@ def test_drafts_change_no_bit(tmp_path: Path) -> None:
         assert serve(model, options)[:-1] == expected
 
 
-def test_weights_that_are_loaded_anew_have_the_adapters(tmp_path: Path) -> None:
+def test_reloaded_weights_keep_the_adapters(tmp_path: Path) -> None:
     model = GOLDEN / "qwen3"
     runner = make_runner(model, adapters=adapters_of(tmp_path, model, 1))
     before = answer(runner, PROMPTS[0], 0)
@@ -111,7 +111,7 @@ def test_weights_that_are_loaded_anew_have_the_adapters(tmp_path: Path) -> None:
     assert answer(runner, PROMPTS[0], 0) == before != answer(runner, PROMPTS[0], -1)
 
 
-def test_another_adapter_takes_the_slot(tmp_path: Path) -> None:
+def test_adapter_slot_is_reused_cleanly(tmp_path: Path) -> None:
     """One of less rank and fewer modules leaves nothing of the one before."""
     from workers.extensions.adapters.reader import AdapterFiles
 

@@ -16,8 +16,8 @@ from tests.workers.mtp import drafting
 from tests.workers.rank_group.captures import draft_and_answer, keep
 from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.rank_group.serving import serve
-from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
-from tests.workers.test_drafts import DRAFTS, Drafting, K, of_truth, samples
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, make_runner
+from tests.workers.test_drafts import DRAFTS, Drafting, K, of_truth, sequences
 from workers.engine.captures import Captures, Phase, StepShape
 from workers.engine.runner import ModelRunner
 
@@ -40,7 +40,7 @@ def runner_of(architecture: str = "qwen3", **options: Any) -> ModelRunner:
     return make_runner(GOLDEN / architecture, **settings)
 
 
-def test_a_step_is_replayed_where_it_decodes_and_fits() -> None:
+def test_fitting_decode_steps_are_replayed() -> None:
     captures = Captures((8, 4), 3)
     decode = [shape([1] * count, [1] * count) for count in (1, 4, 5, 8, 9)]
     assert [captures.mode(each).size for each in decode] == [4, 4, 8, 8, 0]
@@ -52,7 +52,7 @@ def test_a_step_is_replayed_where_it_decodes_and_fits() -> None:
     assert [prompts.mode(each).size for each in (shape([5], [1]), decode[0], shape([1, 5], [1, 0]))] == [8, 0, 0]
 
 
-def test_ranks_that_share_experts_agree() -> None:
+def test_expert_parallel_ranks_replay_the_same_size() -> None:
     """All replay the size that the largest of them needs, also a rank without rows, or none replays."""
     captures, none = Captures((8, 4), 3), shape([], [])
     one, five = shape([1], [1]), shape([1] * 5, [1] * 5)
@@ -62,15 +62,15 @@ def test_ranks_that_share_experts_agree() -> None:
     assert {captures.mode(own, [one, bounded]).size for own in (one, none, bounded)} == {0}, "no graph reads bounds of keys"
 
 
-def test_padded_rows_touch_the_dummy_block_alone() -> None:
+def test_padded_rows_write_only_the_dummy_block() -> None:
     """The arena equals that of the plain tape except for block 0, and only hidden states of real rows are kept."""
     arenas = []
     for options in ({}, captured(8)):
         arena = bytearray(8 << 20)
         runner = runner_of(arena=memoryview(arena), num_kv_blocks=20, **options)
-        serving, batch = Serving(runner, chunk=20), samples()[:3]
-        for slot, sample in enumerate(batch):
-            serving.place(sample, slot)
+        serving, batch = Serving(runner, chunk=20), sequences()[:3]
+        for slot, sequence in enumerate(batch):
+            serving.place(sequence, slot)
         for _ in range(5):
             serving.step(batch)
         if options:
@@ -88,7 +88,7 @@ def test_padded_rows_touch_the_dummy_block_alone() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
+def test_sizes_are_multiples_of_sequence_tokens() -> None:
     """The largest first; sizes that are no multiple, duplicate or beyond the limit are skipped, with one line in the log."""
     assert fitting_sizes([4, 12, 2, 4, 10, 8, 400], 4, 64) == (
         (12, 8, 4),
@@ -101,13 +101,13 @@ def test_sizes_are_multiples_of_a_sample_with_its_drafts() -> None:
 
 
 @pytest.mark.parametrize("plan", [{}, captured(10, 5), {"plan": "eager"}], ids=["tape", "captured", "eager"])
-def test_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) -> None:
+def test_draft_lengths_and_phases_match_the_config(plan: dict[str, Any]) -> None:
     """The same for any plan, however many drafts a step has."""
     runner = runner_of(**plan, **DRAFTS)
     serving, modes = Serving(runner, chunk=12), []
     long, short = (
-        Sample([5, 9, 3] * 10, SamplingParams(temperature=0.0), 9),
-        Sample([7, 8, 9], SamplingParams(temperature=0.0), 30),
+        ServedSequence([5, 9, 3] * 10, SamplingParams(temperature=0.0), 9),
+        ServedSequence([7, 8, 9], SamplingParams(temperature=0.0), 30),
     )
     serving.place(short, 1)
     serving.place(long, 0)
@@ -120,7 +120,7 @@ def test_drafts_as_configured_and_the_phase_of_every_step(plan: dict[str, Any]) 
     assert all((mode.size > 0) == (plan.get("plan") == "captured" and mode.phase is decode) for mode in modes)
 
 
-def test_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
+def test_no_rank_replays_mixed_steps() -> None:
     """`--ep-mixed-steps` alone decides whether there are any (tests/engine/options/test_captures.py)."""
     captures, decode, mixed = Captures((8,), 0), shape([1], [1]), shape([1, 5], [1, 1])
     assert mixed.phase is Phase.MIXED
@@ -128,7 +128,7 @@ def test_mixed_steps_are_replayed_by_no_rank_of_a_rank_group() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_drafter_replays_iff_its_target_does_on_every_rank(num_ranks: int) -> None:
+def test_drafter_replays_when_its_target_does(num_ranks: int) -> None:
     """Layers that draft run before the model verifies their draft tokens."""
     path = GOLDEN / "deepseek_v3"
     expected = serve(path, {})
@@ -149,7 +149,7 @@ def test_a_drafter_replays_iff_its_target_does_on_every_rank(num_ranks: int) -> 
             assert all((each > 0) == (size > 0) for each in of_layers)
             kinds |= {(size > 0, bool(of_layers))}
             of_layers = []
-        assert {(True, True), (False, True), (False, False)} <= kinds, "steps of five samples do not fit"
+        assert {(True, True), (False, True), (False, False)} <= kinds, "steps of five sequences do not fit"
 
 
 def test_warm_up_runs_change_nothing() -> None:
@@ -157,10 +157,10 @@ def test_warm_up_runs_change_nothing() -> None:
     for weights that are loaded while sequences run."""
     path = GOLDEN / "deepseek_v3"
     runner = runner_of("deepseek_v3", num_kv_blocks=20, **captured(8, 4, speculative_config=drafting(3)))
-    serving, sample = Serving(runner), Sample([5] * 18, SamplingParams(logit_bias={5: 100.0}), 40)
-    serving.place(sample, 1)
+    serving, sequence = Serving(runner), ServedSequence([5] * 18, SamplingParams(logit_bias={5: 100.0}), 40)
+    serving.place(sequence, 1)
     for _ in range(3):
-        serving.step([sample])
+        serving.step([sequence])
     mode = runner.mode
     before = [np.array(part[1:]) for layer in runner._cache.layers for part in (layer.keys, layer.values)]
     slots = {name: str(array.tolist()) for name, array in runner.slots.arrays()}
@@ -176,13 +176,13 @@ def test_warm_up_runs_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", MODEL_FREE)
-def test_steps_with_drafts_of_model_free_methods_are_replayed(method: str) -> None:
+def test_steps_with_ngram_drafts_are_replayed(method: str) -> None:
     config = SpeculativeConfig(method=method, num_speculative_tokens=3)
     runner = runner_of(**captured(16, 8, 4, speculative_config=config))
     replays, serving = keep(runner), Serving(runner)
-    batch = [Sample([5, 9, 3, 4] * 6, SamplingParams(temperature=0.0), 20) for _ in range(2)]
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    batch = [ServedSequence([5, 9, 3, 4] * 6, SamplingParams(temperature=0.0), 20) for _ in range(2)]
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.run(batch)
     sizes = [size for _, size in replays]
     assert sizes[0] == 0
@@ -190,13 +190,13 @@ def test_steps_with_drafts_of_model_free_methods_are_replayed(method: str) -> No
     assert len(sizes) > 2
 
 
-def test_padding_comes_after_the_inputs_are_complete() -> None:
+def test_padding_follows_complete_inputs() -> None:
     """The size is that of the rows with the actual drafts of the slots, and their inputs stay unchanged."""
     runner = runner_of(**captured(10, 5, **DRAFTS))
-    serving = Serving(runner, drafter=lambda sample: [1, 2])
-    batch = [Sample([5, 9, 3], SamplingParams(temperature=0.0), 9) for _ in range(2)]
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    serving = Serving(runner, drafter=lambda sequence: [1, 2])
+    batch = [ServedSequence([5, 9, 3], SamplingParams(temperature=0.0), 9) for _ in range(2)]
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.step(batch)
     pads: list[tuple[int, dict[str, np.ndarray]]] = []
     inputs, pad = runner.inputs, runner.inputs.pad
@@ -218,32 +218,32 @@ def test_padding_comes_after_the_inputs_are_complete() -> None:
     assert (after["row_slots"][6:10] == 8).all()
 
 
-def serve_samples(
+def serve_sequences(
     architecture: str, *, chunk: int = 512, is_preempted: bool = False, drafter: Drafting | None = None, **options: Any
 ) -> tuple[list[Any], list[int]]:
     """Return the outcome of all sequences in one batch, and how many tokens each row brought."""
-    serving, batch = Serving(runner_of(architecture, **options), chunk=chunk, drafter=drafter), samples()
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    serving, batch = Serving(runner_of(architecture, **options), chunk=chunk, drafter=drafter), sequences()
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     if is_preempted:
         for _ in range(6):
-            serving.step([sample for sample in batch if not sample.is_done])
+            serving.step([sequence for sequence in batch if not sequence.is_done])
         serving.place(batch[1], 6)
     serving.run(batch)
-    return [sample.answer() for sample in batch], serving.num_tokens_of_rows
+    return [sequence.answer() for sequence in batch], serving.num_tokens_of_rows
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_no_byte_depends_on_the_plan(architecture: str) -> None:
+def test_answers_do_not_depend_on_the_plan(architecture: str) -> None:
     """Tape, captured and eager, with drafts and without, chunked and preempted; with a fixed draft length each row has as many
     accepted. Prompts may be captured too."""
-    expected, _ = serve_samples(architecture)
-    assert serve_samples(architecture, **captured(4, 2))[0] == expected
-    assert serve_samples(architecture, chunk=7, **captured(32, 8, graph_only_prefill=True))[0] == expected
+    expected, _ = serve_sequences(architecture)
+    assert serve_sequences(architecture, **captured(4, 2))[0] == expected
+    assert serve_sequences(architecture, chunk=7, **captured(32, 8, graph_only_prefill=True))[0] == expected
     for how in ({"drafter": of_truth(expected, 2)}, {"chunk": 7, "is_preempted": True}):
         counts = []
         for plan in ({}, captured(20, 10), {"plan": "eager"}):
-            found, num_tokens = serve_samples(architecture, **how, **plan, **FIXED)
+            found, num_tokens = serve_sequences(architecture, **how, **plan, **FIXED)
             assert found == expected
             counts.append(num_tokens)
         assert counts[0] == counts[1] == counts[2]

@@ -26,7 +26,7 @@ from tests.paths import GOLDEN
 from tests.waiting import wait_until
 from tests.workers.mtp import drafting, write_walk
 from tests.workers.rank_group.rank_groups import rank_group_of
-from tests.workers.serving import Sample, Serving, grammars_of, int32, make_runner, swap_slots
+from tests.workers.serving import ServedSequence, Serving, grammars_of, int32, make_runner, swap_slots
 from workers.engine.runner import ModelRunner
 from workers.extensions.grammars import limits
 from workers.extensions.grammars.constraint import Constraint
@@ -37,7 +37,7 @@ VOCAB = 1024
 END, CLOSE, LETTERS = 1000, 1001, 1002
 PIECES = [bytes([index % 256]) for index in range(END)] + [b"<end>", b"</think>", b"ab", b"123"]
 TOKENS = GrammarTokens.of(PIECES, [END, CLOSE], [], [END], VOCAB)
-FORMS = ("start: /[a-z]{4,9}/", 'start: "{" n ("," n)* "}"\nn: /[0-9]{1,3}/', "start: /(ab){20}/", "start: /[^z]*/")
+GRAMMARS = ("start: /[a-z]{4,9}/", 'start: "{" n ("," n)* "}"\nn: /[0-9]{1,3}/', "start: /(ab){20}/", "start: /[^z]*/")
 DRAFTING = SpeculativeConfig(method="ngram", prompt_lookup_min=1, adaptive=False)
 
 
@@ -69,7 +69,7 @@ def byte_ids(*values: int) -> set[int]:
     return {index for index in range(END) if index % 256 in values}
 
 
-def test_mask_allows_next_tokens_and_the_end_last(matching: Matching) -> None:
+def test_mask_allows_next_tokens_then_the_end(matching: Matching) -> None:
     constraint = constraint_of(matching, params('start: "ab" | "ab1"'))
     assert allowed(constraint) == byte_ids(ord("a")) | {LETTERS}
     constraint.take(matching, 5, [LETTERS])
@@ -106,20 +106,20 @@ def test_grammar_binds_after_thinking_within_a_window(matching: Matching) -> Non
     assert allowed(constraint_of(matching, params('start: "ab"', marker=int32([CLOSE])))) != everything
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_window_has_the_masks_of_its_tokens_alone(matching: Matching, form: str) -> None:
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_window_masks_depend_only_on_its_tokens(matching: Matching, grammar: str) -> None:
     """Independent of earlier windows, and of the pieces in which the tokens came."""
-    rng = random.Random(form)
-    constraint, known = constraint_of(matching, params(form)), list[int]()
+    rng = random.Random(grammar)
+    constraint, known = constraint_of(matching, params(grammar)), list[int]()
     while END not in known and len(known) < 60:
         drafts: list[int] = []
         for _ in range(3):
-            choices = allowed(constraint_of(matching, params(form), known + drafts))
+            choices = allowed(constraint_of(matching, params(grammar), known + drafts))
             drafts.append(rng.choice(sorted(choices)) if rng.random() < 0.8 else rng.randrange(VOCAB))
         num_right = constraint.num_allowed(matching, drafts)
         constraint.look_ahead(matching, drafts)
         for place in range(num_right + 1):
-            alone = constraint_of(matching, params(form), known + drafts[:place])
+            alone = constraint_of(matching, params(grammar), known + drafts[:place])
             assert allowed(constraint, place) == allowed(alone)
             if place < 3 and END not in drafts[:place]:
                 assert (drafts[place] in allowed(alone)) == (place < num_right)
@@ -129,11 +129,11 @@ def test_a_window_has_the_masks_of_its_tokens_alone(matching: Matching, form: st
     assert constraint.failed_at == -1
 
 
-def test_a_limit_in_a_window_counts_where_it_is_reached(matching: Matching) -> None:
+def test_limit_in_a_window_applies_where_reached(matching: Matching) -> None:
     """The mask after a rejected draft is not used."""
-    form = 'start: x | /[0-9]*/\nx: (("a"{0,10000}){0,10000}){0,10000}'
+    grammar = 'start: x | /[0-9]*/\nx: (("a"{0,10000}){0,10000}){0,10000}'
     drafts = [ord("a")] * 6
-    constraint = constraint_of(matching, params(form), window=7)
+    constraint = constraint_of(matching, params(grammar), window=7)
     constraint.look_ahead(matching, drafts)
     place = constraint.failed_at - 5
     assert 0 < place < 6, "this grammar is not what it was"
@@ -169,62 +169,62 @@ def runners(directory: Path) -> tuple[ModelRunner, ModelRunner]:
     return plain, make_runner(GOLDEN / "qwen3", run_dir=str(directory), speculative_config=DRAFTING)
 
 
-def samples_of(with_forms: bool = True) -> list[Sample]:
+def sequences_of(with_grammars: bool = True) -> list[ServedSequence]:
     """Return sequences; every second one has a format."""
     rng = random.Random(4)
-    samples = []
+    sequences = []
     for index in range(12):
         prompt = [rng.randrange(3, 900) for _ in range(rng.choice([2, 17, 60]))]
         options: dict[str, Any] = {"temperature": 0.0 if index % 3 == 0 else 1.0, "seed": index, "num_logprobs": 1}
         sampling = SamplingParams(**options)
-        if index % 2 and with_forms:
-            sampling = params(FORMS[index // 2 % len(FORMS)], **options)
-        samples.append(Sample(prompt, sampling, num_outputs=30))
-    return samples
+        if index % 2 and with_grammars:
+            sampling = params(GRAMMARS[index // 2 % len(GRAMMARS)], **options)
+        sequences.append(ServedSequence(prompt, sampling, num_outputs=30))
+    return sequences
 
 
-def answers_of(runner: ModelRunner, samples: list[Sample], **options: Any) -> list[tuple[object, ...]]:
+def answers_of(runner: ModelRunner, sequences: list[ServedSequence], **options: Any) -> list[tuple[object, ...]]:
     serving = Serving(runner, **options)
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    serving.run(samples)
-    return [sample.answer() for sample in samples]
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    serving.run(sequences)
+    return [sequence.answer() for sequence in sequences]
 
 
-def text_of(sample: Sample) -> bytes:
+def text_of(sequence: ServedSequence) -> bytes:
     """Return the text up to its end."""
-    token_ids = sample.outputs[: sample.outputs.index(END)] if END in sample.outputs else sample.outputs
+    token_ids = sequence.outputs[: sequence.outputs.index(END)] if END in sequence.outputs else sequence.outputs
     return b"".join(PIECES[token_id] for token_id in token_ids)
 
 
 def test_constrained_answers_leave_others_unchanged(runners: tuple[ModelRunner, ModelRunner], matching: Matching) -> None:
     plain, drafting = runners
-    samples = samples_of()
-    found = answers_of(plain, samples)
-    assert found[::2] == answers_of(plain, samples_of(with_forms=False))[::2]
+    sequences = sequences_of()
+    found = answers_of(plain, sequences)
+    assert found[::2] == answers_of(plain, sequences_of(with_grammars=False))[::2]
     num_ended = 0
-    for sample in samples[1::2]:
-        assert sample.sampling.grammar is not None
-        matcher = matching.matcher(sample.sampling.grammar.text)
-        token_ids = list(text_of(sample))
+    for sequence in sequences[1::2]:
+        assert sequence.sampling.grammar is not None
+        matcher = matching.matcher(sequence.sampling.grammar.text)
+        token_ids = list(text_of(sequence))
         assert matcher.consume(*token_ids)
-        if END in sample.outputs:
+        if END in sequence.outputs:
             assert matcher.is_accepting()
-            assert set(sample.outputs[sample.outputs.index(END) :]) == {END}
+            assert set(sequence.outputs[sequence.outputs.index(END) :]) == {END}
             num_ended += 1
     assert num_ended > 2
-    for sample, answer in zip(samples_of(), found, strict=True):
-        assert answers_of(plain, [sample]) == [answer]
-    by_request = {str(sample.prompt): sample.outputs for sample in samples}
+    for sequence, answer in zip(sequences_of(), found, strict=True):
+        assert answers_of(plain, [sequence]) == [answer]
+    by_request = {str(sequence.prompt): sequence.outputs for sequence in sequences}
 
-    def draft(sample: Sample) -> list[int]:
+    def draft(sequence: ServedSequence) -> list[int]:
         """Return draft tokens: the first ones are right, one is wrong."""
-        known, rng = by_request[str(sample.prompt)], random.Random(len(sample.outputs))
-        right = known[len(sample.outputs) : len(sample.outputs) + 3]
+        known, rng = by_request[str(sequence.prompt)], random.Random(len(sequence.outputs))
+        right = known[len(sequence.outputs) : len(sequence.outputs) + 3]
         return right[: rng.randrange(4)] + [rng.randrange(VOCAB)] * 3
 
-    assert answers_of(drafting, samples_of()) == found
-    assert answers_of(drafting, samples_of(), drafter=draft, chunk=7) == found
+    assert answers_of(drafting, sequences_of()) == found
+    assert answers_of(drafting, sequences_of(), drafter=draft, chunk=7) == found
 
 
 def with_layers(directory: Path, kind: Callable[..., Runner], ops: str) -> tuple[ModelRunner, ModelRunner]:
@@ -247,11 +247,11 @@ def layered_on_device(directory: Path) -> tuple[ModelRunner, ModelRunner]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["runners", "layered", "layered_on_device"])
-def test_late_masks_skip_their_rows_and_change_no_token(
+def test_late_masks_skip_rows_without_changing_tokens(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runners: tuple[ModelRunner, ModelRunner] = request.getfixturevalue(kind)
-    found = answers_of(runners[0], samples_of())
+    found = answers_of(runners[0], sequences_of())
     monkeypatch.setattr(limits, "SLOW_NS", -1)  # every constraint is slow, and no step waits for it
     monkeypatch.setattr(limits, "STEP_NS", 0)
     monkeypatch.setattr(limits, "FAST_NS", 0)
@@ -261,16 +261,16 @@ def test_late_masks_skip_their_rows_and_change_no_token(
     monkeypatch.setattr(Constraint, "_fill", lambda self, place: (gate.wait(10), fill(self, place)))
     most = []  # tokens that a row brought
     for runner in runners:
-        serving, samples = Serving(runner), samples_of()
+        serving, sequences = Serving(runner), sequences_of()
         gate.set()
-        for slot, sample in enumerate(samples):
-            serving.place(sample, slot)
-        while any(not sample.is_done for sample in samples):
-            serving.step([sample for sample in samples if not sample.is_done])
-            num_late += sum(sample.is_late for sample in samples)
-            assert not any(sample.is_late for sample in samples[::2]), "rows without a form are never late"
+        for slot, sequence in enumerate(sequences):
+            serving.place(sequence, slot)
+        while any(not sequence.is_done for sequence in sequences):
+            serving.step([sequence for sequence in sequences if not sequence.is_done])
+            num_late += sum(sequence.is_late for sequence in sequences)
+            assert not any(sequence.is_late for sequence in sequences[::2]), "rows without a grammar are never late"
             (gate.clear if serving.num_steps % 3 == 0 else gate.set)()
-        assert [sample.answer() for sample in samples] == found
+        assert [sequence.answer() for sequence in sequences] == found
         most.append(max(serving.num_tokens_of_rows))
     assert num_late > 10
     assert most[0] == 1
@@ -297,9 +297,9 @@ def test_cheap_masks_do_not_wait_for_another_source(
     monkeypatch.setattr(Constraint, "_fill", fill)
     serving = Serving(runners[0])
     for slot, source in enumerate(["many"] * 6 + ["one"] * 2):
-        sample = Sample([1, 2, 3], params(FORMS[0]), source=source)
-        serving.place(sample, slot)
-        start = serving._message([(sample, 1)]).starts[0]
+        sequence = ServedSequence([1, 2, 3], params(GRAMMARS[0]), source=source)
+        serving.place(sequence, slot)
+        start = serving._message([(sequence, 1)]).starts[0]
         grammars_of(runners[0]).on_start(start)
         if not slot:
             assert has_begun.wait(10)
@@ -308,73 +308,73 @@ def test_cheap_masks_do_not_wait_for_another_source(
     assert made == ["many", "one", "one", "many", "many", "many", "many", "many"]
 
 
-def test_a_sequence_that_takes_a_slot_again_goes_on(runners: tuple[ModelRunner, ModelRunner]) -> None:
+def test_resumed_sequence_continues_its_format(runners: tuple[ModelRunner, ModelRunner]) -> None:
     """Tokens are all that remains after a preemption, or a death."""
     runner = runners[0]
-    samples, again = samples_of(), samples_of()
-    found = answers_of(runner, samples)
+    sequences, again = sequences_of(), sequences_of()
+    found = answers_of(runner, sequences)
     serving = Serving(runner)
-    for slot, sample in enumerate(again):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(again):
+        serving.place(sequence, slot)
     for num_steps in (3, 5, 8):
         for _ in range(num_steps):
-            serving.step([sample for sample in again if not sample.is_done])
+            serving.step([sequence for sequence in again if not sequence.is_done])
         order = random.Random(num_steps).sample(range(len(again)), len(again))
         for slot, index in enumerate(order):
             outputs, num_outputs = again[index].outputs, again[index].num_outputs
             serving.place(again[index], slot)
             assert (again[index].outputs, again[index].num_outputs) == (outputs, num_outputs)
     serving.run(again)
-    assert [sample.answer() for sample in again] == found
+    assert [sequence.answer() for sequence in again] == found
 
 
-def test_slots_that_change_places_keep_their_masks(runners: tuple[ModelRunner, ModelRunner]) -> None:
+def test_swapped_slots_keep_their_masks(runners: tuple[ModelRunner, ModelRunner]) -> None:
     runner = runners[0]
-    samples, again = samples_of()[:4], samples_of()[:4]
-    found = answers_of(runner, samples)
+    sequences, again = sequences_of()[:4], sequences_of()[:4]
+    found = answers_of(runner, sequences)
     serving = Serving(runner)
-    for slot, sample in enumerate(again):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(again):
+        serving.place(sequence, slot)
     for _ in range(4):
         serving.step(again)
     swap_slots(runner.slots, 1, 2)
     again[1].slot, again[2].slot = 2, 1
     serving.run(again)
-    assert [sample.answer() for sample in again] == found
+    assert [sequence.answer() for sequence in again] == found
 
 
-def test_a_form_beyond_the_limits_fails_its_row_alone(
+def test_format_beyond_limits_fails_only_its_sequence(
     runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "BURST_NS", -1)
     monkeypatch.setattr(limits, "TOKEN_NS", 0)
     serving = Serving(runners[0])
-    samples = samples_of()[:2]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    result = serving.step(samples)
+    sequences = sequences_of()[:2]
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    result = serving.step(sequences)
     assert list(result.failed) == [1]
     assert "ms" in result.failed[1]
     monkeypatch.undo()
-    assert answers_of(runners[0], samples_of()[:2])[0] == answers_of(runners[0], samples_of(with_forms=False)[:1])[0]
+    assert answers_of(runners[0], sequences_of()[:2])[0] == answers_of(runners[0], sequences_of(with_grammars=False)[:1])[0]
 
 
-def test_what_drafts_take_ends_them_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_look_ahead_ends_only_drafts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is that without drafts."""
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory), speculative_config=DRAFTING)
-    form = params("start: /[^z]*/", temperature=0.0)
-    known = Sample(list(range(3, 20)), form, num_outputs=24)
+    sampling = params("start: /[^z]*/", temperature=0.0)
+    known = ServedSequence(list(range(3, 20)), sampling, num_outputs=24)
     expected = answers_of(runner, [known])
     monkeypatch.setattr(limits, "TOKEN_NS", 0)  # one burst for the whole
     for limit_ns, is_drafted in ((limits.BURST_NS, True), (-1, False)):
         monkeypatch.setattr(Constraint, "may_look_ahead", property(lambda self, limit_ns=limit_ns: self._ahead_ns <= limit_ns))
-        sample = Sample(known.prompt, form, num_outputs=24)
-        serving = Serving(runner, drafter=lambda sample: known.outputs[len(sample.outputs) :])
-        serving.place(sample, 0)
-        serving.run([sample])
-        assert [sample.answer()] == expected
+        sequence = ServedSequence(known.prompt, sampling, num_outputs=24)
+        serving = Serving(runner, drafter=lambda sequence: known.outputs[len(sequence.outputs) :])
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        assert [sequence.answer()] == expected
         assert (serving.num_steps < 24) == is_drafted
-    constraint = constraint_of(Matching(TOKENS), form)
+    constraint = constraint_of(Matching(TOKENS), sampling)
     constraint.spent(10 * limits.BURST_NS, is_ahead=True)
     assert not constraint.is_over
     constraint.spent(10 * limits.BURST_NS, is_ahead=False)
@@ -392,14 +392,14 @@ def answer_by_own_clock(
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     options: dict[str, Any] = {"num_kv_blocks": 64, "run_dir": directory, "speculative_config": drafts}
     runner = make_runner(GOLDEN / "llama", communicator=communicator, arena=memory, **options)
-    batch, failed = samples_of()[:4], []
+    batch, failed = sequences_of()[:4], []
     serving = Serving(runner)
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
-    while any(not sample.is_done for sample in batch):
-        result = serving.step([sample for sample in batch if not sample.is_done])
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
+    while any(not sequence.is_done for sequence in batch):
+        result = serving.step([sequence for sequence in batch if not sequence.is_done])
         failed.append(tuple(sorted(result.failed)))
-    return [sample.answer() for sample in batch], failed
+    return [sequence.answer() for sequence in batch], failed
 
 
 def answer_late(
@@ -413,14 +413,14 @@ def answer_late(
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     options: dict[str, Any] = {"num_kv_blocks": 64, "run_dir": directory}
     runner = make_runner(GOLDEN / "llama", communicator=communicator, arena=memory, **options)
-    batch, skipped = samples_of()[:4], []
+    batch, skipped = sequences_of()[:4], []
     serving = Serving(runner)
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
-    while any(not sample.is_done for sample in batch):
-        serving.step([sample for sample in batch if not sample.is_done])
-        skipped.append(tuple(sample.is_late for sample in batch))
-    return [sample.answer() for sample in batch], skipped
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
+    while any(not sequence.is_done for sequence in batch):
+        serving.step([sequence for sequence in batch if not sequence.is_done])
+        skipped.append(tuple(sequence.is_late for sequence in batch))
+    return [sequence.answer() for sequence in batch], skipped
 
 
 def test_ranks_agree_on_late_masks(directory: Path) -> None:
@@ -441,7 +441,7 @@ def test_ranks_agree_on_late_masks(directory: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [SpeculativeConfig(), DRAFTING], ids=["plain", "drafts"])
-def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeConfig) -> None:
+def test_first_rank_decides_time_limits(directory: Path, drafts: SpeculativeConfig) -> None:
     """The first rank's: no rank ends a format, or its drafts, while another continues."""
     found = []
     for late in (0, 1):
@@ -458,21 +458,21 @@ def test_of_several_ranks_one_clock_counts(directory: Path, drafts: SpeculativeC
     assert of_first[::2] == of_others[::2]
 
 
-def test_what_is_compiled_before_is_found(runners: tuple[ModelRunner, ModelRunner], directory: Path) -> None:
+def test_precompiled_grammars_are_reused(runners: tuple[ModelRunner, ModelRunner], directory: Path) -> None:
     """Compilation runs in a thread of its own while others sample. An invalid one fails only its own sequence."""
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
-    found = answers_of(runners[0], samples_of())
-    for number, grammar in enumerate(("no grammar", *(HEAD + form for form in FORMS))):
+    found = answers_of(runners[0], sequences_of())
+    for number, grammar in enumerate(("no grammar", *(HEAD + rules for rules in GRAMMARS))):
         grammars_of(runner).threads.compile(number, grammar)
-    assert answers_of(runner, samples_of()) == found
+    assert answers_of(runner, sequences_of()) == found
     done, threads = list[int](), grammars_of(runner).threads
-    wait_until(lambda: (done.extend(threads.take_compiled()), len(done) == 1 + len(FORMS))[1], what="compilation")
-    assert (sorted(done), threads.num_compiling) == ([*range(1 + len(FORMS))], 0)
+    wait_until(lambda: (done.extend(threads.take_compiled()), len(done) == 1 + len(GRAMMARS))[1], what="compilation")
+    assert (sorted(done), threads.num_compiling) == ([*range(1 + len(GRAMMARS))], 0)
     ready = threads.matching
-    assert all(HEAD + form in ready._kept for form in FORMS)
+    assert all(HEAD + rules in ready._kept for rules in GRAMMARS)
 
 
-def test_a_vocabulary_is_taken_in_while_others_run() -> None:
+def test_reading_a_vocabulary_does_not_hold_the_gil() -> None:
     """The interpreter's lock is not held meanwhile: Python threads keep running."""
     rng = random.Random(1)
     pieces = [bytes([byte]) for byte in range(256)] + [rng.randbytes(rng.randrange(2, 12)) for _ in range(80_000)]
@@ -486,8 +486,8 @@ def test_a_vocabulary_is_taken_in_while_others_run() -> None:
     assert num_turns > 20
 
 
-def test_without_forms_nothing_is_made(directory: Path) -> None:
+def test_no_constraints_without_structured_output(directory: Path) -> None:
     runner = make_runner(GOLDEN / "qwen3", run_dir=str(directory))
-    answers_of(runner, samples_of(with_forms=False)[:2])
+    answers_of(runner, sequences_of(with_grammars=False)[:2])
     assert not grammars_of(runner).is_used
     assert all(each is None for each in grammars_of(runner).constraints)

@@ -22,8 +22,8 @@ from ops.weight_format import WeightFormat, float32
 from tests.ops.tables import emulated_card
 from tests.paths import GOLDEN
 from tests.workers.mtp import drafting, write_walk
-from tests.workers.serving import Sample, Serving, make_runner
-from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_samples, run_ahead, run_alone
+from tests.workers.serving import ServedSequence, Serving, make_runner
+from tests.workers.test_runners import NGRAM, NONE, SIZES, GraphDevice, captured, core_of, plain_sequences, run_ahead, run_alone
 from workers.assembly import DeviceParts, RunnerParts, build_runner
 from workers.devices.card_ops import CardRows
 from workers.engine.device_inputs import DeviceInputs
@@ -48,25 +48,28 @@ class OnEmulatedCard:
         self.core = build_runner(parts, DeviceParts(device, DeviceInputs, make_plan, rows))
 
 
-def samples() -> list[Sample]:
+def sequences() -> list[ServedSequence]:
     words = [5, 9, 3, 30, 22, 8, 17]
     drawn = SamplingParams(temperature=0.8, seed=4)
-    return [Sample(words[:3], SamplingParams(temperature=0.0, num_logprobs=2), 3), Sample(words + words[:4], drawn, 2)]
+    return [
+        ServedSequence(words[:3], SamplingParams(temperature=0.0, num_logprobs=2), 3),
+        ServedSequence(words + words[:4], drawn, 2),
+    ]
 
 
 def answers(runner: ModelRunner, *, is_alone: bool = False, chunk: int = 64) -> list[tuple[object, ...]]:
-    batch = samples()
+    batch = sequences()
     for group in [[each] for each in batch] if is_alone else [batch]:
         serving = Serving(runner, chunk=chunk)
-        for slot, sample in enumerate(group):
-            serving.place(sample, slot)
+        for slot, sequence in enumerate(group):
+            serving.place(sequence, slot)
         serving.run(group)
-    return [sample.answer() for sample in batch]
+    return [sequence.answer() for sequence in batch]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "deepseek_v3"])
-def test_golden_models(name: str) -> None:
+def test_golden_models_agree_with_transformers(name: str) -> None:
     runner = core_of(OnEmulatedCard, name, max_model_len=32)
     assert runner.device.ops.name == "cuda"
     found = answers(runner)
@@ -76,27 +79,27 @@ def test_golden_models(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_drawn_tokens_stay_on_the_card() -> None:
+def test_sampled_tokens_stay_on_the_card() -> None:
     """Sampling with temperature too; sequences that the host samples change no bit of it, nor does a step that must be known
     first."""
     runner = core_of(OnEmulatedCard, "llama", max_model_len=64)
-    alone, ahead, beside = plain_samples(0.9, 3), plain_samples(0.9, 3), plain_samples(0.9, 3)
+    alone, ahead, beside = plain_sequences(0.9, 3), plain_sequences(0.9, 3), plain_sequences(0.9, 3)
     run_alone(runner, alone)
     assert run_ahead(runner, ahead) > 0
-    assert [sample.answer() for sample in ahead] == [sample.answer() for sample in alone]
-    penalized = Sample([5, 9, 3], SamplingParams(temperature=0.9, presence_penalty=0.5, seed=8), 5)
+    assert [sequence.answer() for sequence in ahead] == [sequence.answer() for sequence in alone]
+    penalized = ServedSequence([5, 9, 3], SamplingParams(temperature=0.9, presence_penalty=0.5, seed=8), 5)
     serving = Serving(runner)
-    for slot, sample in enumerate([*beside, penalized]):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate([*beside, penalized]):
+        serving.place(sequence, slot)
     serving.run([*beside, penalized])
-    assert [sample.answer() for sample in beside] == [sample.answer() for sample in alone]
-    run_alone(core_of(cpu_runner, "llama"), expected := plain_samples(0.9, 3))
-    assert [sample.outputs for sample in alone] == [sample.outputs for sample in expected]
+    assert [sequence.answer() for sequence in beside] == [sequence.answer() for sequence in alone]
+    run_alone(core_of(cpu_runner, "llama"), expected := plain_sequences(0.9, 3))
+    assert [sequence.outputs for sequence in alone] == [sequence.outputs for sequence in expected]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["eager", "captured"])
-def test_drafts_and_masks(plan: str) -> None:
+def test_drafts_and_masks_keep_the_bits(plan: str) -> None:
     """Rows of several tokens of a sequence, with rejected ones that are overwritten; a prompt with bounds on its keys. One
     token a row and many have the same bits."""
 
@@ -104,17 +107,20 @@ def test_drafts_and_masks(plan: str) -> None:
         runner = core_of(kind, "llama", max_model_len=64, speculative_config=config, **options)
         bounds = np.stack([np.zeros(12), np.maximum(np.arange(12), 9)], 1).astype(np.int32)
         greedy = SamplingParams(temperature=0.0, num_logprobs=0)
-        batch = [Sample([5, 9, 3] * 4, greedy, 8), Sample([7, 8, 9, 4] * 3, greedy, 5, mask_bounds=bounds.tobytes())]
+        batch = [
+            ServedSequence([5, 9, 3] * 4, greedy, 8),
+            ServedSequence([7, 8, 9, 4] * 3, greedy, 5, mask_bounds=bounds.tobytes()),
+        ]
         serving = Serving(runner, chunk=12, drafter=half_right if config is NGRAM else None)
-        for slot, sample in enumerate(batch):
-            serving.place(sample, slot)
+        for slot, sequence in enumerate(batch):
+            serving.place(sequence, slot)
         serving.run(batch)
         num_tokens.append(max(serving.num_tokens_of_rows))
-        return [sample.answer() for sample in batch]
+        return [sequence.answer() for sequence in batch]
 
-    def half_right(sample: Sample) -> list[int]:
-        outputs: Any = answer_to[sample.prompt[0]]
-        first, *others = outputs[len(sample.outputs) :][:2] or [0]
+    def half_right(sequence: ServedSequence) -> list[int]:
+        outputs: Any = answer_to[sequence.prompt[0]]
+        first, *others = outputs[len(sequence.outputs) :][:2] or [0]
         return [first, *((token_id + 1) % 40 for token_id in others)]
 
     num_tokens: list[int] = []
@@ -126,16 +132,16 @@ def test_drafts_and_masks(plan: str) -> None:
 
 
 @pytest.mark.slow
-def test_layers_that_draft(tmp_path: Path) -> None:
+def test_drafts_of_mtp_layers_are_accepted(tmp_path: Path) -> None:
     """The model's draft tokens are accepted."""
     write_walk(tmp_path, np.random.default_rng(0).permutation(80), is_by_hidden=True)
 
     def run(kind: Callable[..., Runner], **options: Any) -> tuple[list[int], list[int]]:
         runner = make_runner(tmp_path, kind=kind, **{**SIZES, "max_model_len": 48, **options})
-        serving, sample = Serving(runner), Sample([5, 9, 3], SamplingParams(temperature=0.0), 12)
-        serving.place(sample, 0)
-        serving.run([sample])
-        return sample.outputs, serving.num_tokens_of_rows
+        serving, sequence = Serving(runner), ServedSequence([5, 9, 3], SamplingParams(temperature=0.0), 12)
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        return sequence.outputs, serving.num_tokens_of_rows
 
     expected, _ = run(cpu_runner)
     found, num_tokens = run(OnEmulatedCard, speculative_config=drafting(2))
@@ -145,7 +151,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
-def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
+def test_narrow_caches_work_with_graphs(kv_dtype: str) -> None:
     """Steps are also checked at the start with `--ops cuda`."""
     sizes = {"max_model_len": 16, "kv_cache_dtype": kv_dtype}
     found = answers(core_of(OnEmulatedCard, "llama", ops="cuda", **sizes, **captured(1)))
@@ -153,7 +159,7 @@ def test_narrow_caches_and_graphs(kv_dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_steps_of_prompts_are_replayed() -> None:
+def test_prompt_steps_are_replayed() -> None:
     """One prompt in chunks and two whole ones, with sampled last tokens; with experts."""
     sizes: dict[str, Any] = {"max_model_len": 32}
     prompts = {**sizes, "graph_only_prefill": True, "cudagraph_capture_sizes": (16, 8), "max_cudagraph_capture_size": 16}
@@ -165,7 +171,7 @@ def test_steps_of_prompts_are_replayed() -> None:
 
 
 @pytest.mark.parametrize(("name", "quantization"), [("llama", "wint8"), ("qwen3_moe", "wint4")])
-def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
+def test_rounded_weights_agree_with_the_reference(name: str, quantization: str, tmp_path: Path) -> None:
     """The reference computes a checkpoint of the numbers that they represent."""
     tensors = load_file(GOLDEN / name / "model.safetensors")
     is_tied = "lm_head.weight" not in tensors
@@ -188,7 +194,7 @@ def test_rounded_weights(name: str, quantization: str, tmp_path: Path) -> None:
     assert not np.allclose(found[0][1], plain[0][1], atol=1e-3), "they were rounded"
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_nvcc_falls_back_or_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Other ops serve, unless they lack something that was asked for."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("ops.cuda.library.USUAL_NVCCS", ("/nowhere/nvcc",))

@@ -12,7 +12,7 @@ from engine.errors import CheckpointError
 from engine.messages import SamplingParams
 from tests.workers.checkpoints import drawn_tensors, write_checkpoint, write_safetensors
 from tests.workers.deepseek import CONFIG, DeepseekForward
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.weights.formats.quantizers import Format, fp8_blocks, pack_quantized, write_quantized
 from workers.engine.runner import ModelRunner
 
@@ -57,20 +57,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(runner: ModelRunner, chunk: int) -> Sample:
+def answer(runner: ModelRunner, chunk: int) -> ServedSequence:
     sampling = SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=0)
-    sample = Sample(PROMPT, sampling, num_outputs=6)
+    sequence = ServedSequence(PROMPT, sampling, num_outputs=6)
     serving = Serving(runner, chunk=chunk)
-    serving.place(sample, 3)
-    serving.run([sample])
-    return sample
+    serving.place(sequence, 3)
+    serving.run([sequence])
+    return sequence
 
 
-def errors(sample: Sample, logprobs: np.ndarray) -> np.ndarray:
-    of_prompt = [abs(value - logprobs[place - 1, PROMPT[place]]) for place, value in sample.prompt_logprobs.items()]
+def errors(sequence: ServedSequence, logprobs: np.ndarray) -> np.ndarray:
+    of_prompt = [abs(value - logprobs[place - 1, PROMPT[place]]) for place, value in sequence.prompt_logprobs.items()]
     of_answer = [
         abs(value - logprobs[len(PROMPT) - 1 + index, token_id])
-        for index, (token_ids, values) in enumerate(sample.tops)
+        for index, (token_ids, values) in enumerate(sequence.tops)
         for token_id, value in zip(token_ids, values, strict=True)
     ]
     assert len(of_prompt) == len(PROMPT) - 1
@@ -80,15 +80,15 @@ def errors(sample: Sample, logprobs: np.ndarray) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_other_shapes(variant: str, tmp_path: Path) -> None:
+def test_other_shapes_agree_with_the_reference(variant: str, tmp_path: Path) -> None:
     config = CONFIG | VARIANTS[variant]
     model = write_checkpoint(tmp_path, config)
     forward = DeepseekForward(config, model, drawn_tensors(model))
     for options in ({"ops": "reference", "plan": "eager"}, {"ops": "native", "plan": "tape", "threads": 2}):
         runner = make_runner(tmp_path, **options)
-        sample = answer(runner, 512)
-        assert errors(sample, forward.logprobs(sample.tokens)).max() < 2e-5
-        assert answer(runner, 16).answer() == sample.answer()
+        sequence = answer(runner, 512)
+        assert errors(sequence, forward.logprobs(sequence.tokens)).max() < 2e-5
+        assert answer(runner, 16).answer() == sequence.answer()
 
 
 # How far most log-probabilities may be from those of float32, with weights as large as these. A few are far: of rows that come
@@ -113,27 +113,29 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Deepseek
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "limit"), PRECISIONS, ids=str)
-def test_precisions(options: dict[str, str], limit: float, checkpoint: tuple[Path, DeepseekForward]) -> None:
+def test_precisions_stay_near_float32(options: dict[str, str], limit: float, checkpoint: tuple[Path, DeepseekForward]) -> None:
     """Near float32, and the same bits in chunks."""
     path, forward = checkpoint
     runner = make_runner(path, ops="native", plan="tape", **options)
-    sample = answer(runner, 512)
-    assert np.median(errors(sample, forward.logprobs(sample.tokens))) < limit
-    assert answer(runner, 11).answer() == sample.answer()
+    sequence = answer(runner, 512)
+    assert np.median(errors(sequence, forward.logprobs(sequence.tokens))) < limit
+    assert answer(runner, 11).answer() == sequence.answer()
 
 
 @pytest.mark.parametrize(
-    ("form", "limit"), [(fp8_blocks(16, 32), 1e-5), (pack_quantized(4, 32), 0.1)], ids=["fp8 blocks", "packed 4"]
+    ("format", "limit"), [(fp8_blocks(16, 32), 1e-5), (pack_quantized(4, 32), 0.1)], ids=["fp8 blocks", "packed 4"]
 )
-def test_quantized(form: Format, limit: float, checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
+def test_quantized_latents_use_stored_integers(
+    format: Format, limit: float, checkpoint: tuple[Path, DeepseekForward], tmp_path: Path
+) -> None:
     """The stored integers are used, also where a linear is split for the heads."""
     forward = checkpoint[1]
-    worth = write_quantized(tmp_path, forward.config, forward.tensors, form)
-    sample = answer(make_runner(tmp_path), 512)
-    assert np.median(errors(sample, DeepseekForward(forward.config, forward.model, worth).logprobs(sample.tokens))) < limit
+    worth = write_quantized(tmp_path, forward.config, forward.tensors, format)
+    sequence = answer(make_runner(tmp_path), 512)
+    assert np.median(errors(sequence, DeepseekForward(forward.config, forward.model, worth).logprobs(sequence.tokens))) < limit
 
 
-def test_packed_weights(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
+def test_packed_weights_give_the_same_answers(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path) -> None:
     """Stored in a file, and mapped from it."""
     answers = []
     for outcome in ("miss", "hit"):
@@ -143,13 +145,13 @@ def test_packed_weights(checkpoint: tuple[Path, DeepseekForward], tmp_path: Path
     assert answers[0] == answers[1]
 
 
-def test_latents_that_are_too_wide(tmp_path: Path) -> None:
+def test_too_wide_latents_are_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIG | {"num_hidden_layers": 1, "kv_lora_rank": 514})
     with pytest.raises(CheckpointError, match="latents have 514 elements, the limit of the native ops is 512; use --ops ref"):
         make_runner(tmp_path)
 
 
-def test_layers_behind_the_last(tmp_path: Path) -> None:
+def test_mtp_layers_are_ignored_without_the_option(tmp_path: Path) -> None:
     """Layers that predict further tokens are ignored; tensors that no option explains are refused."""
     config = CONFIG | {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     model = write_checkpoint(tmp_path, config)

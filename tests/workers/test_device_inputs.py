@@ -91,7 +91,7 @@ def maker(request: pytest.FixtureRequest) -> OpTable:
 
 
 @pytest.mark.parametrize("num_drafts", COUNTS)
-def test_reference_vector(num_drafts: int, maker: OpTable) -> None:
+def test_device_inputs_equal_the_reference_vector(num_drafts: int, maker: OpTable) -> None:
     both = Both(num_drafts, maker)
     counts = COUNTS[num_drafts]
     for slot in range(NUM_SLOTS):
@@ -133,7 +133,7 @@ def random_step(generator: np.random.Generator, slots: BatchSlots, budget: int, 
 
 
 @pytest.mark.parametrize("num_drafts", [0, 2])
-def test_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTable) -> None:
+def test_random_steps_after_longer_ones(num_drafts: int, maker: OpTable) -> None:
     """Slots are reused, tables grow, and tokens are sampled, or sampled again, in between."""
     both = Both(num_drafts, maker)
     generator = both.generator
@@ -168,7 +168,7 @@ def test_random_steps_each_after_a_longer_one(num_drafts: int, maker: OpTable) -
     ],
     ids=["decode", "drafts", "prompts", "chunks"],
 )
-def test_slots_at_the_ends_of_blocks(maker: OpTable, starts: list[int], counts: list[int]) -> None:
+def test_positions_at_block_boundaries(maker: OpTable, starts: list[int], counts: list[int]) -> None:
     both = Both(2, maker)
     of_slots, numbers = (np.array(each, np.int32) for each in (starts, counts))
     for slot in range(NUM_SLOTS):
@@ -182,7 +182,7 @@ def test_slots_at_the_ends_of_blocks(maker: OpTable, starts: list[int], counts: 
     np.testing.assert_array_equal(found, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
 
 
-def test_first_and_last_keys(maker: OpTable) -> None:
+def test_key_bounds_of_masked_prompts(maker: OpTable) -> None:
     """Prompts with masks, in chunks beside rows that decode; then without any, where old values are not read."""
     both = Both(2, maker)
     for slot in range(NUM_SLOTS):
@@ -205,7 +205,7 @@ def test_first_and_last_keys(maker: OpTable) -> None:
     assert both.addresses() == before
 
 
-def test_no_rows_and_rows_without_tokens(maker: OpTable) -> None:
+def test_empty_steps_and_empty_rows(maker: OpTable) -> None:
     both = Both(maker=maker)
     none = np.zeros(0, np.int32)
     both.run((none, none, none, none))
@@ -215,7 +215,7 @@ def test_no_rows_and_rows_without_tokens(maker: OpTable) -> None:
     both.check()
 
 
-def test_a_row_that_follows_begins_at_its_slots_last_token(maker: OpTable) -> None:
+def test_following_row_starts_at_the_last_token(maker: OpTable) -> None:
     """Wherever that is: it was sampled after the step was planned."""
     both = Both(2, maker)
     for slot in range(NUM_SLOTS):
@@ -226,7 +226,7 @@ def test_a_row_that_follows_begins_at_its_slots_last_token(maker: OpTable) -> No
     both.check()
 
 
-def test_rows_out_of_slot_order_are_an_error_of_ours() -> None:
+def test_rows_out_of_slot_order_fail() -> None:
     both, pair = Both(), np.ones(2, np.int32)
     with pytest.raises(AssertionError, match=r"rows of slots \[4, 2\] are not in slot order"):
         both.made.set_rows(np.array([4, 2], np.int32), pair, pair, pair, both.slots.token_ids)

@@ -12,8 +12,8 @@ import pytest
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams
-from tests.workers.serving import GOLDEN, Sample, Serving, make_runner
-from tests.workers.test_drafts import samples
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, make_runner
+from tests.workers.test_drafts import sequences
 
 PLANS: dict[str, dict[str, Any]] = {
     "tape": {},
@@ -44,9 +44,12 @@ def covering(*factors: tuple[str, ...]) -> list[Any]:
     return chosen
 
 
-def batch_of_all() -> list[Sample]:
+def batch_of_all() -> list[ServedSequence]:
     """Return sequences of all kinds; the last one repeats one token, which is drafted rightly."""
-    return [*samples(), Sample([9, 4, 4, 4], SamplingParams(temperature=0.0, logit_bias={4: 90.0}, num_logprobs=1), 21)]
+    return [
+        *sequences(),
+        ServedSequence([9, 4, 4, 4], SamplingParams(temperature=0.0, logit_bias={4: 90.0}, num_logprobs=1), 21),
+    ]
 
 
 def answers(precision: str, plan: str, fate: str, drafts: SpeculativeConfig) -> tuple[list[object], int]:
@@ -54,8 +57,8 @@ def answers(precision: str, plan: str, fate: str, drafts: SpeculativeConfig) -> 
     options = {**PRECISIONS[precision], **PLANS[plan], "speculative_config": drafts}
     runner = make_runner(GOLDEN / "deepseek_v3", max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
     serving, batch = Serving(runner, chunk=7 if fate == "chunked" else 512), batch_of_all()
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     if fate == "preempted":
         for _ in range(4):
             serving.step(batch)
@@ -63,10 +66,10 @@ def answers(precision: str, plan: str, fate: str, drafts: SpeculativeConfig) -> 
     serving.run(batch)
     if fate == "warm":
         before, batch = batch, batch_of_all()
-        for slot, (sample, first) in enumerate(zip(batch, before, strict=True)):
-            serving.place(sample, slot, first.block_ids[: (len(sample.prompt) - 1) // serving.block_size])
+        for slot, (sequence, first) in enumerate(zip(batch, before, strict=True)):
+            serving.place(sequence, slot, first.block_ids[: (len(sequence.prompt) - 1) // serving.block_size])
         serving.run(batch)
-    return [sample.answer() for sample in batch], sum(max(count - 1, 0) for count in serving.num_tokens_of_rows)
+    return [sequence.answer() for sequence in batch], sum(max(count - 1, 0) for count in serving.num_tokens_of_rows)
 
 
 @cache
@@ -78,7 +81,7 @@ def without_drafts(precision: str) -> list[object]:
     ("method", "length", "plan", "precision", "fate"),
     covering(METHODS, ("adaptive", "fixed"), tuple(PLANS), tuple(PRECISIONS), FATES),
 )
-def test_the_same_bytes(method: str, length: str, plan: str, precision: str, fate: str) -> None:
+def test_drafts_do_not_change_the_bytes(method: str, length: str, plan: str, precision: str, fate: str) -> None:
     is_adaptive = length == "adaptive"
     drafts = SpeculativeConfig(method=method, num_speculative_tokens=3, prompt_lookup_min=1, adaptive=is_adaptive)
     found, num_accepted = answers(precision, plan, fate, drafts)

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, SlotStart, Step
-from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, int32, make_runner
+from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, int32, make_runner
 from workers.engine.batch_slots import BatchSlots
 from workers.engine.rows import StepRows
 
 K = 4
-Drafting = Callable[[Sample], list[int]]
+Drafting = Callable[[ServedSequence], list[int]]
 
 
-def samples() -> list[Sample]:
+def sequences() -> list[ServedSequence]:
     """Return one sequence for each way to sample, with repetition in the prompts."""
     rng = np.random.default_rng(5)
     ways: list[dict[str, Any]] = [
@@ -30,34 +30,34 @@ def samples() -> list[Sample]:
         {"temperature": 0.0, "bad_words_token_ids": ((5, 7), (11,)), "logit_bias": {4: 2.0}},
     ]
     prompts = [rng.integers(0, 40, size).tolist() * 2 for size in (3, 9, 20, 40)]
-    return [Sample(prompt, SamplingParams(**way), 21) for prompt, way in zip(prompts, ways, strict=True)]
+    return [ServedSequence(prompt, SamplingParams(**way), 21) for prompt, way in zip(prompts, ways, strict=True)]
 
 
 def answers(path: Path, drafter: Drafting | None, *, chunk: int = 512, **options: Any) -> tuple[list[object], float]:
     """Return the outcome of all sequences in one batch, and the mean tokens of a row."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
-    serving, batch = Serving(runner, chunk=chunk, drafter=drafter), samples()
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    serving, batch = Serving(runner, chunk=chunk, drafter=drafter), sequences()
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.run(batch)
     decoding = [count for count in serving.num_tokens_of_rows if count]
-    return [sample.answer() for sample in batch], float(np.mean(decoding))
+    return [sequence.answer() for sequence in batch], float(np.mean(decoding))
 
 
 def of_truth(expected: list[Any], num_right: int = K) -> Drafting:
     """Return a drafter with `num_right` right draft tokens, then wrong ones."""
-    prompts = [sample.prompt for sample in samples()]
+    prompts = [sequence.prompt for sequence in sequences()]
 
-    def drafted(sample: Sample) -> list[int]:
-        outputs = expected[prompts.index(sample.prompt)][0]
-        drafts = outputs[len(sample.outputs) : len(sample.outputs) + K]
+    def drafted(sequence: ServedSequence) -> list[int]:
+        outputs = expected[prompts.index(sequence.prompt)][0]
+        drafts = outputs[len(sequence.outputs) : len(sequence.outputs) + K]
         return drafts[:num_right] + [(token_id + 1) % 40 for token_id in drafts[num_right:]]
 
     return drafted
 
 
-def at_random(sample: Sample) -> list[int]:
-    rng = np.random.default_rng(len(sample.outputs))
+def at_random(sequence: ServedSequence) -> list[int]:
+    rng = np.random.default_rng(len(sequence.outputs))
     drafts: list[int] = rng.integers(0, 40, rng.integers(0, K + 1)).tolist()
     return drafts
 
@@ -72,7 +72,7 @@ DRAFTS = {"speculative_config": FIXED}
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -> None:
+def test_answers_do_not_depend_on_drafts(architecture: str, options: dict[str, Any]) -> None:
     path = GOLDEN / architecture
     expected, one = answers(path, None, **options)
     assert one == 1.0
@@ -84,35 +84,35 @@ def test_no_byte_depends_on_drafts(architecture: str, options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])
-def test_masked_tokens_are_verified_as_they_are_sampled(plan: str) -> None:
+def test_masked_prompts_verify_drafts_correctly(plan: str) -> None:
     """Part of a prompt sees all of itself, or only nearby tokens. With the bounds kept in the steps that verify, and with
     rejected drafts, an answer equals that without drafts and differs from that without bounds."""
 
     def of_bounds(drafter: Drafting | None, *, has_bounds: bool = True, **options: Any) -> list[object]:
         runner = make_runner(GOLDEN / "qwen3", max_model_len=256, num_kv_blocks=120, max_num_seqs=8, plan=plan, **options)
-        serving, batch = Serving(runner, drafter=drafter), samples()[1:]
-        for slot, sample in enumerate(batch):
-            places = np.arange(len(sample.prompt))
+        serving, batch = Serving(runner, drafter=drafter), sequences()[1:]
+        for slot, sequence in enumerate(batch):
+            places = np.arange(len(sequence.prompt))
             bounds = np.stack([np.maximum(places - 6, 0), np.maximum(places, 10 * (places < 11))], axis=1)
-            sample.mask_bounds = bounds.astype(np.int32).tobytes() if has_bounds else b""
-            serving.place(sample, slot)
+            sequence.mask_bounds = bounds.astype(np.int32).tobytes() if has_bounds else b""
+            serving.place(sequence, slot)
         serving.run(batch)
-        return [sample.answer() for sample in batch]
+        return [sequence.answer() for sequence in batch]
 
     expected = of_bounds(None)
     assert expected != of_bounds(None, has_bounds=False)
-    prompts = [sample.prompt for sample in samples()[1:]]
+    prompts = [sequence.prompt for sequence in sequences()[1:]]
 
-    def of_truth_at_first(sample: Sample) -> list[int]:
-        outputs: list[int] = expected[prompts.index(sample.prompt)][0]  # type: ignore[index]
-        drafts = outputs[len(sample.outputs) : len(sample.outputs) + K]
+    def of_truth_at_first(sequence: ServedSequence) -> list[int]:
+        outputs: list[int] = expected[prompts.index(sequence.prompt)][0]  # type: ignore[index]
+        drafts = outputs[len(sequence.outputs) : len(sequence.outputs) + K]
         return drafts[:2] + [(token_id + 1) % 40 for token_id in drafts[2:]]
 
     for drafter in (at_random, of_truth_at_first):
         assert of_bounds(drafter, **DRAFTS) == expected
 
 
-def test_reference_ops_verify_drafts_too() -> None:
+def test_reference_ops_verify_drafts() -> None:
     path, options = GOLDEN / "qwen3", {"ops": "reference", "plan": "eager"}
     expected, _ = answers(path, None, **options)
     found, num_tokens = answers(path, of_truth(expected, 3), **DRAFTS, **options)
@@ -120,7 +120,7 @@ def test_reference_ops_verify_drafts_too() -> None:
     assert num_tokens > 2
 
 
-def test_a_row_behind_a_step_that_was_not_run_is_none() -> None:
+def test_row_after_a_skipped_step_is_dropped() -> None:
     """The slot is not as far as the scheduler assumed when it sent the step, which it gives up."""
     slots = BatchSlots(np.zeros((4, 8), np.int32), 64, 100, K)
     slots.start(SlotStart(1, "r", int32([5, 6, 7]), 3, SamplingParams(), b"", max_total_tokens=20))

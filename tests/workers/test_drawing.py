@@ -89,7 +89,7 @@ def taken(table: OpTable, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("vocab", "has_equals"), [(50, False), (50, True), (1000, True), (7, False)])
-def test_tokens_are_the_native_samplers(table: OpTable, vocab: int, has_equals: bool) -> None:
+def test_device_samples_the_native_tokens(table: OpTable, vocab: int, has_equals: bool) -> None:
     generator = np.random.default_rng(vocab)
     cases = [{**case, "seed": (number << 33) + 5, "sample_index": number % 3} for number in range(3) for case in CASES]
     params = [SamplingParams(num_logprobs=0, **case) for case in taken(table, cases)]
@@ -114,7 +114,7 @@ def test_tokens_are_the_native_samplers(table: OpTable, vocab: int, has_equals: 
     np.testing.assert_array_equal(again.draw(logits[[5, 1]]), found[:, [5, 1]])
 
 
-def test_logits_that_are_broken(table: OpTable) -> None:
+def test_broken_logits_give_the_native_tokens(table: OpTable) -> None:
     """The first NaN, as in the native sampler; of infinite ones the first."""
     logits = np.zeros((3, 50), np.float32)
     logits[0, [30, 41]] = np.nan
@@ -129,7 +129,7 @@ def test_logits_that_are_broken(table: OpTable) -> None:
         assert np.isnan(found[1].view(np.float32)).all()
 
 
-def test_only_what_was_told_is_kept(table: OpTable) -> None:
+def test_only_flagged_rows_store_their_token(table: OpTable) -> None:
     """Rows of drafts, or of a scored prompt, are sampled too, but not stored in a slot. Of rows with the flag the last one
     is."""
     params = [SamplingParams(temperature=0.0)] * 3
@@ -146,7 +146,7 @@ def test_only_what_was_told_is_kept(table: OpTable) -> None:
     assert bench.memory() == before
 
 
-def test_more_rows_than_there_are_logits_at_a_time(table: OpTable) -> None:
+def test_rows_beyond_the_logit_limit(table: OpTable) -> None:
     """Each of two parts writes its own rows' tokens."""
     bench = Bench(table, 50, [SamplingParams(temperature=0.0)] * 70)
     logits = np.random.default_rng(3).standard_normal((70, 50), np.float32)

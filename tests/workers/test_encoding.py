@@ -13,8 +13,8 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.messages import Encode, Step
 from shm.encoder_arena import EncoderArena
 from tests.workers.encoding import make_slab, steps_of, units_of
-from tests.workers.seeing import ARCHITECTURES, make_arena, seeing_samples
-from tests.workers.serving import GOLDEN, Sample, Serving, encoder_of, golden_cases, make_runner
+from tests.workers.seeing import ARCHITECTURES, make_arena, picture_sequences
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, encoder_of, golden_cases, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 
@@ -34,33 +34,33 @@ class Encoding:
         assert vision is not None
         self.vision = vision
 
-    def samples(self, num_outputs: int = 24) -> list[Sample]:
+    def sequences(self, num_outputs: int = 24) -> list[ServedSequence]:
         """Return prompts without their features."""
-        samples = self.seeing(num_outputs)
-        for sample in samples:
-            for row in sample.unit_rows:
+        sequences = self.seeing(num_outputs)
+        for sequence in sequences:
+            for row in sequence.unit_rows:
                 self.arena.begin(row)
         self.arena.rows[:] = np.nan
-        return samples
+        return sequences
 
-    def seeing(self, num_outputs: int) -> list[Sample]:
+    def seeing(self, num_outputs: int) -> list[ServedSequence]:
         """Return prompts with their features in the arena."""
-        samples = seeing_samples(self.name, self.arena)
-        for sample in samples:
-            sample.num_outputs = num_outputs
-        return samples
+        sequences = picture_sequences(self.name, self.arena)
+        for sequence in sequences:
+            sequence.num_outputs = num_outputs
+        return sequences
 
-    def units(self, sample: Sample, case: int, features: dict[str, np.ndarray] | None = None) -> list[Encode]:
-        return units_of(self.name, sample, case, self.slab, features)
+    def units(self, sequence: ServedSequence, case: int, features: dict[str, np.ndarray] | None = None) -> list[Encode]:
+        return units_of(self.name, sequence, case, self.slab, features)
 
     def encode(self, units: Sequence[Encode], cuts: Sequence[int] = ()) -> list[Step]:
         return steps_of(units, self.vision.num_passes, cuts)
 
-    def answer(self, sample: Sample, chunk: int = 512) -> Sample:
+    def answer(self, sequence: ServedSequence, chunk: int = 512) -> ServedSequence:
         serving = Serving(self.runner, chunk=chunk)
-        serving.place(sample, 5)
-        serving.run([sample])
-        return sample
+        serving.place(sequence, 5)
+        serving.run([sequence])
+        return sequence
 
 
 @pytest.fixture(scope="module", params=[(name, backend) for name in ARCHITECTURES for backend in BACKENDS], ids="-".join)
@@ -68,36 +68,36 @@ def encoding(request: pytest.FixtureRequest) -> Encoding:
     return Encoding(request.param[0], **BACKENDS[request.param[1]])
 
 
-def test_golden_answers_from_pixels(encoding: Encoding) -> None:
+def test_pixels_give_the_golden_answers(encoding: Encoding) -> None:
     """Encoded in one step or in several, each with its own passes; then prompts whole and in chunks of 16."""
     cases = golden_cases(encoding.name)
     answers = []
     for cuts, chunk, num_outputs in (((), 512, 24), ((1, 2), 16, FEW)):
-        samples = encoding.samples(num_outputs)
-        for index, sample in enumerate(samples):
-            units = encoding.units(sample, index)
+        sequences = encoding.sequences(num_outputs)
+        for index, sequence in enumerate(sequences):
+            units = encoding.units(sequence, index)
             *others, last = (encoding.runner.run(step) for step in encoding.encode(units, cuts))
             assert [(each.encoded, each.missing) for each in others] == [([], {})] * len(cuts)
-            assert (last.encoded, last.missing) == (list(sample.unit_hashes), {})
-            encoding.answer(sample, chunk)
-            assert sample.outputs == cases[index]["greedy_token_ids"][:num_outputs]
-            for (_, values), expected in zip(sample.tops, cases[index]["top_logprobs"][:num_outputs], strict=True):
+            assert (last.encoded, last.missing) == (list(sequence.unit_hashes), {})
+            encoding.answer(sequence, chunk)
+            assert sequence.outputs == cases[index]["greedy_token_ids"][:num_outputs]
+            for (_, values), expected in zip(sequence.tops, cases[index]["top_logprobs"][:num_outputs], strict=True):
                 np.testing.assert_allclose(values, [value for _, value in expected], atol=1e-3)
             for position, value in enumerate(cases[index]["prompt_logprobs"]):
-                assert value is None or sample.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
+                assert value is None or sequence.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
             for unit in units:
                 encoding.slab.release(unit.handle)
-        answers.append([sample.answer(FEW) for sample in samples])
+        answers.append([sequence.answer(FEW) for sequence in sequences])
     assert answers[0] == answers[1]
 
 
-def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
+def test_rows_read_features_of_their_own_step(encoding: Encoding) -> None:
     """A step encodes before its prompts are computed: the same bits as from an earlier step."""
-    first = encoding.samples(FEW)[0]
+    first = encoding.sequences(FEW)[0]
     for step in encoding.encode(encoding.units(first, 0)):
         encoding.runner.run(step)
     encoding.answer(first)
-    second = encoding.samples(FEW)[0]
+    second = encoding.sequences(FEW)[0]
     serving = Serving(encoding.runner)
     serving.place(second, 6)
     step = serving._message([(second, len(second.prompt))])
@@ -109,20 +109,20 @@ def test_rows_read_what_their_own_step_encodes(encoding: Encoding) -> None:
     assert second.answer() == first.answer()
 
 
-def test_features_that_a_client_made(encoding: Encoding) -> None:
+def test_client_features_are_copied(encoding: Encoding) -> None:
     """Features are copied where pixels would be encoded."""
     features = dict(np.load(GOLDEN / encoding.name / "features.npz"))
-    expected = [encoding.answer(sample).answer() for sample in encoding.seeing(FEW)]
-    for index, sample in enumerate(encoding.samples(FEW)):
-        for step in encoding.encode(encoding.units(sample, index, features), (1,)):
+    expected = [encoding.answer(sequence).answer() for sequence in encoding.seeing(FEW)]
+    for index, sequence in enumerate(encoding.sequences(FEW)):
+        for step in encoding.encode(encoding.units(sequence, index, features), (1,)):
             assert not encoding.runner.run(step).missing
-        assert encoding.answer(sample).answer() == expected[index]
+        assert encoding.answer(sequence).answer() == expected[index]
 
 
-def test_pixels_that_are_gone(encoding: Encoding) -> None:
+def test_missing_pixels_name_their_units(encoding: Encoding) -> None:
     """The producer released them, or died: nothing is run, and the units are named."""
-    sample = encoding.samples()[2]
-    units = encoding.units(sample, 2)
+    sequence = encoding.sequences()[2]
+    units = encoding.units(sequence, 2)
     encoding.slab.release(units[1].handle)
     (step,) = encoding.encode(units)
     result = encoding.runner.run(step)
@@ -131,21 +131,21 @@ def test_pixels_that_are_gone(encoding: Encoding) -> None:
     assert not encoding.arena.is_valid(units[0].first_row, units[0].unit_hash, units[0].num_rows, 1)
 
 
-def test_a_call_that_another_life_began(encoding: Encoding) -> None:
+def test_call_of_a_previous_worker_starts_over(encoding: Encoding) -> None:
     """The units are encoded from their beginning. A step that is sent again is such a call too."""
-    sample = encoding.samples()[0]
-    begin, end = encoding.encode(encoding.units(sample, 0), (2,))
-    assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)
+    sequence = encoding.sequences()[0]
+    begin, end = encoding.encode(encoding.units(sequence, 0), (2,))
+    assert list(encoding.runner.run(end).missing) == list(sequence.unit_hashes)
     assert not encoding.runner.run(begin).missing
-    assert encoding.runner.run(end).encoded == list(sample.unit_hashes)
-    assert list(encoding.runner.run(end).missing) == list(sample.unit_hashes)
+    assert encoding.runner.run(end).encoded == list(sequence.unit_hashes)
+    assert list(encoding.runner.run(end).missing) == list(sequence.unit_hashes)
 
 
-def test_reload_and_clear(encoding: Encoding) -> None:
+def test_reload_invalidates_features(encoding: Encoding) -> None:
     """Features of other weights are not read; those of the new ones equal those of a fresh start."""
-    sample = encoding.samples(FEW)[0]
-    expected = encoding.runner.run(encoding.encode(encoding.units(sample, 0))[0])
-    before = encoding.answer(sample).answer()
+    sequence = encoding.sequences(FEW)[0]
+    expected = encoding.runner.run(encoding.encode(encoding.units(sequence, 0))[0])
+    before = encoding.answer(sequence).answer()
     version = encoding.runner.weights.version + 1
     encoding.runner.clear()
     assert encoder_of(encoding.runner) is None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
+from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
 from workers.engine.runner import ModelRunner
 
 
@@ -38,67 +38,67 @@ def runner_of(architecture: str, backend: str) -> ModelRunner:
     return make_runner(GOLDEN / architecture, **BACKENDS[backend])
 
 
-def side_by_side(runner: ModelRunner, samples: list[Sample]) -> None:
+def side_by_side(runner: ModelRunner, sequences: list[ServedSequence]) -> None:
     serving = Serving(runner)
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    serving.run(samples)
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    serving.run(sequences)
 
 
-def alone(size: int) -> Callable[[ModelRunner, list[Sample]], None]:
+def alone(size: int) -> Callable[[ModelRunner, list[ServedSequence]], None]:
     """Run one after the other, in chunks of `size`."""
 
-    def way(runner: ModelRunner, samples: list[Sample]) -> None:
+    def way(runner: ModelRunner, sequences: list[ServedSequence]) -> None:
         serving = Serving(runner, chunk=size)
-        for sample in samples:
-            serving.place(sample, 7)
-            serving.run([sample])
+        for sequence in sequences:
+            serving.place(sequence, 7)
+            serving.run([sequence])
 
     return way
 
 
-def together(runner: ModelRunner, samples: list[Sample]) -> None:
+def together(runner: ModelRunner, sequences: list[ServedSequence]) -> None:
     """Run thirty-one at once (the longest prompts fill most of a step), mixed with prompts that are still computed."""
     serving = Serving(runner, budget=200, chunk=100)
-    copies = [Sample(sample.prompt, sample.sampling) for sample in samples for _ in range(5)]
-    everyone = [*copies, *samples]
-    for slot, sample in enumerate(everyone):
-        serving.place(sample, slot)
+    copies = [ServedSequence(sequence.prompt, sequence.sampling) for sequence in sequences for _ in range(5)]
+    everyone = [*copies, *sequences]
+    for slot, sequence in enumerate(everyone):
+        serving.place(sequence, slot)
     serving.run(everyone)
     for index, copy in enumerate(copies):
-        assert copy.answer() == samples[index // 5].answer()
+        assert copy.answer() == sequences[index // 5].answer()
 
 
-def with_cached_prefix(runner: ModelRunner, samples: list[Sample]) -> None:
+def with_cached_prefix(runner: ModelRunner, sequences: list[ServedSequence]) -> None:
     """Reuse the blocks of an earlier, equal prompt. Prompt log-probabilities exist only for the rest, so the others are taken
     from the earlier one."""
-    for sample in samples:
+    for sequence in sequences:
         serving = Serving(runner)
-        first = Sample(sample.prompt, sample.sampling, num_outputs=1)
+        first = ServedSequence(sequence.prompt, sequence.sampling, num_outputs=1)
         serving.place(first, 3)
         serving.run([first])
-        num_blocks = (len(sample.prompt) - 1) // serving.block_size
-        serving.place(sample, 4, cached_blocks=first.block_ids[:num_blocks])
-        serving.run([sample])
+        num_blocks = (len(sequence.prompt) - 1) // serving.block_size
+        serving.place(sequence, 4, cached_blocks=first.block_ids[:num_blocks])
+        serving.run([sequence])
         for position, value in first.prompt_logprobs.items():
-            assert sample.prompt_logprobs.setdefault(position, value) == value
+            assert sequence.prompt_logprobs.setdefault(position, value) == value
 
 
-def with_preemption(runner: ModelRunner, samples: list[Sample]) -> None:
+def with_preemption(runner: ModelRunner, sequences: list[ServedSequence]) -> None:
     """Each sequence loses its blocks after 9 outputs and computes everything again, in other blocks and chunks."""
     serving = Serving(runner)
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    while any(len(sample.outputs) < 9 for sample in samples):
-        serving.step([sample for sample in samples if len(sample.outputs) < 9])
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    while any(len(sequence.outputs) < 9 for sequence in sequences):
+        serving.step([sequence for sequence in sequences if len(sequence.outputs) < 9])
     again = Serving(runner, chunk=11)
     again.next_block = 300
-    for slot, sample in enumerate(samples):
-        again.place(sample, 20 - slot)
-    again.run(samples)
+    for slot, sequence in enumerate(sequences):
+        again.place(sequence, 20 - slot)
+    again.run(sequences)
 
 
-def steps_run_twice(runner: ModelRunner, samples: list[Sample]) -> None:
+def steps_run_twice(runner: ModelRunner, sequences: list[ServedSequence]) -> None:
     """Dispatch every step again, as after a crash that lost its result."""
     serving = Serving(runner, chunk=64)
     run = runner.run
@@ -112,12 +112,12 @@ def steps_run_twice(runner: ModelRunner, samples: list[Sample]) -> None:
             return second
 
     serving.runner = Twice()  # type: ignore[assignment]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    serving.run(samples)
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    serving.run(sequences)
 
 
-WAYS: dict[str, Callable[[ModelRunner, list[Sample]], None]] = {
+WAYS: dict[str, Callable[[ModelRunner, list[ServedSequence]], None]] = {
     "whole": alone(512),
     "chunks of 16": alone(16),
     "chunks of 5": alone(5),
@@ -129,39 +129,39 @@ WAYS: dict[str, Callable[[ModelRunner, list[Sample]], None]] = {
 
 
 @functools.cache
-def plain(architecture: str, backend: str) -> list[Sample]:
+def plain(architecture: str, backend: str) -> list[ServedSequence]:
     """Return the sequences that each way is compared with; a fixture would compute them again for every case with a backend of
     its own."""
-    samples = golden_samples(architecture)
-    side_by_side(runner_of(architecture, backend), samples)
-    return samples
+    sequences = golden_sequences(architecture)
+    side_by_side(runner_of(architecture, backend), sequences)
+    return sequences
 
 
-def test_agrees_with_transformers(architecture: str, backend: str) -> None:
+def test_golden_models_agree_with_transformers(architecture: str, backend: str) -> None:
     check_golden(plain(architecture, backend), architecture)
 
 
-def check_golden(samples: list[Sample], architecture: str) -> None:
-    for sample, case in zip(samples, golden_cases(architecture), strict=True):
-        assert sample.outputs == case["greedy_token_ids"]
-        for (ids, values), expected in zip(sample.tops, case["top_logprobs"], strict=True):
+def check_golden(sequences: list[ServedSequence], architecture: str) -> None:
+    for sequence, case in zip(sequences, golden_cases(architecture), strict=True):
+        assert sequence.outputs == case["greedy_token_ids"]
+        for (ids, values), expected in zip(sequence.tops, case["top_logprobs"], strict=True):
             np.testing.assert_allclose(values, [value for _, value in expected], atol=1e-3)
             assert ids[0] == expected[0][0]
         for position, value in enumerate(case.get("prompt_logprobs") or []):
             if value is not None:
-                assert sample.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
-        assert sorted(sample.prompt_logprobs) == list(range(1, len(sample.prompt)))
-        assert sample.ranks == [1] * len(sample.outputs)
+                assert sequence.prompt_logprobs[position] == pytest.approx(value, abs=1e-3)
+        assert sorted(sequence.prompt_logprobs) == list(range(1, len(sequence.prompt)))
+        assert sequence.ranks == [1] * len(sequence.outputs)
 
 
 @pytest.mark.slow
-def test_native_plans_and_threads_agree(architecture: str) -> None:
+def test_plans_and_thread_counts_agree(architecture: str) -> None:
     """Recorded or op by op, with any number of threads: the same bits."""
     answers = []
     for backend in list(BACKENDS)[1:]:
-        samples = golden_samples(architecture)
-        together(runner_of(architecture, backend), samples)
-        answers.append([sample.answer() for sample in samples])
+        sequences = golden_sequences(architecture)
+        together(runner_of(architecture, backend), sequences)
+        answers.append([sequence.answer() for sequence in sequences])
     assert answers[0] == answers[1] == answers[2]
 
 
@@ -181,8 +181,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("architecture", "backend", "way"), CASES)
-def test_same_bits(architecture: str, backend: str, way: str) -> None:
-    samples = golden_samples(architecture)
-    WAYS[way](runner_of(architecture, backend), samples)
-    for sample, expected in zip(samples, plain(architecture, backend), strict=True):
-        assert sample.answer() == expected.answer()
+def test_answers_have_the_same_bits_in_any_batch(architecture: str, backend: str, way: str) -> None:
+    sequences = golden_sequences(architecture)
+    WAYS[way](runner_of(architecture, backend), sequences)
+    for sequence, expected in zip(sequences, plain(architecture, backend), strict=True):
+        assert sequence.answer() == expected.answer()

@@ -12,9 +12,9 @@ import pytest
 from ops import _cpu
 from tests.ops.tables import table
 from tests.paths import GOLDEN
-from tests.workers.rank_group.serving import Answers, samples
+from tests.workers.rank_group.serving import Answers, sequences
 from tests.workers.rank_group.test_tensor_parallel import PRECISIONS
-from tests.workers.serving import ARCHITECTURES, Serving, golden_samples, make_runner
+from tests.workers.serving import ARCHITECTURES, Serving, golden_sequences, make_runner
 from tests.workers.test_golden import check_golden, side_by_side
 
 
@@ -25,23 +25,23 @@ def variant(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_agrees_with_transformers(architecture: str) -> None:
-    found = golden_samples(architecture)
+def test_every_variant_agrees_with_transformers(architecture: str) -> None:
+    found = golden_sequences(architecture)
     side_by_side(make_runner(GOLDEN / architecture), found)
     check_golden(found, architecture)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "deepseek_v3"])
-def test_mixtures_and_latents(architecture: str, precision: str) -> None:
+def test_mixtures_and_latents_keep_their_bits(architecture: str, precision: str) -> None:
     """Alone in small pieces, and together in larger ones."""
     assert answers(architecture, PRECISIONS[precision], 9, is_alone=True) == answers(architecture, PRECISIONS[precision], 40)
 
 
 def answers(architecture: str, precision: dict[str, Any], chunk: int, is_alone: bool = False) -> Answers:
-    serving, batch = Serving(make_runner(GOLDEN / architecture, num_kv_blocks=64, **precision), chunk=chunk), samples()
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
-    for beside in [[sample] for sample in batch] if is_alone else [batch]:
+    serving, batch = Serving(make_runner(GOLDEN / architecture, num_kv_blocks=64, **precision), chunk=chunk), sequences()
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
+    for beside in [[sequence] for sequence in batch] if is_alone else [batch]:
         serving.run(beside)
-    return [sample.answer() for sample in batch]
+    return [sequence.answer() for sequence in batch]

@@ -13,7 +13,7 @@ import pytest
 from engine.messages import SamplingParams
 from tests.workers.checkpoints import drawn_tensors, write_checkpoint
 from tests.workers.forward import Forward
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from workers.models import declare_model
 from workers.models.mlp import Mixture
 
@@ -83,7 +83,7 @@ PROMPT = [5 + index * 11 % 80 for index in range(40)]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_agrees_with_numpy(name: str, tmp_path: Path) -> None:
+def test_mixture_agrees_with_numpy(name: str, tmp_path: Path) -> None:
     """Every prompt token's log-probability, and the most likely answer, of the reference and of the native ops, whole and in
     chunks."""
     config = write_checkpoint(tmp_path, SHAPES[name])
@@ -93,18 +93,18 @@ def test_agrees_with_numpy(name: str, tmp_path: Path) -> None:
         answers = []
         for chunk in (512, 7):
             serving = Serving(runner, chunk=chunk)
-            sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=0), 4)
-            serving.place(sample, 1)
-            serving.run([sample])
-            answers.append(sample.answer())
-        found = [sample.prompt_logprobs[position] for position in range(1, len(PROMPT))]
+            sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=0), 4)
+            serving.place(sequence, 1)
+            serving.run([sequence])
+            answers.append(sequence.answer())
+        found = [sequence.prompt_logprobs[position] for position in range(1, len(PROMPT))]
         np.testing.assert_allclose(found, expected[np.arange(len(PROMPT) - 1), PROMPT[1:]], atol=2e-4)
-        assert sample.outputs[0] == expected[-1].argmax()
+        assert sequence.outputs[0] == expected[-1].argmax()
         assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_sparse_layers(name: str, tmp_path: Path) -> None:
+def test_config_decides_which_layers_are_sparse(name: str, tmp_path: Path) -> None:
     config = write_checkpoint(tmp_path, SHAPES[name])
     model, _ = declare_model(config)
     assert [index for index, layer in enumerate(model.layers) if isinstance(layer.mlp, Mixture)] == SPARSE[name]

@@ -19,8 +19,8 @@ from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.deepseek import DeepseekForward
 from tests.workers.forward import Forward
 from tests.workers.mtp import Trunk, draft_tokens, drafting, write_walk, write_with_layers
-from tests.workers.serving import GOLDEN, Sample, Serving, layers_of, make_runner, swap_slots
-from tests.workers.test_drafts import samples
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, layers_of, make_runner, swap_slots
+from tests.workers.test_drafts import sequences
 from tests.workers.test_mixtures import COMMON, ERNIE
 from workers.engine.rows import StepRows
 from workers.engine.runner import ModelRunner
@@ -56,7 +56,7 @@ def drafted(runner: ModelRunner, slot: int, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_draft_tokens_are_those_of_the_formulas(name: str, tmp_path: Path) -> None:
+def test_draft_tokens_equal_the_formulas(name: str, tmp_path: Path) -> None:
     """Drafts follow a prompt in one piece and in chunks, and draft tokens that were right or wrong, by layers or others."""
     options, num_layers = SHAPES[name]
     tensors = write_with_layers(tmp_path, options, num_layers)
@@ -65,32 +65,32 @@ def test_draft_tokens_are_those_of_the_formulas(name: str, tmp_path: Path) -> No
     trunk: Trunk = DeepseekForward(options, config, tensors) if is_latent else Forward(config, tensors)
     whole: list[int] = []
 
-    def of_truth(sample: Sample) -> list[int]:
-        return whole[len(sample.outputs) :][:2]
+    def of_truth(sequence: ServedSequence) -> list[int]:
+        return whole[len(sequence.outputs) :][:2]
 
     for chunk, drafter in ((512, None), (7, None), (512, of_truth)):
         runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
         serving = Serving(runner, chunk=chunk, drafter=drafter)
-        sample = Sample(PROMPT, SamplingParams(temperature=0.0), 16)
-        serving.place(sample, 1)
+        sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0), 16)
+        serving.place(sequence, 1)
         for num_outputs in (1, 2, 6, 14):
-            while len(sample.outputs) < num_outputs:
-                serving.step([sample])
-            expected = draft_tokens(config, trunk, sample.tokens, K)
+            while len(sequence.outputs) < num_outputs:
+                serving.step([sequence])
+            expected = draft_tokens(config, trunk, sequence.tokens, K)
             np.testing.assert_allclose(drafted(runner, 1, K), expected, atol=2e-4)
-        whole = sample.outputs
+        whole = sequence.outputs
     assert 3 in serving.num_tokens_of_rows
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3, two in turn"])
-def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path) -> None:
+def test_chain_equals_single_draft_steps(name: str, tmp_path: Path) -> None:
     """Rows want different numbers of them: tapes without Python in between, and a replay for each."""
     write_with_layers(tmp_path, *SHAPES[name])
     runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
-    batch = [Sample(PROMPT[: 20 + slot], SamplingParams(temperature=0.0), 16) for slot in range(4)]
+    batch = [ServedSequence(PROMPT[: 20 + slot], SamplingParams(temperature=0.0), 16) for slot in range(4)]
     serving = Serving(runner)
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.step(batch)
     slots, num_drafts = np.arange(4, dtype=np.int32), np.array([2, 0, 3, 1], np.int32)
     rows = StepRows(slots, runner.slots.num_tokens[:4] - 1, 1 + num_drafts, 1 + num_drafts, num_drafts)
@@ -116,14 +116,14 @@ def test_a_chain_is_the_draft_tokens_one_after_another(name: str, tmp_path: Path
         (0.0, (0.1, 0.1, 0.1), [2, 0, 3, 1]),
     ],
 )
-def test_a_chain_ends_where_a_draft_hardly_stands(
+def test_chain_ends_at_an_unlikely_draft(
     least: float, chances: tuple[float, ...], expected: list[int], walking: dict[bool, Path]
 ) -> None:
     """The chain ends with the tokens before it. Rows are that much shorter; earlier draft tokens are unchanged."""
     runner = make_runner(walking[True], max_model_len=64, num_kv_blocks=40, max_num_seqs=4, speculative_config=drafting(K))
-    serving, batch = Serving(runner), [Sample(STROLL[slot:9], SamplingParams(temperature=0.0), 16) for slot in range(4)]
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    serving, batch = Serving(runner), [ServedSequence(STROLL[slot:9], SamplingParams(temperature=0.0), 16) for slot in range(4)]
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.step(batch)
     slots, num_drafts = np.arange(4, dtype=np.int32), np.array([2, 0, 3, 1], np.int32)
     lasts = runner.slots.num_tokens[:4] - 1
@@ -139,31 +139,31 @@ def test_a_chain_ends_where_a_draft_hardly_stands(
         assert all(int(WALK[before]) == after for before, after in itertools.pairwise(tokens))
 
 
-def test_what_came_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None:
+def test_acceptance_of_draft_tokens_is_learned(walking: dict[bool, Path]) -> None:
     """Acceptance is learned by place and confidence of the layer: here all are accepted."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     layers_of(runner).expect(1e-9)
     before = layers_of(runner).ends.copy()
-    serving, sample = Serving(runner), Sample(STROLL[:9], SamplingParams(temperature=0.0), 60)
-    serving.place(sample, 0)
-    serving.run([sample])
+    serving, sequence = Serving(runner), ServedSequence(STROLL[:9], SamplingParams(temperature=0.0), 60)
+    serving.place(sequence, 0)
+    serving.run([sequence])
     gains = (layers_of(runner).ends - before)[:-1].reshape(K, -1)
     assert (gains >= 0).all()
     assert (gains.max(axis=1) > 0).all()
     assert serving.num_tokens_of_rows.count(1 + K) > 9, "nothing was cut"
 
 
-def test_draft_tokens_behind_a_hole_say_nothing_of_others(walking: dict[bool, Path]) -> None:
+def test_draft_tokens_after_a_hole_are_ignored(walking: dict[bool, Path]) -> None:
     """Draft tokens after a hole see next to nothing, so nothing is learned from them."""
     runner = make_runner(walking[True], max_model_len=128, num_kv_blocks=40, speculative_config=drafting(K))
     layers_of(runner).expect(1e-9)
     before = layers_of(runner).ends.copy()
-    serving, sample = Serving(runner), Sample(STROLL[:20], SamplingParams(temperature=0.0), 24, wants_drafts=False)
-    serving.place(sample, 0)
+    serving, sequence = Serving(runner), ServedSequence(STROLL[:20], SamplingParams(temperature=0.0), 24, wants_drafts=False)
+    serving.place(sequence, 0)
     for _ in range(4):
-        serving.step([sample])
-    sample.wants_drafts = True
-    serving.run([sample])
+        serving.step([sequence])
+    sequence.wants_drafts = True
+    serving.run([sequence])
     assert 1 + K in serving.num_tokens_of_rows
     np.testing.assert_array_equal(layers_of(runner).ends, before)
 
@@ -173,12 +173,12 @@ def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: An
     runner = make_runner(path, max_model_len=256, num_kv_blocks=120, max_num_seqs=8, **options)
     if least_chance:
         layers_of(runner).expect(least_chance)
-    serving, batch, num_drafts = Serving(runner, chunk=chunk), samples(), 0
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
-    while left := [sample for sample in batch if not sample.is_done]:
+    serving, batch, num_drafts = Serving(runner, chunk=chunk), sequences(), 0
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
+    while left := [sequence for sequence in batch if not sequence.is_done]:
         num_drafts += int(np.frombuffer(serving.step(left).num_drafts, np.int32).sum())
-    return [sample.answer() for sample in batch], num_drafts
+    return [sequence.answer() for sequence in batch], num_drafts
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "ernie4_5_moe", "qwen3"])
@@ -187,7 +187,7 @@ def answers(path: Path, chunk: int = 512, least_chance: float = 0, **options: An
     [{}, {"plan": "eager", "chunk": 5}, {"quantization": "wint8", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}],
     ids=["tape", "eager-chunked", "int8"],
 )
-def test_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_answers_do_not_depend_on_mtp_drafts(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """The golden models have random layers that draft, except for Qwen3."""
     path = GOLDEN / name
     if name == "qwen3":
@@ -199,7 +199,7 @@ def test_no_byte_depends_on_what_layers_draft(name: str, options: dict[str, Any]
     assert (none, num_drafts > 100) == (0, True)
 
 
-def test_no_byte_depends_on_where_chains_end() -> None:
+def test_answers_do_not_depend_on_chain_lengths() -> None:
     """The layers have no confidence."""
     path = GOLDEN / "deepseek_v3"
     expected, _ = answers(path)
@@ -208,17 +208,17 @@ def test_no_byte_depends_on_where_chains_end() -> None:
     assert 0 < 2 * ended[1] < whole[1]
 
 
-def test_reference_ops_draft_too(walking: dict[bool, Path]) -> None:
+def test_reference_ops_draft(walking: dict[bool, Path]) -> None:
     """Draft tokens of a layer that knows the answer are accepted, step by step."""
-    sample_of = [Sample(STROLL[:9], SamplingParams(temperature=0.0), 14) for _ in range(2)]
+    sequence_of = [ServedSequence(STROLL[:9], SamplingParams(temperature=0.0), 14) for _ in range(2)]
     counts = []
-    for sample, options in zip(sample_of, ({}, {"ops": "reference", "plan": "eager"}), strict=True):
+    for sequence, options in zip(sequence_of, ({}, {"ops": "reference", "plan": "eager"}), strict=True):
         runner = make_runner(walking[True], max_model_len=64, num_kv_blocks=9, speculative_config=drafting(K), **options)
         serving = Serving(runner)
-        serving.place(sample, 0)
-        serving.run([sample])
+        serving.place(sequence, 0)
+        serving.run([sequence])
         counts.append(serving.num_tokens_of_rows)
-    assert sample_of[0].outputs == sample_of[1].outputs
+    assert sequence_of[0].outputs == sequence_of[1].outputs
     assert counts[0] == counts[1] == [1, 1 + K, 1 + K, 1 + K, 1]
 
 
@@ -235,50 +235,52 @@ def walking(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return paths
 
 
-def accepted(path: Path, serve: Callable[[Serving, Sample], None], **sampling: Any) -> tuple[list[int], list[int]]:
+def accepted(path: Path, serve: Callable[[Serving, ServedSequence], None], **sampling: Any) -> tuple[list[int], list[int]]:
     """Return an answer, and the tokens that each row brought."""
     runner = make_runner(path, max_model_len=256, num_kv_blocks=60, speculative_config=drafting(K))
     serving = Serving(runner)
-    sample = Sample(STROLL[:37], SamplingParams(**({"temperature": 0.0} | sampling)), 33)
-    serving.place(sample, 2)
-    serve(serving, sample)
-    return sample.outputs, serving.num_tokens_of_rows
+    sequence = ServedSequence(STROLL[:37], SamplingParams(**({"temperature": 0.0} | sampling)), 33)
+    serving.place(sequence, 2)
+    serve(serving, sequence)
+    return sequence.outputs, serving.num_tokens_of_rows
 
 
-def undisturbed(serving: Serving, sample: Sample) -> None:
-    serving.run([sample])
+def undisturbed(serving: Serving, sequence: ServedSequence) -> None:
+    serving.run([sequence])
 
 
-def in_chunks(serving: Serving, sample: Sample) -> None:
+def in_chunks(serving: Serving, sequence: ServedSequence) -> None:
     serving.chunk = 9
-    serving.run([sample])
+    serving.run([sequence])
 
 
-def in_company(serving: Serving, sample: Sample) -> None:
-    others = [Sample(STROLL[index:], SamplingParams(temperature=0.0), 1 + 3 * (1 + K)) for index in range(4)]
+def in_company(serving: Serving, sequence: ServedSequence) -> None:
+    others = [ServedSequence(STROLL[index:], SamplingParams(temperature=0.0), 1 + 3 * (1 + K)) for index in range(4)]
     for slot, other in zip((0, 1, 3, 4), others, strict=True):
         serving.place(other, slot)
-    serving.run([sample, *others])
+    serving.run([sequence, *others])
 
 
-def begun_anew(serving: Serving, sample: Sample) -> None:
+def begun_anew(serving: Serving, sequence: ServedSequence) -> None:
     """Preempt the sequence after some tokens, with nothing of it cached."""
     for _ in range(4):
-        serving.step([sample])
-    serving.place(sample, 0)
-    serving.run([sample])
+        serving.step([sequence])
+    serving.place(sequence, 0)
+    serving.run([sequence])
 
 
-def found_again(serving: Serving, sample: Sample) -> None:
+def found_again(serving: Serving, sequence: ServedSequence) -> None:
     """Place the sequence with its first blocks in the cache, on a worker that knows nothing of them."""
     for _ in range(4):
-        serving.step([sample])
-    serving.place(sample, 5, sample.block_ids[:2])
-    serving.run([sample])
+        serving.step([sequence])
+    serving.place(sequence, 5, sequence.block_ids[:2])
+    serving.run([sequence])
 
 
 @pytest.mark.parametrize("serve", [undisturbed, in_chunks, in_company, begun_anew, found_again])
-def test_what_a_layer_knows_is_accepted(serve: Callable[[Serving, Sample], None], walking: dict[bool, Path]) -> None:
+def test_all_drafts_of_a_perfect_layer_are_accepted(
+    serve: Callable[[Serving, ServedSequence], None], walking: dict[bool, Path]
+) -> None:
     """All draft tokens are accepted except those past the end: hidden states are available wherever a row begins."""
     outputs, counts = accepted(walking[True], serve)
     expected = [int(WALK[STROLL[36]])]
@@ -302,7 +304,7 @@ def test_draft_tokens_are_the_likeliest_at_any_temperature(walking: dict[bool, P
     assert {1, 1 + K} <= set(counts)
 
 
-def test_attention_sees_what_lies_behind_the_last_hole(tmp_path: Path) -> None:
+def test_attention_starts_after_the_last_hole(tmp_path: Path) -> None:
     """A sequence without drafts is skipped; when it gets drafts again, and where its blocks are found, there are holes."""
     tensors = write_with_layers(tmp_path, QWEN)
     config = ModelConfig.read(tmp_path)
@@ -310,42 +312,42 @@ def test_attention_sees_what_lies_behind_the_last_hole(tmp_path: Path) -> None:
     runner = make_runner(tmp_path, max_model_len=256, num_kv_blocks=60, speculative_config=drafting(K))
     serving = Serving(runner)
 
-    def check(sample: Sample, first: int) -> None:
-        assert runner.slots.first_entries[sample.slot] == first
-        expected = draft_tokens(config, trunk, sample.tokens, K, first)
-        np.testing.assert_allclose(drafted(runner, sample.slot, K), expected, atol=2e-4)
+    def check(sequence: ServedSequence, first: int) -> None:
+        assert runner.slots.first_entries[sequence.slot] == first
+        expected = draft_tokens(config, trunk, sequence.tokens, K, first)
+        np.testing.assert_allclose(drafted(runner, sequence.slot, K), expected, atol=2e-4)
 
-    sample = Sample(PROMPT, SamplingParams(temperature=0.0), 60)
-    serving.place(sample, 1)
+    sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0), 60)
+    serving.place(sequence, 1)
     for _ in range(3):
-        serving.step([sample])
-    check(sample, 1)
-    sample.wants_drafts = False
+        serving.step([sequence])
+    check(sequence, 1)
+    sequence.wants_drafts = False
     for _ in range(9):
-        result = serving.step([sample])
+        result = serving.step([sequence])
         assert not any(np.frombuffer(result.num_drafts, np.int32))
-    sample.wants_drafts = True
-    serving.step([sample])  # of which the hidden state is kept
-    hole = len(sample.tokens) - 1
-    while len(sample.outputs) < 58:  # the last two are not drafted for
-        serving.step([sample])
-        check(sample, hole)
+    sequence.wants_drafts = True
+    serving.step([sequence])  # of which the hidden state is kept
+    hole = len(sequence.tokens) - 1
+    while len(sequence.outputs) < 58:  # the last two are not drafted for
+        serving.step([sequence])
+        check(sequence, hole)
     for num_blocks, first in ((6, hole), (2, 1), (3, 48)):  # behind the hole, before it, within
-        again = Sample([*sample.tokens[: 16 * num_blocks], 7, 9, 11], SamplingParams(temperature=0.0), 4)
-        serving.place(again, 2, sample.block_ids[:num_blocks])
+        again = ServedSequence([*sequence.tokens[: 16 * num_blocks], 7, 9, 11], SamplingParams(temperature=0.0), 4)
+        serving.place(again, 2, sequence.block_ids[:num_blocks])
         serving.step([again])
         check(again, first)
     serving.next_block = 1  # blocks that had entries are another's now
-    short = Sample(PROMPT, SamplingParams(temperature=0.0), 1)  # ends before there is anything to guess
+    short = ServedSequence(PROMPT, SamplingParams(temperature=0.0), 1)  # ends before there is anything to draft
     serving.place(short, 3)
     serving.step([short])
-    again = Sample(PROMPT, SamplingParams(temperature=0.0), 4)
+    again = ServedSequence(PROMPT, SamplingParams(temperature=0.0), 4)
     serving.place(again, 2, short.block_ids[:2])
     serving.step([again])
     check(again, 32)
 
 
-def test_draft_tokens_do_not_depend_on_the_way(tmp_path: Path) -> None:
+def test_draft_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     """The same bits in chunks, in a batch, from the cache, on a new worker, and in another slot."""
     write_with_layers(tmp_path, DEEPSEEK)
     options = {"max_model_len": 128, "num_kv_blocks": 80, "speculative_config": drafting(K)}
@@ -358,23 +360,23 @@ def test_draft_tokens_do_not_depend_on_the_way(tmp_path: Path) -> None:
             runner = make_runner(tmp_path, arena=arena, **options)
         serving = Serving(runner, chunk=chunk)
         serving.next_block = 1 + 15 * len(found)
-        sample = Sample(PROMPT, SamplingParams(temperature=0.0), 16)
-        serving.place(sample, len(found), shared)
-        others = [Sample(PROMPT[index:], SamplingParams(seed=index), 16) for index in range(num_others)]
+        sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0), 16)
+        serving.place(sequence, len(found), shared)
+        others = [ServedSequence(PROMPT[index:], SamplingParams(seed=index), 16) for index in range(num_others)]
         for index, other in enumerate(others):
             serving.place(other, 8 + index)
-        while len(sample.outputs) < 5:
-            serving.step([sample, *others])
-        assert runner.slots.first_entries[sample.slot] == 1
-        found.append(drafted(runner, sample.slot, K))
-        shared = sample.block_ids[:2] if len(found) >= 3 else []
+        while len(sequence.outputs) < 5:
+            serving.step([sequence, *others])
+        assert runner.slots.first_entries[sequence.slot] == 1
+        found.append(drafted(runner, sequence.slot, K))
+        shared = sequence.block_ids[:2] if len(found) >= 3 else []
     for other in found[1:]:
         np.testing.assert_array_equal(found[0], other)
     swap_slots(runner.slots, 4, 9)
     np.testing.assert_array_equal(drafted(runner, 9, K), found[0])
 
 
-def test_paddle_layout(tmp_path: Path) -> None:
+def test_paddle_layout_gives_the_same_drafts(tmp_path: Path) -> None:
     """Transposed, under the publisher's names, with fused projections: the same draft tokens."""
     config, _ = SHAPES["ernie4_5"]
     tensors = write_with_layers(tmp_path / "plain", config)
@@ -388,14 +390,14 @@ def test_paddle_layout(tmp_path: Path) -> None:
     found = []
     for layout in ("plain", "paddle"):
         runner = make_runner(tmp_path / layout, max_model_len=64, num_kv_blocks=9, speculative_config=drafting(K))
-        serving, sample = Serving(runner), Sample(PROMPT, SamplingParams(temperature=0.0), 9)
-        serving.place(sample, 0)
-        serving.step([sample])
+        serving, sequence = Serving(runner), ServedSequence(PROMPT, SamplingParams(temperature=0.0), 9)
+        serving.place(sequence, 0)
+        serving.step([sequence])
         found.append(drafted(runner, 0, K))
     np.testing.assert_array_equal(*found)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_mtp_tensors_are_named(tmp_path: Path) -> None:
     tensors = write_with_layers(tmp_path, QWEN)
     for name in ("mtp.norm.weight", "mtp.layers.0.self_attn.k_norm.weight"):
         del tensors[name]

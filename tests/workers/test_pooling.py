@@ -72,7 +72,7 @@ def pooled(
     return [np.frombuffer(answers[index], np.float32) for index in range(len(prompts))]
 
 
-def test_as_transformers_has_them_in_every_way(checkpoint: tuple[str, Path], runner: ModelRunner) -> None:
+def test_vectors_equal_those_of_transformers(checkpoint: tuple[str, Path], runner: ModelRunner) -> None:
     cases = MODELS[checkpoint[0]]["cases"]
     expected = [case.get("vector") or [case["score"]] for case in cases]
     alone = [pooled(runner, [case], first_slot=3)[0] for case in cases]
@@ -85,7 +85,7 @@ def test_as_transformers_has_them_in_every_way(checkpoint: tuple[str, Path], run
         assert [each.tobytes() for each in way] == [each.tobytes() for each in alone]
 
 
-def test_behind_a_cached_beginning(checkpoint: tuple[str, Path], runner: ModelRunner) -> None:
+def test_pooling_after_a_cached_prefix(checkpoint: tuple[str, Path], runner: ModelRunner) -> None:
     """The last token represents the prompt: earlier tokens were computed for other requests."""
     assert runner.config.pooling is not None
     if runner.config.pooling.needs_all_tokens:
@@ -96,7 +96,7 @@ def test_behind_a_cached_beginning(checkpoint: tuple[str, Path], runner: ModelRu
     assert pooled(runner, [case], cached=cached)[0].tobytes() == whole[0].tobytes()
 
 
-def test_vectors_are_cut_and_then_of_length_one(runner: ModelRunner) -> None:
+def test_truncated_vectors_are_normalized(runner: ModelRunner) -> None:
     pooling = runner.config.pooling
     assert pooling is not None
     if pooling.task != "embed":
@@ -113,5 +113,5 @@ def test_vectors_are_cut_and_then_of_length_one(runner: ModelRunner) -> None:
     assert finished(values, Pooling(3, is_finished=True), pooling) == pytest.approx(values[:3] / np.sqrt(14))
 
 
-def test_sigmoids_of_any_size() -> None:
+def test_sigmoid_handles_any_size() -> None:
     assert [sigmoid(value) for value in (0.0, 1e4, -1e4)] == [0.5, 1.0, 0.0]

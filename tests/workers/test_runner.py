@@ -11,7 +11,7 @@ import pytest
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams, Step
 from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
-from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, make_runner
+from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, make_runner
 from workers.engine.runner import ModelRunner
 
 PROMPT = [5, 9, 3, 30, 22, 8, 17]
@@ -22,11 +22,11 @@ def quiet(num_done: int, num_bytes: int) -> None:
 
 
 def answer(runner: ModelRunner, chunk: int = 4) -> tuple[object, ...]:
-    sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2), 8)
+    sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0, num_logprobs=3, num_prompt_logprobs=2), 8)
     serving = Serving(runner, chunk=chunk)
-    serving.place(sample, 2)
-    serving.run([sample])
-    return sample.answer()
+    serving.place(sequence, 2)
+    serving.run([sequence])
+    return sequence.answer()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_reload_equals_a_fresh_start(first: Path, second: Path) -> None:
     assert answer(runner) == before
 
 
-def test_a_broken_checkpoint_changes_nothing(first: Path, second: Path) -> None:
+def test_broken_checkpoint_changes_nothing(first: Path, second: Path) -> None:
     runner = runner_of(first)
     before = answer(runner)
     weights = second / "model.safetensors"
@@ -74,7 +74,7 @@ def test_a_broken_checkpoint_changes_nothing(first: Path, second: Path) -> None:
     assert answer(runner) == before
 
 
-def test_another_shape_is_refused(first: Path, tmp_path: Path) -> None:
+def test_reload_with_another_shape_is_refused(first: Path, tmp_path: Path) -> None:
     runner = runner_of(first)
     write_checkpoint(tmp_path / "other", {**TINY, "intermediate_size": 32, "rms_norm_eps": 1e-5})
     with pytest.raises(CheckpointError, match=r"intermediate_size: 24, 32; rms_norm_eps: 1e-06, 1e-05"):
@@ -82,7 +82,7 @@ def test_another_shape_is_refused(first: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
-def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path, kv_cache_dtype: str) -> None:
+def test_nan_in_the_cache_does_not_spread(first: Path, tmp_path: Path, kv_cache_dtype: str) -> None:
     """NaN in the cache, also in the dummy block, does not affect the answers of later weights. (Overflow causes it: NaN itself
     is not loaded.)"""
     config = write_config(tmp_path / "broken", TINY)
@@ -99,7 +99,7 @@ def test_weights_that_went_wrong_leave_nothing(first: Path, tmp_path: Path, kv_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
-def test_a_narrow_cache(first: Path, kv_cache_dtype: str) -> None:
+def test_narrow_cache_keeps_the_bits(first: Path, kv_cache_dtype: str) -> None:
     """The same bits for any chunks, op by op and on two threads; log-probabilities near those of a cache in float32."""
     narrow = answer(runner_of(first, kv_cache_dtype=kv_cache_dtype))
     for options in ({"plan": "eager"}, {"threads": 2}):
@@ -109,7 +109,7 @@ def test_a_narrow_cache(first: Path, kv_cache_dtype: str) -> None:
     assert np.abs(np.array(narrow[1]) - np.array(answer(runner_of(first))[1])).max() < 0.05
 
 
-def test_a_step_without_weights_is_our_own_bug(first: Path) -> None:
+def test_step_without_weights_fails_an_assertion(first: Path) -> None:
     runner = runner_of(first)
     runner.clear()
     assert runner.weights.version == 0
@@ -117,7 +117,7 @@ def test_a_step_without_weights_is_our_own_bug(first: Path) -> None:
         runner.run(Step(9, [], b"", b"", b"", b"", b"", b"", b""))
 
 
-def test_an_empty_step(first: Path) -> None:
+def test_empty_step_returns_nothing(first: Path) -> None:
     result = runner_of(first).run(Step(9, [], b"", b"", b"", b"", b"", b"", b""))
     assert (result.step_id, result.token_ids, result.num_tokens) == (9, b"", 0)
 
@@ -129,91 +129,93 @@ def test_random_weights_need_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
-def test_prompt_logprobs(first: Path, options: dict[str, str]) -> None:
+def test_prompt_logprobs_cover_every_token_once(first: Path, options: dict[str, str]) -> None:
     """Every prompt token after the first has one, with its rank and the requested best tokens; none a second time."""
     runner = make_runner(first, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
-    sample = Sample(PROMPT, SamplingParams(temperature=0.0, num_prompt_logprobs=2), 3)
+    sequence = ServedSequence(PROMPT, SamplingParams(temperature=0.0, num_prompt_logprobs=2), 3)
     serving = Serving(runner, chunk=3)
-    serving.place(sample, 0)
-    serving.run([sample])
-    assert sorted(sample.prompt_logprobs) == list(range(1, len(PROMPT)))
-    for position, ids in sample.prompt_tops.items():
+    serving.place(sequence, 0)
+    serving.run([sequence])
+    assert sorted(sequence.prompt_logprobs) == list(range(1, len(PROMPT)))
+    for position, ids in sequence.prompt_tops.items():
         assert len(ids) == 2
-        assert (sample.prompt_ranks[position] == 1) == (ids[0] == PROMPT[position])
-    assert not sample.tops
-    found, sample.prompt_logprobs = sample.prompt_logprobs, {}
-    serving.place(sample, 1)  # preempted: computed again, its log-probabilities are known
-    sample.num_outputs += 1
-    serving.run([sample])
+        assert (sequence.prompt_ranks[position] == 1) == (ids[0] == PROMPT[position])
+    assert not sequence.tops
+    found, sequence.prompt_logprobs = sequence.prompt_logprobs, {}
+    serving.place(sequence, 1)  # preempted: computed again, its log-probabilities are known
+    sequence.num_outputs += 1
+    serving.run([sequence])
     assert found
-    assert not sample.prompt_logprobs
+    assert not sequence.prompt_logprobs
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("options", [{}, {"plan": "eager"}, {"ops": "reference", "plan": "eager"}], ids=str)
-def test_rows_that_the_last_layer_leaves_out(architecture: str, options: dict[str, str]) -> None:
+def test_skipped_last_layer_rows_keep_the_bits(architecture: str, options: dict[str, str]) -> None:
     """Sequences have the same bits whether the last layer computes all rows of their prompts, for log-probabilities, or only
     the last, and beside others of either kind."""
     runner = make_runner(GOLDEN / architecture, max_model_len=128, num_kv_blocks=100, max_num_seqs=12, **options)
 
-    def sample(num_prompt_logprobs: int, length: int) -> Sample:
+    def sequence(num_prompt_logprobs: int, length: int) -> ServedSequence:
         sampling = SamplingParams(temperature=0.0, num_logprobs=2, num_prompt_logprobs=num_prompt_logprobs)
-        return Sample([5 + index * 7 % 30 for index in range(length)], sampling, 3)
+        return ServedSequence([5 + index * 7 % 30 for index in range(length)], sampling, 3)
 
-    def serve(samples: list[Sample], chunk: int) -> list[Sample]:
+    def serve(sequences: list[ServedSequence], chunk: int) -> list[ServedSequence]:
         serving = Serving(runner, budget=90, chunk=chunk)
-        for slot, member in enumerate(samples):
+        for slot, member in enumerate(sequences):
             serving.place(member, slot)
-        serving.run(samples)
-        return samples
+        serving.run(sequences)
+        return sequences
 
-    (all_rows,) = serve([sample(1, 50)], 512)
-    crowd = serve([sample(-1, 33), sample(-1, 50), sample(1, 50), sample(0, 20), sample(-1, 7)], 23)
-    for one in (*serve([sample(-1, 50)], 512), *serve([sample(-1, 50)], 9), crowd[1], crowd[2]):
+    (all_rows,) = serve([sequence(1, 50)], 512)
+    crowd = serve([sequence(-1, 33), sequence(-1, 50), sequence(1, 50), sequence(0, 20), sequence(-1, 7)], 23)
+    for one in (*serve([sequence(-1, 50)], 512), *serve([sequence(-1, 50)], 9), crowd[1], crowd[2]):
         assert (one.outputs, one.logprobs, one.tops) == (all_rows.outputs, all_rows.logprobs, all_rows.tops)
     assert crowd[2].prompt_logprobs == all_rows.prompt_logprobs
     assert not crowd[1].prompt_logprobs
 
 
 @pytest.mark.parametrize("plan", ["tape", "eager"])
-def test_more_rows_than_logits_in_memory(first: Path, plan: str) -> None:
+def test_rows_beyond_the_logit_limit(first: Path, plan: str) -> None:
     """Prompts' log-probabilities and samples beyond `max_logit_rows` equal those of small steps."""
     runner = make_runner(first, max_model_len=256, num_kv_blocks=400, max_num_seqs=80, plan=plan)
     limit = runner.inputs.max_logit_rows
     sampling = SamplingParams(seed=1, num_logprobs=1, num_prompt_logprobs=1)
-    whole, chunked = (Sample([5 + index % 30 for index in range(2 * limit + 7)], sampling, 3) for _ in range(2))
-    for sample, chunk in ((whole, 512), (chunked, 9)):
+    whole, chunked = (ServedSequence([5 + index % 30 for index in range(2 * limit + 7)], sampling, 3) for _ in range(2))
+    for sequence, chunk in ((whole, 512), (chunked, 9)):
         serving = Serving(runner, chunk=chunk)
-        serving.place(sample, 3)
-        serving.run([sample])
+        serving.place(sequence, 3)
+        serving.run([sequence])
     assert len(whole.prompt_logprobs) == 2 * limit + 6
     assert whole.answer() == chunked.answer()
-    crowd = [Sample(PROMPT[: 1 + index % 7], SamplingParams(seed=index, num_logprobs=1), 3) for index in range(limit + 9)]
-    alone = [Sample(member.prompt, member.sampling, 3) for member in (crowd[limit - 1], crowd[limit], crowd[-1])]
+    crowd = [
+        ServedSequence(PROMPT[: 1 + index % 7], SamplingParams(seed=index, num_logprobs=1), 3) for index in range(limit + 9)
+    ]
+    alone = [ServedSequence(member.prompt, member.sampling, 3) for member in (crowd[limit - 1], crowd[limit], crowd[-1])]
     serving = Serving(runner)
     for slot, member in enumerate(crowd):
         serving.place(member, slot)
     serving.run(crowd)
-    for sample, member in zip(alone, (crowd[limit - 1], crowd[limit], crowd[-1]), strict=True):
+    for sequence, member in zip(alone, (crowd[limit - 1], crowd[limit], crowd[-1]), strict=True):
         serving = Serving(runner)
-        serving.place(sample, 0)
-        serving.run([sample])
-        assert sample.answer() == member.answer()
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        assert sequence.answer() == member.answer()
 
 
 def test_seeded_samples_do_not_depend_on_the_batch(first: Path) -> None:
     """Alone, in chunks, in another slot, among others: the same tokens; other seeds and sample indexes give others."""
     runner = make_runner(first, max_model_len=128, num_kv_blocks=100, max_num_seqs=12)
 
-    def sample(seed: int, index: int) -> Sample:
+    def sequence(seed: int, index: int) -> ServedSequence:
         sampling = SamplingParams(temperature=1.2, top_p=0.95, seed=seed, sample_index=index, num_logprobs=1)
-        return Sample(PROMPT, sampling, 20)
+        return ServedSequence(PROMPT, sampling, 20)
 
-    alone = sample(1, 0)
+    alone = sequence(1, 0)
     serving = Serving(runner)
     serving.place(alone, 0)
     serving.run([alone])
-    crowd = [sample(seed, index) for seed in (3, 1, 2) for index in (2, 0, 1)]
+    crowd = [sequence(seed, index) for seed in (3, 1, 2) for index in (2, 0, 1)]
     serving = Serving(runner, budget=40, chunk=5)
     for slot, member in enumerate(crowd):
         serving.place(member, slot)

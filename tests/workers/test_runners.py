@@ -19,7 +19,7 @@ from engine.messages import Grammar, SamplingParams, StepResult
 from tests.paths import GOLDEN, REPOSITORY
 from tests.workers.deepseek import CONFIG as DEEPSEEK
 from tests.workers.mtp import drafting, write_walk, write_with_layers
-from tests.workers.serving import Sample, Serving, ServingAhead, layers_of, make_runner, swap_slots
+from tests.workers.serving import ServedSequence, Serving, ServingAhead, layers_of, make_runner, swap_slots
 from tests.workers.test_mixtures import COMMON
 from workers.assembly import DeviceParts, RunnerParts, build_runner
 from workers.devices.capabilities import DeviceError
@@ -70,25 +70,25 @@ def captured(unit: int) -> dict[str, Any]:
     return {"plan": "captured", "cudagraph_capture_sizes": sizes, "max_cudagraph_capture_size": sizes[0]}
 
 
-def samples() -> list[Sample]:
+def sequences() -> list[ServedSequence]:
     """Return sequences of several lengths: one sampled with a seed, one that repeats itself, one with a scored prompt."""
     words = [5, 9, 3, 30, 22, 8, 17] * 5
     return [
-        Sample(words[:3], SamplingParams(temperature=0.0, num_logprobs=2), 9),
-        Sample(words[:16], SamplingParams(temperature=0.8, seed=4), 7),
-        Sample(words[2:30], SamplingParams(temperature=0.0, num_prompt_logprobs=1), 5),
+        ServedSequence(words[:3], SamplingParams(temperature=0.0, num_logprobs=2), 9),
+        ServedSequence(words[:16], SamplingParams(temperature=0.8, seed=4), 7),
+        ServedSequence(words[2:30], SamplingParams(temperature=0.0, num_prompt_logprobs=1), 5),
     ]
 
 
-def answers(runner: ModelRunner, *others: Sample) -> list[tuple[object, ...]]:
+def answers(runner: ModelRunner, *others: ServedSequence) -> list[tuple[object, ...]]:
     """Return the outcome of the sequences, beside `others`."""
-    serving, batch = Serving(runner, chunk=16), [*samples(), *others]
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
-    for sample in batch:
-        serving.step([sample])
+    serving, batch = Serving(runner, chunk=16), [*sequences(), *others]
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
+    for sequence in batch:
+        serving.step([sequence])
     serving.run(batch)
-    return [sample.answer() for sample in batch]
+    return [sequence.answer() for sequence in batch]
 
 
 def core_of(kind: Callable[..., Runner], name: str = "qwen3", **options: Any) -> ModelRunner:
@@ -96,7 +96,7 @@ def core_of(kind: Callable[..., Runner], name: str = "qwen3", **options: Any) ->
 
 
 @pytest.mark.parametrize(("name", "config"), [("qwen3", NONE), ("qwen3", NGRAM), ("deepseek_v3", NONE)])
-def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeConfig) -> None:
+def test_eager_and_captured_equal_the_cpu(name: str, config: SpeculativeConfig) -> None:
     options = {"speculative_config": config}
     expected = answers(core_of(cpu_runner, name, **options))
     assert answers(core_of(xpu_runner, name, **options)) == expected
@@ -123,9 +123,9 @@ def test_eager_and_captured_are_the_cpus_answers(name: str, config: SpeculativeC
         lambda path: write_with_layers(path, {**DEEPSEEK, "rms_norm_eps": 1e-6}),
         lambda path: write_walk(path, np.random.default_rng(0).permutation(80), is_by_hidden=True),
     ],
-    ids=["two in turn", "latents", "whose guesses stand"],
+    ids=["two in turn", "latents", "accepted drafts"],
 )
-def test_layers_that_draft_are_replayed_where_the_model_is(write: Callable[[Path], object], tmp_path: Path) -> None:
+def test_mtp_layers_are_replayed_with_the_model(write: Callable[[Path], object], tmp_path: Path) -> None:
     """Each draft token of a row (0, 1), and entries (-1)."""
     write(tmp_path)
     options = {**SIZES, "speculative_config": drafting(2)}
@@ -159,8 +159,8 @@ class Recording(Serving):
         super().__init__(runner, **options)
         self.found: list[list[list[int]]] = []
 
-    def step(self, samples: list[Sample]) -> StepResult:
-        result = super().step(samples)
+    def step(self, sequences: list[ServedSequence]) -> StepResult:
+        result = super().step(sequences)
         self.found.append(self.runner.slots.token_ids.tolist())
         return result
 
@@ -173,19 +173,19 @@ def draft_tokens_of_all_kinds(
     drafts = drafting(2, method=method)
     runner = make_runner(path, kind=kind, **{**SIZES, "run_dir": str(path), "speculative_config": drafts, **options})
     serving = Recording(runner, chunk=5)
-    form = Grammar(HEAD + "start: /[^~]*/", b"")
+    grammar = Grammar(HEAD + "start: /[^~]*/", b"")
     ways = (
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.6, seed=3, num_logprobs=1),
         SamplingParams(temperature=0.0, frequency_penalty=0.1),
-        SamplingParams(temperature=0.0, grammar=form, stop_token_ids=[79]),
+        SamplingParams(temperature=0.0, grammar=grammar, stop_token_ids=[79]),
     )
-    batch = [Sample([5, 9, 3, 30 + slot, 7, 11, 2] * 3, way, 9 + 4 * slot) for slot, way in enumerate(ways)]
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    batch = [ServedSequence([5, 9, 3, 30 + slot, 7, 11, 2] * 3, way, 9 + 4 * slot) for slot, way in enumerate(ways)]
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.run(batch[:1])  # the device draws for it alone
     serving.run(batch[1:])
-    again = Sample(batch[1].tokens[:24], SamplingParams(temperature=0.0), 12)
+    again = ServedSequence(batch[1].tokens[:24], SamplingParams(temperature=0.0), 12)
     serving.place(again, 0, batch[1].block_ids[:1])
     while len(again.outputs) < 2:
         serving.step([again])
@@ -194,7 +194,7 @@ def draft_tokens_of_all_kinds(
         runner.inputs.start(runner.slots, slot)
     again.slot = 2
     serving.run([again])
-    return [sample.answer() for sample in (*batch, again)], serving.found, max(serving.num_tokens_of_rows)
+    return [sequence.answer() for sequence in (*batch, again)], serving.found, max(serving.num_tokens_of_rows)
 
 
 @pytest.mark.slow
@@ -204,9 +204,9 @@ def draft_tokens_of_all_kinds(
         (lambda path: write_walk(path, np.random.default_rng(0).permutation(80), is_by_hidden=True), "ngram,mtp", 3),
         (lambda path: write_with_layers(path, {**QWEN, "vocab_size": 80}, 2), "mtp", 1),
     ],
-    ids=["whose guesses stand", "two in turn"],
+    ids=["accepted drafts", "two in turn"],
 )
-def test_draft_tokens_of_a_device_are_those_of_the_host(
+def test_device_and_host_draft_the_same_tokens(
     write: Callable[[Path], object], method: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step, wherever rows are sampled, and whichever needs a draft token first."""
@@ -230,12 +230,14 @@ PROMPTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
-def test_steps_of_prompts_are_replayed(name: str) -> None:
+def test_prompt_steps_are_replayed(name: str) -> None:
     """Chunks of one prompt and of several, with sampled last tokens; prompts with bounds on their keys run op by op."""
 
     def of(runner: ModelRunner) -> list[tuple[object, ...]]:
         bounds = np.stack([np.zeros(20), np.maximum(np.arange(20), 9)], 1).astype(np.int32)
-        return answers(runner, Sample([7, 8, 9, 4] * 5, SamplingParams(temperature=0.0), 4, mask_bounds=bounds.tobytes()))
+        return answers(
+            runner, ServedSequence([7, 8, 9, 4] * 5, SamplingParams(temperature=0.0), 4, mask_bounds=bounds.tobytes())
+        )
 
     runner = core_of(WithGraphs, name, **PROMPTS)
     plan = runner.weights.plan
@@ -267,14 +269,14 @@ def test_inputs_live_as_long_as_the_runner() -> None:
     assert inputs() == before
 
 
-def test_padded_rows_write_the_dummy_block_alone() -> None:
+def test_padded_rows_write_only_the_dummy_block() -> None:
     """Three rows in a graph of four leave the cache of steps that run op by op, except for block 0, as on the CPU."""
     caches = []
     for kind, options in ((xpu_runner, {}), (WithGraphs, captured(1))):
         runner = core_of(kind, **options)
-        serving, batch = Serving(runner, chunk=16), samples()
-        for slot, sample in enumerate(batch):
-            serving.place(sample, slot)
+        serving, batch = Serving(runner, chunk=16), sequences()
+        for slot, sequence in enumerate(batch):
+            serving.place(sequence, slot)
         for _ in range(6):
             serving.step(batch)
         assert runner.mode.size == (4 if options else 0)
@@ -283,11 +285,11 @@ def test_padded_rows_write_the_dummy_block_alone() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_drafts_as_configured_and_the_phase_of_every_step() -> None:
+def test_draft_lengths_and_phases_match_the_config() -> None:
     for kind, options in ((xpu_runner, {}), (WithGraphs, captured(3))):
         runner = core_of(kind, speculative_config=NGRAM, **options)
         serving, modes = Serving(runner, chunk=12), []
-        short, long = (Sample([7, 8, 9] * count, SamplingParams(temperature=0.0), 30) for count in (1, 10))
+        short, long = (ServedSequence([7, 8, 9] * count, SamplingParams(temperature=0.0), 30) for count in (1, 10))
         serving.place(short, 1)
         serving.place(long, 0)
         for number in range(7):
@@ -299,7 +301,7 @@ def test_drafts_as_configured_and_the_phase_of_every_step() -> None:
         assert all((mode.size > 0) == (bool(options) and mode.phase is decode) for mode in modes)
 
 
-def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncapturable_steps_run_op_by_op(caplog: pytest.LogCaptureFixture) -> None:
     """The CPU place has no graphs: the same answers, and a log line for each size."""
     runner = core_of(gpu_runner, **captured(1))
     plan = runner.weights.plan
@@ -312,7 +314,7 @@ def test_what_cannot_be_captured_runs_op_by_op(caplog: pytest.LogCaptureFixture)
     assert len([record for record in caplog.records if "op by op" in record.getMessage()]) == 3
 
 
-def test_a_replay_that_would_read_elsewhere_is_an_error() -> None:
+def test_replay_after_moved_memory_is_an_error() -> None:
     runner = core_of(WithGraphs, **captured(1))
     plan = runner.weights.plan
     assert isinstance(plan, GraphPlan)
@@ -326,78 +328,78 @@ def test_a_replay_that_would_read_elsewhere_is_an_error() -> None:
     assert answers(runner) == answers(core_of(cpu_runner))
 
 
-def test_two_steps_are_under_way_at_most() -> None:
+def test_at_most_two_steps_are_in_flight() -> None:
     """The next one reads the tokens that the one before it sampled, before its result is taken."""
     core = core_of(gpu_runner)
-    ahead, serving, batch = Ahead(core), Serving(core), samples()[:2]
+    ahead, serving, batch = Ahead(core), Serving(core), sequences()[:2]
     assert ahead.depth == 2
     assert Ahead(core_of(xpu_runner, speculative_config=NGRAM)).depth == 1, "whoever drafts must know the last tokens"
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
-    pending: list[list[tuple[Sample, int]]] = []
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
+    pending: list[list[tuple[ServedSequence, int]]] = []
     first = Serving(core_of(cpu_runner))
-    plain = samples()[:2]
-    for slot, sample in enumerate(plain):
-        first.place(sample, slot)
+    plain = sequences()[:2]
+    for slot, sequence in enumerate(plain):
+        first.place(sequence, slot)
     for index in range(6):  # one prompt, the other, then each goes on, in turns
-        sample = batch[index % 2]
-        rows = [(sample, len(sample.tokens) - sample.num_computed)]
+        sequence = batch[index % 2]
+        rows = [(sequence, len(sequence.tokens) - sequence.num_computed)]
         ahead.start(serving._message(rows))
         pending.append(rows)
         if len(pending) == 2:
             serving._apply(pending.pop(0), ahead.finish())
         first.step([plain[index % 2]])
     serving._apply(pending.pop(0), ahead.finish())
-    assert [sample.answer() for sample in batch] == [sample.answer() for sample in plain]
+    assert [sequence.answer() for sequence in batch] == [sequence.answer() for sequence in plain]
 
 
-def plain_samples(temperature: float = 0.0, length: int = 6) -> list[Sample]:
+def plain_sequences(temperature: float = 0.0, length: int = 6) -> list[ServedSequence]:
     """Return sequences that a device can sample by itself, with longer ones among them."""
     words = [5, 9, 3, 30, 22, 8, 17] * 5
     return [
-        Sample(
+        ServedSequence(
             words[first : first + 3 + 6 * first], SamplingParams(temperature=temperature, seed=first, top_p=0.9), length + first
         )
         for first in range(3)
     ]
 
 
-def run_ahead(runner: ModelRunner, batch: list[Sample]) -> int:
+def run_ahead(runner: ModelRunner, batch: list[ServedSequence]) -> int:
     """Run the batch; return how many tokens a step read before the host knew them."""
     serving = ServingAhead(runner)
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.run(batch)
     return serving.num_unknown
 
 
 @pytest.mark.parametrize("is_captured", [False, True])
-def test_a_step_begins_before_the_tokens_that_it_reads_are_known(is_captured: bool) -> None:
+def test_step_starts_before_its_tokens_are_known(is_captured: bool) -> None:
     """The device has sampled them where it reads them; a sequence that the host samples is waited for."""
-    expected, batch = plain_samples(), plain_samples()
+    expected, batch = plain_sequences(), plain_sequences()
     run_alone(core_of(cpu_runner), expected)
     core = core_of(WithGraphs, **captured(1)) if is_captured else core_of(xpu_runner)
     num_unknown = run_ahead(core, batch)
-    assert [sample.answer() for sample in batch] == [sample.answer() for sample in expected]
-    assert num_unknown > sum(sample.num_outputs for sample in batch) / 2
-    run_alone(core_of(cpu_runner), mixed := [*samples()[:2], *plain_samples()[:1]])
-    run_ahead(core, others := [*samples()[:2], *plain_samples()[:1]])
-    assert [sample.answer() for sample in others] == [sample.answer() for sample in mixed]
+    assert [sequence.answer() for sequence in batch] == [sequence.answer() for sequence in expected]
+    assert num_unknown > sum(sequence.num_outputs for sequence in batch) / 2
+    run_alone(core_of(cpu_runner), mixed := [*sequences()[:2], *plain_sequences()[:1]])
+    run_ahead(core, others := [*sequences()[:2], *plain_sequences()[:1]])
+    assert [sequence.answer() for sequence in others] == [sequence.answer() for sequence in mixed]
 
 
-def run_alone(runner: ModelRunner, batch: list[Sample]) -> None:
-    for sample in batch:
+def run_alone(runner: ModelRunner, batch: list[ServedSequence]) -> None:
+    for sequence in batch:
         serving = Serving(runner)
-        serving.place(sample, 0)
-        serving.run([sample])
+        serving.place(sequence, 0)
+        serving.run([sequence])
 
 
-def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
+def test_reused_slot_drops_the_pending_token() -> None:
     """The token of the former sequence is dropped, and the next one gets its own."""
-    core, (left, stays, comes) = core_of(xpu_runner), plain_samples()
+    core, (left, stays, comes) = core_of(xpu_runner), plain_sequences()
     serving = ServingAhead(core)
-    for slot, sample in enumerate((left, stays)):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate((left, stays)):
+        serving.place(sequence, slot)
     serving.begin([left, stays])
     serving.begin([left, stays])
     serving.finish()
@@ -408,11 +410,11 @@ def test_a_slot_that_changes_hands_while_its_token_is_under_way() -> None:
     np.testing.assert_array_equal(core.slots.token_ids[0], before)
     serving.run([stays, comes])
     assert len(left.outputs) == 2
-    run_alone(core_of(cpu_runner), expected := plain_samples())
-    assert [stays.answer(), comes.answer()] == [sample.answer() for sample in expected[1:]]
+    run_alone(core_of(cpu_runner), expected := plain_sequences())
+    assert [stays.answer(), comes.answer()] == [sequence.answer() for sequence in expected[1:]]
 
 
-def test_what_a_device_can_is_asked_of_it() -> None:
+def test_capabilities_are_found_by_trial() -> None:
     """Capabilities are found by a trial, whatever its name: of Paddle's CPU place, and of one that loses its memory."""
 
     class Forgetting(PaddleDevice):
@@ -430,7 +432,7 @@ KNOW_NAMES = ("workers/devices/", "workers/runners.py", "engine/options/resolve_
 NAMES = {"gpu", "xpu", "npu"}  # "cuda" is an op table
 
 
-def test_nobody_else_asks_for_a_devices_name() -> None:
+def test_only_runners_read_device_names() -> None:
     """Code that depends on the device asks for `Capabilities`, or belongs to its runner."""
     found = []
     for package in ("engine", "ops", "workers"):

@@ -44,7 +44,7 @@ ANY = set(range(NUM_TOKENS))
 
 
 @pytest.mark.parametrize("is_thinking", [True, False])
-def test_the_end_is_forced_at_the_count(is_thinking: bool) -> None:
+def test_end_of_thinking_is_forced_at_the_budget(is_thinking: bool) -> None:
     constraint = constraint_of(2, is_thinking=is_thinking)
     if not is_thinking:
         take(constraint, *BEGIN)
@@ -53,14 +53,14 @@ def test_the_end_is_forced_at_the_count(is_thinking: bool) -> None:
         take(constraint, min(expected))
 
 
-def test_an_answer_that_does_not_think_is_free() -> None:
+def test_answers_without_thinking_are_unconstrained() -> None:
     constraint = constraint_of(0, is_thinking=False)
     for token_id in (1, *BEGIN, 2):
         assert allowed(constraint) == ANY
         take(constraint, token_id)
 
 
-def test_thinking_that_ends_before_is_left_alone() -> None:
+def test_shorter_thinking_is_unconstrained() -> None:
     constraint = constraint_of(3)
     take(constraint, 1, *END)
     assert allowed(constraint) == ANY
@@ -68,7 +68,7 @@ def test_thinking_that_ends_before_is_left_alone() -> None:
     assert allowed(constraint) == ANY
 
 
-def test_a_grammar_binds_behind_the_forced_end() -> None:
+def test_grammar_applies_after_the_forced_end() -> None:
     constraint = constraint_of(1, text=HEAD + 'start: "ab"\n')
     take(constraint, 9)
     assert allowed(constraint) == {END[0]}
@@ -76,7 +76,7 @@ def test_a_grammar_binds_behind_the_forced_end() -> None:
     assert allowed(constraint) == {ord("a")}
 
 
-def test_drafts_stand_up_to_the_count_and_are_taken_back() -> None:
+def test_drafts_are_accepted_up_to_the_budget() -> None:
     constraint = constraint_of(2)
     assert constraint.num_allowed(MATCHING, [1, 2, 3]) == 2
     constraint.look_ahead(MATCHING, [1, 2])
@@ -88,6 +88,6 @@ def test_drafts_stand_up_to_the_count_and_are_taken_back() -> None:
     assert allowed(constraint) == {END[0]}
 
 
-def test_a_new_life_goes_on_where_the_old_one_was() -> None:
+def test_restarted_worker_continues_the_budget() -> None:
     assert allowed(constraint_of(2, known=[1, 2, END[0]])) == {END[1]}
     assert allowed(constraint_of(2, known=[1, 2, *END])) == ANY

@@ -16,7 +16,7 @@ from tests.golden.make_units import pixels_of
 from tests.workers import variants
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.seeing import hash_of, make_seeing_runner
-from tests.workers.serving import Sample, Serving, encoder_of, make_runner
+from tests.workers.serving import ServedSequence, Serving, encoder_of, make_runner
 from workers.models import declare_model
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("variants.json").read_text())
@@ -25,16 +25,16 @@ PROCESSOR = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_st
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variant(name: str, tmp_path: Path) -> None:
+def test_variant_agrees_with_transformers(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]
     write_checkpoint(tmp_path, variant["config"])
     runner = make_runner(tmp_path, max_model_len=128, num_kv_blocks=40)
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
-    whole, chunked = (Sample(variant["prompt_token_ids"], sampling, len(variant["greedy_token_ids"])) for _ in range(2))
-    for sample, chunk in ((whole, 512), (chunked, 23)):
+    whole, chunked = (ServedSequence(variant["prompt_token_ids"], sampling, len(variant["greedy_token_ids"])) for _ in range(2))
+    for sequence, chunk in ((whole, 512), (chunked, 23)):
         serving = Serving(runner, chunk=chunk)
-        serving.place(sample, 1)
-        serving.run([sample])
+        serving.place(sequence, 1)
+        serving.run([sequence])
     check(variant, whole, chunked)
 
 
@@ -42,7 +42,7 @@ def test_variant(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "ops"), [(name, "native") for name in SEEING] + [(name, "reference") for name in list(SEEING)[2:6:3]]
 )
-def test_variant_that_sees(name: str, ops: str, tmp_path: Path) -> None:
+def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: Path) -> None:
     variant = SEEING[name]
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     config = write_checkpoint(tmp_path, variant["config"])
@@ -65,17 +65,17 @@ def test_variant_that_sees(name: str, ops: str, tmp_path: Path) -> None:
         row += unit.num_tokens
     encoder.run(EncoderCall(1, encodes, 0, vision.num_passes, vision.num_passes), pixels)
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
-    samples = [Sample(variant["prompt_token_ids"], sampling, len(variant["greedy_token_ids"])) for _ in range(2)]
-    for sample, chunk in zip(samples, (512, 7), strict=True):
-        sample.units, sample.unit_rows = tuple(units), [encode.first_row for encode in encodes]
-        sample.unit_hashes = tuple(encode.unit_hash for encode in encodes)
+    sequences = [ServedSequence(variant["prompt_token_ids"], sampling, len(variant["greedy_token_ids"])) for _ in range(2)]
+    for sequence, chunk in zip(sequences, (512, 7), strict=True):
+        sequence.units, sequence.unit_rows = tuple(units), [encode.first_row for encode in encodes]
+        sequence.unit_hashes = tuple(encode.unit_hash for encode in encodes)
         serving = Serving(runner, chunk=chunk)
-        serving.place(sample, 1)
-        serving.run([sample])
-    check(variant, *samples)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+    check(variant, *sequences)
 
 
-def check(variant: dict[str, Any], whole: Sample, chunked: Sample) -> None:
+def check(variant: dict[str, Any], whole: ServedSequence, chunked: ServedSequence) -> None:
     assert whole.outputs == variant["greedy_token_ids"]
     for (ids, found), expected in zip(whole.tops, variant["top_logprobs"], strict=True):
         np.testing.assert_allclose(found, [value for _, value in expected], atol=1e-3)

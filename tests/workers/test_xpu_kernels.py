@@ -34,8 +34,8 @@ from tests.paths import GOLDEN
 from tests.pooled import write_checkpoint
 from tests.workers.encoders.serving import Units
 from tests.workers.mtp import drafting
-from tests.workers.seeing import make_seeing_runner, seeing_samples
-from tests.workers.serving import Sample, Serving, encoder_of, make_runner
+from tests.workers.seeing import make_seeing_runner, picture_sequences
+from tests.workers.serving import ServedSequence, Serving, encoder_of, make_runner
 from tests.workers.test_pooling import ASKED, pooled
 from tests.workers.test_runners import NGRAM, WithGraphs, captured
 from workers.extensions.media.encoder import Encoder
@@ -67,16 +67,16 @@ for case in sys.argv[1:]:
             encoder = Encoder(tower, runner.device, units.arena, 7, "eager")
             run = lambda: encoder.run(units.call(), units.pixels)
         else:
-            sample = seeing_samples(name, arena)[0]
-            sample.num_outputs = 2
+            sequence = picture_sequences(name, arena)[0]
+            sequence.num_outputs = 2
             serving = Serving(runner)
-            serving.place(sample, 1)
-            run = lambda: serving.run([sample])
+            serving.place(sequence, 1)
+            run = lambda: serving.run([sequence])
     else:
         serving = Serving(make_runner(GOLDEN / name, **{"kind": xpu_runner, **SIZES, **TEXT[how]}), chunk=12)
-        sample = Sample([5, 9, 3, 7] * 5, SamplingParams(temperature=0.0), 2 if how in ("reference", "fused") else 4)
-        serving.place(sample, 1)
-        run = lambda: serving.run([sample])
+        sequence = ServedSequence([5, 9, 3, 7] * 5, SamplingParams(temperature=0.0), 2 if how in ("reference", "fused") else 4)
+        serving.place(sequence, 1)
+        run = lambda: serving.run([sequence])
     print("steps of", case, file=sys.stderr, flush=True)
     run()
     print("steps of none", file=sys.stderr, flush=True)
@@ -91,7 +91,7 @@ CASES = [
 
 
 @pytest.mark.slow
-def test_steps_of_golden_models() -> None:
+def test_golden_models_use_only_existing_kernels() -> None:
     settings = {**os.environ, "GLOG_vmodule": "*api*=6"}
     command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, *CASES]
     ran = subprocess.run(command, cwd=REPOSITORY, env=settings, capture_output=True, timeout=300, check=False)
@@ -113,7 +113,7 @@ def test_steps_of_golden_models() -> None:
     assert ("tanh", "float32") in found["bert classifier:pooled"]
 
 
-def test_what_has_no_kernel_there() -> None:
+def test_missing_kernels_are_known() -> None:
     assert has_kernel("index_select", "bfloat16")
     assert not has_kernel("gather", "bfloat16")
     assert not has_kernel("searchsorted", "int32")
@@ -121,7 +121,7 @@ def test_what_has_no_kernel_there() -> None:
 
 
 @pytest.mark.parametrize("divisor", [1, 3, 8, 16, 24, 64, 511, 4096])
-def test_quotients_without_integer_division(divisor: int) -> None:
+def test_float_quotients_equal_integer_division(divisor: int) -> None:
     """Integers where float32 rounds worst: around multiples, up to the largest dividend."""
     multiples = np.arange(0, MAX_DIVIDED, divisor * max(1, MAX_DIVIDED // divisor // 50_000))
     x = np.concatenate([multiples + offset for offset in (-1, 0, 1)]).clip(0, MAX_DIVIDED).astype(np.int32)

@@ -31,12 +31,12 @@ print(os.sched_getaffinity(0) == {core})
         (1, 2, 2, {0, 1, 2, 3}, 4, []),
     ],
 )
-def test_cores_of_a_rank(
+def test_ranks_share_the_allowed_cores(
     rank: int, num_ranks: int, num_threads: int, allowed: set[int], num_cores: int, expected: list[int]
 ) -> None:
     assert rank_cores(rank, num_ranks, num_threads, allowed, num_cores) == expected
 
 
-def test_a_bound_thread_stays_where_it_is() -> None:
+def test_bound_thread_stays_on_its_core() -> None:
     done = subprocess.run([sys.executable, "-c", BIND], capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert done.stdout == "True\n"

@@ -20,13 +20,13 @@ sys.modules["paddle"] = None  # importing it is an error
 import workers.actor
 from pathlib import Path
 from engine.messages import SamplingParams
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 for plan in ("tape", "eager"):
-    sample = Sample([3, 1, 4], SamplingParams(temperature=0.0), num_outputs=3)
+    sequence = ServedSequence([3, 1, 4], SamplingParams(temperature=0.0), num_outputs=3)
     serving = Serving(make_runner(Path(sys.argv[1]), ops="native", plan=plan, max_model_len=64, num_kv_blocks=8))
-    serving.place(sample, 0)
-    serving.run([sample])
-    print(*sample.outputs)
+    serving.place(sequence, 0)
+    serving.run([sequence])
+    print(*sequence.outputs)
 """
 
 SIGNALS = """
@@ -41,7 +41,7 @@ os.abort()
 """
 
 
-def test_a_step_on_native_ops_imports_no_paddle(tmp_path: Path) -> None:
+def test_native_step_does_not_import_paddle(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, TINY)
     done = subprocess.run([sys.executable, "-c", STEP, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -50,12 +50,12 @@ def test_a_step_on_native_ops_imports_no_paddle(tmp_path: Path) -> None:
     assert len(tape.split()) == 3
 
 
-def test_a_device_that_paddle_was_not_built_for() -> None:
+def test_device_unknown_to_paddle_is_refused() -> None:
     with pytest.raises(OptionError, match=r"--device xpu: rank 0 needs device 0, but Paddle .* finds cpu"):
         make_device("xpu", "reference", 1)
 
 
-def test_what_a_device_lacks_is_not_run_on_the_cpu_in_silence() -> None:
+def test_missing_kernel_does_not_fall_back_to_cpu() -> None:
     import paddle
 
     name = "FLAGS_enable_api_kernel_fallback"
@@ -67,7 +67,7 @@ def test_what_a_device_lacks_is_not_run_on_the_cpu_in_silence() -> None:
 
 
 @pytest.mark.slow
-def test_paddle_says_nothing_of_signals() -> None:
+def test_paddle_installs_no_signal_handlers() -> None:
     """An actor ends on SIGTERM without a crash report by Paddle, and reports real crashes itself."""
     done = subprocess.run([sys.executable, "-c", SIGNALS], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[:2] == ["asked to end", "ends"], done.stderr
@@ -75,7 +75,7 @@ def test_paddle_says_nothing_of_signals() -> None:
     assert "Fatal Python error: Aborted" in done.stderr
 
 
-def test_who_packs_has_the_threads_of_all_ranks() -> None:
+def test_packing_rank_uses_threads_of_all_ranks() -> None:
     before = _cpu.num_threads()
     device = make_device("cpu", "native", 2, place=1, num_beside=3)
     try:

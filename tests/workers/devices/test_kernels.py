@@ -32,7 +32,7 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_what_is_timed(kept: Path) -> None:
+def test_every_kernel_is_timed_and_stored(kept: Path) -> None:
     found = timing(kept.parent)
     assert set(found.chosen) == set(TIMED)
     for part, times in found.seconds.items():
@@ -43,7 +43,7 @@ def test_what_is_timed(kept: Path) -> None:
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
-def test_what_is_kept_is_believed(kept: Path, tmp_path: Path) -> None:
+def test_stored_timings_are_used(kept: Path, tmp_path: Path) -> None:
     """A stored choice is used without timing, even one that the timings do not give."""
     other = {part: CANDIDATES[index % len(CANDIDATES)] for index, part in enumerate(TIMED)}
     answer = msgspec.structs.replace(timing(kept.parent), chosen=other)
@@ -58,7 +58,7 @@ def test_what_is_kept_is_believed(kept: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_none_of_ours_is_made_again(kept: Path, tmp_path: Path) -> None:
+def test_invalid_timing_file_is_measured_again(kept: Path, tmp_path: Path) -> None:
     true = timing(kept.parent)
     chosen = {**true.chosen, "int8": "sse9"}
     seconds = {part: {**times, CANDIDATES[0]: [0.0] * len(times[CANDIDATES[0]])} for part, times in true.seconds.items()}
@@ -88,13 +88,13 @@ def test_what_is_none_of_ours_is_made_again(kept: Path, tmp_path: Path) -> None:
     assert (tmp_path / kept.name).is_file()
 
 
-def test_where_nothing_can_be_kept(kept: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_directory_is_logged(kept: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     assert timing(tmp_path / "file").chosen.keys() == set(TIMED)
     assert "kernel timings cannot be stored in" in caplog.text
 
 
-def test_pinned(tmp_path: Path) -> None:
+def test_pinned_variant_is_used_without_timing(tmp_path: Path) -> None:
     for variant in _cpu.variants():
         assert kernels(variant, "float32", tmp_path / "none") == dict.fromkeys(PARTS, variant)
     assert not (tmp_path / "none").exists()
@@ -108,14 +108,14 @@ def test_pinned(tmp_path: Path) -> None:
         *((name, "this processor does not support it") for name, _, is_runnable in _cpu.known_variants() if not is_runnable),
     ],
 )
-def test_pinned_to_what_cannot_run(variant: str, cause: str, tmp_path: Path) -> None:
+def test_unusable_pinned_variant_is_refused(variant: str, cause: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError) as raised:
         kernels(variant, "float32", tmp_path)
     assert str(raised.value).startswith(f"--cpu-kernels {variant}: {cause}")
     assert str(raised.value).endswith(f"available here: auto, {', '.join(_cpu.candidates())}")
 
 
-def test_a_worker_takes_what_was_chosen() -> None:
+def test_worker_selects_the_chosen_variants() -> None:
     """The base first, in any order; nothing where nothing was chosen."""
     before, variants = _cpu.variant(), _cpu.variants()
     try:
@@ -132,7 +132,7 @@ def test_a_worker_takes_what_was_chosen() -> None:
         _cpu.select(before)
 
 
-def test_kernels_that_cannot_be_timed_are_left_out() -> None:
+def test_failing_kernels_are_left_out() -> None:
     """A processor may offer instructions on which it faults."""
     found, seconds = timed([*CANDIDATES[-2:], "sse9"])
     assert found == CANDIDATES[-2:]

@@ -31,7 +31,7 @@ def tower(device: HostDevice) -> Tower:
     return load_tower(GOLDEN / NAME, device)
 
 
-def test_ranks_share_units_out(tower: Tower, device: HostDevice) -> None:
+def test_ranks_divide_the_units(tower: Tower, device: HostDevice) -> None:
     """Each writes its own into the one arena; together they equal those of one rank."""
     alone, made = encoded(tower, device, UNITS), Units(tower, UNITS)
     written = []
@@ -50,7 +50,7 @@ def test_ranks_share_units_out(tower: Tower, device: HostDevice) -> None:
         idle.run(Units(tower, UNITS[:2]).call(first, first + 1), made.pixels if first == 0 else {})
 
 
-def test_a_call_goes_on_where_it_was_cut(tower: Tower, device: HostDevice) -> None:
+def test_interrupted_call_continues(tower: Tower, device: HostDevice) -> None:
     """No other life or call can continue it; a call may always begin again."""
     alone, made = encoded(tower, device, UNITS), Units(tower, UNITS)
     encoder = Encoder(tower, device, made.arena, 7)
@@ -70,7 +70,7 @@ def test_a_call_goes_on_where_it_was_cut(tower: Tower, device: HostDevice) -> No
         np.testing.assert_array_equal(features, alone[unit])
 
 
-def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> None:
+def test_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> None:
     """The plan is remade with more room and gives the same result."""
     many: list[Unit] = [(1, 2, 2 * columns) for columns in range(1, 40)]
     made = Units(tower, [*UNITS, *many])
@@ -84,7 +84,7 @@ def test_a_larger_call_after_a_smaller_one(tower: Tower, device: HostDevice) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str, tmp_path: Path) -> None:
+def test_encoded_features_are_stored_in_the_arena(tower: Tower, device: HostDevice, dtype: str, tmp_path: Path) -> None:
     """Features are stored in the arena as if encoded here, beside others."""
     made = Units(tower, UNITS)
     expected = encoded(tower, device, UNITS)
@@ -104,7 +104,7 @@ def test_features_that_come_encoded(tower: Tower, device: HostDevice, dtype: str
     arena.close()
 
 
-def test_wrong_pixels_are_an_error_of_ours(tower: Tower, device: HostDevice) -> None:
+def test_wrong_pixels_fail_an_assertion(tower: Tower, device: HostDevice) -> None:
     """Rows that do not match the grid are an error as well."""
     made = Units(tower, UNITS[:1])
     encoder = Encoder(tower, device, made.arena, 7)

@@ -45,14 +45,14 @@ def expected(name: str) -> dict[Unit, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_features_are_those_of_transformers(name: str, device: Device) -> None:
+def test_features_equal_those_of_transformers(name: str, device: Device) -> None:
     found = encoded(load_tower(GOLDEN / name, device), device, units_of(name))
     for unit, features in expected(name).items():
         assert np.abs(found[unit] - features).max() < 1e-4, unit
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_unit_alone(name: str, device: Device) -> None:
+def test_unit_has_the_same_bits_in_any_batch(name: str, device: Device) -> None:
     """A unit has the same bits among others, in any order, and with the call split anywhere: between passes, and within its
     rows, with more or fewer slices than parts of a pass."""
     tower, units = load_tower(GOLDEN / name, device), units_of(name)
@@ -79,7 +79,7 @@ def test_a_unit_alone(name: str, device: Device) -> None:
     ],
     ids=str,
 )
-def test_narrow_weights(name: str, precision: Precision, kind: str, loss: float) -> None:
+def test_rounded_weights_stay_near_float32(name: str, precision: Precision, kind: str, loss: float) -> None:
     device = HostDevice(2, [], {})
     tower = load_tower(GOLDEN / name, device, precision)
     assert {block.qkv.format.kind for block in tower.blocks} == {kind}
@@ -89,7 +89,7 @@ def test_narrow_weights(name: str, precision: Precision, kind: str, loss: float)
         assert np.linalg.norm(found[unit] - features) < loss * np.linalg.norm(features), unit
 
 
-def test_packed_weights(tmp_path: Path) -> None:
+def test_encoder_is_in_the_packed_file(tmp_path: Path) -> None:
     """The encoder is in the packed file, which later loads map; a text model alone has another file."""
     device, cache = HostDevice(2, [], {}), WeightCache(tmp_path / "cache", 1 << 30)
     path = GOLDEN / "qwen3_vl"
@@ -119,7 +119,7 @@ def test_packed_weights(tmp_path: Path) -> None:
     assert text.num_bytes < loaded.num_bytes
 
 
-def test_another_encoder_is_another_model(tmp_path: Path) -> None:
+def test_reload_with_another_encoder_shape_is_refused(tmp_path: Path) -> None:
     """Weights may be replaced in place only by those of the same shape."""
     shutil.copytree(GOLDEN / "qwen3_vl", tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
@@ -129,7 +129,7 @@ def test_another_encoder_is_another_model(tmp_path: Path) -> None:
         ModelConfig.read(GOLDEN / "qwen3_vl").of_same_shape(tmp_path / "other")
 
 
-def test_what_an_encoder_lacks_is_named(tmp_path: Path) -> None:
+def test_missing_encoder_tensors_are_named(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "qwen3_vl", tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     tensors = stored(GOLDEN / "qwen3_vl")
     tensors["model.visual.extra.weight"] = tensors.pop("model.visual.pos_embed.weight")
@@ -140,7 +140,7 @@ def test_what_an_encoder_lacks_is_named(tmp_path: Path) -> None:
     assert "visual.extra.weight [64, 64] is unexpected" in str(raised.value)
 
 
-def test_paddle_layout(tmp_path: Path) -> None:
+def test_paddle_layout_is_transposed(tmp_path: Path) -> None:
     """Baidu's own checkpoints hold linear weights as [in, out], also of the patch embedding."""
     shutil.copytree(GOLDEN / "ernie4_5_vl_moe", tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     no_linear = ("embed_tokens", "mlp.gate.", "moe_statics")

@@ -9,7 +9,7 @@ from workers.extensions.media.geometry import Angles, patches_of, pixels_of, str
 
 
 @pytest.mark.parametrize(("height", "width", "merge"), [(2, 2, 2), (6, 4, 2), (4, 22, 2), (9, 6, 3), (3, 2, 1)])
-def test_squares_lie_together(height: int, width: int, merge: int) -> None:
+def test_patches_of_a_square_are_adjacent(height: int, width: int, merge: int) -> None:
     found = patches_of(height, width, merge)
     expected = [
         (row * merge + inner_row, column * merge + inner_column)
@@ -26,7 +26,7 @@ def test_squares_lie_together(height: int, width: int, merge: int) -> None:
 @pytest.mark.parametrize(
     ("height", "width", "merge", "window"), [(16, 16, 2, 4), (10, 14, 2, 4), (2, 2, 2, 4), (4, 22, 2, 4), (18, 6, 3, 2)]
 )
-def test_windows(height: int, width: int, merge: int, window: int) -> None:
+def test_windows_are_ordered_by_row(height: int, width: int, merge: int, window: int) -> None:
     """Windows row after row, each with its squares row after row; the rest at the edges is a smaller window."""
     found = patches_of(height, width, merge, window)
     rows, columns = height // merge, width // merge
@@ -48,7 +48,7 @@ def test_windows(height: int, width: int, merge: int, window: int) -> None:
 
 @pytest.mark.parametrize("has_aligned_corners", [True, False])
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (4, 6), (7, 7), (13, 2)])
-def test_positions_between_places(height: int, width: int, has_aligned_corners: bool) -> None:
+def test_positions_are_interpolated(height: int, width: int, has_aligned_corners: bool) -> None:
     side = 7
     table = np.random.default_rng(0).standard_normal((side * side, 5), np.float32)
     patches = patches_of(height, width, 1)
@@ -74,7 +74,7 @@ def test_positions_between_places(height: int, width: int, has_aligned_corners: 
         np.testing.assert_allclose(found[index], expected, atol=1e-5)
 
 
-def test_pixels() -> None:
+def test_pixels_are_cut_into_patches() -> None:
     frames = np.random.default_rng(0).integers(0, 256, (2, 6, 9, 3), np.uint8)
     patches = patches_of(2, 3, 1)
     found = pixels_of(frames, patches, 3)
@@ -84,7 +84,7 @@ def test_pixels() -> None:
         np.testing.assert_array_equal(found[index], square.ravel())
 
 
-def test_angles_turn_by_row_and_column() -> None:
+def test_angles_depend_on_row_and_column() -> None:
     cosines, sines = Angles(8, 100.0, 50).of(np.array([0, 7]), np.array([0, 30]))
     np.testing.assert_array_equal(cosines[0], np.ones(8))
     np.testing.assert_array_equal(sines[0], np.zeros(8))

@@ -52,7 +52,7 @@ def drawn(path: Path, config: ModelConfig, device: HostDevice, precision: Precis
 @pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: f"{precision.dtype} {precision.vision_quantization}")
 @pytest.mark.parametrize("variant", _cpu.variants())
 @pytest.mark.parametrize("name", SHAPES)
-def test_alone_and_among_others(name: str, variant: str, precision: Precision, tmp_path: Path) -> None:
+def test_answer_does_not_depend_on_other_pictures(name: str, variant: str, precision: Precision, tmp_path: Path) -> None:
     config = write(tmp_path / "model", name)
     with table(f"{variant}-2"):
         device = HostDevice(2, [], {})

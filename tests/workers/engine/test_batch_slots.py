@@ -14,7 +14,7 @@ from engine.config import SpeculativeConfig
 from engine.messages import MediaUnit, SamplingParams, SlotStart, Step
 from engine.scheduler.results import finish_reason_of
 from tests.engine.scheduler.sequences import make_sample
-from tests.workers.serving import GOLDEN, Sample, Serving, int32, make_runner, swap_slots
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, int32, make_runner, swap_slots
 from workers.engine.batch_slots import BatchSlots
 from workers.engine.rows import StepRows
 from workers.engine.runner import ModelRunner
@@ -62,7 +62,7 @@ def filled_parts() -> Parts:
     return parts
 
 
-def test_units_get_and_lose_their_rows() -> None:
+def test_media_rows_are_set_and_cleared() -> None:
     media = filled_parts().media
     media.set_unit_rows(np.array([1, 3]), np.array([0, 0]), np.array([40, 7]))
     assert [media.prompts[slot].rows.tolist() for slot in range(NUM_SLOTS)] == [[-1], [40], [-1], [7], [-1]]
@@ -71,7 +71,7 @@ def test_units_get_and_lose_their_rows() -> None:
 
 
 @pytest.mark.parametrize("bounds", [[0, 0, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0]], ids=str)
-def test_mask_bounds_that_cannot_be(bounds: list[int]) -> None:
+def test_invalid_mask_bounds_fail(bounds: list[int]) -> None:
     start = SlotStart(2, "r", int32([1, 2]), 2, SamplingParams(), b"", mask_bounds=int32(bounds))
     with pytest.raises(AssertionError, match=r"token|bounds of 1 tokens for a prompt of 2"):
         filled_slots().start(start)
@@ -81,7 +81,7 @@ def contents(slots: BatchSlots) -> dict[str, list[object]]:
     return {name: array.tolist() for name, array in slots.arrays()}
 
 
-def test_every_array_is_registered() -> None:
+def test_every_slot_array_is_registered() -> None:
     parts = filled_parts()
     slots, owners = parts.slots, (parts.slots, parts.media, parts.sampling)
     attributes = {id(value) for owner in owners for value in vars(owner).values() if isinstance(value, np.ndarray)}
@@ -90,7 +90,7 @@ def test_every_array_is_registered() -> None:
 
 
 @given(st.integers(0, NUM_SLOTS - 1), st.integers(0, NUM_SLOTS - 1))
-def test_swapped_twice_is_the_identity(first: int, second: int) -> None:
+def test_swapping_twice_restores_the_slots(first: int, second: int) -> None:
     slots = filled_slots()
     before = contents(slots)
     swap_slots(slots, first, second)
@@ -103,7 +103,7 @@ def test_swapped_twice_is_the_identity(first: int, second: int) -> None:
 
 
 @given(st.integers(0, NUM_SLOTS - 1))
-def test_reset(slot: int) -> None:
+def test_reset_clears_one_slot(slot: int) -> None:
     slots, empty = filled_slots(), contents(empty_slots())
     before = contents(slots)
     slots.reset(slot)
@@ -111,7 +111,7 @@ def test_reset(slot: int) -> None:
         assert values == [*before[name][:slot], empty[name][slot], *before[name][slot + 1 :]], name
 
 
-def test_start_leaves_nothing_of_the_one_before() -> None:
+def test_start_clears_the_previous_sequence() -> None:
     slots = filled_slots()
     slots.start(SlotStart(2, "new", int32([9]), 1, SamplingParams(), int32([])))
     fresh = empty_slots()
@@ -124,12 +124,12 @@ def test_start_leaves_nothing_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("token_id", [-1, 100])
-def test_a_token_that_no_embedding_has(token_id: int) -> None:
+def test_token_outside_the_vocabulary_fails(token_id: int) -> None:
     with pytest.raises(AssertionError, match=f"token id {token_id} is outside the vocabulary of 100"):
         filled_slots().start(SlotStart(0, "r", int32([1, token_id]), 2, SamplingParams(), int32([1])))
 
 
-def test_unknown_token_ids_are_dropped() -> None:
+def test_unknown_token_ids_in_parameters_are_dropped() -> None:
     parts = filled_parts()
     sampling = SamplingParams(
         logit_bias={5: 1.0, 400: 2.0}, allowed_token_ids=[-1, 7, 100], stop_token_ids=[101], bad_words_token_ids=[[3, 200], [4]]
@@ -146,7 +146,7 @@ STOPS = st.lists(st.integers(0, 120), max_size=3)  # some of no token of the voc
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=8), STOPS, st.integers(0, 5), st.booleans(), st.booleans())
-def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
+def test_slot_ends_at_the_schedulers_stop_token(
     drawn: list[int], stops: list[int], min_tokens: int, is_allowed: bool, has_biases: bool
 ) -> None:
     """Tokens come one or several at a time, and any lists may precede the stop tokens in memory."""
@@ -173,7 +173,7 @@ def test_a_slot_is_ended_where_its_scheduler_sees_a_stop_token(
         assert slots.is_ended[1] == any(ends[: number + 1])
 
 
-def test_a_row_behind_a_stop_token_is_none() -> None:
+def test_row_after_a_stop_token_is_skipped() -> None:
     """The scheduler did not know of it yet, with drafts in flight or without; rows of other slots run."""
     parts = empty_parts()
     slots = parts.slots
@@ -189,14 +189,14 @@ def test_a_row_behind_a_stop_token_is_none() -> None:
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
-def test_swap_then_run_equals_run(swaps: list[tuple[int, int]]) -> None:
+def test_swapped_slots_give_the_same_answers(swaps: list[tuple[int, int]]) -> None:
     """Sequences swap slots in the middle of their answers; the answers do not change."""
     assert answers(swaps, "qwen3") == answers([], "qwen3")
 
 
 @settings(max_examples=3)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4))
-def test_swap_then_run_equals_run_with_drafts(swaps: list[tuple[int, int]]) -> None:
+def test_swapped_slots_with_drafts_give_the_same_answers(swaps: list[tuple[int, int]]) -> None:
     """All methods; each row brings as many tokens as without a swap."""
     assert answers(swaps, "deepseek_v3", "ngram,suffix,mtp") == answers([], "deepseek_v3", "ngram,suffix,mtp")
 
@@ -210,16 +210,16 @@ def runner(model: str, method: str) -> ModelRunner:
 def answers(swaps: list[tuple[int, int]], model: str, method: str = "") -> tuple[list[tuple[object, ...]], list[int]]:
     """Return the answers, and the number of tokens that rows brought."""
     slots, serving = runner(model, method).slots, Serving(runner(model, method))
-    samples = [
-        Sample(list(range(5 + index, 12 + 3 * index)), SamplingParams(temperature=1.0, seed=index, num_logprobs=2), 8)
+    sequences = [
+        ServedSequence(list(range(5 + index, 12 + 3 * index)), SamplingParams(temperature=1.0, seed=index, num_logprobs=2), 8)
         for index in range(5)
     ]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
     for first, second in swaps:
-        serving.step([sample for sample in samples if not sample.is_done])
+        serving.step([sequence for sequence in sequences if not sequence.is_done])
         swap_slots(slots, first, second)
-        for sample in samples:
-            sample.slot = {first: second, second: first}.get(sample.slot, sample.slot)
-    serving.run(samples)
-    return [sample.answer() for sample in samples], sorted(serving.num_tokens_of_rows)
+        for sequence in sequences:
+            sequence.slot = {first: second, second: first}.get(sequence.slot, sequence.slot)
+    serving.run(sequences)
+    return [sequence.answer() for sequence in sequences], sorted(serving.num_tokens_of_rows)

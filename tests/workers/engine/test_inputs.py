@@ -35,7 +35,7 @@ def inputs() -> StepInputs:
 
 
 @pytest.mark.parametrize(("num_drafts", "num_rows"), [(0, 64), (3, 64), (15, 112), (99, 256)])
-def test_the_head_is_read_once_for_all_rows_that_verify_drafts(num_drafts: int, num_rows: int) -> None:
+def test_logit_rows_cover_all_draft_tokens(num_drafts: int, num_rows: int) -> None:
     """Few sequences have the rows that they had before; many have no more than there is memory for."""
     made = StepInputs(PaddleDevice("cpu"), InputSizes(7, 512, 512, BLOCK_SIZE, num_drafts=num_drafts))
     assert (made.max_logit_rows, len(made.logit_row_ids.numpy())) == (num_rows, num_rows)
@@ -51,7 +51,7 @@ def set_step(inputs: StepInputs, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_metadata(inputs: StepInputs, name: str) -> None:
+def test_metadata_describes_each_row(inputs: StepInputs, name: str) -> None:
     """Each row's sequence, position, token and slot; offsets and lengths; nothing of an earlier step."""
     set_step(inputs, "reference")
     starts, counts = set_step(inputs, name)
@@ -76,7 +76,7 @@ def test_metadata(inputs: StepInputs, name: str) -> None:
         assert (values["slot_mapping"][num_rows:] == 0).all()
 
 
-def test_reference_vector(inputs: StepInputs) -> None:
+def test_inputs_equal_the_reference_vector(inputs: StepInputs) -> None:
     """Prompts of a step start at 0 where nothing is decoded yet, otherwise after the cached part."""
     set_step(inputs, "reference")
     values = {key: tensor.numpy() for key, tensor in inputs.tensors()}
@@ -87,7 +87,7 @@ def test_reference_vector(inputs: StepInputs) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name != "empty"])
-def test_tiles(inputs: StepInputs, name: str) -> None:
+def test_tiles_cover_each_row_once(inputs: StepInputs, name: str) -> None:
     """Each row is exactly one query of a tile of its own sequence, and the padded rows are of the dummy slot."""
     set_step(inputs, name)
     values = {key: tensor.numpy() for key, tensor in inputs.tensors()}
@@ -106,7 +106,7 @@ def test_tiles(inputs: StepInputs, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_kept_rows(inputs: StepInputs, name: str) -> None:
+def test_kept_rows_are_the_last_of_each_sequence(inputs: StepInputs, name: str) -> None:
     """The last rows of each sequence, as many as it has and are wanted, with the inputs of attention."""
     starts, counts = (np.array(column, np.int32) for column in STEPS[name])
     kept_counts = np.minimum(counts, [100, 1, 1, 1, 0, 5, 2]).astype(np.int32)
@@ -130,7 +130,7 @@ def test_kept_rows(inputs: StepInputs, name: str) -> None:
     )
 
 
-def test_addresses_never_change(inputs: StepInputs) -> None:
+def test_addresses_of_inputs_never_change(inputs: StepInputs) -> None:
     before = {name: (tensor.data_ptr(), tuple(tensor.shape)) for name, tensor in inputs.tensors()}
     for name in [*STEPS, *reversed(STEPS)]:
         set_step(inputs, name)
@@ -138,7 +138,7 @@ def test_addresses_never_change(inputs: StepInputs) -> None:
         assert {name: (tensor.data_ptr(), tuple(tensor.shape)) for name, tensor in inputs.tensors()} == before
 
 
-def test_logit_rows_leave_no_tail(inputs: StepInputs) -> None:
+def test_unused_logit_rows_are_zeroed(inputs: StepInputs) -> None:
     inputs.set_logit_rows(np.arange(40))
     inputs.set_logit_rows(np.array([5, 2]))
     assert inputs.num_logit_rows == 2

@@ -10,7 +10,7 @@ import msgspec
 
 from ops._cpu import LayerDrafts
 from shm.segment import MemoryFile
-from tests.workers.rank_group.serving import samples
+from tests.workers.rank_group.serving import sequences
 from tests.workers.serving import Serving, make_runner
 from workers.engine.captured_plan import CapturedPlan
 from workers.engine.rows import StepRows
@@ -70,8 +70,8 @@ def draft_and_answer(
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     runner = make_runner(path, communicator=communicator, arena=memory, num_kv_blocks=64, **options)
     replays = keep(runner)
-    serving, batch = Serving(runner, chunk=40), samples()
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    serving, batch = Serving(runner, chunk=40), sequences()
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     serving.run(batch)
-    return [sample.answer() for sample in batch], replays
+    return [sequence.answer() for sequence in batch], replays

@@ -11,7 +11,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.parallel.placement import LayerPlacement
 from shm.segment import MemoryFile
 from tests.configurations import engine_config
-from tests.workers.rank_group.serving import samples
+from tests.workers.rank_group.serving import sequences
 from tests.workers.serving import Serving, make_runner
 from workers.rank_group.clock import RankGroupClock
 from workers.rank_group.communicator import Communicator, RankGroupBroken
@@ -25,11 +25,11 @@ def share_experts(
 
     With an `arena` all ranks are one replica; otherwise each is a replica with sequences of its own, and the first begins late.
     All run each step of the clock, with rows or without. Experts move before every step, from one of `placements` to the next.
-    Of the options `samples` and `kind` are as in `serve` and `make_runner`; `loads_again`: the rank that reloads alone after a
-    replayed step.
+    The options `sequences` and `kind` are as in `serve` and `make_runner`; `loads_again` is the rank that reloads alone after
+    a replayed step.
     """
     options = dict(options)
-    given, loads_again = samples(*options.pop("samples", ())), options.pop("loads_again", -1)
+    given, loads_again = sequences(*options.pop("sequences", ())), options.pop("loads_again", -1)
     rank, count = communicator.rank, communicator.count
     whole = Communicator(communicator.memory.data, rank, 0, count, timeout_s=60.0, spin_ns=5_000, shares_experts=True)
     memory, tensor, batch, num_late = None, Communicator(communicator.memory.data, rank, rank, 1, timeout_s=60.0), given, 0
@@ -50,11 +50,11 @@ def share_experts(
     clock.join(experts.join())
     runner = make_runner(path, communicator=tensor, arena=memory, experts=experts, rank=rank, **settings)
     serving = Serving(runner, chunk=40)
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     sizes = []
-    while communicator.all_gather(np.array([not all(sample.is_done for sample in batch)])).any():
-        left = [sample for sample in batch if not sample.is_done] if clock.num_done >= num_late else []
+    while communicator.all_gather(np.array([not all(sequence.is_done for sequence in batch)])).any():
+        left = [sequence for sequence in batch if not sequence.is_done] if clock.num_done >= num_late else []
         if left:
             clock.begin()
         communicator.barrier()
@@ -74,7 +74,7 @@ def share_experts(
     if options.get("plan") == "captured":
         assert (communicator.all_gather(np.array(sizes)) == sizes).all(), "the ranks replay different sizes"
         assert 0 < np.count_nonzero(sizes) < len(sizes), sizes
-    return [sample.answer() for sample in batch]
+    return [sequence.answer() for sequence in batch]
 
 
 def outlive(communicator: Communicator, path: Path, num_steps: int, options: dict[str, Any]) -> list[Any]:
@@ -92,11 +92,11 @@ def outlive(communicator: Communicator, path: Path, num_steps: int, options: dic
             experts.begin_step(number, 1)
             runner.run_without_rows()
         return []
-    serving, batch, broken = Serving(runner, chunk=40), samples(), 0
-    for slot, sample in enumerate(batch):
-        serving.place(sample, slot)
+    serving, batch, broken = Serving(runner, chunk=40), sequences(), 0
+    for slot, sequence in enumerate(batch):
+        serving.place(sequence, slot)
     number = 0
-    while left := [sample for sample in batch if not sample.is_done]:
+    while left := [sequence for sequence in batch if not sequence.is_done]:
         experts.begin_step(number, 1)
         try:
             serving.step(left)
@@ -104,4 +104,4 @@ def outlive(communicator: Communicator, path: Path, num_steps: int, options: dic
             assert experts.join()
             broken += 1
         number += 1
-    return [broken, number - broken, *(sample.answer() for sample in batch)]
+    return [broken, number - broken, *(sequence.answer() for sequence in batch)]

@@ -46,11 +46,11 @@ def see(
     num_passes = encoder.config.num_passes if encoder else 0
     missing = runner.run(steps_of(calls[0], num_passes)[0]).missing
     is_blind = False
-    samples = golden_prompts(name)
+    sequences = golden_prompts(name)
     serving = Serving(runner, chunk=16)
-    for slot, (sample, units) in enumerate(zip(samples, calls, strict=True)):
+    for slot, (sequence, units) in enumerate(zip(sequences, calls, strict=True)):
         for step in steps_of(units, num_passes, (1,)):
             assert not runner.run(step).missing
-        serving.place(sample, slot)
-    serving.run(samples)
-    return list(missing.values()), [sample.outputs for sample in samples]
+        serving.place(sequence, slot)
+    serving.run(sequences)
+    return list(missing.values()), [sequence.outputs for sequence in sequences]

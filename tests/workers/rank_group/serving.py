@@ -10,7 +10,7 @@ from engine.messages import SamplingParams
 from ops import _cpu
 from shm.segment import MemoryFile
 from tests.paths import GOLDEN
-from tests.workers.serving import Sample, Serving, golden_samples, make_runner
+from tests.workers.serving import ServedSequence, Serving, golden_sequences, make_runner
 from workers.rank_group.communicator import Communicator
 
 PROMPTS = [[(7 * number + 3 * index) % 900 + 3 for index in range(length)] for number, length in enumerate((1, 5, 33, 90, 17))]
@@ -25,30 +25,33 @@ SAMPLINGS = (
 Answers = list[tuple[object, ...]]
 
 
-def samples(count: int = len(PROMPTS), num_outputs: int = 8) -> list[Sample]:
+def sequences(count: int = len(PROMPTS), num_outputs: int = 8) -> list[ServedSequence]:
     """Return the first `count` of sequences of all kinds."""
-    return [Sample(prompt, sampling, num_outputs) for prompt, sampling in zip(PROMPTS[:count], SAMPLINGS[:count], strict=True)]
+    return [
+        ServedSequence(prompt, sampling, num_outputs)
+        for prompt, sampling in zip(PROMPTS[:count], SAMPLINGS[:count], strict=True)
+    ]
 
 
 def serve(
     path: Path, options: dict[str, Any], communicator: Communicator | None = None, arena: memoryview | None = None
 ) -> Answers:
     """Run sequences of all kinds in one batch, with prompts in chunks; return the outcome of each, with drafts also the number
-    of tokens per row. `variant`: of the kernels; `adapters`: used by the sequences in turn, after one without; `samples`:
+    of tokens per row. `variant`: of the kernels; `adapters`: used by the sequences in turn, after one without; `sequences`:
     number of sequences and of their tokens."""
     before = _cpu.variant()
     assert _cpu.select(options.get("variant", before))
-    settings = {name: value for name, value in options.items() if name not in ("variant", "samples")}
+    settings = {name: value for name, value in options.items() if name not in ("variant", "sequences")}
     runner = make_runner(path, communicator=communicator, arena=arena, num_kv_blocks=64, **settings)
     serving = Serving(runner, chunk=40)
-    batch = samples(*options.get("samples", ()))
-    for slot, sample in enumerate(batch):
-        sample.adapter_slot = slot % (1 + len(options.get("adapters", ()))) - 1
-        serving.place(sample, slot)
+    batch = sequences(*options.get("sequences", ()))
+    for slot, sequence in enumerate(batch):
+        sequence.adapter_slot = slot % (1 + len(options.get("adapters", ()))) - 1
+        serving.place(sequence, slot)
     serving.run(batch)
     assert _cpu.select(before)
     counts: Answers = [(tuple(serving.num_tokens_of_rows),)] if "speculative_config" in options else []
-    return [*(sample.answer() for sample in batch), *counts]
+    return [*(sequence.answer() for sequence in batch), *counts]
 
 
 def serve_all(communicator: Communicator, arena: tuple[Any, int], jobs: Sequence[tuple[Path, dict[str, Any]]]) -> list[Answers]:
@@ -69,11 +72,11 @@ def serve_golden(
     memory = MemoryFile.from_fd(arena[0].detach(), arena[1]).buffer
     found = {}
     for architecture in architectures:
-        samples = golden_samples(architecture)[:6]
+        sequences = golden_sequences(architecture)[:6]
         runner = make_runner(GOLDEN / architecture, communicator=communicator, arena=memory, num_kv_blocks=200, **options)
         serving = Serving(runner)
-        for slot, sample in enumerate(samples):
-            serving.place(sample, slot)
-        serving.run(samples)
-        found[architecture] = [sample.outputs for sample in samples]
+        for slot, sequence in enumerate(sequences):
+            serving.place(sequence, slot)
+        serving.run(sequences)
+        found[architecture] = [sequence.outputs for sequence in sequences]
     return found

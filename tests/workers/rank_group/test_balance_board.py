@@ -39,7 +39,7 @@ def tables_of(version: int, placement: tuple[tuple[tuple[int, ...], ...], ...]) 
     return version, b"".join(owners(layer, NUM_EXPERTS).tobytes() for layer in placement)
 
 
-def test_a_placement_is_proposed_and_put_in_force(boards: Boards, table: ExpertTable) -> None:
+def test_proposed_placement_takes_effect(boards: Boards, table: ExpertTable) -> None:
     """A reader sees the placement in force, and at first the initial one."""
     leader, other = boards
     placement = (round_robin(NUM_EXPERTS, 2, NUM_EXPERTS + 3),) * len(LAYERS)
@@ -60,7 +60,7 @@ def test_a_placement_is_proposed_and_put_in_force(boards: Boards, table: ExpertT
     assert table.committed() == tables_of(1, placement)
 
 
-def test_what_was_sealed_is_not_replaced(boards: Boards) -> None:
+def test_sealed_placement_is_not_replaced(boards: Boards) -> None:
     """The leader of a past epoch comes too late; or in time, and then all that join the next find its version."""
     leader, other = boards
     seen = leader.seal(3)
@@ -71,7 +71,7 @@ def test_what_was_sealed_is_not_replaced(boards: Boards) -> None:
     assert (other.seal(5).version, leader.seal(5).version, other.in_force.number) == (1, 1, 0)
 
 
-def test_ranks_count_apart(boards: Boards, table: ExpertTable) -> None:
+def test_ranks_count_separately(boards: Boards, table: ExpertTable) -> None:
     first, second = boards
     first.counts[0, 2, 1] += np.uint64(5)
     second.counts[1, 2, 1] += np.uint64(2)
@@ -79,7 +79,7 @@ def test_ranks_count_apart(boards: Boards, table: ExpertTable) -> None:
     assert np.flatnonzero(np.frombuffer(table.counts, np.uint64)).tolist() == [2 * NUM_EXPERTS + 1, 5 * NUM_EXPERTS + 1]
 
 
-def test_a_window_that_is_being_written_is_not_read(boards: Boards, table: ExpertTable) -> None:
+def test_window_being_written_is_not_read(boards: Boards, table: ExpertTable) -> None:
     """Nor is one with a writer that died in it, until the next one writes it."""
     counts = np.arange(len(LAYERS) * NUM_EXPERTS, dtype=np.uint64)
     assert table.recent_since() is None
@@ -91,7 +91,7 @@ def test_a_window_that_is_being_written_is_not_read(boards: Boards, table: Exper
     assert table.recent_since() == (3_500_000_000, counts.tobytes())
 
 
-def test_versions_have_turns() -> None:
+def test_versions_alternate_and_wrap() -> None:
     version, seen = 0, []
     for _ in range(2 * MAX_VERSION):
         following = next_version(version)

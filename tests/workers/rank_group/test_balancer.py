@@ -143,7 +143,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield pair
 
 
-def test_all_move_before_the_same_step(pair: Pair) -> None:
+def test_all_ranks_move_before_the_same_step(pair: Pair) -> None:
     number = pair.put_in_force()
     pair.begin_step(number - 1)
     assert pair.versions == [0, 0]
@@ -153,7 +153,7 @@ def test_all_move_before_the_same_step(pair: Pair) -> None:
     assert np.array_equal(pair.experts[0].owners, pair.experts[1].owners)
 
 
-def test_what_is_looked_back_at_is_shown(pair: Pair) -> None:
+def test_statistics_cover_the_configured_interval(pair: Pair) -> None:
     """100 rows a second: those of the last ten seconds, or a little more while the leader does something else. Any process may
     read it."""
     assert expert_view(pair.table, 0, 0).recent_layers is None
@@ -176,7 +176,7 @@ def test_what_is_looked_back_at_is_shown(pair: Pair) -> None:
     assert number > CONFIG.statistics_interval_s
 
 
-def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
+def test_placement_stays_until_its_step(pair: Pair) -> None:
     """A rank may read it at any moment, however loaded others become meanwhile."""
     number = pair.put_in_force()
     placement = pair.boards[1].placement(1)
@@ -195,7 +195,7 @@ def test_what_is_in_force_stays_until_its_step_has_come(pair: Pair) -> None:
     wait_until(is_next_proposed, what="the next is proposed")
 
 
-def test_all_die_after_a_move(pair: Pair) -> None:
+def test_placement_survives_the_death_of_all_ranks(pair: Pair) -> None:
     """The first one to come back finds no member, and takes part once it is one."""
     pair.begin_step(pair.put_in_force())
     moved = pair.experts[0].owners.copy()
@@ -209,7 +209,7 @@ def test_all_die_after_a_move(pair: Pair) -> None:
     assert np.array_equal(pair.experts[1].owners, moved)
 
 
-def test_idle_ranks_look_at_two_words_alone(pair: Pair) -> None:
+def test_idle_ranks_read_only_two_words(pair: Pair) -> None:
     """A change of either word, a step, or a command ends this; other ranks' proposals are noticed."""
     pair.set_members(True)
     pair.join()
@@ -236,7 +236,7 @@ def looks(pair: Pair) -> list[float]:
     return [look.at_s for look in pair.balancers[0]._looks]
 
 
-def test_counts_are_looked_at_once_an_interval(tmp_path: Path) -> None:
+def test_counts_are_read_once_per_interval(tmp_path: Path) -> None:
     config = EplbConfig(step_interval=1000, min_gain=0, check_interval_s=1.0, statistics_interval_s=100.0)
     with running_pair(tmp_path, config) as pair:
         for number in range(1, 45):  # eight turns an interval, with a step and rows before each
@@ -247,7 +247,7 @@ def test_counts_are_looked_at_once_an_interval(tmp_path: Path) -> None:
         assert found == [0.125, 1.125, 2.125, 3.125, 4.125, 5.125]
 
 
-def test_idle_ranks_look_no_more(tmp_path: Path) -> None:
+def test_idle_ranks_stop_reading_counts(tmp_path: Path) -> None:
     with running_pair(tmp_path) as pair:
         pair.begin_step(1)
         pair.count(0)
@@ -271,7 +271,7 @@ def test_idle_ranks_look_no_more(tmp_path: Path) -> None:
     ],
     ids=["seconds", "steps"],
 )
-def test_the_window_forgets_what_is_older(tmp_path: Path, config: EplbConfig, expected: list[float]) -> None:
+def test_window_forgets_old_counts(tmp_path: Path, config: EplbConfig, expected: list[float]) -> None:
     with running_pair(tmp_path, config) as pair:
         for number in range(1, 21):
             pair.begin_step(number)
@@ -283,7 +283,7 @@ def test_the_window_forgets_what_is_older(tmp_path: Path, config: EplbConfig, ex
         assert not counts[:, 2].any()
 
 
-def test_experts_move_no_sooner_than_the_step_interval(tmp_path: Path) -> None:
+def test_experts_wait_for_the_step_interval(tmp_path: Path) -> None:
     with running_pair(tmp_path, EplbConfig(step_interval=40, min_gain=0)) as pair:
         first = pair.experts[0].placement[0][0][:2]
         for number in range(1, 40):
@@ -297,7 +297,7 @@ def test_experts_move_no_sooner_than_the_step_interval(tmp_path: Path) -> None:
         wait_until(lambda: (pair.advance(), pair.boards[1].in_force.version == 1)[1], what="a placement is in force")
 
 
-def test_a_rank_sleeps_on_until_something_has_come(pair: Pair) -> None:
+def test_idle_rank_sleeps_until_an_event(pair: Pair) -> None:
     """A record, a step that another began, a word on the board, a command, another epoch."""
     own = Communicator(pair.experts[1].communicator.header.memory, 1, 1, 1, timeout_s=60.0)
     own.join()

@@ -19,7 +19,7 @@ def join(ranks: list[Communicator], own: list[RankGroupClock]) -> None:
         clock.join(rank.join())
 
 
-def test_two_begin_the_same_step_once() -> None:
+def test_two_ranks_start_the_same_step_once() -> None:
     header, ranks, own = clocks(2)
     for rank in range(2):
         header.set_member(rank, True)
@@ -35,7 +35,7 @@ def test_two_begin_the_same_step_once() -> None:
     assert (own[0].is_ahead, own[1].is_ahead) == (False, True)
 
 
-def test_an_epoch_begins_anew() -> None:
+def test_new_epoch_resets_the_clock() -> None:
     """Steps of the epoch before are forgotten; a second hello in one epoch forgets nothing."""
     header, ranks, own = clocks(2)
     for rank in range(2):

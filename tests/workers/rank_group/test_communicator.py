@@ -48,7 +48,7 @@ def all_collectives(communicator: Communicator) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_collectives(num_ranks: int) -> None:
+def test_collectives_agree_with_numpy(num_ranks: int) -> None:
     with rank_group_of(num_ranks) as rank_group:
         assert rank_group.run(all_collectives) == [None] * num_ranks
 
@@ -80,17 +80,17 @@ def alternate(communicator: Communicator, num_rounds: int) -> int:
 
 
 @pytest.mark.slow
-def test_groups_do_not_overwrite_each_others_buffers() -> None:
+def test_groups_have_separate_buffers() -> None:
     with rank_group_of(2) as rank_group:
         assert rank_group.run(alternate, 4_000) == [0, 0]
 
 
-def test_all_to_all_of_any_sizes() -> None:
+def test_all_to_all_takes_any_sizes() -> None:
     with rank_group_of(3) as rank_group:
         assert rank_group.run(context, 4 * WINDOW_BYTES) == [None] * 3
 
 
-def test_all_to_all_that_is_too_much_fails_there_alone() -> None:
+def test_oversized_all_to_all_fails_on_its_receiver() -> None:
     with rank_group_of(3) as rank_group:
         answers = rank_group.run(context, WINDOW_BYTES)
     assert [answer[0] for answer in answers] == ["ValueError"] * 3  # each is sent one that is too long
@@ -125,7 +125,7 @@ def on_a_tape(communicator: Communicator) -> Any:
     return before, total.copy(), np.array(whole), swapped
 
 
-def test_ops_of_a_tape() -> None:
+def test_collectives_run_on_a_tape() -> None:
     with rank_group_of(2) as rank_group:
         answers = rank_group.run(on_a_tape)
     x = np.arange(40, dtype=np.float32).reshape(8, 5)
@@ -161,7 +161,7 @@ def gate_and_up(inner: int) -> Array:
     return array_of(np.random.default_rng(inner).standard_normal((8, 2 * inner), np.float32))
 
 
-def test_columns_are_written_where_they_are_gathered() -> None:
+def test_columns_are_written_into_the_gathered_buffer() -> None:
     """Unless ranks meet within a panel, or the rank's own columns are read afterwards."""
     for inner, is_there in ((64, True), (40, False)):
         whole = make_table(Immediate()).activate_and_multiply(gate_and_up(inner), "silu").numpy()
@@ -184,7 +184,7 @@ def meet_once(communicator: Communicator) -> None:
     communicator.barrier()
 
 
-def test_a_killed_peer_ends_the_collective_at_once() -> None:
+def test_killed_peer_ends_the_collective_at_once() -> None:
     """kill -9 in the middle of calls; the supervisor's new epoch wakes the waiting ranks."""
     with rank_group_of(3) as rank_group:
         ranks = [rank_group.start(rank, meet_often) for rank in range(3)]
@@ -199,7 +199,7 @@ def test_a_killed_peer_ends_the_collective_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_group_that_is_whole_again_goes_on() -> None:
+def test_restored_rank_group_continues() -> None:
     with rank_group_of(2) as rank_group:
         rank_group.start(1, meet_often).kill()
         rank_group.header.set_member(1, False)
@@ -207,7 +207,7 @@ def test_a_rank_group_that_is_whole_again_goes_on() -> None:
         assert rank_group.run(all_collectives) == [None, None]
 
 
-def test_a_silent_peer_is_named_after_the_limit() -> None:
+def test_silent_peer_is_named_after_the_timeout() -> None:
     with rank_group_of(2, timeout_s=0.2) as rank_group:
         kind, text = rank_group.start(0, meet_once).answer()
     assert kind == "RuntimeError"
@@ -227,14 +227,14 @@ def in_step(communicator: Communicator, steps: list[int], sizes: list[int]) -> N
         ([7, 7], [4, 5], ("all_reduce 1 of 16 bytes in step 7", "all_reduce 1 of 20 bytes in step 7")),
     ],
 )
-def test_ranks_that_do_different_things_are_told(steps: list[int], sizes: list[int], texts: tuple[str, str]) -> None:
+def test_mismatched_steps_are_reported(steps: list[int], sizes: list[int], texts: tuple[str, str]) -> None:
     with rank_group_of(2) as rank_group:
         for kind, text in rank_group.run(in_step, steps, sizes):
             assert kind == "RuntimeError"
             assert all(side in text for side in texts), text
 
 
-def greet_again(communicator: Communicator) -> None:
+def send_second_hello(communicator: Communicator) -> None:
     """Join again as when the scheduler comes back: one rank before a call, the other after it."""
     for number in range(2):
         if communicator.place == number:
@@ -242,9 +242,9 @@ def greet_again(communicator: Communicator) -> None:
         communicator.barrier()
 
 
-def test_a_second_greeting_in_an_epoch_changes_nothing() -> None:
+def test_second_hello_in_an_epoch_changes_nothing() -> None:
     with rank_group_of(2) as rank_group:
-        assert rank_group.run(greet_again) == [None, None]
+        assert rank_group.run(send_second_hello) == [None, None]
 
 
 def different_calls(communicator: Communicator) -> None:
@@ -254,7 +254,7 @@ def different_calls(communicator: Communicator) -> None:
         communicator.all_reduce(np.zeros(4, np.float32))
 
 
-def test_different_calls_are_told() -> None:
+def test_mismatched_calls_are_reported() -> None:
     with rank_group_of(2) as rank_group:
         for kind, text in rank_group.run(different_calls):
             assert kind == "RuntimeError"

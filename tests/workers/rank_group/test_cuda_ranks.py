@@ -29,7 +29,7 @@ from workers.selftest.op_choice import take_rows
 from workers.weights.precision import Precision
 
 pytestmark = pytest.mark.slow
-CARD: dict[str, Any] = {"ops": "reference", "kind": OnEmulatedCard, "plan": "eager", "max_model_len": 48, "samples": (3, 3)}
+CARD: dict[str, Any] = {"ops": "reference", "kind": OnEmulatedCard, "plan": "eager", "max_model_len": 48, "sequences": (3, 3)}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def take(communicator: Communicator, port: int, breaks_all: bool) -> list[object
 
 
 @pytest.mark.parametrize(("breaks_all", "found"), [(True, [None, None]), (False, [False, (("draw", "sample"),)])])
-def test_what_is_wrong_on_one_card_no_rank_takes(breaks_all: bool, found: list[object]) -> None:
+def test_ops_wrong_on_one_card_are_not_used(breaks_all: bool, found: list[object]) -> None:
     """Otherwise it would wait in a collective that the others do not call."""
     emulated_card()  # compiled before each rank asks for it
     with reserve_port("127.0.0.1", 0) as port, rank_group_of(2) as rank_group:
@@ -74,7 +74,7 @@ def alone(model: Path) -> Answers:
     return serve(model, CARD)
 
 
-def test_two_ranks_give_the_bytes_of_one(model: Path, alone: Answers) -> None:
+def test_two_ranks_equal_one_rank(model: Path, alone: Answers) -> None:
     """Columns that begin within panels, a KV head that two ranks share, experts that are split."""
     with reserve_port("127.0.0.1", 0) as port:
         options = {**CARD, "group_ports": (port.getsockname()[1],)}
@@ -82,7 +82,7 @@ def test_two_ranks_give_the_bytes_of_one(model: Path, alone: Answers) -> None:
 
 
 @pytest.mark.parametrize("plan", ["eager", "captured"])
-def test_ranks_that_share_experts_give_the_bytes_of_one(model: Path, alone: Answers, plan: str) -> None:
+def test_expert_parallel_ranks_equal_one_rank(model: Path, alone: Answers, plan: str) -> None:
     """Two replicas, and one is idle at first and at last; experts move before every step."""
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
     with reserve_port("127.0.0.1", 0) as first, reserve_port("127.0.0.1", 0) as second, rank_group_of(2) as rank_group:

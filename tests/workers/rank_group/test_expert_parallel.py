@@ -63,7 +63,7 @@ def placements_of(path: Path, num_ranks: int, num_redundant: int) -> list[LayerP
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe", "ernie4_5_vl_moe"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) -> None:
+def test_replicas_sharing_experts_equal_one_rank(name: str, precision: str, tmp_path: Path) -> None:
     """Each has its own sequences; three experts have two copies, and all move before every step."""
     path, options = GOLDEN / name, PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
     expected = serve(path, options)
@@ -72,13 +72,13 @@ def test_replicas_that_share_experts(name: str, precision: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("precision", ["float32", "int4", "captured"])
-def test_tensor_ranks_that_share_experts(precision: str, tmp_path: Path) -> None:
+def test_tensor_ranks_sharing_experts_equal_one_rank(precision: str, tmp_path: Path) -> None:
     path, options = GOLDEN / "qwen3_moe", PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
     expected = serve(path, options)
     assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
 
 
-def test_who_is_left_goes_on_alone(tmp_path: Path) -> None:
+def test_remaining_rank_continues_alone(tmp_path: Path) -> None:
     """A rank ends between two steps; the other drops its step, computes all experts, and answers the same."""
     path, options = GOLDEN / "qwen3_moe", {"weight_cache_dir": str(tmp_path), "max_num_batched_tokens": 512}
     with rank_group_of(2) as rank_group:
@@ -90,13 +90,13 @@ def test_who_is_left_goes_on_alone(tmp_path: Path) -> None:
     assert found == serve(path, options)
 
 
-def test_the_arena_has_room_for_all() -> None:
+def test_comm_arena_grows_with_the_ranks() -> None:
     model = ModelConfig.read(GOLDEN / "qwen3_moe")
     sizes = [comm_bytes(model, tensor, 4, 512, 32, shares) for tensor, shares in ((1, False), (1, True), (2, True))]
     assert sizes[0] == 0 < sizes[1] < sizes[2]
 
 
-def test_rows_of_a_decode_step_are_resident_from_the_start() -> None:
+def test_decode_rows_are_resident_at_start() -> None:
     """The rest of the windows becomes resident with the first step of that size."""
     model = ModelConfig.read(GOLDEN / "qwen3_moe")
     num_bytes = comm_bytes(model, 1, 2, 512, 32, shares_experts=True)

@@ -35,7 +35,7 @@ def options() -> Iterator[dict[str, Any]]:
         yield {**REFERENCE, "group_ports": (first.getsockname()[1], second.getsockname()[1])}
 
 
-def test_two_ranks_give_the_bytes_of_one(options: dict[str, Any], tmp_path: Path) -> None:
+def test_two_ranks_equal_one_rank(options: dict[str, Any], tmp_path: Path) -> None:
     """Columns that begin within chunks, a KV head that two ranks share, experts that are split, latent attention."""
     jobs = []
     for name, config in (("odd", ODD), ("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
@@ -53,7 +53,7 @@ def test_two_ranks_agree_with_transformers(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("is_one_replica", [False, True])
-def test_ranks_that_share_experts_give_the_bytes_of_one(options: dict[str, Any], tmp_path: Path, is_one_replica: bool) -> None:
+def test_expert_parallel_ranks_equal_one_rank(options: dict[str, Any], tmp_path: Path, is_one_replica: bool) -> None:
     """Two replicas, and one is idle at first and at last, or the two ranks of one; experts move before every step."""
     write_checkpoint(tmp_path, ODD_EXPERTS)
     alone = serve(tmp_path, options)

@@ -24,7 +24,7 @@ def test_two_ranks_agree_with_transformers(name: str) -> None:
     slab = make_slab()
     rows = MemoryFile.create("rows", EncoderArena.num_bytes_of(*shape_of_arena(GOLDEN / name)))
     kv = MemoryFile.create("kv", KV_BYTES)
-    calls = [units_of(name, sample, case, slab) for case, sample in enumerate(golden_prompts(name))]
+    calls = [units_of(name, sequence, case, slab) for case, sequence in enumerate(golden_prompts(name))]
     with rank_group_of(2) as rank_group:
         shared = [(DupFd(memory.fd), memory.num_bytes) for _ in range(2) for memory in (kv, rows, slab.memory)]
         ranks = [rank_group.start(rank, see, *shared[3 * rank : 3 * rank + 3], name, calls) for rank in range(2)]

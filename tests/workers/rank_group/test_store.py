@@ -15,7 +15,7 @@ from workers.rank_group.rendezvous import Rendezvous
 from workers.rank_group.store import LOOPBACK, GroupStore
 
 
-def test_clients_of_paddle() -> None:
+def test_store_serves_paddle_clients() -> None:
     """The store uses a reserved port, and the loopback only."""
     with reserve_port(LOOPBACK, 0) as holder, ThreadPoolExecutor(1) as thread:
         store = GroupStore(holder.getsockname()[1])
@@ -27,7 +27,7 @@ def test_clients_of_paddle() -> None:
         assert waiting.result(WATCHDOG_S) == (None, b"value")
 
 
-def test_each_life_of_a_rank_group_meets_under_a_name_of_its_own() -> None:
+def test_each_epoch_has_its_own_store_prefix() -> None:
     """Keys that dead processes left in a store are not read."""
     memory = memoryview(bytearray(buffers_at(2)))
     RankGroupHeader.begin(memory, 2)

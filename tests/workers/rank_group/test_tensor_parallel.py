@@ -85,7 +85,7 @@ def on_each(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> li
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_bytes_of_one() -> None:
+def test_two_ranks_equal_one_rank() -> None:
     """Every precision with every variant of the kernels, and op by op."""
     path = GOLDEN / "llama"
     jobs = [(path, {**options, "variant": variant}) for variant in _cpu.variants() for options in PRECISIONS.values()]
@@ -99,7 +99,7 @@ def test_two_ranks_give_the_bytes_of_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
+def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, ODD)
     job = (tmp_path, {"max_model_len": 256})
     assert on_each(num_ranks, serve_all, [job]) == [[serve(*job)]] * num_ranks
@@ -107,7 +107,7 @@ def test_odd_shapes(num_ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_experts_and_latents(num_ranks: int, tmp_path: Path) -> None:
+def test_experts_and_latents_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
     """Every precision, and op by op."""
     jobs: list[tuple[Path, dict[str, Any]]] = []
     for name, config in (("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
@@ -127,7 +127,7 @@ def test_two_ranks_agree_with_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_layers_that_draft(tmp_path: Path) -> None:
+def test_mtp_layers_draft_like_one_rank(tmp_path: Path) -> None:
     """Two ranks draft like one: each row brings as many tokens, with a layer that knows the answer and with random ones."""
     write_walk(tmp_path / "walk", np.random.default_rng(1).permutation(960), is_by_hidden=True)
     drafts = {"speculative_config": drafting(3), "max_model_len": 256}
@@ -139,7 +139,7 @@ def test_layers_that_draft(tmp_path: Path) -> None:
     assert serve(GOLDEN / "deepseek_v3", {"max_model_len": 256}) == expected[1][:-1]
 
 
-def test_the_first_rank_decides_what_is_verified() -> None:
+def test_first_rank_decides_which_drafts_are_verified() -> None:
     """The clock of the first rank decides the number of drafts, and its remembered answers which: all ranks run the same
     rows."""
     drafts = drafting(5, adaptive=True, method="ngram,suffix,mtp")

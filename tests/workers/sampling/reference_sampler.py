@@ -17,7 +17,7 @@ class Draw:
     params: SamplingParams
     token_ids: np.ndarray  # int32, prompt and outputs before the drawn token
     num_prompt_tokens: int
-    mask: np.ndarray | None = None  # bool [vocab], of an answer that has a form
+    mask: np.ndarray | None = None  # bool [vocab], of an answer with structured output
 
     @property
     def output_ids(self) -> np.ndarray:

@@ -19,11 +19,11 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_known_answers(counter: str, key: str, expected: str) -> None:
+def test_philox_gives_the_published_values(counter: str, key: str, expected: str) -> None:
     assert philox4x32(words(counter), words(key)) == words(expected)
 
 
-def test_uniform_depends_on_all_three() -> None:
+def test_uniform_depends_on_seed_position_and_sample() -> None:
     seen = {
         uniform(seed, position, sample) for seed in (0, 1, 2**32, 2**64 - 1) for position in (0, 1, 5000) for sample in (0, 1)
     }

@@ -80,12 +80,12 @@ def best_ids(logits: np.ndarray, count: int) -> list[int]:
 
 
 class TestGreedy:
-    def test_takes_the_best_and_of_equals_the_first(self) -> None:
+    def test_greedy_takes_the_first_of_equal_logits(self) -> None:
         logits = np.zeros((2, VOCAB), np.float32)
         logits[0, [9, 4, 30]] = 2.0
         assert sampled(logits, [draw_of(temperature=0.0)] * 2) == [4, 0]
 
-    def test_takes_the_processed_logits(self) -> None:
+    def test_greedy_takes_the_processed_logits(self) -> None:
         logits = logits_of()
         before = logits.copy()
         first, second = best_ids(logits, 2)
@@ -93,7 +93,7 @@ class TestGreedy:
         np.testing.assert_array_equal(logits, before)
 
     @pytest.mark.parametrize("vocab", [1, 7, 1023, 1024, 1025, 5000])
-    def test_any_vocabulary_and_place(self, vocab: int) -> None:
+    def test_greedy_works_for_any_vocabulary_size(self, vocab: int) -> None:
         places = sorted({0, 1, 6, 1000, 1022, 1023, 1024, 4097, vocab - 2, vocab - 1} & set(range(vocab)))
         logits = logits_of(1, len(places), vocab)
         logits[np.arange(len(places)), places] = 50.0
@@ -128,12 +128,12 @@ class TestProcessing:
         draw = draw_of(prompt=[5, 6], outputs=outputs, bad_words_token_ids=[[20], [5, 6, 21]], temperature=0.0)
         assert sorted(set(range(VOCAB)) - set(finite_after(logits_of(), draw))) == banned
 
-    def test_a_mask_leaves_what_biases_and_penalties_leave_of_it(self) -> None:
+    def test_mask_combines_with_biases_and_allowed_tokens(self) -> None:
         draw = draw_of(mask=mask_of(3, 33, 49), logit_bias={3: -20.0}, allowed_token_ids=[3, 7, 49], temperature=0.0)
         assert finite_after(logits_of(), draw) == [3, 49]
         assert sampled(logits_of(), [draw]) == [49]
 
-    def test_where_nothing_is_left_the_mask_alone_decides(self) -> None:
+    def test_mask_decides_when_no_token_is_left(self) -> None:
         logits = logits_of()
         mask = mask_of(4, 21, 40)
         best = max((4, 21, 40), key=lambda token_id: logits[0, token_id])
@@ -144,7 +144,7 @@ class TestProcessing:
             logits[0, [4, 21, 40]] = broken
             assert sampled(logits, [draw_of(mask=mask, temperature=0.0)]) == [4]
 
-    def test_log_probabilities_are_those_without_the_mask(self) -> None:
+    def test_log_probabilities_ignore_the_mask(self) -> None:
         logits = logits_of(rows=2)
         draws = [draw_of(mask=mask_of(8), num_logprobs=3), draw_of(num_logprobs=3)]
         found = scores_of(np.repeat(logits[:1], 2, axis=0), draws)
@@ -220,7 +220,7 @@ class TestTruncation:
         assert support(logits, temperature=2.0, min_p=0.3) == set(np.flatnonzero(weights >= 0.3).tolist())
         assert support(logits, min_p=1.0) == set(best_ids(logits, 1))
 
-    def test_top_p_is_of_what_top_k_leaves(self) -> None:
+    def test_top_p_applies_after_top_k(self) -> None:
         """Two equal tokens of three: each is half, so half suffices for one."""
         logits = np.full((1, VOCAB), -9.0, np.float32)
         logits[0, [10, 20, 30]] = 1.0
@@ -233,12 +233,12 @@ class TestTruncation:
             bound = logits.max() - num * logits.std(dtype=np.float64)
             assert support(logits, temperature=50.0, top_n_sigma=num) == set(np.flatnonzero(logits[0] >= bound).tolist())
 
-    def test_typical_p_leaves_out_what_is_too_likely_to_be_told(self) -> None:
+    def test_typical_p_drops_too_likely_tokens(self) -> None:
         logits = np.log(np.array([[0.3, 0.15, 0.15, 0.15, 0.15, 0.1]], np.float32))  # 1.73 nats on average
         assert support(logits, typical_p=0.5) == {1, 2, 3, 4}
         assert support(logits, typical_p=0.65) == {1, 2, 3, 4, 0}
 
-    def test_xtc_leaves_the_least_likely_of_the_likely(self) -> None:
+    def test_xtc_keeps_the_least_likely_candidate(self) -> None:
         logits = np.log(np.array([[0.4, 0.3, 0.2, 0.06, 0.04]], np.float32))
         assert support(logits, xtc_probability=1.0, xtc_threshold=0.1) == {2, 3, 4}
         assert support(logits, xtc_probability=1.0, xtc_threshold=0.35) == {0, 1, 2, 3, 4}, "one alone is left alone"
@@ -259,7 +259,7 @@ class TestTruncation:
     ],
     ids=str,
 )
-def test_repetitions_are_discouraged(length: int, params: dict[str, Any]) -> None:
+def test_repeated_text_is_penalized(length: int, params: dict[str, Any]) -> None:
     """Random texts of three words follow the definition: a token is the best where the other one is less than its remaining
     value."""
     for seed in range(6):
@@ -299,7 +299,7 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("spread", [0.05, 1.0, 4.0], ids=["flat", "usual", "steep"])
-def test_against_the_reference(kind: dict[str, Any], spread: float) -> None:
+def test_sampler_agrees_with_the_float64_reference(kind: dict[str, Any], spread: float) -> None:
     """The same token as in float64 with sorts, unless the drawn number is within 1e-5 of where the next token begins."""
     vocab, count = 5000, 60
     logits = logits_of(5, count, vocab) * np.float32(spread)
@@ -345,7 +345,7 @@ def test_draws_follow_the_distribution(kind: dict[str, Any]) -> None:
     assert ((counts - expected)[is_kept] ** 2 / expected[is_kept]).sum() < 95  # chi square, 49 degrees of freedom at most
 
 
-def test_inverse_of_the_cumulative_distribution_in_token_order() -> None:
+def test_draw_inverts_the_cumulative_distribution() -> None:
     logits = logits_of(6, 4, 3000)
     draws = [draw_of(prompt=[0] * length, seed=3, sample_index=2) for length in (1, 2, 3, 77)]
     for row, (draw, found) in enumerate(zip(draws, sampled(logits, draws), strict=True)):
@@ -356,14 +356,14 @@ def test_inverse_of_the_cumulative_distribution_in_token_order() -> None:
 class TestBroken:
     @pytest.mark.parametrize("bad", [np.full(VOCAB, -np.inf), np.full(VOCAB, np.nan), np.full(VOCAB, np.inf)])
     @pytest.mark.parametrize("kind", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.5, "logit_bias": {3: 1.0}}], ids=str)
-    def test_no_distribution(self, bad: np.ndarray, kind: dict[str, Any]) -> None:
+    def test_broken_weights_still_return_a_token(self, bad: np.ndarray, kind: dict[str, Any]) -> None:
         """Broken weights, or everything masked: some token is returned, nothing is raised."""
         found = scores_of(bad[None].astype(np.float32), [draw_of(num_logprobs=3, **kind)])
         assert found.token_ids.tolist() == [0]
         assert np.isnan(found.logprobs).all()
         assert found.top_token_ids.tolist() == [[0, 1, 2]]
 
-    def test_the_first_nan_is_taken(self) -> None:
+    def test_first_nan_is_taken(self) -> None:
         logits = logits_of(0, 1, 3000)
         logits[0, [2100, 2900]] = np.nan
         logits[0, 5] = np.inf
@@ -378,7 +378,7 @@ class TestBroken:
 
 
 class TestLogprobs:
-    def test_against_float64(self) -> None:
+    def test_log_probabilities_agree_with_float64(self) -> None:
         logits = logits_of(9, 3, 3000)
         exact = reference_sampler.logprobs_of(logits)
         token_ids = np.array([4, 0, 2999], np.int32)
@@ -391,7 +391,7 @@ class TestLogprobs:
             assert found.top_token_ids[row].tolist() == reference_sampler.best_ids(logits[row], 5)
             np.testing.assert_allclose(found.top_logprobs[row], exact[row, found.top_token_ids[row]], atol=2e-6)
 
-    def test_of_sampled_tokens_are_of_the_raw_logits(self) -> None:
+    def test_log_probabilities_use_the_raw_logits(self) -> None:
         """Log-probabilities are filled where they are wanted."""
         logits = logits_of(10, 4)
         kinds: list[dict[str, Any]] = [
@@ -412,21 +412,21 @@ class TestLogprobs:
         assert found.top_token_ids[3, :2].tolist() == best_ids(logits[3:4], 2)
 
     @pytest.mark.parametrize("count", [0, 1, VOCAB, VOCAB + 10])
-    def test_any_number_of_best(self, count: int) -> None:
+    def test_any_number_of_top_tokens(self, count: int) -> None:
         found = sampler.score(logits_of(), np.array([3], np.int32), count)
         assert found.top_token_ids.shape == found.top_logprobs.shape == (1, min(count, VOCAB))
         assert found.top_token_ids[0].tolist() == best_ids(logits_of(), count)
 
-    def test_broken_logits_have_best_ones_all_the_same(self) -> None:
+    def test_broken_logits_still_have_top_tokens(self) -> None:
         partly = np.array([[np.nan, 1.0, np.nan, 2.0]], np.float32)
         assert sampler.score(partly, np.array([1], np.int32), 4).top_token_ids.tolist() == [[3, 1, 0, 2]]
 
-    def test_equal_best_are_ordered_by_id(self) -> None:
+    def test_equal_top_tokens_are_ordered_by_id(self) -> None:
         logits = np.zeros((1, 3000), np.float32)
         logits[0, 1030] = 1
         assert sampler.score(logits, np.array([1], np.int32), 4).top_token_ids.tolist() == [[1030, 0, 1, 2]]
 
-    def test_a_token_beyond_the_vocabulary(self) -> None:
+    def test_token_beyond_the_vocabulary_fails(self) -> None:
         with pytest.raises(AssertionError, match="beyond the vocabulary"):
             sampler.score(logits_of(), np.array([VOCAB], np.int32), 0)
 

@@ -25,7 +25,7 @@ from workers.runners import cpu_runner, xpu_runner
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "ernie4_5_moe"])
-def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_do_not_depend_on_the_batch(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The same tokens as the reference, the same bits on both runners, and rejected ops are logged once."""
     core = core_of(xpu_runner, name, ops="fused")
     assert ("rotary", "fused_rotary_position_embedding") in core.device.fallbacks
@@ -39,7 +39,7 @@ def test_answers_in_any_company(name: str, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert mean, normalized", "xlm-roberta classifier"])
-def test_encoders_of_text(name: str, tmp_path: Path) -> None:
+def test_text_encoders_agree_on_all_ops(name: str, tmp_path: Path) -> None:
     """Their positions are looked up; with CUDA's rows as well."""
     path = write_checkpoint(name, tmp_path / "model")
     pooling, record = resolve_pooling(ASKED, ModelRecord.read(path))
@@ -54,7 +54,7 @@ def test_encoders_of_text(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(other, found[0], atol=1e-5)
 
 
-def test_where_no_linear_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_correct_linear_is_an_option_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_rows(table: OpTable) -> OpTable:
         return replace(table, linear=lambda x, module: reference.TABLE.linear(x, module) + 1e-7 * x.shape[0])
 
@@ -68,7 +68,7 @@ def test_where_no_linear_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     assert core.device.fallbacks[0] == ("linear", "tiles_of_128")
 
 
-def test_a_step_that_depends_on_others(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_step_depending_on_its_batch_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """No case of an op reveals it: attention that is wrong where there are more tiles."""
 
     def attention(step: Any, *others: Any) -> Any:

@@ -51,7 +51,7 @@ def taken(table: OpTable, name: str, precision: Precision, kv_dtype: str, needed
         ("qwen2_5_vl", "none", "bfloat16"),
     ],
 )
-def test_what_is_right_is_taken(rows: OpTable, name: str, quantization: str, kv_dtype: str) -> None:
+def test_correct_rows_are_used(rows: OpTable, name: str, quantization: str, kv_dtype: str) -> None:
     assert taken(rows, name, Precision("float32", quantization), kv_dtype) == ChosenOps(rows)
 
 
@@ -80,7 +80,7 @@ def failing(table: OpTable, by: float) -> OpTable:
         (failing, 0.0, "they fail: Attention: an illegal memory access was encountered"),
     ],
 )
-def test_what_is_wrong_is_left(
+def test_wrong_rows_are_not_used(
     rows: OpTable, change: Callable[[OpTable, float], OpTable], by: float, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = change(rows, by)
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_left(
         taken(broken, "llama", Precision(), "float32", "--quantization wint8")
 
 
-def test_tokens_that_are_not_the_samplers(rows: OpTable, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_device_sampling_is_not_used(rows: OpTable, caplog: pytest.LogCaptureFixture) -> None:
     """The host samples then."""
     drawing = rows.drawing
     assert drawing is not None
@@ -104,7 +104,7 @@ def test_tokens_that_are_not_the_samplers(rows: OpTable, caplog: pytest.LogCaptu
     ]
 
 
-def test_the_small_model_has_a_layer_of_each_kind(tmp_path: Any) -> None:
+def test_small_model_has_every_kind_of_layer(tmp_path: Any) -> None:
     write_checkpoint(tmp_path, {**DEEPSEEK, "num_hidden_layers": 4, "first_k_dense_replace": 2, "n_routed_experts": 66})
     whole = ModelConfig.read(tmp_path)
     found = small_model(whole)

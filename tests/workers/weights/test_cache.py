@@ -30,7 +30,7 @@ from ops import _cpu
 from ops.cpu.packing import PackedWeight
 from ops.cpu.table import TABLE
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from workers.engine.runner import ModelRunner
 from workers.models.loading import LoadedModel, load_model
 from workers.rank_group.share import TensorShare
@@ -114,7 +114,7 @@ class TestHit:
         assert weights_of(first) == weights_of(second) == weights_of(load(model, None))
         assert first.num_bytes == second.num_bytes > 0
 
-    def test_each_memory_node_has_its_own(self, model: Path, directory: Path) -> None:
+    def test_each_memory_node_has_its_own_file(self, model: Path, directory: Path) -> None:
         cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)
         found = [
             load_model(model, config, TABLE, 16, lambda done, total: None, cache=cache, node=node) for node in (0, 1, 1, 0)
@@ -123,7 +123,7 @@ class TestHit:
         assert len(packed_files(directory)) == 2
         assert all(weights_of(loaded) == weights_of(found[0]) for loaded in found)
 
-    def test_vectors_need_other_modules_of_the_same_tensors(self, tmp_path: Path, directory: Path) -> None:
+    def test_pooling_has_its_own_packed_file(self, tmp_path: Path, directory: Path) -> None:
         """A head that is the embedding as well is packed for answers, and not for vectors."""
         path = tmp_path / "tied"
         config = write_checkpoint(path, {**TINY, "tie_word_embeddings": True})
@@ -136,7 +136,7 @@ class TestHit:
         found = [outcome(each) for each in (config, of_vectors, config, of_vectors)]
         assert found == ["miss", "miss", "hit", "hit"]
 
-    def test_progress_jumps(self, model: Path, directory: Path) -> None:
+    def test_cached_load_reports_full_progress(self, model: Path, directory: Path) -> None:
         cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)
         seen: list[list[tuple[int, int]]] = [[], []]
         for shown in seen:
@@ -145,7 +145,7 @@ class TestHit:
             assert shown == sorted(shown)
             assert shown[-1][0] == shown[-1][1] > 0
 
-    def test_mapped_and_read_only(self, model: Path, directory: Path) -> None:
+    def test_weights_are_mapped_read_only(self, model: Path, directory: Path) -> None:
         loaded = load(model, directory)
         weight: Any = loaded.model.head.weight
         assert not weight.values.owner.flags.writeable
@@ -159,7 +159,7 @@ class TestHit:
 
 
 class TestKey:
-    def test_other_values_in_a_file_that_looks_the_same(self, model: Path, directory: Path) -> None:
+    def test_changed_values_miss_the_cache(self, model: Path, directory: Path) -> None:
         first = load(model, directory)
         overwrite_values(model / "model.safetensors")
         second = load(model, directory)
@@ -167,7 +167,7 @@ class TestKey:
         assert weights_of(first) != weights_of(second) == weights_of(load(model, None))
         assert len(files(directory)) == 2
 
-    def test_the_same_contents_are_the_same_weights(self, model: Path, directory: Path) -> None:
+    def test_equal_contents_share_a_file(self, model: Path, directory: Path) -> None:
         """The age and place of the files do not matter, nor what config.json says about the computation."""
         load(model, directory)
         os.utime(model / "model.safetensors", ns=(1, 1))
@@ -182,7 +182,7 @@ class TestKey:
         (model / "config.json").write_text(json.dumps(config | cut | {"head_dim": 4}))
         assert load(model, directory).cache == "miss"
 
-    def test_header_alone(self, model: Path, directory: Path) -> None:
+    def test_changed_header_misses_the_cache(self, model: Path, directory: Path) -> None:
         """Two tensors of one shape are swapped: same size, and the time restored."""
         load(model, directory)
         path = model / "model.safetensors"
@@ -193,12 +193,12 @@ class TestKey:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert load(model, directory).cache == "miss"
 
-    def test_precision(self, model: Path, directory: Path) -> None:
+    def test_each_precision_has_its_own_file(self, model: Path, directory: Path) -> None:
         for precision in (Precision(), Precision("bfloat16"), Precision("float32", "wint8"), Precision("float32", "wint4")):
             assert load(model, directory, precision=precision).cache == "miss"
             assert load(model, directory, precision=precision).cache == "hit"
 
-    def test_layout(self, tmp_path: Path, directory: Path) -> None:
+    def test_each_layout_has_its_own_file(self, tmp_path: Path, directory: Path) -> None:
         """Paddle's layout is another file with another header."""
         tensors = drawn_tensors(write_config(tmp_path / "paddle", TINY))
         write_safetensors(tmp_path / "paddle" / "model.safetensors", to_paddle_layout(tensors))
@@ -218,7 +218,7 @@ class TestChecksums:
     def of(self, checksums: Checksums, *paths: Path) -> list[str]:
         return checksums.of([map_file(path) for path in paths], lambda: None)
 
-    def test_remembered_until_it_changes(self, model: Path, directory: Path) -> None:
+    def test_checksum_is_remembered_until_the_file_changes(self, model: Path, directory: Path) -> None:
         path, checksums = model / "model.safetensors", Checksums(directory, settled_ns=0)
         (found,) = self.of(checksums, path)
         ((key, value),) = self.kept(directory).items()
@@ -230,12 +230,12 @@ class TestChecksums:
         assert changed not in (found, "as remembered")
         assert set(self.kept(directory).values()) == {"as remembered", changed}
 
-    def test_what_changed_a_moment_ago_is_not_remembered(self, model: Path, directory: Path) -> None:
+    def test_recent_changes_are_not_remembered(self, model: Path, directory: Path) -> None:
         path, checksums = model / "model.safetensors", Checksums(directory, settled_ns=1 << 62)
         assert self.of(checksums, path) == self.of(Checksums(directory / "other"), path)
         assert not checksums.path.exists()
 
-    def test_bounded(self, model: Path, directory: Path) -> None:
+    def test_number_of_checksums_is_bounded(self, model: Path, directory: Path) -> None:
         directory.mkdir(parents=True)
         checksums = Checksums(directory, settled_ns=0)
         checksums.path.write_text(json.dumps({f"{index}": "old" for index in range(5000)}))
@@ -245,13 +245,13 @@ class TestChecksums:
         assert kept[-2:] == ["old", found]
 
     @pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "\0", "[" * 100_000])
-    def test_a_damaged_file_is_made_anew(self, content: str, model: Path, directory: Path) -> None:
+    def test_damaged_checksum_file_is_replaced(self, content: str, model: Path, directory: Path) -> None:
         directory.mkdir(parents=True)
         checksums = Checksums(directory, settled_ns=0)
         checksums.path.write_text(content)
         assert self.of(checksums, model / "model.safetensors") == list(self.kept(directory).values())
 
-    def test_a_checkpoint_that_changes_while_it_is_read(self, model: Path, directory: Path) -> None:
+    def test_checkpoint_changing_while_read_is_an_error(self, model: Path, directory: Path) -> None:
         def overwrite(done: int, total: int) -> None:
             if done:
                 (model / "model.safetensors").touch()
@@ -263,7 +263,7 @@ class TestChecksums:
 
 class TestDamage:
     @pytest.mark.parametrize("place", [0, 50, 2 << 20, -1], ids=["head", "index", "first array", "last byte"])
-    def test_a_byte(self, place: int, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_changed_byte_is_detected(self, place: int, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
         expected = weights_of(load(model, directory))
         (path,) = packed_files(directory)
         content = bytearray(path.read_bytes())
@@ -275,7 +275,7 @@ class TestDamage:
         assert load(model, directory).cache == "hit"
 
     @pytest.mark.parametrize("size", [0, 7, 39, 4096, 5000])
-    def test_too_short(self, size: int, model: Path, directory: Path) -> None:
+    def test_truncated_file_is_replaced(self, size: int, model: Path, directory: Path) -> None:
         expected = weights_of(load(model, directory))
         (path,) = packed_files(directory)
         path.write_bytes(path.read_bytes()[:size])
@@ -283,13 +283,13 @@ class TestDamage:
         assert (found.cache, weights_of(found)) == ("damaged", expected)
         assert load(model, directory).cache == "hit"
 
-    def test_a_file_of_something_else(self, model: Path, directory: Path) -> None:
+    def test_foreign_file_is_replaced(self, model: Path, directory: Path) -> None:
         load(model, directory)
         (path,) = packed_files(directory)
         path.write_bytes(b"no such thing" * 1000)
         assert load(model, directory).cache == "damaged"
 
-    def test_what_is_no_file(self, model: Path, directory: Path) -> None:
+    def test_irregular_file_is_not_opened(self, model: Path, directory: Path) -> None:
         """Opening a FIFO would wait for its other end."""
         load(model, directory)
         (path,) = packed_files(directory)
@@ -300,7 +300,7 @@ class TestDamage:
         assert load(model, directory).cache == "miss"
         assert load(model, directory).cache == "hit"
 
-    def test_other_arrays(self, model: Path, directory: Path, tmp_path: Path) -> None:
+    def test_file_with_other_arrays_is_replaced(self, model: Path, directory: Path, tmp_path: Path) -> None:
         """A complete file under the wrong name."""
         load(model, directory)
         (path,) = packed_files(directory)
@@ -311,7 +311,7 @@ class TestDamage:
         assert load(model, directory).cache == "damaged"
         assert load(model, directory).cache == "hit"
 
-    def test_other_contents_of_the_same_shape(self, model: Path, directory: Path, tmp_path: Path) -> None:
+    def test_file_with_other_contents_is_replaced(self, model: Path, directory: Path, tmp_path: Path) -> None:
         """A complete file under the wrong name, with the right shapes."""
         first = load(model, directory)
         (path,) = packed_files(directory)
@@ -329,7 +329,7 @@ class TestDamage:
 
 
 class TestWriters:
-    def test_a_writer_that_dies(self, model: Path, directory: Path) -> None:
+    def test_partial_file_of_a_dead_writer_is_replaced(self, model: Path, directory: Path) -> None:
         """SIGKILL while it packs: the next one replaces its partial file, which is never read."""
         with _held_writer(model, directory) as process:
             assert [name.endswith(".partial") for name in files(directory)] == [True]
@@ -340,7 +340,7 @@ class TestWriters:
         assert [name.endswith(".weights") for name in files(directory)] == [True]
         assert load(model, directory).cache == "hit"
 
-    def test_leftovers_of_other_weights(self, model: Path, directory: Path) -> None:
+    def test_leftovers_of_other_weights_are_removed(self, model: Path, directory: Path) -> None:
         directory.mkdir(parents=True)
         (directory / "other-1.partial").write_bytes(b"x" * 100)
         with (directory / "other-2.partial").open("wb") as living:
@@ -349,7 +349,7 @@ class TestWriters:
             assert "other-1.partial" not in files(directory)
             assert "other-2.partial" in files(directory)
 
-    def test_a_link_is_not_followed(self, model: Path, directory: Path, tmp_path: Path) -> None:
+    def test_symbolic_link_is_not_followed(self, model: Path, directory: Path, tmp_path: Path) -> None:
         """The link is by another user who may write to the directory."""
         load(model, directory)
         (path,) = packed_files(directory)
@@ -360,7 +360,7 @@ class TestWriters:
         assert load(model, directory).cache == "miss"
         assert other.read_bytes() == b"somebody's"
 
-    def test_two_at_once(self, model: Path, directory: Path) -> None:
+    def test_concurrent_writers_store_one_file(self, model: Path, directory: Path) -> None:
         """One writes, and the other packs into memory; the file is that of the first."""
         with _held_writer(model, directory) as process:
             found = load(model, directory)
@@ -377,7 +377,7 @@ class TestRanks:
     """Several ranks of one engine, which share one file."""
 
     @pytest.mark.parametrize("dies", [False, True])
-    def test_the_others_wait_for_the_one_that_packs(self, model: Path, directory: Path, dies: bool) -> None:
+    def test_other_ranks_wait_for_the_packing_one(self, model: Path, directory: Path, dies: bool) -> None:
         """If it dies another one packs instead; none packs into memory of its own."""
         waited = Event()
         with _held_writer(model, directory) as process, ThreadPoolExecutor(2) as ranks:
@@ -396,7 +396,7 @@ class TestRanks:
         mapped = Path("/proc/self/maps").read_text().splitlines()
         assert sum(line.endswith(str(file)) for line in mapped) >= 2  # both use it
 
-    def test_a_share_is_mapped_from_the_file_of_the_whole(self, tmp_path: Path, directory: Path) -> None:
+    def test_rank_maps_its_part_of_the_file(self, tmp_path: Path, directory: Path) -> None:
         write_checkpoint(tmp_path / "wide", {**TINY, "hidden_size": 64, "intermediate_size": 128})
         assert load(tmp_path / "wide", directory).cache == "miss"
         assert self.load(tmp_path / "wide", directory, share=TensorShare(1, 2)).cache == "hit"
@@ -406,7 +406,7 @@ class TestRanks:
         assert weights_of(found[0]) == weights_of(found[1]) != weights_of(found[2])
         assert len(packed_files(directory)) == 2
 
-    def test_the_directory_of_a_run_keeps_what_is_used(self, model: Path, tmp_path: Path, directory: Path) -> None:
+    def test_run_directory_keeps_files_in_use(self, model: Path, tmp_path: Path, directory: Path) -> None:
         write_checkpoint(tmp_path / "next", {**TINY, "rope_theta": 5.0})
         write_checkpoint(tmp_path / "last", {**TINY, "rope_theta": 6.0})
         first = self.load(model, directory, is_run=True)
@@ -492,7 +492,9 @@ class TestLimit:
         load(tmp_path / "other", directory, limit=size + 100)
         assert [name.split("-")[0] for name in files(directory)] == ["other"]
 
-    def test_larger_than_the_limit(self, model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_weights_above_the_limit_are_not_stored(
+        self, model: Path, directory: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         found = load(model, directory, limit=1000)
         assert weights_of(found) == weights_of(load(model, None))
         assert files(directory) == []
@@ -500,7 +502,7 @@ class TestLimit:
 
 
 class TestWithoutRoom:
-    def test_no_space(self, model: Path, directory: Path) -> None:
+    def test_full_disk_does_not_fail_the_load(self, model: Path, directory: Path) -> None:
         """Run in a process with a limit on file sizes, which must not apply to the writer of the test's report."""
         program = f"""
 import logging, resource
@@ -516,7 +518,7 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         assert answer.stderr.count("cannot be stored") == 1
         assert files(directory) == []
 
-    def test_a_write_that_fails_leaves_nothing(self, directory: Path) -> None:
+    def test_failed_write_leaves_nothing(self, directory: Path) -> None:
         """No file, no descriptor, and no thread that would write to a reused descriptor."""
         shape = (8 * _cpu.num_threads() + 8 << 20,)  # more than is gathered: the thread has begun
         layout = Layout()
@@ -531,13 +533,13 @@ print(found.cache, weights_of(found) == weights_of(load(Path({str(model)!r}), No
         assert (files(directory), writing_threads()) == ([], [])
         assert os.listdir("/proc/self/fd") == descriptors
 
-    def test_no_directory(self, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unusable_directory_is_logged(self, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "file").write_text("")
         found = load(model, tmp_path / "file" / "cache")
         assert (found.cache, weights_of(found)) == ("miss", weights_of(load(model, None)))
         assert len([record for record in caplog.records if "cannot be stored" in record.getMessage()]) == 1
 
-    def test_read_only_directory(self, model: Path, directory: Path) -> None:
+    def test_read_only_directory_is_used(self, model: Path, directory: Path) -> None:
         """Stored files are read, none is written. In a process without root permissions."""
         load(model, directory)
         write_checkpoint(model.parent / "other", {**TINY, "rope_theta": 5.0})
@@ -559,23 +561,23 @@ for name in ("model", "other"):
 
 class TestRunner:
     def answer(self, runner: ModelRunner) -> tuple[object, ...]:
-        sample = Sample([5, 9, 3, 30], SamplingParams(temperature=0.0, num_logprobs=3), 8)
+        sequence = ServedSequence([5, 9, 3, 30], SamplingParams(temperature=0.0, num_logprobs=3), 8)
         serving = Serving(runner)
-        serving.place(sample, 0)
-        serving.run([sample])
-        return sample.answer()
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        return sequence.answer()
 
     def runner(self, path: Path, **options: Any) -> ModelRunner:
         return make_runner(path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4, **options)
 
-    def test_same_answers(self, model: Path, directory: Path) -> None:
+    def test_cached_weights_give_the_same_answers(self, model: Path, directory: Path) -> None:
         runners = [self.runner(model, weight_cache_dir=str(directory)) for _ in range(2)]
         runners.append(self.runner(model))
         assert [runner.weights.cache for runner in runners] == ["miss", "hit", "off"]
         answers = [self.answer(runner) for runner in runners]
         assert answers[0] == answers[1] == answers[2]
 
-    def test_reload(self, model: Path, tmp_path: Path, directory: Path) -> None:
+    def test_reload_uses_the_cache(self, model: Path, tmp_path: Path, directory: Path) -> None:
         config = write_config(tmp_path / "second", TINY)
         tensors = {name: values * np.float32(1.5) for name, values in drawn_tensors(config).items()}
         write_safetensors(tmp_path / "second" / "model.safetensors", tensors)
@@ -587,7 +589,7 @@ class TestRunner:
             outcomes.append((runner.weights.cache, self.answer(runner) == before))
         assert outcomes == [("miss", False), ("hit", True), ("hit", False)]
 
-    def test_reload_of_what_was_written_over(self, model: Path, directory: Path) -> None:
+    def test_reload_of_an_overwritten_checkpoint(self, model: Path, directory: Path) -> None:
         """Files are overwritten in place, and only their contents differ: answers come from the present contents."""
         runner = self.runner(model, weight_cache_dir=str(directory))
         before = self.answer(runner)
@@ -596,11 +598,11 @@ class TestRunner:
         assert (runner.weights.version, runner.weights.cache) == (2, "miss")
         assert before != self.answer(runner) == self.answer(self.runner(model))
 
-    def test_random_weights_are_not_kept(self, model: Path, directory: Path) -> None:
+    def test_random_weights_are_not_stored(self, model: Path, directory: Path) -> None:
         runner = self.runner(model, load_format="dummy", weight_cache_dir=str(directory))
         assert (runner.weights.cache, files(directory)) == ("off", [])
 
-    def test_reference_ops_keep_nothing(self, model: Path, directory: Path) -> None:
+    def test_reference_ops_store_nothing(self, model: Path, directory: Path) -> None:
         runner = self.runner(model, ops="reference", plan="eager", weight_cache_dir=str(directory))
         assert (runner.weights.cache, files(directory)) == ("off", [])
 

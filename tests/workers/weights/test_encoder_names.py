@@ -50,7 +50,7 @@ def test_both_names_are_read(name: str, tmp_path: Path) -> None:
         assert np.array_equal(here.read(tensor), there.read(tensor))
 
 
-def test_what_no_model_has_is_reported(tmp_path: Path) -> None:
+def test_unknown_encoder_tensor_is_reported(tmp_path: Path) -> None:
     with_other_names(GOLDEN / "qwen3_vl", tmp_path / "other")
     tensors = stored(tmp_path / "other") | {"audio.weight": np.zeros(3, np.float32)}
     write_safetensors(tmp_path / "other" / "model.safetensors", tensors)

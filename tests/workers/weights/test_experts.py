@@ -99,7 +99,7 @@ PRECISIONS = [Precision(*each) for each in itertools.product(("float32", "bfloat
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
-def test_rounded(precision: Precision, tmp_path: Path) -> None:
+def test_rounded_experts_keep_their_values(precision: Precision, tmp_path: Path) -> None:
     """Every precision, packed into memory, into a file, and mapped from it; the router is float32 in all."""
     tensors = drawn_tensors(write_checkpoint(tmp_path / "model", MOE))
     in_memory = load(tmp_path / "model", None, precision)
@@ -131,12 +131,12 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_stored_quantized(name: str, tmp_path: Path) -> None:
+def test_quantized_experts_keep_their_values(name: str, tmp_path: Path) -> None:
     """Values and scales of every expert equal the checkpoint's. Formats without a kernel become floats."""
     tensors = drawn_tensors(write_config(tmp_path, MOE))
-    form = FORMATS[name]()
-    form.config |= {"ignore": ["lm_head", "re:.*mlp.gate$"], "modules_to_not_convert": ["lm_head", "mlp.gate"]}
-    worth = write_quantized(tmp_path, MOE, tensors, form)
+    format = FORMATS[name]()
+    format.config |= {"ignore": ["lm_head", "re:.*mlp.gate$"], "modules_to_not_convert": ["lm_head", "mlp.gate"]}
+    worth = write_quantized(tmp_path, MOE, tensors, format)
     _, experts = mixture_of(load(tmp_path))
     for part, projections in PROJECTIONS.items():
         linears = getattr(experts, part)
@@ -170,7 +170,7 @@ def slot_of(packed: PackedWeight, index: int, name: str) -> Any:
 
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q8_0", "BF16"])
-def test_gguf(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_experts_are_read(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer's experts are one tensor there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = MOE | {"num_local_experts": 5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
@@ -205,7 +205,7 @@ def test_gguf(type_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"qwen3moe__expert_used_count": 6}, "num_experts_per_tok: 6 experts per token, but only 5 exist"),
     ],
 )
-def test_what_a_gguf_file_says_otherwise_is_refused(
+def test_inconsistent_gguf_metadata_is_refused(
     metadata: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -218,7 +218,7 @@ def test_what_a_gguf_file_says_otherwise_is_refused(
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
-def test_paddle_layout(is_fused: bool, tmp_path: Path) -> None:
+def test_paddle_layout_is_read(is_fused: bool, tmp_path: Path) -> None:
     """Linears, including routers, are transposed, gate and up may be one tensor; the score correction is stored unchanged."""
     config = {key: value for key, value in ERNIE.items() if key != "transformers_version"}
     tensors = drawn_tensors(write_checkpoint(tmp_path / "plain", config))
@@ -244,7 +244,7 @@ def test_paddle_layout(is_fused: bool, tmp_path: Path) -> None:
         np.testing.assert_array_equal(*map(values, routers))
 
 
-def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+def test_missing_expert_is_named(tmp_path: Path) -> None:
     tensors = drawn_tensors(write_config(tmp_path, MOE))
     del tensors[f"{EXPERTS}.3.up_proj.weight"]
     tensors[f"{EXPERTS}.5.up_proj.weight"] = np.ones((128, 128), np.float32)
@@ -255,7 +255,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     assert f"{EXPERTS}.5.up_proj.weight [128, 128] is unexpected" in str(raised.value)
 
 
-def test_random(tmp_path: Path) -> None:
+def test_random_experts_depend_on_the_seed(tmp_path: Path) -> None:
     config = write_config(tmp_path, MOE)
     found = [load_model(tmp_path, config, TABLE, 16, lambda done, total: None, random_seed=seed) for seed in (1, 1, 2)]
     assert_same(found[0], found[1])

@@ -47,12 +47,12 @@ def assert_holds(path: Path, expected: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("config", [TINY, SQUARE, ERNIE], ids=["tiny", "square", "ernie"])
-def test_hugging_face_layout(config: dict[str, Any], tmp_path: Path) -> None:
+def test_hugging_face_layout_is_read(config: dict[str, Any], tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, config)
     assert_holds(tmp_path, drawn_tensors(model))
 
 
-def test_shards(tmp_path: Path) -> None:
+def test_shards_are_read(tmp_path: Path) -> None:
     tensors = drawn_tensors(write_config(tmp_path, TINY))
     names = list(tensors)
     parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
@@ -70,7 +70,7 @@ def test_shards(tmp_path: Path) -> None:
             checkpoint_of(tmp_path)
 
 
-def test_half_precision_to_float32(tmp_path: Path) -> None:
+def test_half_precision_becomes_float32(tmp_path: Path) -> None:
     tensors = drawn_tensors(write_config(tmp_path, TINY))
     write_safetensors(tmp_path / "model.safetensors", tensors, dtype="F16")
     assert_holds(tmp_path, {name: tensor.astype(np.float16).astype(np.float32) for name, tensor in tensors.items()})
@@ -96,7 +96,7 @@ def arrays_of(loaded: LoadedModel) -> list[bytes]:
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_refused(dtype: str, value: float, tmp_path: Path) -> None:
+def test_nan_and_infinity_are_refused(dtype: str, value: float, tmp_path: Path) -> None:
     tensors = drawn_tensors(write_config(tmp_path, TINY))
     name = "model.layers.1.mlp.up_proj.weight"
     tensors[name][2:, 3] = value
@@ -109,7 +109,9 @@ def test_what_is_no_number_is_refused(dtype: str, value: float, tmp_path: Path) 
 @pytest.mark.parametrize(
     "precision", [Precision(), Precision("bfloat16"), Precision("bfloat16", "wint8"), Precision("bfloat16", "wint4")], ids=str
 )
-def test_packed_by_rows(precision: Precision, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_by_rows_equals_the_whole(
+    precision: Precision, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A panel at a time, also across two tensors: the same as the whole matrix; NaN is reported with its place in the whole."""
     config = write_config(tmp_path, {**TINY, "hidden_size": 64, "intermediate_size": 72})
     tensors = drawn_tensors(config)
@@ -134,7 +136,7 @@ def test_packed_by_rows(precision: Precision, dtype: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
-def test_the_largest_numbers_are_finite(dtype: type) -> None:
+def test_largest_finite_values_are_accepted(dtype: type) -> None:
     """Either sign, in any order of the elements; NaN of every kind is not finite."""
     infinity = {np.float32: 0x7F800000, np.float16: 0x7C00, np.uint16: 0x7F80}[dtype]
     bits = np.dtype(dtype).itemsize * 8
@@ -151,20 +153,20 @@ def test_the_largest_numbers_are_finite(dtype: type) -> None:
 
 
 class TestPaddleLayout:
-    def test_shapes_decide(self, tmp_path: Path) -> None:
+    def test_shapes_decide_the_layout(self, tmp_path: Path) -> None:
         tensors = drawn_tensors(write_config(tmp_path, TINY))  # a config that transformers wrote
         write_safetensors(tmp_path / "model.safetensors", to_paddle_layout(tensors))
         assert_holds(tmp_path, tensors)
 
     @pytest.mark.parametrize("prefix", ["model.", "ernie."])
-    def test_ernie(self, prefix: str, tmp_path: Path) -> None:
+    def test_ernie_layout_is_read(self, prefix: str, tmp_path: Path) -> None:
         tensors = drawn_tensors(write_config(tmp_path, ERNIE))
         stored = {name.replace("model.", prefix, 1): tensor for name, tensor in to_paddle_layout(tensors).items()}
         write_safetensors(tmp_path / "model.safetensors", stored, metadata={"format": "pd"})
         assert_holds(tmp_path, tensors)
 
     @pytest.mark.parametrize("num_kv_heads", [1, 2])
-    def test_fused(self, num_kv_heads: int, tmp_path: Path) -> None:
+    def test_fused_projections_are_split(self, num_kv_heads: int, tmp_path: Path) -> None:
         """q, k and v side by side; with as many kv heads as heads: per head."""
         tensors = drawn_tensors(write_config(tmp_path, {**ERNIE, "num_key_value_heads": num_kv_heads}))
         write_safetensors(tmp_path / "model.safetensors", fuse(to_paddle_layout(tensors), num_kv_heads))
@@ -172,7 +174,7 @@ class TestPaddleLayout:
 
     @pytest.mark.parametrize("is_paddle", [True, False])
     @pytest.mark.parametrize("evidence", ["header", "names", "config"])
-    def test_square_weights(self, evidence: str, is_paddle: bool, tmp_path: Path) -> None:
+    def test_square_weights_follow_the_header(self, evidence: str, is_paddle: bool, tmp_path: Path) -> None:
         """Ambiguous shapes are decided by the header's format, then Paddle's names, then the writer of the config."""
         config = dict(SQUARE)
         if is_paddle and evidence != "header":
@@ -207,7 +209,7 @@ def fuse(tensors: dict[str, np.ndarray], num_kv_heads: int) -> dict[str, np.ndar
 
 class TestTiedEmbeddings:
     @pytest.mark.parametrize("has_head", [True, False])
-    def test_head_in_the_file_does_not_matter(self, has_head: bool, tmp_path: Path) -> None:
+    def test_tied_head_in_the_file_is_ignored(self, has_head: bool, tmp_path: Path) -> None:
         config = write_config(tmp_path, {**TINY, "tie_word_embeddings": True})
         tensors = drawn_tensors(config)
         head = {"lm_head.weight": np.zeros((40, 16), np.float32)} if has_head else {}
@@ -223,7 +225,7 @@ class TestTiedEmbeddings:
 
 
 class TestRefused:
-    def test_everything_wrong_is_named(self, tmp_path: Path) -> None:
+    def test_every_wrong_tensor_is_named(self, tmp_path: Path) -> None:
         tensors = drawn_tensors(write_config(tmp_path, TINY))
         del tensors["model.layers.1.mlp.up_proj.weight"]
         tensors["model.norm.weight"] = np.ones(17, np.float32)
@@ -244,12 +246,12 @@ class TestRefused:
         with pytest.raises(CheckpointError, match=r"; and \d+ more$"):
             checkpoint_of(tmp_path)
 
-    def test_no_weights(self, tmp_path: Path) -> None:
+    def test_missing_weights_are_named(self, tmp_path: Path) -> None:
         write_config(tmp_path, TINY)
         with pytest.raises(CheckpointError, match="no safetensors file"):
             checkpoint_of(tmp_path)
 
-    def test_quantized(self, tmp_path: Path) -> None:
+    def test_undeclared_quantization_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="'hqq' is not supported"):
             write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "hqq"}})
 
@@ -261,7 +263,7 @@ class TestRandomWeights:
         assert (model.layers[0].input_norm.weight.numpy() == 1).all()
         return weight
 
-    def test_config_alone_is_enough(self, tmp_path: Path) -> None:
+    def test_random_weights_need_only_a_config(self, tmp_path: Path) -> None:
         write_config(tmp_path, TINY)
         first, again, other = self.load(tmp_path, 1), self.load(tmp_path, 1), self.load(tmp_path, 2)
         np.testing.assert_array_equal(first, again)
@@ -269,7 +271,7 @@ class TestRandomWeights:
         assert np.abs(first).max() < 0.2
 
 
-def test_progress(tmp_path: Path) -> None:
+def test_progress_grows_to_its_total(tmp_path: Path) -> None:
     """Progress grows to its total, which is that of the weights."""
     write_checkpoint(tmp_path, {**TINY, "tie_word_embeddings": True})
     seen: list[tuple[int, int]] = []
@@ -279,7 +281,7 @@ def test_progress(tmp_path: Path) -> None:
     assert seen[-1][0] == seen[-1][1] == loaded.num_bytes
 
 
-def test_heads_wider_than_the_table_takes(tmp_path: Path) -> None:
+def test_too_wide_heads_are_refused(tmp_path: Path) -> None:
     model = write_config(tmp_path, {**TINY, "head_dim": 2 * NATIVE.max_head_dim})
     with pytest.raises(
         CheckpointError, match=rf"heads have {2 * NATIVE.max_head_dim} elements, the limit of the native ops is"

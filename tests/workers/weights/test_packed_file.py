@@ -51,7 +51,7 @@ def read_all(path: Path) -> None:
         file.keep(name, shape, dtype, lambda array: None)
 
 
-def test_what_was_filled_is_read(tmp_path: Path) -> None:
+def test_stored_arrays_are_read_back(tmp_path: Path) -> None:
     write(tmp_path / "weights")
     file = PackedFile(tmp_path / "weights")
     assert file.description["of"] == "a test"
@@ -95,7 +95,7 @@ def test_parts_are_filled_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_byte_anywhere_is_seen(tmp_path: Path) -> None:
+def test_any_changed_byte_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write(path)
     size = path.stat().st_size
@@ -107,7 +107,7 @@ def test_a_changed_byte_anywhere_is_seen(tmp_path: Path) -> None:
             read_all(tmp_path / "damaged")
 
 
-def test_what_is_not_used_is_not_looked_at(tmp_path: Path) -> None:
+def test_unused_parts_are_not_checked(tmp_path: Path) -> None:
     """A rank reads its rows of "large", which has three pieces of its own size."""
     path = tmp_path / "weights"
     write(path)
@@ -122,7 +122,7 @@ def test_what_is_not_used_is_not_looked_at(tmp_path: Path) -> None:
         file.keep("large", shape, dtype, lambda array: None, [(2, 3)])
 
 
-def test_truncation_under_a_reader_is_seen(tmp_path: Path) -> None:
+def test_truncation_under_a_reader_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write(path)
     file = PackedFile(path)
@@ -135,7 +135,7 @@ def test_truncation_under_a_reader_is_seen(tmp_path: Path) -> None:
     assert f"{path} was truncated while it was in use" in file.trouble()
 
 
-def test_overwriting_under_a_reader_is_seen(tmp_path: Path) -> None:
+def test_overwriting_under_a_reader_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write(path)
     file = PackedFile(path)
@@ -150,7 +150,7 @@ def test_overwriting_under_a_reader_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 4096, 3 << 20])
-def test_truncation_before_it_is_used_is_damage(tmp_path: Path, size: int) -> None:
+def test_truncation_before_use_is_damage(tmp_path: Path, size: int) -> None:
     path = tmp_path / "weights"
     write(path)
     file = PackedFile(path)
@@ -159,7 +159,7 @@ def test_truncation_before_it_is_used_is_damage(tmp_path: Path, size: int) -> No
         file.keep("odd", *ARRAYS["odd"], lambda array: None)
 
 
-def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
+def test_swapped_pieces_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write(path)
     content = path.read_bytes()
@@ -171,7 +171,7 @@ def test_pieces_that_changed_places_are_seen(tmp_path: Path) -> None:
             read_all(tmp_path / "damaged")
 
 
-def test_what_cannot_be_written_is_an_error_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_thread(tmp_path: Path) -> None:
     layout = Layout()
     layout.keep("large", *ARRAYS["large"], lambda array: None)
     with (tmp_path / "weights").open("w+b") as file, (tmp_path / "weights").open("rb") as read_only:

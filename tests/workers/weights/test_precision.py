@@ -37,18 +37,18 @@ def chosen(
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", FLOAT32), ("bfloat16", BFLOAT16)])
-def test_dtype(dtype: str, expected: WeightFormat, tmp_path: Path) -> None:
+def test_dtype_decides_the_formats(dtype: str, expected: WeightFormat, tmp_path: Path) -> None:
     formats, line = chosen(declared(tmp_path), Precision(dtype))
     assert (set(formats.values()), line) == ({expected}, "")
 
 
-def test_wint8(tmp_path: Path) -> None:
+def test_wint8_rounds_linears(tmp_path: Path) -> None:
     formats, _ = chosen(declared(tmp_path), Precision("bfloat16", "wint8"))
     assert formats.pop("embedding") == BFLOAT16
     assert set(formats.values()) == {INT8}
 
 
-def test_wint4(tmp_path: Path) -> None:
+def test_wint4_rounds_linears(tmp_path: Path) -> None:
     formats, _ = chosen(declared(tmp_path), Precision("float32", "wint4"))
     assert formats == {
         "q_proj": WeightFormat("int4", 64, is_folded=True),
@@ -62,13 +62,13 @@ def test_wint4(tmp_path: Path) -> None:
     assert formats["down_proj"] == INT8
 
 
-def test_a_tied_embedding_follows_the_head(tmp_path: Path) -> None:
+def test_tied_embedding_follows_the_head(tmp_path: Path) -> None:
     for quantization in ("wint8", "wint4"):
         formats, _ = chosen(declared(tmp_path, tie_word_embeddings=True), Precision("bfloat16", quantization))
         assert formats["embed_tokens"] == formats["embedding"] == INT8
 
 
-def test_stored_integers_stay(tmp_path: Path) -> None:
+def test_stored_integers_are_kept(tmp_path: Path) -> None:
     four = WeightFormat("int4", 32, True)
     formats, line = chosen(declared(tmp_path), Precision("bfloat16"), {"layers": four})
     assert formats["q_proj"] == formats["down_proj"] == four
@@ -76,7 +76,7 @@ def test_stored_integers_stay(tmp_path: Path) -> None:
     assert line == "8 as stored (int4, groups of 32, offsets)"
 
 
-def test_parts_stored_differently(tmp_path: Path) -> None:
+def test_parts_share_the_most_precise_format(tmp_path: Path) -> None:
     """llama.cpp's Q4_K_M has values and down projections in 6 bits."""
     stored: dict[str, Kept] = {"v_proj": WeightFormat("int8", 16), "layers": WeightFormat("int4", 32, True)}
     formats, line = chosen(declared(tmp_path), Precision(), stored)
@@ -84,7 +84,7 @@ def test_parts_stored_differently(tmp_path: Path) -> None:
     assert "2 as int8, groups of 16, offsets (int4, groups of 32, offsets beside int8, groups of 16)" in line
 
 
-def test_what_cannot_be_kept_becomes_floats(tmp_path: Path) -> None:
+def test_unsupported_formats_become_floats(tmp_path: Path) -> None:
     stored: dict[str, Kept] = {"up_proj": "8-bit floats", "q_proj": INT8, "down_proj": "8-bit floats"}
     formats, line = chosen(declared(tmp_path), Precision("bfloat16"), stored)
     assert formats["q_proj"] == formats["gate_proj"] == formats["down_proj"] == BFLOAT16

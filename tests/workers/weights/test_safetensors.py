@@ -17,7 +17,7 @@ VALUES = np.array([[0.0, -1.5, 3.140625], [1e-3, 65504.0, -(2.0**-14)]], np.floa
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("F32", 0), ("F64", 0), ("F16", 1e-3), ("BF16", 2**-7), ("U16", 2**-7)])
-def test_dtypes(dtype: str, tolerance: float, tmp_path: Path) -> None:
+def test_every_dtype_is_read(dtype: str, tolerance: float, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_safetensors(path, {"x": VALUES, "empty": np.zeros((0, 4), np.float32)}, dtype=dtype, metadata={"format": "pt"})
     file = SafetensorsFile(path)
@@ -35,7 +35,7 @@ def test_bfloat16_is_exact(tmp_path: Path) -> None:
     np.testing.assert_array_equal(SafetensorsFile(tmp_path / "a").tensors["x"].read(), exact)
 
 
-def test_missing_and_empty(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is missing"):
         SafetensorsFile(tmp_path / "none")
     (tmp_path / "empty").touch()
@@ -46,7 +46,7 @@ def test_missing_and_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 30, 120, -1])
-def test_truncated(num_bytes: int, tmp_path: Path) -> None:
+def test_truncated_file_is_named(num_bytes: int, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_safetensors(path, {"x": VALUES, "y": VALUES})
     path.write_bytes(path.read_bytes()[:num_bytes])
@@ -70,14 +70,14 @@ def test_truncated(num_bytes: int, tmp_path: Path) -> None:
         (b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}', "should end at byte"),
     ],
 )
-def test_damaged_header(header: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_header_is_named(header: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(CheckpointError, match=message):
         SafetensorsFile(path)
 
 
-def test_header_length_beyond_the_file(tmp_path: Path) -> None:
+def test_too_long_header_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes((1 << 60).to_bytes(8, "little") + json.dumps({}).encode())
     with pytest.raises(CheckpointError, match="header should have"):

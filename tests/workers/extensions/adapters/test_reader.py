@@ -51,7 +51,7 @@ def refused(directory: Path) -> str:
     return str(caught.value)
 
 
-def test_all_of_it_is_read(tmp_path: Path) -> None:
+def test_every_adapted_linear_is_read(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, MODEL, rank=6)
     stored, found = tensors_of(adapter), {each.module.name: each for each in AdapterFiles(adapter, LAYOUT).linears()}
     assert set(found) == {module.name for module in LAYOUT.modules}
@@ -72,14 +72,14 @@ def test_all_of_it_is_read(tmp_path: Path) -> None:
         ({"lora_alpha": 4, "rank_pattern": {"q_proj": 2}, "use_rslora": True}, 4 / math.sqrt(2)),
     ],
 )
-def test_scales(config: dict[str, Any], scale: float, tmp_path: Path) -> None:
+def test_scale_follows_the_config(config: dict[str, Any], scale: float, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, MODEL, rank=6, **config)
     assert scales_of(adapter)[FIRST] == pytest.approx(scale, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "F64", "BF16"])
 @pytest.mark.parametrize("spelling", ["base_model.model.{}.lora_{}.default.weight", "{}.lora_{}.weight"])
-def test_spellings_and_types(dtype: str, spelling: str, tmp_path: Path) -> None:
+def test_alternative_names_and_dtypes_are_read(dtype: str, spelling: str, tmp_path: Path) -> None:
     stored = tensors_of(write_adapter(tmp_path, MODEL, rank=4))
     renamed = {}
     for name, values in stored.items():
@@ -100,12 +100,12 @@ def test_spellings_and_types(dtype: str, spelling: str, tmp_path: Path) -> None:
         {"fan_in_fan_out": True, "lora_dropout": 0.1, "init_lora_weights": True, "modules_to_save": None, "megatron_core": "x"},
     ],
 )
-def test_configurations_that_are_served(config: dict[str, Any], tmp_path: Path) -> None:
+def test_supported_configs_are_accepted(config: dict[str, Any], tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, MODEL, **config)
     assert len(list(AdapterFiles(adapter, LAYOUT).linears())) == len(LAYOUT.modules)
 
 
-def test_some_layers(tmp_path: Path) -> None:
+def test_layers_to_transform_limits_the_layers(tmp_path: Path) -> None:
     others = {f"base_model.model.{each.name}.lora_{part}.weight": None for each in LAYOUT.modules for part in "AB"}
     of_second = {name: change for name, change in others.items() if "layers.1." not in name}
     adapter = write_adapter(tmp_path, MODEL, changes=of_second, layers_to_transform=[1])
@@ -144,7 +144,7 @@ def test_some_layers(tmp_path: Path) -> None:
         ({"layers_to_transform": ["0"]}, "layers_to_transform: ['0'] should be a list of integers"),
     ],
 )
-def test_configurations_that_are_refused(config: dict[str, Any], cause: str, tmp_path: Path) -> None:
+def test_unsupported_configs_are_refused(config: dict[str, Any], cause: str, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, MODEL, rank=8, size=0.1)
     values = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(values | config))
@@ -180,7 +180,7 @@ A, B = (f"base_model.model.{FIRST}.lora_{part}.weight" for part in "AB")
         ({B: np.full((MODULE.num_outputs, 8), 3e38)}, "lora_B.weight has a value that is not finite"),  # with its scale
     ],
 )
-def test_tensors_that_are_refused(changes: dict[str, np.ndarray | None], cause: str, tmp_path: Path) -> None:
+def test_unsupported_tensors_are_refused(changes: dict[str, np.ndarray | None], cause: str, tmp_path: Path) -> None:
     text = refused(write_adapter(tmp_path, MODEL, rank=8, changes=changes))
     assert cause in text, text
 
@@ -209,14 +209,14 @@ def file_of(header: bytes, data: bytes = b"") -> bytes:
         (file_of(json.dumps({A: {"dtype": "Q9", "shape": [1], "data_offsets": [0, 1]}}).encode(), bytes(1)), "has dtype Q9"),
     ],
 )
-def test_files_that_are_damaged(content: bytes, cause: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(content: bytes, cause: str, tmp_path: Path) -> None:
     write_adapter(tmp_path, MODEL)
     (tmp_path / "adapter_model.safetensors").write_bytes(content)
     text = refused(tmp_path)
     assert cause in text, text
 
 
-def test_hostile_files_cost_little_and_their_errors_encode(tmp_path: Path) -> None:
+def test_hostile_files_cost_little(tmp_path: Path) -> None:
     """Each of these once blocked a rank, and all its streams, for minutes, or ended it."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     shape = ",".join(["9" * 4000] * 900)
@@ -237,7 +237,7 @@ def test_hostile_files_cost_little_and_their_errors_encode(tmp_path: Path) -> No
     assert len(refused(tmp_path).encode()) < 10_000
 
 
-def test_what_was_read_leaves_memory_at_once(tmp_path: Path) -> None:
+def test_memory_of_a_read_adapter_is_freed(tmp_path: Path) -> None:
     """No garbage collection is needed: adapters are large, and a rank collects seldom."""
     files = AdapterFiles(write_adapter(tmp_path, MODEL), LAYOUT)
     assert len(list(files.linears())) == len(LAYOUT.modules)
@@ -250,7 +250,7 @@ def test_what_was_read_leaves_memory_at_once(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_integers_are_no_numbers_of_an_adapter(tmp_path: Path) -> None:
+def test_integer_tensors_are_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path, MODEL, rank=8)
     entries, data = {}, b""
     for part, shape in (("A", [8, IN]), ("B", [MODULE.num_outputs, 8])):
@@ -265,7 +265,7 @@ def test_integers_are_no_numbers_of_an_adapter(tmp_path: Path) -> None:
     assert "has dtype I8, expected floats" in refused(tmp_path)
 
 
-def test_files_that_are_missing_or_none(tmp_path: Path) -> None:
+def test_missing_or_irregular_files_are_refused(tmp_path: Path) -> None:
     assert "is not a directory" in refused(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "adapter_config.json is missing; expected an adapter directory" in refused(tmp_path / "empty")
@@ -281,7 +281,7 @@ def test_files_that_are_missing_or_none(tmp_path: Path) -> None:
     assert "bytes, the limit for rank 16 is" in refused(adapter)
 
 
-def test_models_that_have_experts_have_adapters_beside_them(tmp_path: Path) -> None:
+def test_expert_models_take_adapters_for_attention(tmp_path: Path) -> None:
     layout = AdapterLayout.of(ModelConfig.read(GOLDEN / "qwen3_moe"), 1, 16)
     names = {module.name.split(".", 3)[3] for module in layout.modules}
     assert names == {f"self_attn.{each}_proj" for each in "qkvo"}

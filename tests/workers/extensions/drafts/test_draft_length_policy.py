@@ -73,7 +73,7 @@ class Rig:
         self.lengths.took(num_rows, num_ns, has_prompts=has_prompts, has_drafts=num_rows > len(self.which))
 
 
-def test_drafts_that_stand_are_asked_for() -> None:
+def test_accepted_drafts_are_requested_at_full_length() -> None:
     rig = Rig(1)
     for _ in range(30):
         last = rig.step(1, [K])
@@ -81,7 +81,7 @@ def test_drafts_that_stand_are_asked_for() -> None:
     assert rig.lengths.wanted(rig.which).tolist() == [K]
 
 
-def test_as_many_as_stand() -> None:
+def test_length_follows_the_accepted_tokens() -> None:
     """The third draft token is always wrong: no more than three are tried, most of the time."""
     rig = Rig(1, lambda num_rows: 1e6 * (1 + num_rows / 20))
     chosen = []
@@ -94,7 +94,7 @@ def test_as_many_as_stand() -> None:
     assert np.median(chosen[50:]) == 2
 
 
-def test_text_that_cannot_be_drafted_costs_next_to_nothing() -> None:
+def test_undraftable_text_costs_almost_nothing() -> None:
     rig = Rig(1, steep)
     num_drafts = [rig.step(1, [0])[0] for _ in range(4000)]
     assert 0 < sum(num_drafts[100:]) <= 4000 / LONGEST_PAUSE + 6
@@ -119,7 +119,7 @@ def test_undraftable_answers_are_not_slower(num_slots: int) -> None:
     assert max(shares[1:]) < 1.01
 
 
-def test_what_failed_for_long_is_tried_again() -> None:
+def test_failed_drafts_are_tried_again() -> None:
     """No chance becomes too small to recover."""
     rig = Rig(1, flat)
     for _ in range(20000):
@@ -171,7 +171,7 @@ def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
-def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
+def test_hopeless_slots_are_not_prepared(num_slots: int) -> None:
     """New sequences are not prepared either: layers that draft would compute their prompts, too."""
     rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
     found = short_answers(rig, 4000)
@@ -180,7 +180,7 @@ def test_nobody_is_made_ready_where_nothing_stands(num_slots: int) -> None:
 
 
 @pytest.mark.slow
-def test_doubts_that_come_to_nothing_become_rare() -> None:
+def test_unsuccessful_retries_become_rare() -> None:
     """Drafts that are tried in each 3,000 steps; after many failures, predictable answers are still drafted."""
     rig = Rig(4, steep)
     num_drafts = [sum(num for num, _ in short_answers(rig, 3000)) for _ in range(4)]
@@ -189,7 +189,7 @@ def test_doubts_that_come_to_nothing_become_rare() -> None:
     assert np.mean([num for num, _ in short_answers(rig, 3000, K)][-1000:]) > 4
 
 
-def test_who_is_tried_is_made_ready_in_one_step() -> None:
+def test_retried_slots_are_prepared_in_one_step() -> None:
     """Wanted drafts come two steps later; layers draft for slots that were prepared in the step before, so the second of each
     two requested steps tries. A resting slot reports nothing in between, and `lengths` says for how long."""
     rig = Rig(1, lambda num_rows: 1e6 * (1 + num_rows), are_layers=True)
@@ -213,7 +213,7 @@ def test_who_is_tried_is_made_ready_in_one_step() -> None:
     assert 3 * 0.5 * num_tried < 0.005 * 8000 + 2, "making ready counts twice what the row more takes"
 
 
-def test_new_requests_begin_as_recent_samples() -> None:
+def test_new_requests_start_like_recent_sequences() -> None:
     rig = Rig(4)
     assert rig.lengths.wanted_by_new_requests() == K, "the first ones are worth a try"
     for right in (0, K):
@@ -227,7 +227,7 @@ def test_new_requests_begin_as_recent_samples() -> None:
     assert Rig(2, is_adaptive=False).lengths.wanted_by_new_requests() == K
 
 
-def test_a_probe_that_stands_is_believed() -> None:
+def test_successful_probe_restores_drafting() -> None:
     rig = Rig(1)
     for _ in range(600):
         rig.step(1, [0])
@@ -236,7 +236,7 @@ def test_a_probe_that_stands_is_believed() -> None:
     assert last == K
 
 
-def test_one_sample_that_copies_beside_one_that_does_not() -> None:
+def test_sequences_learn_independently() -> None:
     """Drafts of the same class: the sequences differ."""
     rig = Rig(2, lambda num_rows: 1e6 * (1 + num_rows / 10))
     chosen = np.array([rig.step(1, [K, 0]) for _ in range(400)])[100:]
@@ -244,7 +244,7 @@ def test_one_sample_that_copies_beside_one_that_does_not() -> None:
     assert chosen[:, 1].mean() < 0.5
 
 
-def test_steps_that_take_long_get_fewer() -> None:
+def test_expensive_steps_get_fewer_drafts() -> None:
     means = []
     for time_of in (flat, lambda num_rows: 1e6 * (1 + num_rows / 8), steep):
         rig = Rig(4, time_of)
@@ -254,7 +254,7 @@ def test_steps_that_take_long_get_fewer() -> None:
     assert means[0] > means[1] > means[2] < 0.2
 
 
-def test_the_budget_goes_to_those_with_the_best_chance() -> None:
+def test_budget_goes_to_the_most_promising_drafts() -> None:
     rig = Rig(2, lambda num_rows: 1e6 * max(3, num_rows) ** 2)
     for _ in range(40):
         rig.took(2, 3e6)
@@ -266,20 +266,20 @@ def test_the_budget_goes_to_those_with_the_best_chance() -> None:
 
 
 @pytest.mark.parametrize(("granted", "num_drafts"), [(0, K), (3, K), (K, 2), (K, 0)])
-def test_never_more_than_there_are(granted: int, num_drafts: int) -> None:
+def test_never_more_drafts_than_available(granted: int, num_drafts: int) -> None:
     for is_adaptive in (True, False):
         rig = Rig(3, is_adaptive=is_adaptive)
         for _ in range(20):
             assert max(rig.step(2, [K] * 3, granted, num_drafts)) <= min(granted, num_drafts)
 
 
-def test_fixed() -> None:
+def test_fixed_length_never_changes() -> None:
     rig = Rig(2, steep, is_adaptive=False)
     assert [rig.step(1, [0, 0]) for _ in range(60)] == [[K, K]] * 60
     assert rig.lengths.wanted(rig.which).tolist() == [K, K]
 
 
-def test_alike_wherever_a_slot_lies() -> None:
+def test_swapped_slots_keep_their_lengths() -> None:
     """Swapped slots keep what they learned."""
     rig = Rig(2)
     for _ in range(5):
@@ -294,7 +294,7 @@ def test_alike_wherever_a_slot_lies() -> None:
 PLAIN, DRAFTED, MIXED = (False, False), (False, True), (True, False)  # has prompts, has drafts
 
 
-def test_what_was_drafted_behind_a_stop_token_says_nothing() -> None:
+def test_drafts_after_a_stop_token_are_ignored() -> None:
     """Short answers: in the last row of each the first draft is right and ends it, so later ones cannot be accepted."""
     rig = Rig(1)
     for _ in range(60):
@@ -311,7 +311,7 @@ def test_what_was_drafted_behind_a_stop_token_says_nothing() -> None:
     assert rig.slots.draft_chances[0, 0] > 0.9, "as if no answer had ended"
 
 
-def test_times_between_those_that_were_met() -> None:
+def test_step_times_are_interpolated() -> None:
     times = StepTimes()
     for _ in range(100):
         for num_rows in (1, 9):
@@ -324,7 +324,7 @@ def test_times_between_those_that_were_met() -> None:
     assert times.of(*PLAIN, 9) == pytest.approx(8 * flat(1), rel=0.4)
 
 
-def test_a_step_that_was_held_up_says_little_of_others() -> None:
+def test_delayed_step_barely_affects_other_sizes() -> None:
     """Steps of 6 and 12 rows: more rows never take less, so an outlier is averaged with its neighbours."""
     times = StepTimes()
     for number in range(400):
@@ -337,7 +337,7 @@ def test_a_step_that_was_held_up_says_little_of_others() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 4])
-def test_delayed_first_draft_step_does_not_end_drafting(num_slots: int) -> None:
+def test_delayed_first_step_does_not_stop_drafting(num_slots: int) -> None:
     """The rank was stopped, or touched memory for the first time: nothing else is known of such steps yet."""
     rig = Rig(num_slots)
     while not any(rig.step(1, [K] * num_slots)):
@@ -357,7 +357,7 @@ def test_first_step_of_expected_length_is_trusted() -> None:
     assert times.of(*PLAIN, 1) == pytest.approx(1e6, rel=0.01)
 
 
-def test_who_comes_is_tried_again() -> None:
+def test_new_sequences_are_tried_again() -> None:
     """Drafts are accepted only for sequences that had some from their first token on: layers know nothing of the tokens of a
     rested sequence, and each ends before long."""
     rig = Rig(4, flat)
@@ -380,7 +380,7 @@ def test_who_comes_is_tried_again() -> None:
     assert np.mean(num_drafts[-500:]) > 4
 
 
-def test_prompts_of_so_many_rows_do_not_speak_for_drafts() -> None:
+def test_prompt_steps_do_not_count_as_draft_steps() -> None:
     """Short prompts take long, since others start in their steps: steps of as many rows with drafts do not."""
     rig = Rig(4)
     for _ in range(40):
@@ -390,7 +390,7 @@ def test_prompts_of_so_many_rows_do_not_speak_for_drafts() -> None:
     assert rig.step(2, [K] * 4) == [K] * 4
 
 
-def test_steps_without_drafts_are_known_by_their_neighbours() -> None:
+def test_plain_step_times_cover_similar_sizes() -> None:
     times = StepTimes()
     for _ in range(300):
         times.learn(*DRAFTED, 40, 2e6)
@@ -400,7 +400,7 @@ def test_steps_without_drafts_are_known_by_their_neighbours() -> None:
     assert times.num_plain_since(20) > 256
 
 
-def test_what_is_known_of_times_is_forgotten() -> None:
+def test_old_step_times_are_forgotten() -> None:
     """A single measurement must not rule out a number of rows for ever."""
     times = StepTimes()
     for _ in range(20):

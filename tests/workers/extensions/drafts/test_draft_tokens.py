@@ -13,7 +13,7 @@ NUM_CLASSES = DraftChances.NUM_CLASSES
 
 @pytest.mark.parametrize("vocab", [1, 7, 64, 1023, 1024, 1025, 5000])
 @pytest.mark.parametrize("num_rows", [1, 5])
-def test_the_likeliest_token_and_its_probability(vocab: int, num_rows: int) -> None:
+def test_likeliest_token_and_its_probability(vocab: int, num_rows: int) -> None:
     rng = np.random.default_rng(vocab)
     logits = (rng.standard_normal((num_rows, vocab)) * rng.uniform(0.1, 9, (num_rows, 1))).astype(np.float32)
     if num_rows > 1:
@@ -26,7 +26,7 @@ def test_the_likeliest_token_and_its_probability(vocab: int, num_rows: int) -> N
     np.testing.assert_allclose(probabilities, 1 / weights.sum(1), rtol=1e-5)
 
 
-def test_logits_that_are_no_numbers() -> None:
+def test_logits_that_are_not_finite() -> None:
     logits = np.zeros((3, 2000), np.float32)
     logits[0, 1500], logits[1, 30], logits[2] = np.nan, np.inf, -np.inf
     found = _cpu.choose_draft_tokens(_cpu.address(logits), 3, 2000)
@@ -34,7 +34,7 @@ def test_logits_that_are_no_numbers() -> None:
     assert [probability for _, probability in found] == [0, 0, 0]
 
 
-def test_classes_are_in_the_order_of_probabilities() -> None:
+def test_classes_are_ordered_by_probability() -> None:
     found = [DraftChances.class_of(number / 1000) for number in range(1001)]
     assert found == sorted(found)
     assert set(found) == set(range(NUM_CLASSES))
@@ -54,7 +54,7 @@ class Rig:
             self.native.tell()
 
 
-def test_first_the_layer_is_believed() -> None:
+def test_initial_chances_grow_with_confidence() -> None:
     rig = Rig()
     assert (np.diff(rig.table, axis=1) > 0).all(), "the surer the likelier"
     assert (rig.table > 0).all()
@@ -72,7 +72,7 @@ def test_acceptance_is_learned_by_position_and_certainty() -> None:
     assert rig.table[0, 4] == Rig().table[0, 4], "nothing was met of it"
 
 
-def test_places_that_chains_do_not_reach_are_as_the_one_before() -> None:
+def test_unreached_places_copy_the_one_before() -> None:
     """Otherwise an early failure at a place would prevent any later try there."""
     rig = Rig()
     rig.met(1, 3, 0)

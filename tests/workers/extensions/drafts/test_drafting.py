@@ -57,7 +57,7 @@ class Rig:
         return [int(token_id) for token_id in self.slots.drafts[slot, : self.slots.num_drafts[slot]]]
 
 
-def test_the_one_that_promises_more() -> None:
+def test_most_promising_method_drafts() -> None:
     rig = Rig()
     answer = [40, 41, 42, 43, 44, 45, 46, 47]
     rig.put(0, [1], answer)
@@ -73,7 +73,7 @@ def test_the_one_that_promises_more() -> None:
     assert rig.drafting.num_bytes > 0
 
 
-def test_an_answer_is_what_its_scheduler_says() -> None:
+def test_remembered_answer_ends_where_the_scheduler_says() -> None:
     """Tokens sampled beyond its end are not part of it."""
     rig = Rig("suffix")
     rig.put(0, [1], [40, 41, 42, 43, 44, 45])
@@ -83,7 +83,7 @@ def test_an_answer_is_what_its_scheduler_says() -> None:
     rig.step(ended=int32(2, 50))  # a slot that this worker knows nothing of
 
 
-def test_the_emptied_prefix_cache_empties_the_answers_too() -> None:
+def test_clearing_the_prefix_cache_clears_answers() -> None:
     rig = Rig("suffix")
     rig.put(0, [1], [40, 41, 42, 43, 44, 45])
     rig.step(ended=int32(0, 7))
@@ -93,7 +93,7 @@ def test_the_emptied_prefix_cache_empties_the_answers_too() -> None:
     assert rig.draft_tokens(1) == []
 
 
-def test_a_prediction_is_where_is_looked_first() -> None:
+def test_prediction_is_searched_first() -> None:
     prompt = [1, 2, 3, 11, 12, 99, 98]
     rig = Rig("ngram")
     rig.put(0, prompt, [], (11, 12, 13, 14, 15, 16))
@@ -130,7 +130,7 @@ class OneTokenDrafter:
         return found
 
 
-def test_who_rests_is_looked_at_when_a_try_is_due() -> None:
+def test_resting_slots_are_skipped_until_a_retry() -> None:
     """Resting slots are skipped only if all drafts come from layers; other methods may find something at any time, and are
     asked in each sixteenth step."""
     num_looks = []

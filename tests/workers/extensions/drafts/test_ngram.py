@@ -53,7 +53,7 @@ def longest(tokens: list[int], least: int, most: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_followed_the_longest_match(seed: int) -> None:
+def test_drafts_continue_the_longest_match(seed: int) -> None:
     """The draft token in fresh slots is the one after the longest match."""
     rng = np.random.default_rng(seed)
     for size in (1, 2, 3, 10, 50, 200, 700):
@@ -70,7 +70,7 @@ def test_what_followed_the_longest_match(seed: int) -> None:
             assert any(text[place : place + K] == found for place in places)
 
 
-def test_a_text_that_repeats_its_own_end() -> None:
+def test_overlapping_match_repeats_the_end() -> None:
     slots = slots_of()
     drafter = drafter_of(slots)
     put(slots, drafter, 0, [9, 7, 7, 7])
@@ -79,7 +79,7 @@ def test_a_text_that_repeats_its_own_end() -> None:
     assert draft_tokens(slots, drafter, 0) == [3, 1, 2, 3]
 
 
-def test_a_match_outlives_a_replaced_token_and_one_put_in() -> None:
+def test_match_survives_a_replaced_or_inserted_token() -> None:
     source = list(range(100, 140))
     slots = slots_of()
     drafter = drafter_of(slots)
@@ -97,7 +97,7 @@ def test_a_match_outlives_a_replaced_token_and_one_put_in() -> None:
     assert draft_tokens(slots, drafter, 0) == []
 
 
-def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
+def test_slot_forgets_the_previous_sequence() -> None:
     slots = slots_of()
     drafter = drafter_of(slots)
     put(slots, drafter, 2, [1, 2, 3, 4, 1, 2])
@@ -108,7 +108,7 @@ def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
     assert draft_tokens(slots, drafter, 2) == []
 
 
-def test_taken_on_token_by_token_is_the_same_as_at_once() -> None:
+def test_incremental_indexing_equals_indexing_at_once() -> None:
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 4, 1500).tolist()
     slots = slots_of()
@@ -121,7 +121,7 @@ def test_taken_on_token_by_token_is_the_same_as_at_once() -> None:
     assert len(draft_tokens(slots, grown, 0)) == len(draft_tokens(slots, fresh, 0)) == K
 
 
-def test_a_long_text_takes_several_steps() -> None:
+def test_long_text_is_indexed_over_several_steps() -> None:
     rng = np.random.default_rng(5)
     tokens = rng.integers(10, 1000, 1200).tolist()
     slots = slots_of()
@@ -131,7 +131,7 @@ def test_a_long_text_takes_several_steps() -> None:
     assert found == [[], [], tokens[8 : 8 + K]]
 
 
-def test_no_slot_waits_for_those_before_it() -> None:
+def test_no_slot_waits_for_earlier_slots() -> None:
     """A step may bring any number of tokens to all of them."""
     slots = slots_of(64)
     drafter = drafter_of(slots)

@@ -91,7 +91,7 @@ def expected(rig: Rig, trees: list[list[list[int]]], text: list[int]) -> list[in
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 7), st.sampled_from([1.0, 2.0, 4.0]), st.sampled_from([0.1, 0.5]))
-def test_equal_to_counting(seed: int, num_words: int, factor: float, chance: float) -> None:
+def test_drafts_equal_those_by_counting(seed: int, num_words: int, factor: float, chance: float) -> None:
     rng = np.random.default_rng(seed)
     rig = Rig(max_spec_factor=factor, min_token_prob=chance)
     answers: list[list[int]] = []
@@ -110,7 +110,7 @@ def test_equal_to_counting(seed: int, num_words: int, factor: float, chance: flo
             rig.answered([998], answers[-1])
 
 
-def test_a_text_that_repeats_itself_is_bounded_by_its_match() -> None:
+def test_draft_is_no_longer_than_the_repeated_text() -> None:
     rig = Rig(depth=24)
     rig.put(1, [1, 2, 3, 4, 5, 6, 7], [2, 3])
     assert rig.draft_tokens(1) == [4, 5]
@@ -119,7 +119,7 @@ def test_a_text_that_repeats_itself_is_bounded_by_its_match() -> None:
     assert rig.draft_tokens(1, 3) == [6, 7, 2]
 
 
-def test_complete_answers_are_found_until_forgotten() -> None:
+def test_completed_answers_are_found_until_forgotten() -> None:
     rig = Rig(depth=16, max_spec_factor=3.0)
     answer = list(range(20, 40))
     rig.put(2, [5, 6], answer)
@@ -135,7 +135,7 @@ def test_complete_answers_are_found_until_forgotten() -> None:
     assert (rig.draft_tokens(1), rig.drafter._trees.num_texts) == ([], 0)
 
 
-def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
+def test_slot_forgets_the_previous_sequence() -> None:
     rig = Rig()
     rig.put(2, [1, 2, 3, 4, 1, 2], [])
     assert rig.draft_tokens(2) == [3, 4]
@@ -146,7 +146,7 @@ def test_a_slot_knows_nothing_of_the_sequence_before() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 5, 8])
-def test_bounded_in_answers(most: int) -> None:
+def test_number_of_answers_is_bounded(most: int) -> None:
     rig = Rig(max_cached_requests=most)
     for index in range(30):
         rig.answered([1], [100 + 3 * index, 101 + 3 * index, 102 + 3 * index])
@@ -155,7 +155,7 @@ def test_bounded_in_answers(most: int) -> None:
     assert rig.draft_tokens(0) == ([188] if most else []), "the last one is remembered"
 
 
-def test_bounded_in_bytes() -> None:
+def test_bytes_are_bounded() -> None:
     rng, most = np.random.default_rng(1), 1 << 20
     rig = Rig(depth=24, shared_bytes=most)
     rig.put(3, [1], [])
@@ -166,7 +166,7 @@ def test_bounded_in_bytes() -> None:
     assert 0 < rig.drafter._trees.num_texts < 60
 
 
-def test_long_texts_take_several_steps() -> None:
+def test_long_texts_are_indexed_over_several_steps() -> None:
     """A prompt and a completed answer: the part that a step indexes is bounded, however repetitive the text is."""
     rng = np.random.default_rng(2)
     for text in (rng.integers(0, 900, 4500).tolist(), [7] * 900):
@@ -183,7 +183,7 @@ def test_long_texts_take_several_steps() -> None:
         assert rig.drafter._trees.num_texts == 1
 
 
-def test_no_slot_waits_for_those_before_it() -> None:
+def test_no_slot_waits_for_earlier_slots() -> None:
     """A step may bring any number of tokens to all of them."""
     num_slots, num_new = 64, 9
     slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
@@ -200,7 +200,7 @@ def test_no_slot_waits_for_those_before_it() -> None:
     assert (drafter.propose(which, np.full(num_slots, K, np.int32)).counts > 0).all()
 
 
-def test_swapped_slots_keep_what_they_know() -> None:
+def test_swapped_slots_keep_their_index() -> None:
     rig = Rig()
     rig.put(0, [1, 2, 3, 4, 1, 2], [])
     rig.put(1, [5, 6, 7, 5], [])

@@ -61,7 +61,7 @@ SHAPES = st.lists(
 
 
 @given(SHAPES, st.integers(0, 9), st.data())
-def test_any_part_of_a_prompt(shapes: list[Unit], text_behind: int, data: st.DataObject) -> None:
+def test_positions_of_any_part_of_a_prompt(shapes: list[Unit], text_behind: int, data: st.DataObject) -> None:
     units = units_of(shapes)
     end_of_media = units[-1].start + units[-1].num_tokens
     num_tokens = end_of_media + text_behind
@@ -80,7 +80,7 @@ def test_any_part_of_a_prompt(shapes: list[Unit], text_behind: int, data: st.Dat
     assert list(media.overlapping(begin, end)) == overlapping
 
 
-def test_as_published() -> None:
+def test_positions_equal_the_published_example() -> None:
     """Qwen2-VL's example: text, a picture of 2 x 3, text; and a video of two rows in time, three apart."""
     units = (MediaUnit(0, 0, 2, 6, 2, 3), MediaUnit(1, 0, 10, 2, 1, 2), MediaUnit(1, 1, 12, 2, 1, 2, 3, True))
     media = PromptMedia.of(start_of(units, 16, [40, 0, 7]))
@@ -92,11 +92,11 @@ def test_as_published() -> None:
     assert rows.tolist() == [-1, -1, 40, 41, 42, 43, 44, 45, -1, -1, 0, 1, 7, 8, -1, -1]
 
 
-def test_text_alone_has_none() -> None:
+def test_text_prompt_has_no_media() -> None:
     assert PromptMedia.of(start_of((), 5, [])) is None
 
 
 @pytest.mark.parametrize(("start", "message"), [(3, "overlap"), (30, "beyond 20 prompt tokens")])
-def test_units_that_cannot_be(start: int, message: str) -> None:
+def test_overlapping_units_fail(start: int, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         PromptMedia.of(start_of((MediaUnit(0, 0, 2, 6, 2, 3), MediaUnit(1, 0, start, 6, 2, 3)), 20, [0, 9]))

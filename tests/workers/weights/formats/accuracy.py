@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.messages import SamplingParams
 from tests.engine.tokenizer.vocabularies import vocabulary_of
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.weights.formats.quantizers import DEMO
 from tools.demo.conversations import training_conversations
 
@@ -61,8 +61,8 @@ def logprobs_of(path: Path, conversations: list[Conversation], **options: Any) -
     found = []
     for token_ids, places in conversations:
         serving.next_block = 1
-        sample = Sample(token_ids, SamplingParams(temperature=0.0, num_prompt_logprobs=0), num_outputs=1)
-        serving.place(sample, 0)
-        serving.run([sample])
-        found += [sample.prompt_logprobs[place] for place in places]
+        sequence = ServedSequence(token_ids, SamplingParams(temperature=0.0, num_prompt_logprobs=0), num_outputs=1)
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        found += [sequence.prompt_logprobs[place] for place in places]
     return np.array(found)

@@ -60,11 +60,11 @@ def drawn(shapes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def of_experts_alone(form: Format) -> Format:
+def of_experts_alone(format: Format) -> Format:
     attention = ("q_proj", "k_proj", "v_proj", "o_proj")
     modules = [f"model.layers.{layer}.self_attn.{name}" for layer in range(CONFIG["num_hidden_layers"]) for name in attention]
     unconverted = {"modules_to_not_convert": [*modules, "lm_head", "mlp.gate"], "ignore": ["lm_head", _NO_EXPERT]}
-    return Format(form.quantize, {**form.config, **unconverted}, plain=attention)
+    return Format(format.quantize, {**format.config, **unconverted}, plain=attention)
 
 
 def experts_as(type_name: str) -> Encode:

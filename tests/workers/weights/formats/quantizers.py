@@ -60,23 +60,25 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def write_quantized_demo(path: Path, form: Format) -> dict[str, np.ndarray]:
-    """Write the embedded model in the format `form` as a checkpoint at `path`; return the value of each tensor."""
+def write_quantized_demo(path: Path, format: Format) -> dict[str, np.ndarray]:
+    """Write the embedded model in `format` as a checkpoint at `path`; return the value of each tensor."""
     shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
-    return write_quantized(path, json.loads((DEMO / "config.json").read_text()), demo_tensors(), form)
+    return write_quantized(path, json.loads((DEMO / "config.json").read_text()), demo_tensors(), format)
 
 
-def write_quantized(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], form: Format) -> dict[str, np.ndarray]:
-    """Write a config.json and `tensors` in the format `form`; return the value of each. A vision encoder is not quantized."""
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
+def write_quantized(
+    path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], format: Format
+) -> dict[str, np.ndarray]:
+    """Write a config.json and `tensors` in `format`; return the value of each. A vision encoder is not quantized."""
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": format.config}))
     stored: dict[str, np.ndarray] = {}
     plain: dict[str, np.ndarray] = {}
     worth: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         is_linear = module.endswith(("_proj", "_with_mqa")) and "visual" not in module.split(".")
-        if is_linear and not module.endswith(form.plain or ("\0",)):
-            quantized = form.quantize(tensor)
+        if is_linear and not module.endswith(format.plain or ("\0",)):
+            quantized = format.quantize(tensor)
             stored |= {f"{module}.{suffix}": values for suffix, values in quantized.stored.items()}
             worth[name] = quantized.weight
         else:
@@ -266,9 +268,9 @@ def _renamed(quantize: Quantizer, name: str, shape: tuple[int, ...] | None = Non
 
 def fp8_blocks(height: int = 128, width: int = 128) -> Format:
     config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [height, width]}
-    form = Format(_renamed(float8(height, width), "weight_scale_inv"), config, plain=("o_proj",))
-    form.config["modules_to_not_convert"] = [f"model.layers.{index}.self_attn.o_proj" for index in range(NUM_LAYERS)]
-    return form
+    format = Format(_renamed(float8(height, width), "weight_scale_inv"), config, plain=("o_proj",))
+    format.config["modules_to_not_convert"] = [f"model.layers.{index}.self_attn.o_proj" for index in range(NUM_LAYERS)]
+    return format
 
 
 def fp8_tensor() -> Format:
@@ -282,9 +284,9 @@ def float_quantized(strategy: str) -> Format:
     weights: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
     if strategy == "block":
         weights["block_structure"] = [64, 128]
-    form = compressed("float-quantized", weights, _renamed(quantize, "weight_scale", shape), ignore=["re:.*down_proj"])
-    form.plain = ("down_proj",)
-    return form
+    format = compressed("float-quantized", weights, _renamed(quantize, "weight_scale", shape), ignore=["re:.*down_proj"])
+    format.plain = ("down_proj",)
+    return format
 
 
 FORMATS: dict[str, Callable[[], Format]] = {

@@ -52,12 +52,14 @@ def assert_within(errors: Errors, bound: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options(name: str, conversations: list[Conversation], exact: np.ndarray) -> None:
+def test_quantization_options_stay_within_bounds(name: str, conversations: list[Conversation], exact: np.ndarray) -> None:
     assert_within(Errors.of(logprobs_of(DEMO, conversations, **OPTIONS[name]), exact), BOUNDS[name])
 
 
 @pytest.mark.parametrize("name", STORED_BOUNDS)
-def test_stored(name: str, conversations: list[Conversation], exact: np.ndarray, tmp_path: Path) -> None:
+def test_stored_formats_stay_within_bounds(
+    name: str, conversations: list[Conversation], exact: np.ndarray, tmp_path: Path
+) -> None:
     assert name in FORMATS or name in TYPES
     path = write_format(name, tmp_path / "model") if name in FORMATS else write_type(name, tmp_path / "model")
     assert_within(Errors.of(logprobs_of(path, conversations, dtype="bfloat16"), exact), STORED_BOUNDS[name])

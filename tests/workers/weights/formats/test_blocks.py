@@ -22,7 +22,7 @@ def random_blocks(name: str, num_blocks: int) -> np.ndarray:
     return blocks
 
 
-def test_sizes() -> None:
+def test_block_sizes_match_the_format() -> None:
     """Every type has its number and sizes in the format."""
     for number, (name, num_values, num_bytes) in BLOCKS.items():
         kind = gguf.GGMLQuantizationType(number)
@@ -31,7 +31,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
-def test_same_as_the_package(name: str) -> None:
+def test_blocks_decode_like_the_gguf_package(name: str) -> None:
     blocks = random_blocks(name, 200)
     found = dequantized_blocks(name, blocks)
     assert found.dtype == np.float32
@@ -39,7 +39,7 @@ def test_same_as_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
-def test_plain_numbers(name: str) -> None:
+def test_plain_types_decode_exactly(name: str) -> None:
     kind = gguf.GGMLQuantizationType[name]
     values = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
     stored = gguf.quants.quantize(values, kind)

@@ -19,7 +19,7 @@ from ops.cpu.table import TABLE
 from ops.weight_format import WeightFormat
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tests.workers.checkpoints import TINY, drawn_tensors, write_config, write_safetensors
-from tests.workers.serving import ARCHITECTURES, GOLDEN, Sample, Serving, golden_cases, golden_samples, make_runner
+from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
 from tests.workers.weights.formats.quantizers import DEMO
 from tests.workers.weights.formats.test_blocks import random_blocks
 from workers.models import declare_model
@@ -39,14 +39,14 @@ def checkpoint_of(path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("type_name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_exact(type_name: str, tmp_path: Path) -> None:
+def test_gguf_weights_are_exact(type_name: str, tmp_path: Path) -> None:
     expected = write_gguf(tmp_path / "demo.gguf", DEMO, as_type(type_name), **original_metadata(DEMO))
     checkpoint = checkpoint_of(resolve_model(str(tmp_path / "demo.gguf")))
     for name, values in expected.items():
         np.testing.assert_array_equal(checkpoint.read(name), values, err_msg=name)
 
 
-def test_mixed_superblocks(tmp_path: Path) -> None:
+def test_mixed_superblocks_are_decoded(tmp_path: Path) -> None:
     """Q4_K with Q6_K for some, like llama.cpp's Q4_K_M; Llama, so that rows of queries and keys are in another order."""
     config = {
         **TINY,
@@ -111,21 +111,21 @@ def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
     assert model.layers[0].mlp.gate_up.format == WeightFormat("int4", 32, True)
 
 
-def test_same_answers(tmp_path: Path) -> None:
+def test_gguf_gives_the_same_answers(tmp_path: Path) -> None:
     """The embedded model, from float32 in a GGUF file: the same tokens and log-probabilities, bit for bit."""
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
     answers = []
     for path in (resolve_model(str(tmp_path / "demo.gguf")), DEMO):
         serving = Serving(make_runner(path))
-        sample = Sample(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=5))
-        serving.place(sample, 0)
-        serving.run([sample])
-        answers.append(sample.answer())
+        sequence = ServedSequence(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=5))
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        answers.append(sequence.answer())
     assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_golden(architecture: str, tmp_path: Path) -> None:
+def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> None:
     """Shape, names, the order of rows, biases and rope (scaled in Llama) all come out unchanged."""
     source = GOLDEN / architecture
     write_gguf(tmp_path / "golden.gguf", source, as_type("F32"), **original_metadata(source))
@@ -133,11 +133,11 @@ def test_golden(architecture: str, tmp_path: Path) -> None:
     found, original = ModelConfig.read(path), ModelConfig.read(source)
     assert {difference.split(":")[0] for difference in original.shape_differences(found)} <= {"rope"}
     serving = Serving(make_runner(path))
-    samples = golden_samples(architecture)[:4]
-    for slot, sample in enumerate(samples):
-        serving.place(sample, slot)
-    serving.run(samples)
-    assert [sample.outputs for sample in samples] == [case["greedy_token_ids"] for case in golden_cases(architecture)[:4]]
+    sequences = golden_sequences(architecture)[:4]
+    for slot, sequence in enumerate(sequences):
+        serving.place(sequence, slot)
+    serving.run(sequences)
+    assert [sequence.outputs for sequence in sequences] == [case["greedy_token_ids"] for case in golden_cases(architecture)[:4]]
 
 
 def test_unknown_tensors_are_named(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_unknown_tensors_are_named(tmp_path: Path) -> None:
         checkpoint_of(resolve_model(str(path)))
 
 
-def test_another_model_in_its_place(tmp_path: Path) -> None:
+def test_replaced_gguf_file_is_checked(tmp_path: Path) -> None:
     """The directory was made from the earlier file; the present contents of the file count. The same model with other values is
     accepted."""
     path = tmp_path / "tiny.gguf"
@@ -173,7 +173,7 @@ def test_another_model_in_its_place(tmp_path: Path) -> None:
         load_model(directory, config, TABLE, 16, lambda done, total: None)
 
 
-def test_file_that_went_away(tmp_path: Path) -> None:
+def test_missing_gguf_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "demo.gguf"
     write_gguf(path, DEMO, as_type("F16"), **original_metadata(DEMO))
     directory = resolve_model(str(path))

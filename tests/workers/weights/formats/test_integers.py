@@ -39,7 +39,7 @@ NAMES = ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_kept_as_stored(name: str, tmp_path: Path) -> None:
+def test_integers_are_kept_as_stored(name: str, tmp_path: Path) -> None:
     """Values with zero points are q * scale - zero * scale, exact as the scales are short."""
     write_quantized_demo(tmp_path, FORMATS[name]())
     checkpoint = checkpoint_of(tmp_path)
@@ -68,7 +68,7 @@ def assert_well_formed(weight: QuantizedWeight, format: WeightFormat, shape: tup
 
 
 @pytest.mark.parametrize("type_name", INTEGERS)
-def test_blocks(type_name: str) -> None:
+def test_blocks_keep_their_values(type_name: str) -> None:
     """The same numbers as in the blocks, bit for bit."""
     values_in_block = {name: count for name, count, _ in BLOCKS.values()}[type_name]
     num_blocks = 4 * 512 // values_in_block
@@ -96,7 +96,7 @@ ALL = [format for format in ALL if format.kind == "int8" or format.group_size]
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(ALL, 2)))
-def test_parts_of_different_formats(first: WeightFormat, second: WeightFormat) -> None:
+def test_parts_may_have_different_formats(first: WeightFormat, second: WeightFormat) -> None:
     """Each part of one matrix has exactly its own values."""
     parts = [drawn(first, 1), drawn(second, 2, 8)]
     format = common_format([first, second])
@@ -107,7 +107,7 @@ def test_parts_of_different_formats(first: WeightFormat, second: WeightFormat) -
     np.testing.assert_allclose(float32(joined), expected, rtol=0, atol=1e-6)
 
 
-def test_groups_are_cut() -> None:
+def test_group_size_decides_the_kept_format() -> None:
     assert kept_format(4, 0, 384, False) == WeightFormat("int4", 128)
     assert kept_format(4, 96, 384, True) == WeightFormat("int4", 32, True)
     assert kept_format(4, 0, 40, False) == WeightFormat("int8", 0)

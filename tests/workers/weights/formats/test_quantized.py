@@ -16,7 +16,7 @@ import pytest
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.weights.formats.quantizers import (
     DEMO,
     FORMATS,
@@ -46,7 +46,7 @@ def checkpoint_of(path: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_exact(name: str, tmp_path: Path) -> None:
+def test_quantized_weights_are_exact(name: str, tmp_path: Path) -> None:
     expected = write_quantized_demo(tmp_path, FORMATS[name]())
     checkpoint = checkpoint_of(tmp_path)
     for tensor_name, values in expected.items():
@@ -56,23 +56,23 @@ def test_exact(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_scales_that_are_no_numbers_are_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_scales_are_refused(name: str, tmp_path: Path) -> None:
     """Whether they are kept as integers or not; the tensor is named."""
-    form = FORMATS[name]()
+    format = FORMATS[name]()
 
     def quantize(weight: np.ndarray) -> Quantized:
-        found = form.quantize(weight)
+        found = format.quantize(weight)
         for suffix in found.stored:
             if "scale" in suffix:
                 found.stored[suffix].flat[-1] = np.nan
         return found
 
-    write_quantized_demo(tmp_path, replace(form, quantize=quantize))
+    write_quantized_demo(tmp_path, replace(format, quantize=quantize))
     with pytest.raises(CheckpointError, match=r"model\.layers\.\d\.\w+\.\w+_proj\.weight are NaN or infinite"):
         make_runner(tmp_path)
 
 
-def test_older_gptq_configuration(tmp_path: Path) -> None:
+def test_older_gptq_config_is_read(tmp_path: Path) -> None:
     """A separate file, without the method's name."""
     expected = write_quantized_demo(tmp_path, gptq(4, 64))
     config = json.loads((tmp_path / "config.json").read_text())
@@ -84,7 +84,7 @@ def test_older_gptq_configuration(tmp_path: Path) -> None:
     np.testing.assert_array_equal(checkpoint_of(tmp_path).read(name), expected[name])
 
 
-def test_groups_by_target(tmp_path: Path) -> None:
+def test_groups_are_chosen_by_target(tmp_path: Path) -> None:
     """The group that names a module precedes the general one, and may have another format."""
     four, eight = pack_quantized(4, 32), int_quantized(-1)
     general, special = four.config["config_groups"]["group_0"], eight.config["config_groups"]["group_0"]
@@ -100,7 +100,7 @@ def test_groups_by_target(tmp_path: Path) -> None:
         np.testing.assert_array_equal(checkpoint.read(name), expected[name])
 
 
-def test_e4m3() -> None:
+def test_e4m3_values_decode_exactly() -> None:
     codes = np.arange(256, dtype=np.uint8)
     is_number = codes & 127 != 127
     assert e4m3(codes[is_number]).tolist() == [e4m3_value(int(code)) for code in codes[is_number]]
@@ -109,19 +109,19 @@ def test_e4m3() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [pack_quantized(8, 32), fp8_blocks()], ids=["packed 8", "fp8 blocks"])
-def test_served(form: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", [pack_quantized(8, 32), fp8_blocks()], ids=["packed 8", "fp8 blocks"])
+def test_quantized_checkpoint_equals_float_weights(format: Format, tmp_path: Path) -> None:
     """The answers equal those of the same weights stored as float32, where both become float32."""
-    worth = write_quantized_demo(tmp_path / "quantized", form)
-    write_quantized_demo(tmp_path / "plain", Format(form.quantize, {}))
+    worth = write_quantized_demo(tmp_path / "quantized", format)
+    write_quantized_demo(tmp_path / "plain", Format(format.quantize, {}))
     write_tensors(tmp_path / "plain" / "model.safetensors", worth)
     answers = []
     for path in (tmp_path / "quantized", tmp_path / "plain", DEMO):
         serving = Serving(make_runner(path, ops="reference", plan="eager"))
-        sample = Sample(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=2))
-        serving.place(sample, 0)
-        serving.run([sample])
-        answers.append(sample.answer())
+        sequence = ServedSequence(list(range(3, 40)), SamplingParams(temperature=0.0, num_logprobs=2))
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        answers.append(sequence.answer())
     assert answers[0] == answers[1]
     assert answers[0] != answers[2]  # rounded
 
@@ -159,7 +159,7 @@ def with_weights(**changes: Any) -> dict[str, Any]:
         (with_weights(dynamic=True), "weights.dynamic: True is not supported"),
     ],
 )
-def test_refused_configuration(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_config_is_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     """The configuration is refused before any weight is opened."""
     values = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -167,17 +167,17 @@ def test_refused_configuration(config: dict[str, Any], message: str, tmp_path: P
         ModelConfig.read(tmp_path)
 
 
-def _stored_with(change: Callable[[dict[str, np.ndarray]], object], form: Format) -> Format:
+def _stored_with(change: Callable[[dict[str, np.ndarray]], object], format: Format) -> Format:
     def quantize(weight: np.ndarray) -> Quantized:
-        found = form.quantize(weight)
+        found = format.quantize(weight)
         change(found.stored)
         return found
 
-    return Format(quantize, form.config, form.plain)
+    return Format(quantize, format.config, format.plain)
 
 
 @pytest.mark.parametrize(
-    ("form", "message"),
+    ("format", "message"),
     [
         (_stored_with(lambda stored: stored.pop("qzeros"), AWQ), "qzeros is missing; the checkpoint has qweight, scales"),
         (
@@ -202,20 +202,20 @@ def _stored_with(change: Callable[[dict[str, np.ndarray]], object], form: Format
         (compressed("int-quantized", with_weights(num_bits=8)["config_groups"]["group_0"]["weights"], FP8.quantize), "F8_E4M3"),
     ],
 )
-def test_refused_tensors(form: Format, message: str, tmp_path: Path) -> None:
-    write_quantized_demo(tmp_path, form)
+def test_inconsistent_tensors_are_refused(format: Format, message: str, tmp_path: Path) -> None:
+    write_quantized_demo(tmp_path, format)
     with pytest.raises(CheckpointError, match=message):
         checkpoint_of(tmp_path)
 
 
-def test_group_index_beyond_the_groups(tmp_path: Path) -> None:
-    form = _stored_with(lambda stored: stored["g_idx"].fill(99), gptq(4, 32, has_order=True))
-    write_quantized_demo(tmp_path, form)
+def test_group_index_out_of_range_is_refused(tmp_path: Path) -> None:
+    format = _stored_with(lambda stored: stored["g_idx"].fill(99), gptq(4, 32, has_order=True))
+    write_quantized_demo(tmp_path, format)
     with pytest.raises(CheckpointError, match="g_idx has groups from 99 to 99"):
         checkpoint_of(tmp_path).read("model.layers.0.mlp.up_proj.weight")
 
 
-def test_read_only_view(tmp_path: Path) -> None:
+def test_decoding_does_not_change_the_file(tmp_path: Path) -> None:
     """Decoding leaves the file's mapping unchanged."""
     write_quantized_demo(tmp_path, AWQ)
     before = (tmp_path / "model.safetensors").read_bytes()

@@ -13,7 +13,7 @@ import pytest
 from tests.golden.make_units import UNITS
 from tests.paths import GOLDEN
 from tests.workers.encoders.serving import encoded, load_tower
-from tests.workers.seeing import make_seeing_runner, seeing_samples
+from tests.workers.seeing import make_seeing_runner, picture_sequences
 from tests.workers.serving import Serving
 from tests.workers.weights.formats.quantizers import (
     Format,
@@ -28,7 +28,7 @@ from tests.workers.weights.test_encoder_names import checkpoint_of, stored
 from workers.devices.device import HostDevice
 from workers.weights.precision import Precision
 
-FORMS = {
+QUANTIZATIONS = {
     "awq": (awq(32), "modules_to_not_convert", ["visual"]),
     "gptq": (gptq(4, 32), "modules_to_not_convert", ["visual", "lm_head"]),
     "packed": (pack_quantized(4, 32), "ignore", ["lm_head", "re:.*visual.*"]),
@@ -36,20 +36,20 @@ FORMS = {
 }
 
 
-def quantized(name: str, form: Format, path: Path) -> dict[str, np.ndarray]:
+def quantized(name: str, format: Format, path: Path) -> dict[str, np.ndarray]:
     """Write a golden model as a checkpoint of this format at `path`; return the value of each tensor."""
     shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
-    return write_quantized(path, json.loads((GOLDEN / name / "config.json").read_text()), stored(GOLDEN / name), form)
+    return write_quantized(path, json.loads((GOLDEN / name / "config.json").read_text()), stored(GOLDEN / name), format)
 
 
 def form_of(kind: str) -> Format:
-    form, option, modules = FORMS[kind]
-    return replace(form, config=form.config | {option: modules})
+    format, option, modules = QUANTIZATIONS[kind]
+    return replace(format, config=format.config | {option: modules})
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])  # older names, and newer ones
-def test_the_encoder_stays_as_it_is(name: str, kind: str, tmp_path: Path) -> None:
+def test_encoder_is_not_quantized(name: str, kind: str, tmp_path: Path) -> None:
     """The encoder has the same bits, and may be rounded like other encoders; the decoder has the values of its integers."""
     path = tmp_path / "quantized"
     worth = quantized(name, form_of(kind), path)
@@ -66,18 +66,18 @@ def test_the_encoder_stays_as_it_is(name: str, kind: str, tmp_path: Path) -> Non
             np.testing.assert_array_equal(found[unit], expected[unit])
 
 
-def test_answers_are_those_of_the_same_weights_stored_as_floats(tmp_path: Path) -> None:
+def test_answers_equal_those_of_float_weights(tmp_path: Path) -> None:
     worth = quantized("qwen2_5_vl", form_of("awq"), tmp_path / "quantized")
     shutil.copytree(GOLDEN / "qwen2_5_vl", tmp_path / "plain", ignore=shutil.ignore_patterns("*.safetensors"))
     write_tensors(tmp_path / "plain" / "model.safetensors", worth)
     answers = []
     for path in (tmp_path / "quantized", tmp_path / "plain", GOLDEN / "qwen2_5_vl"):
         runner, arena = make_seeing_runner(path, ops="reference", plan="eager")
-        samples = seeing_samples("qwen2_5_vl", arena)[:2]
+        sequences = picture_sequences("qwen2_5_vl", arena)[:2]
         serving = Serving(runner)
-        for slot, sample in enumerate(samples):
-            serving.place(sample, slot)
-        serving.run(samples)
-        answers.append([sample.answer() for sample in samples])
+        for slot, sequence in enumerate(sequences):
+            serving.place(sequence, slot)
+        serving.run(sequences)
+        answers.append([sequence.answer() for sequence in sequences])
     assert answers[0] == answers[1]
     assert answers[0] != answers[2]
