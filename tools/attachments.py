@@ -1,4 +1,4 @@
-"""Files that go along with a question, as parts of a chat message. Used by `tokamak chat` and `tokamak bench serve`."""
+"""Files sent with a question, as parts of a chat message. Used by `tokamak chat` and `tokamak bench serve`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = (  # signatures of files: (offset, bytes)
 
 
 def attachment(path: str) -> dict[str, Any]:
-    """The part of a picture or video. OptionError where the file is neither, or cannot be read."""
+    """Return the message part of a picture or video. OptionError if the file is neither, or cannot be read."""
     try:
         content = Path(path).expanduser().read_bytes()
     except (OSError, RuntimeError) as error:

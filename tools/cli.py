@@ -34,7 +34,7 @@ BENCHES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the subcommand that the arguments name; the exit code."""
+    """Run the subcommand named by the arguments and return the exit code."""
     _open_closed_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = _take(arguments, COMMANDS, "tokamak")
@@ -49,14 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code: int = module.main(rest)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe (`| head`) has seen enough
+    except BrokenPipeError:  # the reader of a pipe (`| head`) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for standard streams that the caller closed (`>&-`): else the next file that is opened gets their numbers,
+    """Open /dev/null for standard streams that the caller closed (`>&-`). Otherwise the next opened file gets their numbers,
     and output of libraries and children goes into it."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -67,21 +67,21 @@ def _open_closed_streams() -> None:
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module. During the import Ctrl+C ends the process at once: as an exception it would interrupt the set-up of
-    native modules, and some of them would crash."""
+    """Import a module. Ctrl+C ends the process at once meanwhile, because some native modules crash if an exception interrupts
+    their set-up."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
-    gc.disable()  # a tenth of the time of an import, and modules leave no garbage
+    gc.disable()  # garbage collection takes a tenth of the time of an import, and modules leave no garbage
     try:
         return importlib.import_module(name)
     finally:
-        gc.freeze()  # nor will they later: the first collection need not look at them either
+        gc.freeze()  # nor later, so the first collection can skip them too
         gc.enable()
         signal.signal(signal.SIGINT, before)
 
 
 def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: str) -> tuple[str, list[str]]:
-    """The subcommand and what follows it; prints the list and exits where there is none."""
+    """Return the subcommand and its arguments; without one, print the list and exit."""
     if arguments and arguments[0] in commands:
         return arguments[0], arguments[1:]
     lines = [f"usage: {program} COMMAND ...", ""]
@@ -98,7 +98,7 @@ def _take(arguments: list[str], commands: dict[str, tuple[str, str]], program: s
 
 
 def _cause(given: str, commands: dict[str, tuple[str, str]], program: str) -> str:
-    """Return the fault in the word at a command's place."""
+    """Return what is wrong with a word given as the command."""
     if given.startswith("-"):
         option = given.partition("=")[0][:100]
         return (

@@ -1,7 +1,7 @@
-"""`tokamak ctl`: look at an engine, and give it orders, from the shell.
+"""`tokamak ctl`: shows and controls an engine from the shell.
 
-`ps`, `counters`, `errors`, `rank-groups` and `experts` map the engine's shared memory read-only, so they work on an engine
-that runs, hangs or is dead. All else is an order to the supervisor over the control socket, answered when it is done. Exit
+`ps`, `counters`, `errors`, `rank-groups` and `experts` map the engine's shared memory read-only, so they work on an engine that
+runs, hangs or is dead. All others send a command to the supervisor over the control socket, which replies when it is done. Exit
 codes: 0 done, 1 not done, 2 bad arguments.
 """
 
@@ -63,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-# -------------------------------------------------------------------------------------------------------------- looks
+# --------------------------------------------------------------------------------------------------------------- views
 
 
 def show_actors(run: Run, options: argparse.Namespace) -> int:
-    """A line per actor."""
+    """Print a line per actor."""
     observer = Observer(run)
     snapshot = observer.snapshot()
     observer.close()
@@ -107,7 +107,7 @@ def _actor_fields(actor: Actor) -> dict[str, Any]:
 
 
 def show_counters(run: Run, options: argparse.Namespace) -> int:
-    """A line per row of the counters file."""
+    """Print a line per row of the counters file."""
     observer = Observer(run)
     rows = observer.snapshot().rows
     observer.close()
@@ -137,7 +137,7 @@ def _value(row: Row) -> tuple[str, str]:
 
 
 def show_rank_groups(run: Run, options: argparse.Namespace) -> int:
-    """A line per rank: ranks of a replica exchange tensors, once all are in one epoch of their rank group."""
+    """Print a line per rank with its epoch: the ranks of a rank group exchange tensors once all have the same."""
     observer = Observer(run)
     snapshot = observer.snapshot()
     observer.close()
@@ -157,7 +157,7 @@ def show_rank_groups(run: Run, options: argparse.Namespace) -> int:
 
 
 def show_experts(run: Run, options: argparse.Namespace) -> int:
-    """A line per layer: how its rows are shared out among the ranks, and which experts most of them ask for."""
+    """Print a line per layer: how its rows are distributed over the ranks, and its most used experts."""
     from engine.parallel.expert_view import expert_view  # numpy
 
     config = run.manifest().config
@@ -192,7 +192,7 @@ def _print_layers(layers: Sequence[LayerView]) -> None:
 
 
 def show_errors(run: Run, options: argparse.Namespace) -> int:
-    """A line per distinct error, the latest first."""
+    """Print a line per distinct error, the latest first."""
     observer = Observer(run)
     errors = observer.snapshot().errors
     observer.close()
@@ -205,11 +205,11 @@ def show_errors(run: Run, options: argparse.Namespace) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------------------------------------------- orders
+# ------------------------------------------------------------------------------------------------------------ commands
 
 
 def _giving(make_order: Callable[[argparse.Namespace], Order]) -> Callable[[Run, argparse.Namespace], int]:
-    """An action that gives the order and prints the answer."""
+    """Return an action that sends the command and prints the answer."""
 
     def act(run: Run, options: argparse.Namespace) -> int:
         reply = ControlClient(run).ask(make_order(options), options.timeout)
@@ -233,7 +233,7 @@ def _adapter_order(options: argparse.Namespace) -> LoadAdapter:
 
 
 def stop(run: Run, options: argparse.Namespace) -> int:
-    """Ask the engine to end and wait until it has."""
+    """Ask the engine to end, and wait for it."""
     _giving(lambda _: Shutdown())(run, options)
     deadline_s = time.monotonic() + options.timeout
     while run.is_alive():
@@ -257,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, act: Callable[[Run, argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, description=help, allow_abbrev=False, aliases=FORMER_NAMES.get(name, ()))
         command.set_defaults(act=act)
-        _add_which(command, default=argparse.SUPPRESS)  # after the command as well; what was given before it stays
+        _add_which(command, default=argparse.SUPPRESS)  # also after the command; values given before it are kept
         return command
 
     _add_looks(add)
@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_which(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """The options that say which engine is meant."""
+    """Add the options that select the engine."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--run",
@@ -338,7 +338,7 @@ def _add_orders(add: _Add) -> None:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; the last one as it is."""
+    """Print columns as wide as their widest cell; the last one is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]

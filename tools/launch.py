@@ -1,7 +1,7 @@
 """`tokamak launch CLIENT`: starts a coding agent that uses a running engine.
 
-Replaces its own process by the client's. The settings go with the environment or the command line of this start alone: no file
-of the user's is read or written.
+Its process becomes the client's. Settings are passed in the environment or on the command line; no file of the user is read or
+written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelList(msgspec.Struct):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 2 for a wrong command line, 1 where the client or the engine is missing; otherwise the client's own."""
+    """Return exit code 2 for a wrong command line, 1 if the client or the engine is missing; otherwise the client's own."""
     parser = ArgumentParser(
         prog="tokamak launch",
         description=(__doc__ or "").partition("\n")[0],
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def served_by(target: Target, model: str) -> Served:
-    """Return a server's first model, or the one of that name. TokamakError."""
+    """Return a server's first model, or the one of that name. TokamakError if there is none."""
     if target.uds:
         raise TokamakError("the engine listens on a UNIX socket, which this client cannot reach; start the engine with --port")
     request = urllib.request.Request(f"{target.url}/v1/models", headers=target.headers())
@@ -95,7 +95,7 @@ def served_by(target: Target, model: str) -> Served:
 
 
 def command_of(client: str, served: Served) -> tuple[list[str], dict[str, str]]:
-    """A client's command, and its variables beside those of the user."""
+    """Return a client's command, and its environment variables besides those of the user."""
     if client == "claude":
         return ["claude"], claude_variables(served)
     if client == "codex":

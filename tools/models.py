@@ -1,7 +1,7 @@
 """`tokamak models`: the models on this machine (embedded, downloaded from the hub, packed for its kernels), and their removal.
 
-Called by tools/cli.py, in its own process. The hub's cache is huggingface_hub's, shared with other programs; packed weights are
-the engines', and a file that is in use is not removed. Exit codes: 0 done, 1 not done, 2 bad arguments.
+Called by tools/cli.py, in its own process. The hub's cache is that of huggingface_hub, shared with other programs. Packed
+weights in use by an engine are not removed. Exit codes: 0 done, 1 not done, 2 bad arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SERVED_BY = {"text": "serve", "vision": "serve --demo vision"}
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A model as it lies on the disk. `rm` takes the name or the id."""
+    """Model on disk. `rm` takes the name or the id."""
 
     name: str
     id: str  # suffix of packed weights
@@ -117,7 +117,7 @@ def _downloaded() -> Iterator[Stored]:
 
 
 def _about_files(snapshot: Path) -> str:
-    """Architecture and precision of a downloaded checkpoint, or its GGUF files."""
+    """Return the architecture and precision of a downloaded checkpoint, or its GGUF files."""
     try:
         config: Any = msgspec.json.decode((snapshot / "config.json").read_bytes())
         stated = config.get("text_config") or config
@@ -135,12 +135,12 @@ def _packed(directory: Path) -> Iterator[Stored]:
             status = path.stat()
             name, about = _about_packed(path)
         except FileNotFoundError:
-            continue  # removed by an engine that needed its room
+            continue  # removed meanwhile by an engine that needed the space
         yield Stored(name or label, id, status.st_size, status.st_atime, f"packed: {about}", path)
 
 
 def _about_packed(path: Path) -> tuple[str, str]:
-    """The name of the model, where the file tells it, and what else it says about itself."""
+    """Return the name of the model, if the file has it, and its other metadata."""
     from workers.weights.packed_file import DamagedFileError, PackedFile
 
     try:

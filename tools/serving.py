@@ -1,4 +1,4 @@
-"""`tokamak serve`: the engine's launcher, with the models of this repository for those who name none, and our kernels."""
+"""`tokamak serve`: the engine's launcher, with the embedded models as default, and our kernels."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from workers.devices.kernels import kernels
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until asked to stop. The exit code."""
+    """Serve until asked to stop; return the exit code."""
     return launch.main(arguments, MODELS, kernels)

@@ -1,4 +1,4 @@
-"""The HTTP server that a client tool talks to, taken from its URL or from the engine that runs here, and how its errors read.
+"""The HTTP server of a client tool, found by its URL or as the engine that runs on this machine, and its error messages.
 
 Used by `tokamak chat` and `tokamak bench serve`; works against any server that speaks OpenAI's API.
 """
@@ -61,7 +61,7 @@ class Target:
         return self.prefix + path
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of every request, besides its framing."""
+        """Return the headers of every request."""
         headers = {"accept": "application/json, text/event-stream", "user-agent": "tokamak"}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -79,8 +79,8 @@ def add_target_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
 
 
 def find_target(options: argparse.Namespace) -> Target:
-    """The server that the options of `add_target_arguments` mean. OptionError for a URL that is none; TokamakError where the
-    engine that is asked for does not run."""
+    """Return the server selected by the options of `add_target_arguments`. OptionError for an invalid URL; TokamakError if the
+    engine does not run."""
     if options.url:
         return Target.parse(options.url, options.api_key)
     if not (options.run or options.run_dir or any(run.is_alive() for run in find_runs())):
@@ -103,7 +103,7 @@ class _ErrorReply(msgspec.Struct):
 
 
 def error_text(body: bytes) -> str:
-    """Return the message of an error reply: OpenAI's where it has one, else the beginning of its text."""
+    """Return the message of an error reply in OpenAI's format, otherwise the beginning of its text."""
     try:
         return msgspec.json.decode(body, type=_ErrorReply).error.message
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Numbers as people read them in a narrow column. Used by the terminal tools."""
+"""Human-readable numbers for narrow columns. Used by the terminal tools."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def share(value: float | None) -> str:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The latest `width` values as bars that grow from 0 to the greatest of them."""
+    """Return the last `width` values as bars from 0 to their maximum."""
     latest = values[-width:] if width > 0 else []
     top = max(latest, default=0.0)
     if top <= 0:

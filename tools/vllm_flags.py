@@ -1,7 +1,7 @@
 """Read the flags of `vllm serve` from a wheel of vLLM, without installing it: `python -m tools.vllm_flags WHEEL...`.
 
-Prints JSON for `tests/engine/options/vllm_flags.json`: version -> flag -> whether it takes no value. The wheels come from
-`pip download --no-deps vllm==VERSION`. The sources are read, never run: calls of `add_argument` in the modules that make the
+Prints JSON for `tests/engine/options/vllm_flags.json`: version -> flag -> whether it takes no value. The wheels come from `pip
+download --no-deps vllm==VERSION`. The sources are parsed, never run: calls of `add_argument` in the modules that build the
 parser, and the fields of its dataclasses.
 """
 
@@ -20,14 +20,14 @@ _BOOLEANS = ("bool", "bool | None")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run and return the exit code."""
     found = {Path(name).name.split("-")[1]: dict(sorted(flags_in(Path(name)).items())) for name in arguments}
     print(json.dumps(found, indent=1))
     return 0 if found else 2
 
 
 def flags_in(wheel: Path) -> dict[str, bool]:
-    """Names of flags with underscores, and whether each is one without a value."""
+    """Return the names of flags with underscores, and whether each takes no value."""
     with zipfile.ZipFile(wheel) as packed:
         names = [name for name in packed.namelist() if name.startswith("vllm/") and name.endswith(".py")]
         parsers = [ast.parse(packed.read(name)) for name in names if name.endswith(_PARSERS)]
@@ -45,7 +45,7 @@ def flags_in(wheel: Path) -> dict[str, bool]:
 
 
 def _fields(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """(class, field, type) of each annotated field."""
+    """Yield (class, field, type) of each annotated field."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             for each in node.body:
@@ -54,7 +54,7 @@ def _fields(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[list[str], bool]]:
-    """The flags of each `add_argument`, and whether it says itself that they take no value."""
+    """Yield the flags of each `add_argument`, and whether the call says that they take no value."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]

@@ -1,9 +1,10 @@
-"""`tokamak run-batch`: ask what the lines of a file ask, and write the answers to another; killed, it goes on where it was.
+"""`tokamak run-batch`: sends the requests in the lines of a file and writes the answers to another file; continues after a
+kill.
 
-Runs in its own process, as a client of a server that runs (`--url`) or of an engine that it starts with the options of
-`tokamak serve`, and that ends with it. `main` is called by tools/cli.py. Exit codes: 0 every line has its answer, be it an
-error; 1 not all have; 2 bad arguments; 130 interrupted. The input is read twice, to be checked and to be asked: what was
-changed between is not asked.
+Runs in its own process, as a client of a running server (`--url`) or of an engine that it starts with the options of `tokamak
+serve` and ends with itself. `main` is called by tools/cli.py. Exit codes: 0 every line has an answer or an error; 1 some have
+none; 2 bad arguments; 130 interrupted. The input is read twice, first to check it, then to send it; lines changed in between
+are not sent.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tools.target import Target, error_text
 
 INTERRUPTED = 130
 DEFAULT_CONCURRENCY = 32
-AHEAD = 1024  # requests that may be asked before the first of them is answered
+AHEAD = 1024  # requests sent ahead of the first one without an answer
 SILENCE_LIMIT_S = 3600.0  # for servers started elsewhere
 PATIENCE_S = 600.0  # without a response
 SHOW_INTERVAL_S = 0.2
@@ -43,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class ChangedError(TokamakError):
-    """The input is not what it was when it was checked."""
+    """The input has changed since it was checked."""
 
 
 class _Replica(msgspec.Struct):
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> list[str]:
-    """The requests' `answer_id`s. OptionError: something is wrong before anything is asked."""
+    """Check the input and return the `answer_id` of each request. OptionError for an error found before anything is sent."""
     if options.url and of_serve:
         raise OptionError(f"--url uses a running server, but {of_serve[0]} is an option for starting one; remove one of them")
     if options.api_key and not options.url:
@@ -133,8 +134,8 @@ def _check(options: argparse.Namespace, of_serve: Sequence[str]) -> list[str]:
 
 
 def _answer_ids(source: Path) -> list[str]:
-    """Return the custom_id of each request. Two requests with the same one are an error."""
-    seen: dict[bytes, int] = {}  # not the ids: they may be long
+    """Return the custom_id of each request. Duplicates are an error."""
+    seen: dict[bytes, int] = {}  # hashes: the ids may be long
     answer_ids = []
     try:
         for request in requests_in(source):
@@ -153,7 +154,7 @@ def _answer_ids(source: Path) -> list[str]:
 
 
 def _unchanged(source: Path, answer_ids: Sequence[str]) -> Iterator[Request]:
-    """The requests that were checked; lines that came behind them are another run's. ChangedError: they are not there now."""
+    """Yield the checked requests; lines appended since are left to another run. ChangedError if the input differs now."""
     requests = requests_in(source)
     for index, answer_id in enumerate(answer_ids):
         request = next(requests, None)
@@ -165,7 +166,7 @@ def _unchanged(source: Path, answer_ids: Sequence[str]) -> Iterator[Request]:
 
 @contextlib.contextmanager
 def _server(options: argparse.Namespace, of_serve: list[str]) -> Iterator[Asker]:
-    """The server, until the end; an engine that was started for this ends then."""
+    """Provide the server; an engine started for this run ends with the block."""
     if options.url:
         Target.parse(options.url)  # raises an error with the cause
         yield Asker(Server(options.url, options.api_key, SILENCE_LIMIT_S), lambda: True, PATIENCE_S)
@@ -195,7 +196,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, answer_ids: 
             if reply is not None and reply.status in (401, 403):  # so it would answer all
                 raise LostError(f"{asker.server.url} answers {reply.status}: {error_text(reply.body)}")
             line = answer_line(request, reply)
-        request.body = b""  # many may wait for their turn, and bodies have pictures
+        request.body = b""  # many may wait, and bodies may hold pictures
         return Answer(request, line)
 
     concurrency = min(options.concurrency or _concurrency(asker), total - first)
@@ -217,7 +218,7 @@ def _run(options: argparse.Namespace, ledger: Ledger, asker: Asker, answer_ids: 
 
 
 def _concurrency(asker: Asker) -> int:
-    """Return the slots of a Tokamak engine, and a few requests more that are on their way."""
+    """Return the number of batch slots of a Tokamak engine, and a few more for requests in transit."""
     reply = asker.ask("GET", "/load")
     num_slots = 0
     with contextlib.suppress(msgspec.DecodeError):  # for other servers

@@ -23,10 +23,11 @@ _REMEDY = "this file is needed for answers that arrive early; move it away, or c
 
 
 class Ledger:
-    """`num_answered` requests have their line, `num_failed` of them one with an error; `early` has those of later ones."""
+    """`num_answered` requests have a line in the file, `num_failed` of these with an error; `early` has the lines of later
+    requests."""
 
     def __init__(self, path: Path) -> None:
-        """OptionError: the file cannot be had, or another process has it."""
+        """OptionError if the file cannot be opened, or another process owns it."""
         self.num_answered = 0
         self.num_failed = 0
         self.early: dict[str, bytes] = {}  # `Request.answer_id` -> line, of an earlier life
@@ -54,8 +55,8 @@ class Ledger:
             raise
 
     def go_on(self, requests: Iterable[Request]) -> None:
-        """Take over what is there, which must answer the first of `requests`, and cut a torn end off. OptionError: it does
-        not, and stays as it is."""
+        """Continue an existing file, which must answer the first of `requests`, and cut off a torn end. OptionError if it does
+        not; the file is then left unchanged."""
         remaining = iter(requests)
         end = 0
         with open(self._file, "rb", closefd=False) as file:
@@ -73,7 +74,7 @@ class Ledger:
         self._has_gone_on = True
 
     def take(self, index: int, request: Request, line: bytes) -> None:
-        """The answer to request `index` of all. OSError: there is no room."""
+        """Add the answer to request `index`. OSError if the disk is full."""
         self._waiting[index] = request, line
         if index != self.num_answered:
             self._keep(line)
@@ -85,10 +86,10 @@ class Ledger:
             os.truncate(self._part_path, 0)
 
     def close(self, is_complete: bool) -> None:
-        """`is_complete`: every request has its line."""
+        """Close the files. `is_complete`: every request has a line."""
         with contextlib.suppress(OSError):  # the file system does not support it
             os.fsync(self._file)
-        if is_complete and self._has_gone_on:  # else what is there is of other requests
+        if is_complete and self._has_gone_on:  # otherwise its lines answer other requests
             self._part_path.unlink(missing_ok=True)
         if self._part >= 0:
             os.close(self._part)
@@ -144,7 +145,7 @@ class Ledger:
             self._write_part_anew()
 
     def _open_beside(self, path: Path, flags: int = 0) -> int:
-        """Open our side file, or an empty one. OptionError: it belongs to something else; FileNotFoundError: it is missing."""
+        """Open our side file, or an empty one. OptionError if the file is not ours; FileNotFoundError if it is missing."""
         try:
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
         except FileNotFoundError:
@@ -162,7 +163,7 @@ class Ledger:
         return sum(len(line) for _, line in self._waiting.values()) + sum(map(len, self.early.values()))
 
     def _write_part_anew(self) -> None:
-        """Whole or not at all, with what still waits."""
+        """Rewrite the side file atomically with the lines that still wait."""
         new_path = self._part_path.with_name(f"{self._part_path.name}.new")
         new = self._open_beside(new_path, os.O_CREAT)
         os.ftruncate(new, 0)

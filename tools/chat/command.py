@@ -1,7 +1,7 @@
 """`tokamak chat`: a conversation in the terminal with any server that speaks OpenAI's API.
 
-Runs in its own process, as a client; `main` is called by tools/cli.py. With a PROMPT it answers once and ends; of piped input
-each line is a message. On a terminal the answer is rendered as Markdown (markdown.py), elsewhere it is its plain text.
+Runs in its own process, as a client; `main` is called by tools/cli.py. With a PROMPT it answers once and ends; each line of
+piped input is a message. A terminal shows the answer as Markdown (markdown.py), other outputs as plain text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ INTERRUPTED = 130
 
 
 class Terminal:
-    """The screen's side of a conversation: what the user types, and the answer as it comes."""
+    """The terminal of a conversation: reads what the user types and shows the answer as it comes."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -51,7 +51,7 @@ class Terminal:
         self._console = _console() if can_style else None
 
     def talk(self) -> None:
-        """Turn after turn, until the user leaves."""
+        """Run turn after turn until the user leaves."""
         self._note(f"Model: {self._conversation.model}. Type /help for a list of commands.")
         read_line = self._line_reader()
         while True:
@@ -88,7 +88,7 @@ class Terminal:
         return line_reader("> ", list(COMMANDS))
 
     def _take(self, text: str) -> None:
-        """A line that the user typed."""
+        """Handle a line that the user typed."""
         begin = time.monotonic()
         if text == "/retry":
             self._show(self._conversation.retry())
@@ -126,7 +126,7 @@ class Terminal:
         print(flush=True)
 
     def _show_styled(self, pieces: Iterator[Piece], console: Console) -> None:
-        """Reasoning dimmed as it comes, then the answer as Markdown."""
+        """Show dimmed reasoning as it comes, then the answer as Markdown."""
         from tools.chat.markdown import MarkdownStream
 
         first = None
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _messages(prompt: str, is_piped: bool) -> Iterator[str]:
-    """Yield the messages that are given, or piped in. OptionError where there is neither a terminal nor a message."""
+    """Yield the messages given as arguments or piped in. OptionError if there is neither a terminal nor a message."""
     if prompt or not is_piped:
         return iter([prompt] if prompt else [])
     lines = filter(None, map(str.strip, sys.stdin))

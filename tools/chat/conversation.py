@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 class Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, as newer servers name it
+    reasoning: str | None = None  # the name in newer servers
 
 
 class Choice(msgspec.Struct):
@@ -68,12 +68,12 @@ class Conversation:
         self._system = system
         self._turns: list[dict[str, Any]] = []
         self._attached: list[dict[str, Any]] = []
-        self._question: dict[str, Any] | None = None  # the last one, answered or not
+        self._question: dict[str, Any] | None = None  # the last question, answered or not
         self.num_tokens = 0  # usage of the last reply, as counted by the server
         self.model = model or self._first_model()
 
     def clear(self, system: str | None = None) -> None:
-        """Forget all turns; a new system prompt where one is given."""
+        """Forget all turns; a given system prompt replaces the old one."""
         self._turns.clear()
         self._attached.clear()
         self._question = None
@@ -81,23 +81,23 @@ class Conversation:
             self._system = system
 
     def attach(self, path: str) -> None:
-        """A file to go with the next question, and to stay in the conversation."""
+        """Attach a file to the next question; it stays in the conversation."""
         self._attached.append(attachment(path))
 
     def ask(self, text: str) -> Generator[Piece]:
-        """Yield the answer as it is generated. An answer that breaks off is kept as far as it came; an empty one is not."""
+        """Yield the answer as it is generated. A partial answer is kept, an empty one is not."""
         content = [*self._attached, {"type": "text", "text": text}] if self._attached else text
         return self._answer({"role": "user", "content": content}, len(self._turns))
 
     def retry(self) -> Generator[Piece]:
-        """Ask the last question again; the new answer replaces the old one. OptionError where there is no question."""
+        """Ask the last question again; the new answer replaces the old one. OptionError if there is no question."""
         if self._question is None:
             raise OptionError("no question to repeat")
         is_answered = len(self._turns) >= 2 and self._turns[-2] is self._question
         return self._answer(self._question, len(self._turns) - 2 * is_answered)
 
     def _answer(self, question: dict[str, Any], num_kept: int) -> Generator[Piece]:
-        """The answer to `question` after the first `num_kept` messages."""
+        """Yield the answer to `question` after the first `num_kept` messages."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         body = {
             "model": self.model,
@@ -128,7 +128,7 @@ class Conversation:
                 raise TokamakError(f"{self._target.url} lists no models; choose one with --model") from None
 
     def _stream(self, body: dict[str, Any]) -> Iterator[Piece]:
-        data = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a text may hold bytes that are no UTF-8
+        data = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # text may hold bytes that are not UTF-8
         with self._reply("POST", "/v1/chat/completions", data) as reply:
             for line in reply:
                 if not line.startswith(b"data:"):
@@ -150,7 +150,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def _reply(self, method: str, path: str, body: bytes = b"") -> Iterator[http.client.HTTPResponse]:
-        """A reply with status 200. Its connection closes with the block, which also stops the generation."""
+        """Provide a reply with status 200. The block closes its connection, which also stops the generation."""
         try:
             with self._server.stream(method, path, body or None) as reply:
                 if reply.status != 200:
@@ -164,5 +164,5 @@ class Conversation:
 
 
 def printable(text: str) -> str:
-    """Text without the control characters that would drive the terminal, whatever a model writes."""
+    """Return text without control characters, which a model could use to control the terminal."""
     return "".join(character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc")

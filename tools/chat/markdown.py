@@ -1,6 +1,6 @@
-"""Markdown in the terminal as it is written: finished blocks are printed once, the last one is drawn again as it grows.
+"""Incremental Markdown in the terminal: finished blocks are printed once, the last one is redrawn as it grows.
 
-Used by `tokamak chat`, in its process. Costs grow with the length of the last block, not with that of the answer.
+Used by `tokamak chat`, in its process. The cost depends on the length of the last block, not of the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DRAWING_SHARE = 0.25  # share of time for drawing slow blocks
 
 
 class SafeMarkdown:
-    """Markdown without terminal control characters, also none written as entities. `height`: show only that many last lines."""
+    """Markdown without terminal control characters, including those written as entities. `height`: show only the last lines."""
 
     def __init__(self, text: str, height: int | None = None) -> None:
         self._text = text

@@ -1,6 +1,6 @@
 """The line that a user types in the terminal: editing and history, by prompt_toolkit where the terminal can show it.
 
-Used by `tokamak chat`, in its process. What was typed is kept for this user alone, in `chat_history` of the user's cache.
+Used by `tokamak chat`, in its process. The history is in `chat_history` of the user's cache, readable only by this user.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ HISTORY = "chat_history"
 
 
 def line_reader(mark: str, commands: Sequence[str]) -> Callable[[], str]:
-    """Return a function that reads a line after `mark`; Alt+Enter begins another line in it. EOFError: Ctrl+D.
-    KeyboardInterrupt: Ctrl+C."""
+    """Return a function that reads a line after `mark`; Alt+Enter adds a line break. EOFError: Ctrl+D. KeyboardInterrupt:
+    Ctrl+C."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.formatted_text import FormattedText
@@ -25,7 +25,7 @@ def line_reader(mark: str, commands: Sequence[str]) -> Callable[[], str]:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     class History(FileHistory):
-        """A file that cannot be read or written is no error: lines of this conversation are still there."""
+        """History file; if it cannot be read or written, the history is that of this conversation."""
 
         def load_history_strings(self) -> Iterable[str]:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Parts of the checks of a client. Runs in the client's environment: the standard library alone."""
+"""Shared parts of the clients' checks. Run in the client's environment, so it imports only the standard library."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CITY = {
     "type": "object",
     "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}},
     "required": ["city"],
-    "additionalProperties": False,  # the embedded model, which was not trained for tools, would go on with others
+    "additionalProperties": False,  # the embedded model was not trained for these and would call others
 }
 SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
 
 
 @dataclass(frozen=True)
 class Server:
-    """Server that a client is pointed at."""
+    """Servers that a client is tested against."""
 
-    url: str  # http://127.0.0.1:PORT, which answers
+    url: str  # http://127.0.0.1:PORT, ready
     model: str
     embedder_url: str  # embedding model
     embedder: str
@@ -43,14 +43,12 @@ class NotRunError(Exception):
     """Why a check cannot be run here."""
 
 
-Check = Callable[
-    [Server], "str | None"
-]  # None, or what there is to say about a success; AssertionError and all others: it fails
+Check = Callable[[Server], "str | None"]  # None or a note on success; any exception is a failure
 CHECKS: list[tuple[str, Check]] = []
 
 
 def check(feature: str) -> Callable[[Check], Check]:
-    """The function is a check of `feature`; checks run in the order in which they are written."""
+    """Register a function as a check of `feature`; checks run in the order of the file."""
 
     def add(function: Check) -> Check:
         CHECKS.append((feature, function))
@@ -60,14 +58,14 @@ def check(feature: str) -> Callable[[Check], Check]:
 
 
 def run(*command: str, timeout_s: float = 900) -> str:
-    """Return the output of a client's program. AssertionError with its last lines where it fails."""
+    """Return the output of a client's program. AssertionError with its last lines if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s)
     assert done.returncode == 0, f"exit code {done.returncode}: {' '.join(done.stdout.split()[-40:])}"
     return done.stdout
 
 
 def launched(server: Server, client: str, *arguments: str) -> str:
-    """Return the output of a coding agent that `tokamak launch` starts. NotRunError where it is not installed."""
+    """Return the output of a coding agent started by `tokamak launch`. NotRunError if it is not installed."""
     program = {"claude": "claude", "codex": "codex", "opencode": "opencode"}[client]
     if shutil.which(program) is None:
         raise NotRunError(f"{program} is not installed here")
@@ -75,7 +73,7 @@ def launched(server: Server, client: str, *arguments: str) -> str:
 
 
 def printed(server: Server, client: str) -> list[str]:
-    """The lines of `--print-client` for the server of agents. NotRunError where the client is not installed."""
+    """Return the lines of `--print-client` for the agents' server. NotRunError if the client is not installed."""
     from engine.supervisor.clients import CLIENTS, Served  # the checks of other clients run without our packages
 
     if shutil.which(client.partition("-")[0]) is None:
@@ -84,7 +82,7 @@ def printed(server: Server, client: str) -> list[str]:
 
 
 def program(name: str) -> str:
-    """A program of the client's environment."""
+    """Return the path of a program in the client's environment."""
     return str(Path(sys.executable).with_name(name))
 
 
@@ -98,7 +96,7 @@ def main() -> None:
                 result = f"yes: {said}" if said else "yes"
             except NotRunError as reason:
                 result = f"not run: {reason}"
-            except Exception as error:  # whatever a client raises is its result
+            except Exception as error:  # any exception of a client is its result
                 traceback.print_exc()
                 result = f"NO: {type(error).__name__}: {error}"
             results.write(json.dumps([feature, " ".join(result.split())[:600]]) + "\n")

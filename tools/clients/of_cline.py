@@ -12,7 +12,7 @@ from tools.clients.checks import QUESTION, Server, check, main, printed, run
 def answer(server: Server) -> None:
     auth, command, _ = printed(server, "cline")
     run("bash", "-ec", auth, timeout_s=60)
-    # its exit code tells whether the task was completed; the embedded model cannot do that
+    # the exit code is not checked: it says whether the task was completed, which the embedded model cannot do
     done = subprocess.run([command, "--json", QUESTION], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
     events = [json.loads(line).get("event", {}) for line in done.stdout.splitlines() if line.startswith("{")]
     texts = [each.get("text") for each in events if each.get("contentType") == "text"]

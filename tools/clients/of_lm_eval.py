@@ -1,4 +1,4 @@
-"""lm-evaluation-harness with `local-completions`: text that is generated, log-probabilities of a prompt's tokens."""
+"""lm-evaluation-harness with `local-completions`: generated text, and log-probabilities of prompt tokens."""
 
 from __future__ import annotations
 

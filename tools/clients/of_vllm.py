@@ -1,7 +1,7 @@
 """`vllm bench serve` beside our own benchmark: the same load on the larger model, in turn.
 
-The CPU build of vLLM has another distribution name than `vllm`, for which the program `vllm` looks up its version, so its
-module is called instead; and only once, since importing it takes 10 s.
+The program `vllm` looks up the version of the distribution `vllm`, which has another name in the CPU build, so its module is
+called instead; and only once, since importing it takes 10 s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATE, TTFT, TPOT = "output tokens/s", "ms to the first token", "ms a token"
 
 
 def theirs(server: Server, backend: str, path: str, seed: int) -> dict[str, float]:
-    """Prompts are of the seed, so that no prefix cache knows them."""
+    """Prompts are drawn from the seed, so that they are in no prefix cache."""
     parser = argparse.ArgumentParser()
     serve.add_cli_args(parser)
     arguments = [

@@ -1,8 +1,8 @@
 """Runs the checks of all clients against servers of its own, and writes the table. Called by tools/test-clients.
 
-Four engines: of the embedded model, one that makes vectors, one of random weights for benchmarks, and one with a long context
-for coding agents. A client's checks run in a process of its own environment.
-Exit codes: 0 nothing failed, 1 a check failed; what could not be installed or run is in the table, with the reason.
+Four engines: the embedded model, an embedding model, one with random weights for benchmarks, and one with a long context for
+coding agents. A client's checks run in a process in its environment. Exit codes: 0 nothing failed, 1 a check failed. The table
+names what could not be installed or run, with the reason.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "hermes",
             "--no-weight-cache",
             "--override-generation-config",
-            "'{\"max_new_tokens\": 64}'",  # such as a chat title, which it was not trained for
+            "'{\"max_new_tokens\": 64}'",  # such as generating a chat title, which the model was not trained for
         )
         server = Server(
             url=start(MODEL, "--model", str(EMBEDDED), "--tool-call-parser", "hermes"),
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_larger(directory: Path) -> Path:
-    """The embedded model's files in `directory`, which is made, with a shape of more work and no weights."""
+    """Create `directory` with the embedded model's files, a larger shape and no weights."""
     directory.mkdir()
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(EMBEDDED / name, directory / name)
@@ -156,8 +156,8 @@ def write_larger(directory: Path) -> Path:
 
 
 def write_agent(directory: Path) -> Path:
-    """The embedded model in `directory`, which is made, with a context for an agent's prompt. Its template shows the user's
-    last text alone: the rest is not what the model was trained on, and takes minutes on two cores."""
+    """Create `directory` with the embedded model and a context long enough for an agent's prompt. Its template shows only the
+    user's last text: the model was not trained on the rest, which would take minutes on two cores."""
     shutil.copytree(EMBEDDED, directory)
     config = json.loads((EMBEDDED / "config.json").read_text()) | {"max_position_embeddings": AGENT_CONTEXT}
     (directory / "config.json").write_text(json.dumps(config))
@@ -227,7 +227,7 @@ def merged(file: Path, rows: Sequence[Row]) -> list[Row]:
 
 
 def today() -> str:
-    """The day, and what it was run on."""
+    """Return the day and the machine of the run."""
     processor = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     name = processor[1] if processor else platform.machine()
     return f"{datetime.date.today()} ({name}, {os.cpu_count()} cores, Python {platform.python_version()})"

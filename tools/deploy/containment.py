@@ -1,5 +1,5 @@
-"""Container made of Linux namespaces alone: its own root, read-only except for some tmpfs, a /dev/shm of 64 MB, its own
-processes, and an unprivileged user. Runs the steps of a container where no container runtime is installed.
+"""Container made of Linux namespaces only: its own root, read-only except for some tmpfs, a /dev/shm of 64 MB, its own
+processes, and an unprivileged user. For machines without a container runtime.
 
 Used by `rehearsal.py` and by the tests. Needs `unshare` (util-linux 2.38), and user namespaces for users other than root.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-# The mounts are those of a mount namespace, gone with it.
+# The mounts end with their mount namespace.
 _SCRIPT = """
 set -e
 root=$1 binds=$2 memory=$3
@@ -39,11 +39,11 @@ def contained(
     memory: Iterable[str] = ("/tmp",),
     is_root: bool = False,
 ) -> list[str]:
-    """The command line that runs `command` in `root`, as its first process.
+    """Return the command line that runs `command` in `root` as its first process.
 
-    `environment` is all that it has. `memory`: where it may write, places that exist in `root`. `binds`: places, outer ones
-    first, and the directories of this machine that are seen there, read-only. With `is_root`, the caller is root and `user` is
-    that user; else it is the caller's own number under another name, for whom files in `root` are its own.
+    `environment`: all its variables. `memory`: existing places in `root` that are writable. `binds`: places, outer ones first,
+    and the directories of this machine that are mounted there read-only. With `is_root`, the caller is root and `user` is that
+    user; otherwise it is another name for the caller, who owns the files in `root`.
     """
     variables = [f"{name}={value}" for name, value in environment.items()]
     if is_root:

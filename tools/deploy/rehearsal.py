@@ -1,8 +1,8 @@
-"""Builds and runs the image where there is no container runtime: `python -m tools.deploy.rehearsal DIRECTORY`.
+"""Builds and runs the image without a container runtime: `python -m tools.deploy.rehearsal DIRECTORY`.
 
-Each stage of the Containerfile is a root of Debian's in DIRECTORY (debootstrap; kept, so that a second rehearsal goes on where
-the first ended), in which its steps are run by chroot. What comes out is started as the pod starts it (`containment.py`), its
-health is asked by the image's own check, and a question at its port. Needs root, debootstrap and the registries.
+Each stage of the Containerfile is a Debian root in DIRECTORY (made by debootstrap; kept, so that a second rehearsal continues
+where the first ended), in which its steps run by chroot. The result is started as the pod starts it (`containment.py`), checked
+by the image's own health check, and asked a question at its port. Needs root, debootstrap and the registries.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _READY_S = 120.0
 
 
 class Instruction(NamedTuple):
-    """One of a Containerfile: its name in capitals, and what follows."""
+    """Instruction of a Containerfile: its name in capitals, and its arguments."""
 
     name: str
     text: str
 
     @property
     def command(self) -> list[str]:
-        """Return the command in JSON's form, with or without options before it."""
+        """Return a command in JSON form; options before it are skipped."""
         words: list[str] = json.loads(self.text[self.text.index("[") :])
         return words
 
@@ -59,7 +59,7 @@ def environment(stage: list[Instruction]) -> dict[str, str]:
 
 
 def build(directory: Path) -> Path:
-    """Run every step; the root of the last stage."""
+    """Run every step and return the root of the last stage."""
     roots: dict[str, Path] = {}
     root = directory
     for index, stage in enumerate(stages()):
@@ -115,7 +115,7 @@ def _run(text: str, root: Path, variables: dict[str, str]) -> None:
 
 
 def rehearse(root: Path) -> None:
-    """Start the image, wait for its health, ask it, end it. TokamakError where it does otherwise than it should."""
+    """Start the image, wait until it is healthy, ask it a question, stop it. TokamakError if any of this fails."""
     *_, image = stages()
     variables = {**environment(image), "TOKAMAK_HOST": "127.0.0.1"}
     (user,) = {int(text.partition(":")[0]) for name, text in image if name == "USER"}
@@ -141,7 +141,7 @@ def rehearse(root: Path) -> None:
 
 
 def _inside(runtime: subprocess.Popen[bytes]) -> str:
-    """The pid of the image's first process, as this side has it."""
+    """Return the pid of the image's first process, as seen from outside."""
     return Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().strip()
 
 
@@ -154,7 +154,7 @@ def _is_well(runtime: subprocess.Popen[bytes], health: list[str], variables: dic
 
 
 def main(arguments: list[str]) -> int:
-    """Build and rehearse in the directory that is named. The exit code."""
+    """Build and rehearse in the given directory; return the exit code."""
     (directory,) = map(Path, arguments)
     directory.mkdir(parents=True, exist_ok=True)
     rehearse(build(directory))

@@ -1,4 +1,4 @@
-"""A card by its driver alone (CUDA driver API, by ctypes): memory of it, copies, and the time that its work takes."""
+"""A GPU through its driver alone (CUDA driver API, by ctypes): memory, copies and timings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CardError(Exception):
 
 
 class Card:
-    """Card `number` of the driver `library`. Its work is enqueued on the default stream."""
+    """Card `number` of the driver `library`. Work is enqueued on the default stream."""
 
     def __init__(self, library: str, number: int) -> None:
         try:
@@ -67,7 +67,7 @@ class Card:
         self._call("cuMemcpyHtoD_v2", address, host.ctypes.data, host.nbytes)
 
     def fetch(self, address: int, like: np.ndarray) -> np.ndarray:
-        """Return the numbers at `address` once all earlier work is done. CardError: some of it failed."""
+        """Return the numbers at `address` once all earlier work is done. CardError if some of it failed."""
         found = np.empty_like(like)
         self._call("cuCtxSynchronize")
         self._call("cuMemcpyDtoH_v2", found.ctypes.data, address, found.nbytes)
@@ -78,7 +78,7 @@ class Card:
         self._call("cuMemcpyDtoDAsync_v2", to, source, num_bytes, None)
 
     def seconds(self, run: Callable[[], object], num_runs: int) -> float:
-        """Return the seconds of one run: the median of some batches of `num_runs`, after one that does not count."""
+        """Return the seconds of one run: the median of some batches of `num_runs`, after one to warm up."""
         run()
         found = []
         for _ in range(_BATCHES):

@@ -1,7 +1,7 @@
 """Checks and timings of each CUDA row: operands in numpy, the compared part of the outcome, bytes, arithmetic.
 
-`cases(is_large)`: with few rows and small matrices, which the emulation computes in a moment, or with those of models of 8
-billion parameters. Bytes are those that must be read or written once; a product and its sum are two operations.
+`cases(is_large)`: few rows and small matrices, fast enough for the emulation, or those of models of 8 billion parameters. Bytes
+are those that must be read or written once; a multiply-add is two operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Case(msgspec.Struct, frozen=True):
     row: str
     text: str
     values: Values  # operands, arrays for memory
-    compared: Callable[[Outcome], list[np.ndarray]]  # whole numbers are to be the same, others nearly so
+    compared: Callable[[Outcome], list[np.ndarray]]  # integers must be equal, others nearly equal
     num_bytes: int
     num_operations: int = 0
     dtype: str = "float32"  # of the arithmetic
@@ -32,8 +32,7 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def tolerance(self) -> float:
-        """Tolerance as a share of the largest number: a card has its own exponentials, and its own order of sums within
-        products."""
+        """Tolerance as a share of the largest number: a card's exponentials and order of summation differ."""
         return {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[self.dtype]
 
 
@@ -48,7 +47,7 @@ def _random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def _kept(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return values in the form that a card keeps."""
+    """Return values in the card's format."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(np.float16) if dtype == "float16" else values
@@ -72,7 +71,7 @@ def _size(*arrays: np.ndarray | None) -> int:
 
 
 def _weights(outputs: int, inputs: int, kind: str) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """Memory, scales, and inputs of a scale."""
+    """Return the memory, the scales, and the number of inputs per scale."""
     if kind in TYPE_BYTES and kind != "int8":
         return _kept(_random(outputs, inputs, seed=1) / 8, kind), None, 32
     integers = np.resize(np.random.default_rng(1).integers(0, 256, 100_003, np.uint8), (outputs, inputs))
@@ -152,7 +151,7 @@ def _attention(is_large: bool) -> list[Case]:
 def _attend(
     dtype: str, kv_dtype: str, rows: int, length: int, tile_rows: int, shape: tuple[int, int, int], *, is_prompt: bool
 ) -> Case:
-    """Return a case of rows that each decode in a sequence of `length` positions; or of the last rows of one prompt."""
+    """Return a case of rows that each decode in a sequence of `length` positions, or of the last rows of one prompt."""
     heads, kv_heads, dim = shape
     block_size, num_slots = 16, 1 if is_prompt else rows
     blocks = -(-length // block_size)
@@ -280,13 +279,13 @@ def _dispatched(ids: np.ndarray, experts: int, max_tiles: int) -> dict[str, np.n
 
 
 def _of_lists(outcome: Outcome) -> list[np.ndarray]:
-    """An expert's choices are in any order, and tiles of none have no first."""
+    """Choices of an expert may be in any order, and tiles without any have no first one."""
     offsets, used = outcome["offsets"], outcome["tile_experts"] >= 0
     choices = [np.sort(outcome["choices"][begin:end]) for begin, end in itertools.pairwise(offsets)]
     return [offsets, np.concatenate(choices), outcome["tile_experts"], outcome["tile_firsts"][used]]
 
 
-# --------------------------------------------------------------------------------------------------- what a step has else
+# ----------------------------------------------------------------------------------------------- other parts of a step
 
 
 def _of_steps(is_large: bool) -> list[Case]:
@@ -359,7 +358,7 @@ def _of_steps(is_large: bool) -> list[Case]:
 
 
 def _metadata(is_large: bool) -> list[Case]:
-    """Each slot decodes one position."""
+    """Return cases of step metadata, in which each slot decodes one position."""
     slots, positions, blocks, block_size = (256, 16384, 1024, 16) if is_large else (5, 64, 4, 16)
     max_rows, max_written = slots, 3 * slots
     max_tiles = max_rows
@@ -391,7 +390,7 @@ def _metadata(is_large: bool) -> list[Case]:
 
 
 def _sample(rows: int, vocab: int) -> Case:
-    """Every second row without temperature."""
+    """Return a case of sampling; every second row has no temperature."""
     logits = _random(rows, vocab) * 3
     positions, blocks = 64, 4
     memory = np.zeros((rows + 1) * (positions + blocks + 1 + 10), np.int32)

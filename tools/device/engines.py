@@ -1,8 +1,8 @@
-"""Engines on a device, seen over HTTP: the same bytes op by op, captured, on one rank and on two, after a worker's death and
+"""Checks of engines on a device over HTTP: the same bytes op by op, captured, on one and two ranks, after a worker's death and
 after a reload; golden models; and the gain of captured steps.
 
-Used by `whole.py`. Answers are compared with those of the same ops, op by op on one rank, each request alone: a device's sums
-are its own to the last bit. Golden tokens are a third party's. The requests and the engines' options are the tests'
+Used by `whole.py`. Answers are compared with those of the same device, op by op on one rank, each request alone, because
+devices round differently. Golden tokens come from transformers. The requests and options are those of the tests
 (`tests/devices/engines.py`), in which prompts are cut into chunks and sequences preempted.
 """
 
@@ -36,12 +36,12 @@ from tests.e2e.workload import answers, answers_together, stream_one
 from tools.device.findings import Finding, Findings, Outcome, least
 
 MODEL = GOLDEN / "qwen3"
-CAPTURED_BAR = 2.0  # steps a second as captured, of those op by op
+CAPTURED_BAR = 2.0  # ratio of steps per second, captured to op by op
 _ROUNDS = 5
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A device, and how many cards of it there are."""
+    """A device, and its number of cards."""
 
     device: str
     num_cards: int
@@ -68,8 +68,7 @@ WAYS = {
 
 
 def same_bytes(target: Target, ops: str, ways: Iterable[Way]) -> Findings:
-    """Find for each way whether answers equal those op by op: together, beside a killed worker, and after sleep and a
-    reload."""
+    """Compare the answers of each way with those op by op: together, while a worker is killed, and after sleep and a reload."""
     expected: Expected = []
     runnable = []
     for way in ways:
@@ -118,7 +117,7 @@ def _compared(what: str, expected: Expected, found: Expected) -> Finding:
 
 
 def golden(target: Target, ops: str, models: Iterable[str]) -> Findings:
-    """Greedy tokens of a third party, and their log-probabilities."""
+    """Compare greedy tokens and their log-probabilities with those of transformers."""
     for model in models:
         what = f"--ops {ops}: golden {model}"
         with target.engine(
@@ -140,7 +139,7 @@ def golden(target: Target, ops: str, models: Iterable[str]) -> Findings:
 
 
 def captured_speed(target: Target, ops: str, model: Path, num_tokens: int) -> Findings:
-    """Decode steps a second of one stream, captured and op by op, in turns."""
+    """Measure decode steps per second of one stream, captured and op by op in turns."""
     common = ("--max-model-len", str(num_tokens + 64), "--max-num-seqs", "4", "--num-kv-blocks", str(num_tokens // 16 + 16))
     captured = ("--plan", "captured", "--cudagraph-capture-sizes", "1")
     with (
@@ -159,7 +158,7 @@ def captured_speed(target: Target, ops: str, model: Path, num_tokens: int) -> Fi
 
 
 async def _steps_a_second(url: str, num_tokens: int) -> float:
-    """Tokens after the first, by the time that they take to come."""
+    """Return tokens per second after the first."""
     arrivals: list[float] = []
     body = {
         "prompt": [5, 9, 3, 30, 22],

@@ -1,4 +1,4 @@
-"""Findings of `tools/test --device`: for each check on a card whether it passed, and what could not be run."""
+"""Findings of `tools/test --device`: whether each check on a card passed, and what could not be run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Findings = Iterator[Finding]
 
 
 def least(what: str, found: float, bar: float, unit: str = "") -> Finding:
-    """A number that is to be `bar` or more."""
+    """Return the finding for a number that must be at least `bar`."""
     return Finding.of(what, found >= bar, f"{found:.3g}{unit} (bar: at least {bar:g})")
 
 

@@ -1,10 +1,10 @@
-"""`tools/test --device gpu --rows`: checks and times each of CUDA's rows on a card. Needs its driver alone: the script brings
-nvcc (PyPI's) where there is none, and no framework is asked for.
+"""`tools/test --device gpu --rows`: checks and times each CUDA row on a card. Needs only its driver: the script installs nvcc
+from PyPI where there is none, and no framework is needed.
 
-Each row is run with few numbers, and its outcome held against that of the same sources compiled for this machine's processor
-(`ops/cuda/emulation.h`, which the tests hold against the formulas). Then it is run as models have it, and timed: what it reads
-and writes, and its arithmetic, as a share of what this card was measured to do, by copies within its memory and by sums that
-stay in registers (the row `Peak`).
+Each row first runs on small operands, and the result is compared with that of the same sources compiled for this machine's
+processor (`ops/cuda/emulation.h`, which the tests compare with the formulas). Then it runs at the sizes of models and is timed:
+its bytes and its arithmetic as a share of the card's measured limits, which are copies within its memory and sums that stay in
+registers (the row `Peak`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Roofline(msgspec.Struct, frozen=True):
     operations: dict[str, float]  # by type
 
     def share(self, case: Case, seconds: float) -> float:
-        """Return the least time of the case as a share of the measured time."""
+        """Return the minimum time of the case as a share of the measured time."""
         of_bytes, of_operations = case.num_bytes / self.num_bytes, case.num_operations / self.operations[case.dtype]
         return max(of_bytes, of_operations) / seconds
 
 
 class Placed:
-    """A case's operands on a card, until `free`."""
+    """Operands of a case on a card, until `free`."""
 
     def __init__(self, card: Card, case: Case) -> None:
         self._card, self._case = card, case
@@ -68,7 +68,7 @@ class Placed:
 
 
 def arrays_of(values: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of a part, by names such as `cache.keys`."""
+    """Return the arrays of an operand by names such as `cache.keys`."""
     found: dict[str, np.ndarray] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -79,7 +79,7 @@ def arrays_of(values: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def check(card: Card, rows: Library, emulated: Library, case: Case) -> str:
-    """Return the fault; empty: none."""
+    """Return the difference; empty: none."""
     placed = Placed(card, case)
     try:
         rows.run(case.row, placed.operands)
@@ -93,7 +93,7 @@ def check(card: Card, rows: Library, emulated: Library, case: Case) -> str:
                 return f"{(own != expected).sum()} of {expected.size} whole numbers differ (of outcome {number})"
             continue
         largest = max(np.abs(expected).max(), 1e-30)
-        with np.errstate(invalid="ignore", over="ignore"):  # whatever a card may have left there
+        with np.errstate(invalid="ignore", over="ignore"):  # what earlier work may have left there
             error = np.abs(own - expected).max() / largest
         if not error <= case.tolerance:  # nor NaN
             return f"off by {error:.2g} of the largest number (of outcome {number})"
@@ -118,7 +118,7 @@ def measure(card: Card, rows: Library, copied_bytes: int, steps: int, blocks: in
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """A row with a case's operands, on a card that was measured."""
+    """A row with the operands of a case, on a measured card."""
 
     case: Case
     seconds: float
@@ -144,7 +144,7 @@ def time(card: Card, rows: Library, case: Case, roofline: Roofline, num_runs: in
 
 
 def library_path(given: str) -> Path:
-    """CUDA's rows for a card. BuildError: there is no compiler for them."""
+    """Return the CUDA rows for a card. BuildError if there is no compiler."""
     if given:
         return Path(given)
     return build(card_command(find_nvcc()), user_cache() / "cuda")  # where engines look for it too
@@ -155,7 +155,7 @@ def emulated() -> Library:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 where a row is wrong, 2 where nothing could be run."""
+    """Return the exit code: 1 if a row is wrong, 2 if nothing could be run."""
     parser = argparse.ArgumentParser(prog="tools/test --device gpu --rows", description=__doc__.split("\n\n")[0])
     parser.add_argument("--driver", default="libcuda.so.1", help="the driver's library (default: %(default)s)")
     parser.add_argument("--card", type=int, default=0, help="which card (default: %(default)s)")
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(card: Card, rows: Library, *, is_small: bool) -> tuple[int, int, list[Timed]]:
-    """Checks and times, printing what it finds: how many checks were right, how many wrong, and times."""
+    """Check and time all rows, print the results, and return how many were right and wrong, and the times."""
     checked, expected = cases(is_large=False), emulated()
     assert {case.row for case in checked} == set(ROWS) - {"Peak"}, "a row has no case"
     failed = 0

@@ -1,15 +1,14 @@
-"""`tools/test --device gpu|xpu|NAME`: all that only a card can show, in one command. Misses are named as such, and so is what
-this machine cannot run.
+"""`tools/test --device gpu|xpu|NAME`: all checks that need a card, in one command. It names each miss, and each check that this
+machine cannot run.
 
-    rows      each of CUDA's rows right, and timed; attention over 16,384 keys beside the bandwidth of copies   GPUs
-    linear    their bfloat16 linear beside the card's own library                                             GPUs
-    arena     a cache that outlives its worker                                                                GPUs
+    rows      each CUDA row checked and timed; attention over 16,384 keys relative to copy bandwidth  GPUs
+    linear    the bfloat16 linear relative to the vendor's library                                      GPUs
+    arena     a cache that outlives its worker                                                          GPUs
     bytes     the same answers op by op, captured, on 1 and on 2 ranks, after kills, sleep and reload
-    golden    models with a third party's tokens, over HTTP
-    captured  steps a second as captured, beside those op by op
+    golden    models with transformers' tokens, over HTTP
+    captured  steps per second, captured relative to op by op
 
-`tests/tools/test_device_whole.py` runs it on the simulated device, with rows that are emulated: there its way is shown to work,
-and its times mean nothing.
+`tests/tools/test_device_whole.py` runs it on the simulated device with emulated rows, where the times mean nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     ops: tuple[str, ...]
     ways: tuple[str, ...]
     models: tuple[str, ...]
-    driver: str  # "": this device has none that the rows know
+    driver: str  # "": the rows do not support this device
     library: str
     is_small: bool
 
@@ -60,7 +59,7 @@ Part = Callable[[engines.Target, Options], Findings]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 1 where something was missed, 2 where there is no card."""
+    """Return the exit code: 1 if a check missed, 2 if there is no card."""
     options = _options(arguments)
     asked: list[InstalledPaddle] = []
 
@@ -92,7 +91,7 @@ def _left_out(part: str) -> Part:
 
 
 def _told(part: str, run: Part, target: engines.Target, options: Options) -> Findings:
-    """Yield the findings of one part; an error in it is a miss, and the other parts run."""
+    """Yield the findings of one part; an error in it is a miss and does not stop the other parts."""
     try:
         yield from run(target, options)
     except _ERRORS as error:
@@ -118,8 +117,8 @@ def _linear(target: engines.Target, options: Options) -> Findings:
     if not options.driver:
         yield Finding("linear", Outcome.NOT_RUN, _ON_GPUS)
         return
-    place = "cpu" if options.library else target.device  # rows that were built before are those of the emulation
-    dtype = "float32" if place == "cpu" else "bfloat16"  # Paddle multiplies no other there
+    place = "cpu" if options.library else target.device  # rows built earlier are those of the emulation
+    dtype = "float32" if place == "cpu" else "bfloat16"  # the only type that Paddle multiplies there
     shapes, num_runs = (_SMALL_SHAPES, 2) if options.is_small else (_SHAPES, 50)
     arguments = str(rows.library_path(options.library)), place, dtype, shapes, num_runs
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -145,8 +144,8 @@ def _arena(target: engines.Target, options: Options) -> Findings:
 
 
 def _tables(options: Options) -> Iterator[str]:
-    """Yield op tables. BuildError: CUDA kernels cannot be built, and engines would use fused ops instead. They are built here
-    because that takes minutes."""
+    """Yield the op tables. BuildError if CUDA kernels cannot be built, since engines would use fused ops instead. They are
+    built here because that takes minutes."""
     for ops in options.ops:
         if ops == "cuda":
             rows.library_path(options.library)

@@ -1,5 +1,6 @@
-"""Lets every Python process below tools/sanitize load the native modules that were built with sanitizers, in place of those
-beside the sources. Python imports a module of this name when it starts; the directory is on PYTHONPATH there alone."""
+"""Makes every Python process of tools/sanitize load the native modules that were built with sanitizers instead of the usual
+ones. Python imports a module of this name at its start; only tools/sanitize has the directory on PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PLACE = os.environ["TOKAMAK_SANITIZED"]
 
 
 class SanitizedModules:
-    """A finder that knows `ops._cpu` and `shm._native`."""
+    """Finder of `ops._cpu` and `shm._native`."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -40,7 +40,7 @@ def _title(run: Run, manifest: Manifest) -> RunTitle:
 
 
 def _about(run: Run, manifest: Manifest, title: RunTitle) -> dict[str, Any]:
-    """The JSON document's part about the run itself."""
+    """Return the part of the JSON document about the run."""
     return {
         "run_id": run.run_id,
         "run_dir": str(run.directory),
@@ -54,7 +54,7 @@ def _about(run: Run, manifest: Manifest, title: RunTitle) -> dict[str, Any]:
 
 
 def _look(observer: Observer, history: History, interval_s: float) -> tuple[Snapshot, Figures]:
-    """One look with rates: at a living engine, two snapshots."""
+    """Take a snapshot with rates; for a live engine this takes two snapshots."""
     now = observer.snapshot()
     derived = history.add(now)
     if now.is_alive:
@@ -81,7 +81,7 @@ def _live(observer: Observer, title: RunTitle, interval_s: float, console: Conso
 
 
 def _is_quit(timeout_s: float) -> bool:
-    """Wait for a key; whether it is q, or the terminal has gone. Any other key looks again at once."""
+    """Wait for a key; return whether it is q or the terminal is gone. Any other key redraws at once."""
     is_pressed, _, _ = select.select([sys.stdin], [], [], timeout_s)
     if not is_pressed:
         return False
@@ -91,7 +91,7 @@ def _is_quit(timeout_s: float) -> bool:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[None]:
-    """Keys arrive as they are pressed, and SIGTERM leaves a terminal that works."""
+    """Read keys as they are pressed, and restore the terminal, also on SIGTERM."""
     saved = termios.tcgetattr(sys.stdin)
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: shown; 1: there is nothing to show; 2: bad options."""
+    """Return exit code 0: shown; 1: nothing to show; 2: bad options."""
     options = _parser().parse_args(argv)
     console = Console(highlight=False)
     try:

@@ -1,4 +1,4 @@
-"""Tables and lines that fit a width: columns that matter least are left out, and lines break between figures.
+"""Tables and lines that fit a width: the least important columns are left out, and lines break between figures.
 
 Pure: called by screen.py.
 """
@@ -16,12 +16,12 @@ Cell = str | Text
 
 
 def figure(number: str, name: str) -> Text:
-    """A number and what it counts."""
+    """Return a number and what it counts."""
     return Text(number, style="bold").append(f" {name}", style="not bold dim")
 
 
 def lines(width: int, title: str, parts: Iterable[Text], joint: str = "  ") -> list[Text]:
-    """`title` and the parts behind it, in as many lines as they take; a part that is longer than a line is cut."""
+    """Return `title` and the parts after it in as many lines as needed; a part longer than a line is cut."""
     found: list[Text] = []
     for part in parts:
         if found and found[-1].cell_len + cell_len(joint) + part.cell_len <= width:
@@ -45,8 +45,8 @@ def table(
     optional: Sequence[str] = (),
     styles: Sequence[str] = (),
 ) -> Table:
-    """A table without rules. The first `left` columns are aligned to the left. `optional`: columns that may be left out,
-    in this order. `styles`: of the rows."""
+    """Return a table without rules. The first `left` columns are left-aligned. `optional`: columns that may be left out, in
+    this order. `styles`: styles of the rows."""
     widths = [max(cell_len(str(row[index])) for row in (columns, *rows)) for index in range(len(columns))]
     shown = list(range(len(columns)))
     for name in optional:

@@ -1,5 +1,5 @@
 """The screen of `tokamak top`: a snapshot and its figures as lines that fit the terminal. 80 columns show all figures; a
-narrower terminal shows fewer columns (fitting.py), and rings give way to what matters more.
+narrower terminal shows fewer columns (fitting.py), and rings are left out first.
 
 Pure: called by tools/top/command.py. work.py has the lines between the actors and the times.
 """
@@ -19,7 +19,7 @@ from tools.top.fitting import Cell, table
 from tools.top.work import RunTitle, work_lines
 from tools.units import MISSING, count, seconds, share, size
 
-LATE_HEARTBEAT_S = 2.0  # a loop that works beats ten times a second
+LATE_HEARTBEAT_S = 2.0  # a healthy loop has ten heartbeats per second
 RING_COLUMN_WIDTH = 78
 MAX_ERRORS = 6
 NUM_TIME_LINES = 6
@@ -48,7 +48,7 @@ def render(
     now: float,
     footer: str = "",
 ) -> RenderableType:
-    """The screen; without `height` as many lines as there is to tell."""
+    """Return the screen; without `height`, all lines."""
     work = work_lines(title, snapshot, figures, generation_rates, width, now)
     num_other_lines = 1 + 1 + len(work) + NUM_TIME_LINES + bool(footer)
     shown = snapshot.actors if height is None else _first_actors(snapshot.actors, max(6, height - num_other_lines - 3))
@@ -130,7 +130,7 @@ def _folded(snapshot: Snapshot, shown: Sequence[Actor]) -> list[Text]:
 
 
 def _first_actors(actors: Sequence[Actor], num_lines: int) -> list[Actor]:
-    """Return as many actors as have a line, in their order: those with a fault before all others."""
+    """Return the actors that get a line, in order; those with a fault are preferred."""
     if len(actors) <= num_lines:
         return list(actors)
     ranked = sorted(actors, key=lambda actor: actor.is_alive and actor.state in ("RUNNING", "READY"))
@@ -145,7 +145,7 @@ def _state(actor: Actor) -> Text:
 
 
 def _times(figures: Figures, width: int) -> Table:
-    """The step and its parts beside the latencies that clients see."""
+    """Return the times of the step and its parts next to the latencies of clients."""
     half = (width - 2) // 2
     parts = [(name, part) for name, part in figures.step.items()]
     step = table(
@@ -180,7 +180,8 @@ def _age_style(times: Distribution) -> str:
 
 
 def _rings(rings: Sequence[Ring], figures: Figures, width: int, num_lines: int) -> Table:
-    """The rings in as many columns as have room, `num_lines` and a heading; the fullest and busiest where not all have room."""
+    """Return the rings in as many columns as fit, in `num_lines` lines and a heading; if not all fit, the fullest and
+    busiest."""
     num_columns = max(1, width // RING_COLUMN_WIDTH)
     rates = figures.ring_records_per_s
 
@@ -188,7 +189,7 @@ def _rings(rings: Sequence[Ring], figures: Figures, width: int, num_lines: int) 
         return ring.fill_bytes / ring.capacity_bytes, rates.get(f"{ring.sender}>{ring.receiver}") or 0.0
 
     first = sorted(rings, key=rank, reverse=True)[: num_columns * num_lines]
-    shown = [ring for ring in rings if ring in first]  # in a fixed order, so that lines keep their place
+    shown = [ring for ring in rings if ring in first]  # in a fixed order, so that lines do not move
     per_column = -(-len(shown) // num_columns) or 1
     grid = Table.grid(padding=(0, 2, 0, 0))
     tables = []

@@ -35,7 +35,7 @@ class RunTitle:
 def work_lines(
     title: RunTitle, snapshot: Snapshot, figures: Figures, generation_rates: Sequence[float], width: int, now: float
 ) -> list[Text]:
-    """All of them; `now`: seconds since 1970."""
+    """Return all lines. `now`: seconds since 1970."""
     return [
         *_load(figures, generation_rates, width),
         *_routed(figures, width),
@@ -77,13 +77,13 @@ def _load(figures: Figures, generation_rates: Sequence[float], width: int) -> li
 
 
 def _routed(figures: Figures, width: int) -> list[Text]:
-    """Return how many sequences were routed for which reason, where there are several replicas."""
+    """Return the number of sequences routed for each reason, if there are several replicas."""
     parts = [figure(f"{number}", reason) for reason, number in figures.routed.items() if number]
     return lines(width, "routed", parts or [Text()]) if figures.replica else []
 
 
 def _rank_groups(figures: Figures, width: int) -> list[Text]:
-    """A line for each rank group, as far as there is room."""
+    """Return a line for each rank group, as far as there is room."""
     shown = figures.rank_groups[: MAX_RANK_GROUPS - (len(figures.rank_groups) > MAX_RANK_GROUPS)]
     found = []
     for rank_group in shown:
@@ -117,7 +117,7 @@ def _experts(figures: Figures, width: int) -> list[Text]:
 
 
 def _media(figures: Figures, width: int) -> list[Text]:
-    """Pictures and video, and what they took so far."""
+    """Return the numbers and costs of pictures and videos so far."""
     media = figures.media
     if media is None:
         return []
@@ -147,7 +147,7 @@ def _drafts(figures: Figures, width: int) -> list[Text]:
 
 
 def _adapters(snapshot: Snapshot, now: float, width: int) -> list[Text]:
-    """A line for each LoRA adapter, as far as there is room: those with the most samples, and of equal ones the newest."""
+    """Return a line for each LoRA adapter, as far as there is room: those with the most sequences first, then the newest."""
     ranked = sorted(snapshot.adapters, key=lambda each: (each.num_running + each.num_waiting, each.loaded_at), reverse=True)
     first = ranked[: MAX_ADAPTERS - (len(ranked) > MAX_ADAPTERS)]
     found: list[Text] = []

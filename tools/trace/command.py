@@ -1,9 +1,8 @@
-"""`tokamak trace`: starts a trace of a running engine, records for a while, and writes it to a file; or reads what a hung or
+"""`tokamak trace`: records a trace of a running engine for a while and writes it to a file, or reads the trace that a hung or
 dead engine left.
 
-The rings are made here, in shared memory, and actors find them through the counters file, without any request. They record
-until the time is over, even if this process is killed. An engine that was started with `--trace` has its own rings, and only
-those are read.
+This process creates the rings in shared memory, and actors find them through the counters file, without a request. They record
+until the time is over, even if this process is killed. An engine started with `--trace` has its own rings, which are only read.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from shm.counters import Counters
 from shm.trace import TraceEvent, TraceRing
 from tools.trace.perfetto import document
 
-READ_INTERVAL_S = 0.1  # a ring holds what the busiest actor does in several of these
+READ_INTERVAL_S = 0.1  # a ring holds several of these of the busiest actor
 GRACE_S = 0.2  # time in which actors notice a trace
 MAX_SECONDS = 600.0
-MAX_EVENTS = 500_000  # kept events of all actors
+MAX_EVENTS = 500_000  # maximum number of events of all actors
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; its exit code."""
+    """Run the command and return its exit code."""
     asked = _parser().parse_args(arguments)
     try:
         run = choose_run(asked.run, asked.run_dir)
@@ -55,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_output(path: Path) -> None:
-    """OSError now rather than after the trace. What is there stays as it is, and where nothing is, nothing is left."""
+    """Check that the file can be written: OSError now rather than after the trace. Leaves existing files unchanged and no new
+    one."""
     if path.is_file() or path.is_dir():
         path.open("ab").close()
     elif not path.exists():
@@ -91,7 +91,7 @@ def _seconds(text: str) -> float:
 
 
 def record(run: Run, seconds: float) -> tuple[dict[str, list[TraceEvent]], int]:
-    """The events of each actor in their order, and how many were lost. TokamakError: there is nothing to be had."""
+    """Return the events of each actor in order, and how many were lost. TokamakError if there is no trace."""
     counters = Counters.attach_readonly(run.run_id)
     actors = [actor.name for actor in counters.actors() if actor.name != SUPERVISOR]
     is_alive = counters.segment.owner.is_alive()
@@ -116,7 +116,7 @@ def _own_rings(run: Run, actors: Sequence[str]) -> dict[str, TraceRing]:
 
 @contextlib.contextmanager
 def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str, TraceRing]]:
-    """New rings, which the actors find; they go at the end."""
+    """Provide new rings, which actors find; they are removed at the end."""
     for actor, ring in _own_rings(run, actors).items():
         if ring.owner.is_alive():
             raise TokamakError(
@@ -140,8 +140,8 @@ def _begun(run: Run, actors: Sequence[str], seconds: float) -> Iterator[dict[str
 
 
 def _collect(rings: Mapping[str, TraceRing], seconds: float) -> int:
-    """Record for `seconds` and return when that began; 0: only read what the rings hold. Ctrl+C ends it early. Events are
-    decoded later, because the engine may need the processor."""
+    """Record for `seconds` (0: only read the rings) and return when recording began. Ctrl+C ends it early. Events are decoded
+    afterwards, because the engine may need the processor."""
     num_events = 0
     end_s = time.monotonic() + seconds
     begin_ns = time.monotonic_ns() if seconds else 0

@@ -1,10 +1,10 @@
 """Events of actors as Chrome's trace event format, which Perfetto reads.
 
     a process           each actor
-    slices              what its thread did; of ranks a second row with the ops of some steps
-    flows of requests   arrows from what one actor did for a request to what the next one did
-    flows of steps      arrows from the choice of a step to the rank and back
-    async slices        each sample's life: preparing, waiting, prefill, decode
+    slices              what its thread did; ranks have a second row with the ops of some steps
+    flows of requests   arrows from an actor's work on a request to the next actor's
+    flows of steps      arrows from the scheduling of a step to the rank and back
+    async slices        phases of each sequence: preparing, waiting, prefill, decode
 
 Source: the "Trace Event Format" of Chromium's catapult project. Times are microseconds.
 """
@@ -51,7 +51,7 @@ class _Placed(msgspec.Struct, frozen=True):
 
 
 def document(events: Mapping[str, Sequence[TraceEvent]], run_id: str, num_lost: int = 0) -> bytes:
-    """JSON. `events`: by actor."""
+    """Return JSON. `events`: by actor."""
     actors = sorted(events, key=lambda name: (ROLES.index(role_of(name)) if role_of(name) in ROLES else len(ROLES), name))
     placed = [_Placed(event, pid) for pid, actor in enumerate(actors, 1) for event in events[actor]]
     placed.sort(key=lambda one: (one.event.begin_ns, -one.event.duration_ns))
@@ -109,7 +109,7 @@ def _flows_of_requests(placed: Iterable[_Placed], start_ns: int) -> Iterator[dic
 
 
 def _flows_of_steps(placed: Iterable[_Placed], start_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield the flows of steps. Replicas may number their steps alike, but a step's actors are neighbours in time."""
+    """Yield the flows of steps. Replicas may use the same step numbers, but the spans of one step are close in time."""
     open_steps: dict[int, list[_Placed]] = {}
     for one in placed:
         if one.event.name not in ("schedule", "step", "result"):
@@ -121,7 +121,7 @@ def _flows_of_steps(placed: Iterable[_Placed], start_ns: int) -> Iterator[dict[s
 
 
 def _flow(kind: str, key: str, own: Sequence[_Placed], start_ns: int) -> Iterator[dict[str, Any]]:
-    """An arrow from each to the next."""
+    """Return arrows from each span to the next."""
     if len(own) < 2:
         return
     for index, one in enumerate(own):

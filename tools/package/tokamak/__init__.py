@@ -1,25 +1,25 @@
 """Tokamak without a server: `from tokamak import LLM, SamplingParams`, with the arguments and outputs of vLLM's classes.
 
-What a user's process imports, and all that it imports: an `LLM` starts the engine in processes of its own and is its client on
-a UNIX socket. Read `llm.py` first.
+The only package that a user's process imports. An `LLM` starts the engine in separate processes and is its client on a UNIX
+socket. Read `llm.py` first.
 
 llm.py         LLM: generate, chat, embed, score
-parameters.py  SamplingParams, StructuredOutputsParams, ...: what is asked for, as a request's fields
-inputs.py      prompts in all their forms, as a request's fields
+parameters.py  SamplingParams, StructuredOutputsParams, ...: parameters as fields of a request
+inputs.py      prompts of all types, as fields of a request
 outputs.py     RequestOutput, ...
-answers.py     an engine's answers as these
+answers.py     answers of the engine, converted to outputs
 logprobs.py    Logprob, and log-probabilities as vLLM arranges them
-tokenizer.py   the engine's tokenizer, from afar
-beams.py       beam search, made of many requests
-metrics.py     what `LLM.get_metrics` answers with
+tokenizer.py   the engine's tokenizer, by HTTP
+beams.py       beam search, by many requests
+metrics.py     results of `LLM.get_metrics`
 asking.py      many requests at a time, in order
 connection.py  HTTP on kept-alive connections, over TCP or a UNIX socket
-launched.py    an engine as a child, which ends with this process
+launched.py    an engine as a child process, which ends with this process
 __main__.py    the program `tokamak`
 
-A wheel has this package alone at the top of site-packages, with the engine's packages below it. They import each other by the
-names that they have in the repository (`engine`, `tools`, ...), and only processes of ours have this directory on their path
-(`__main__.py`). So a user's own `tools` or `api` and ours never meet. Modules here import none of those.
+A wheel has only this package at the top of site-packages, with the engine's packages below it. Those import each other by their
+names in the repository (`engine`, `tools`, ...), and only our processes have this directory on their path (`__main__.py`), so
+they never clash with a user's own `tools` or `api`. Modules here import none of them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Each on first use: the program `tokamak` is in this package too, and needs none of them."""
+    """Import each name on first use: the program `tokamak` is in this package too and needs none of them."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

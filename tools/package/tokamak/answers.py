@@ -1,4 +1,4 @@
-"""Answers of an engine over HTTP, as outputs and as exceptions. Used by `llm.py`."""
+"""Convert HTTP answers of an engine to outputs and exceptions. Used by `llm.py`."""
 
 from __future__ import annotations
 

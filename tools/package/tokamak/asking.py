@@ -1,6 +1,6 @@
-"""Concurrent requests with answers in order: bounded in flight, and in how far they run ahead of the consumer.
+"""Concurrent requests with answers in order. The number in flight and the distance ahead of the consumer are bounded.
 
-Used by `llm.py` and by `tokamak run-batch`. Uses only threads, so that it can be called where an event loop runs, as in a
+Used by `llm.py` and by `tokamak run-batch`. Uses only threads, so that it works where an event loop is running, as in a
 notebook.
 """
 
@@ -23,22 +23,22 @@ _AWAY = (502, 503, 504)
 
 
 class LostError(RuntimeError):
-    """The server does not come back."""
+    """The server is gone for good."""
 
 
 class Asker:
-    """Gets every request answered: waits where the server is full (429), and asks again where it is away for a moment, be it
-    that its HTTP process is started again. `is_there`: whether it may still come back."""
+    """Sends requests until each is answered: waits while the server is full (429), and retries while it is away, for example
+    while its HTTP process restarts. `is_there`: whether it may still come back."""
 
     def __init__(self, server: Server, is_there: Callable[[], bool], patience_s: float) -> None:
         self.server = server
         self._is_there = is_there
         self._patience_s = patience_s
-        self._heard_s = 0.0  # monotonic: when any request was answered last
+        self._heard_s = 0.0  # monotonic time of the last answer to any request
         self._is_cancelled = threading.Event()
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        """The answer, whatever it says. LostError: there is none, or `cancel` was called."""
+        """Return the answer, including errors. LostError if there is none, or `cancel` was called."""
         wait_s, begun_s = _FIRST_WAIT_S, time.monotonic()
         while True:
             reply, cause = None, ""
@@ -76,8 +76,8 @@ class _Failure:
 
 
 class InOrder(Generic[Q, A]):
-    """The answers to `questions`, in their order, as `answer` finds them in `concurrency` threads, which go at most `ahead`
-    questions before the answer that is taken. The first failure of any ends all."""
+    """Yield the answers to `questions` in order. `answer` runs in `concurrency` threads, at most `ahead` questions before the
+    answer that is consumed. The first failure ends all."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class InOrder(Generic[Q, A]):
         ahead: int,
         on_answer: Callable[[int, A], None] = lambda index, answer: None,
     ) -> None:
-        """`on_answer`: called with each as it comes, one at a time."""
+        """`on_answer`: called with each answer as it comes, one at a time."""
         self._questions = enumerate(questions)
         self._answer = answer
         self._on_answer = on_answer
@@ -96,7 +96,7 @@ class InOrder(Generic[Q, A]):
         self._failure: _Failure | None = None
         self._num_taken = 0
         self._num_asked = 0
-        self._is_over = False  # there are no more questions
+        self._is_over = False  # no more questions
         self._is_stopped = False
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(concurrency)]
@@ -129,7 +129,7 @@ class InOrder(Generic[Q, A]):
             self._changed.notify_all()
 
     def _next(self) -> tuple[int, Q] | None:
-        """The next question and its number, once it may be asked; None at the end."""
+        """Return the next question and its number, once it may be sent; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._num_asked < self._num_taken + self._ahead)
             if self._is_stopped or self._is_over:

@@ -1,6 +1,6 @@
-"""Beam search on this side of the engine, as vLLM's class does it: each step asks for the likeliest tokens behind every beam.
+"""Beam search in the client, as in vLLM's class: each step requests the likeliest next tokens of every beam.
 
-The engine's prefix cache has what beams have in common. Used by `llm.py`.
+The engine's prefix cache holds what beams have in common. Used by `llm.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BeamSearchSequence(msgspec.Struct):
 
 
 class BeamSearchOutput(msgspec.Struct):
-    """The best beams of a prompt, the best first."""
+    """Best beams of a prompt, the best first."""
 
     sequences: list[BeamSearchSequence]
 
@@ -52,7 +52,7 @@ class BeamSearchOutput(msgspec.Struct):
 def search(
     ask: Ask, prompt: list[int], params: BeamSearchParams, end_token_ids: set[int], max_model_len: int
 ) -> BeamSearchOutput:
-    """`prompt`: token ids. ValueError: the engine refuses it."""
+    """Search. `prompt`: token ids. ValueError if the engine refuses it."""
     beams, ended = [BeamSearchSequence(prompt)], list[BeamSearchSequence]()
 
     def score(beam: BeamSearchSequence) -> float:

@@ -1,6 +1,6 @@
-"""HTTP with one server: requests on connections that are kept, over TCP, TLS or a UNIX socket, from any number of threads.
+"""HTTP client of one server: keep-alive connections over TCP, TLS or a UNIX socket, for any number of threads.
 
-Used by `asking.py`. Says what came back, whatever its status, and judges nothing.
+Used by `asking.py`. Returns replies of any status.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Reply(NamedTuple):
 
 
 class Server:
-    """`url`: `http://HOST:PORT/PREFIX`, `https://...`, or `unix:PATH`. `close` ends what is under way, in whichever thread, and
-    a later request begins anew. A fork of the process has connections of its own: on one that two write to, each would get
-    answers of the other."""
+    """`url`: `http://HOST:PORT/PREFIX`, `https://...`, or `unix:PATH`. `close` ends requests in flight of all threads; later
+    requests open new connections. A fork of the process opens its own connections, because two processes on one connection
+    would get each other's answers."""
 
     def __init__(self, url: str, key: str = "", timeout_s: float | None = None) -> None:
-        """`timeout_s`: silence after which a server is given up; None: never."""
+        """`timeout_s`: the longest silence of the server; None: no limit."""
         self.url = url
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout_s = timeout_s
@@ -43,20 +43,21 @@ class Server:
         self._begin()
 
     def send(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        """The whole reply. OSError (ConnectionError, TimeoutError): there is none."""
+        """Return the whole reply. OSError (ConnectionError, TimeoutError) if there is none."""
         self._leave_inherited()
         with self._lock:
             connection = self._idle.pop() if self._idle else None
             num_closed = self._num_closed
         request = (method, self._prefix + path, body, self._headers)
         if connection is not None:
-            with contextlib.suppress(ConnectionError):  # it was closed meanwhile: servers do that
+            with contextlib.suppress(ConnectionError):  # the server closed the idle connection
                 return self._exchange(connection, request, num_closed)
         return self._exchange(self._connection(), request, num_closed)
 
     @contextlib.contextmanager
     def stream(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
-        """A reply as it comes, on a connection of its own that ends with the block. OSError: there is none, or it broke off."""
+        """Provide a streamed reply on its own connection, which ends with the block. OSError if there is none, or it breaks
+        off."""
         connection = self._connection()
         try:
             connection.request(method, self._prefix + path, body, self._headers)
@@ -72,7 +73,7 @@ class Server:
             self._num_closed += 1
             idle, self._idle = self._idle, []
             for connection in self._busy:
-                with contextlib.suppress(OSError, AttributeError):  # not connected yet, or not any more
+                with contextlib.suppress(OSError, AttributeError):  # not connected yet, or no longer
                     connection.sock.shutdown(socket.SHUT_RDWR)
         for connection in idle:
             connection.close()
@@ -84,7 +85,7 @@ class Server:
         self._owner = os.getpid()
 
     def _leave_inherited(self) -> None:
-        """Leave the parent's connections to it after a fork; a thread that is not in this process may even hold the lock."""
+        """Drop the parent's connections after a fork. A thread of the parent may even hold the lock."""
         if self._owner != os.getpid():
             self._begin()
 
@@ -103,7 +104,7 @@ class Server:
             reply = connection.getresponse()
             content = reply.read()
             is_reusable = not reply.will_close
-        except http.client.HTTPException as error:  # such as a connection that ended within the reply
+        except http.client.HTTPException as error:  # such as a connection that ended during the reply
             raise ConnectionError(f"{self.url} did not answer in HTTP: {error!r}") from error
         finally:
             with self._lock:

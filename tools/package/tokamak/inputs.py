@@ -1,4 +1,4 @@
-"""Prompts and conversations in the forms that vLLM takes, and how they become fields of a request."""
+"""Prompts and conversations of the types that vLLM accepts, and their conversion to fields of a request."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _KNOWN = {"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs
 
 
 class Prompt:
-    """One of them: what is sent in the field `prompt` or `input`, what belongs to it, and its text, where that is known."""
+    """Prompt: the value of the field `prompt` or `input`, fields that belong to it, and its text if known."""
 
     def __init__(self, given: Any, where: str) -> None:
-        """TypeError and ValueError name `where` it stands."""
+        """Convert a prompt. TypeError and ValueError name its position, `where`."""
         self.extra: dict[str, Any] = {}
         self.text: str | None = None
         self.content: str | list[int]
@@ -67,7 +67,7 @@ class Prompt:
 
 
 def prompts_of(given: Any) -> list[Prompt]:
-    """One prompt, or several: a list of integers is one."""
+    """Convert one prompt or several; a list of integers is one."""
     is_one = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
     if not is_one:
         given = list(given)
@@ -76,7 +76,7 @@ def prompts_of(given: Any) -> list[Prompt]:
 
 
 def conversations_of(messages: Any) -> list[list[Message]]:
-    """One conversation, or several."""
+    """Convert one conversation or several."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise TypeError(f"messages is a {type(messages).__name__}, expected a list of messages, or of such lists")
     is_one = not messages or isinstance(messages[0], Mapping)
@@ -94,7 +94,7 @@ def _message(message: Any) -> Message:
 
 
 def _part(part: Any) -> Any:
-    """Pictures that are here already go as links that contain them."""
+    """Convert a part of a message; pictures in memory become links that contain them."""
     if isinstance(part, Mapping) and part.get("image_pil") is not None:
         return {"type": "image_url", "image_url": {"url": _link(part["image_pil"])}}
     return part

@@ -1,5 +1,5 @@
-"""An engine as a child of this process: started with the options of `tokamak serve`, reached on a UNIX socket of its run's
-directory, ended when it is not needed any more. However this process ends, the engine ends with it (`--end-with`).
+"""An engine as a child of this process: started with the options of `tokamak serve`, reached on a UNIX socket in its run
+directory, and stopped after use. It ends with this process in any case (`--end-with`).
 
 Used by `llm.py` in a user's process, and by `tokamak run-batch`.
 """
@@ -20,10 +20,10 @@ from typing import IO, Any
 
 import orjson
 
-# The program `tokamak`: by path, as `-m` would look first into the directory where it is started.
+# The program `tokamak`: by path, because `-m` looks first in the current directory.
 COMMAND = (sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
 
-QUIET_S = 5.0  # a start that takes longer is worth showing
+QUIET_S = 5.0  # progress of longer starts is shown
 STOP_TIMEOUT_S = 30.0  # the engine's own limits are shorter
 _READY = "ready "
 _ERRORS = ("tokamak: error: ", "tokamak serve: error: ")
@@ -34,16 +34,16 @@ _NOT_INHERITED = (*_OWN, "host", "port", "run_dir")  # of the environment
 
 
 class EngineDeadError(RuntimeError):
-    """The engine has ended, or cannot start."""
+    """The engine has ended or cannot start."""
 
 
 class LaunchedEngine:
-    """Runs from construction, which waits until it is ready, to `stop`. `url` is `unix:PATH`."""
+    """Engine process. The constructor starts it and waits until it is ready; `stop` ends it. `url` is `unix:PATH`."""
 
     def __init__(self, options: Mapping[str, Any], arguments: list[str] | None = None) -> None:
-        """`options`: of `tokamak serve`, by names with underscores; those that are None are left out. `arguments`: the same as
-        on a command line, which win. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError where the
-        engine does not start."""
+        """`options`: those of `tokamak serve`, with underscores; None values are left out. `arguments`: the same as a command
+        line; they take precedence. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError if the engine
+        does not start."""
         self.key = secrets.token_hex(16)  # in total
         self.url = ""
         for name in _OWN:
@@ -78,7 +78,7 @@ class LaunchedEngine:
     def is_alive(self) -> bool:
         if self._owner == os.getpid():
             return self.process.poll() is None
-        try:  # a fork cannot wait for what is no child of its own
+        try:  # a fork cannot wait for a process that is not its child
             os.kill(self.process.pid, 0)
         except ProcessLookupError:
             return False
@@ -92,8 +92,8 @@ class LaunchedEngine:
         return self._messages.last() or f"exit code {code}"
 
     def _environment(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Return this process's environment without options that are given here or only apply to servers. It has the keys,
-        since the command line is visible to others."""
+        """Return this process's environment without options that are given here or apply only to servers. It contains the keys,
+        since other users can see the command line."""
         hidden = {f"TOKAMAK_{name.upper()}" for name in (*options, *_NOT_INHERITED)}
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         return {**kept, "TOKAMAK_API_KEY": self.key, "TOKAMAK_ADMIN_KEY": self.key}
@@ -112,8 +112,8 @@ class LaunchedEngine:
 
 
 class _Messages:
-    """Messages of an engine on stderr: keeps the last ones, and shows notes and the progress of a long start. Holds no
-    reference to the engine, which ends when its last reference goes."""
+    """Reader of an engine's stderr: keeps the last lines, and shows notes and the progress of a long start. Holds no reference
+    to the engine, which ends with its last reference."""
 
     def __init__(self, stderr: IO[bytes]) -> None:
         self.is_starting = True
@@ -139,8 +139,8 @@ class _Messages:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """Ask it to end, and see that it does."""
-    if os.getpid() != owner or process.poll() is not None:  # a fork of its owner has no say
+    """Ask the engine to end, and kill it if it does not."""
+    if os.getpid() != owner or process.poll() is not None:  # forks of the owner do not stop it
         return
     process.terminate()
     try:
@@ -151,7 +151,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return the value as in a configuration file: objects are JSON text. TypeError for a value that cannot be in one."""
+    """Return the value as in a configuration file, objects as JSON text. TypeError for values that cannot be in one."""
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, os.PathLike):

@@ -1,7 +1,7 @@
-"""`LLM`: an engine of one's own, with the methods of vLLM's class.
+"""`LLM`: a private engine with the methods of vLLM's class.
 
-The engine runs in processes of its own (`launched.py`); this one is its client, and may be a notebook, a thread, or a script
-that is killed: the engine ends with it. Several may run at once.
+The engine runs in separate processes (`launched.py`), and this process is its client, which may be a notebook, a thread, or a
+script that is killed: the engine ends with it. Several can run at once.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-_PATIENCE_S = 120.0  # with an engine that is alive but does not respond
+_PATIENCE_S = 120.0  # if the engine is alive but does not respond
 _PAIRS_OF_A_REQUEST = 16
 _SEED_STEP = 0x9E3779B97F4A7C15
-_DEFAULTS = {  # answers stay as they were generated, as vLLM's do; templates are the user's own
+_DEFAULTS = {  # answers are not parsed, as in vLLM; templates are the user's own
     "tool_call_parser": "none",
     "reasoning_parser": "none",
     "trust_request_chat_template": True,
@@ -51,14 +51,14 @@ class _Question(NamedTuple):
 
 
 class LLM:
-    """Generates text, or makes vectors and scores, with an engine that it starts and ends.
+    """Generates text, or computes embeddings and scores, with an engine that it starts and stops.
 
     `options` are those of `tokamak serve` and of `vllm serve` by their names with underscores (`dtype`, `quantization`,
-    `tensor_parallel_size`, `max_model_len`, `enable_prefix_caching`, ...): what `tokamak serve --vllm-flags` says of each holds
-    here. ValueError for a wrong value, TypeError for an unknown name, EngineDeadError where the engine cannot start.
+    `tensor_parallel_size`, `max_model_len`, `enable_prefix_caching`, ...): `tokamak serve --vllm-flags` describes each.
+    ValueError for a wrong value, TypeError for an unknown name, EngineDeadError if the engine cannot start.
 
-    `seed` also makes what is drawn without a seed of its own the same in each run. `tool_call_parser` and `reasoning_parser`
-    are off: what a model calls and thinks is in the text.
+    `seed` also makes requests without a seed reproducible. `tool_call_parser` and `reasoning_parser` are off: tool calls and
+    reasoning are part of the text.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
@@ -92,8 +92,8 @@ class LLM:
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Continue prompts: a text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": [...]}`, or a list of such. An output
-        for each, in order. ValueError names the prompt or the parameter that is wrong."""
+        """Continue prompts: a text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": [...]}`, or a list of these. Returns an
+        output for each, in order. ValueError names the wrong prompt or parameter."""
         asked = prompts_of(prompts)
         each = _sampled(sampling_params, len(asked))
         extra = _known(tokenization_kwargs, "truncate_prompt_tokens", "add_special_tokens")
@@ -121,7 +121,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several. `chat_template_content_format` has no effect: what a template takes is tried."""
+        """Answer a conversation, or several. `chat_template_content_format` has no effect: the engine detects what a template
+        accepts."""
         conversations = conversations_of(messages)
         each = _sampled(sampling_params, len(conversations))
         shared = {
@@ -149,8 +150,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, in order, the best first. `concurrency_limit`: prompts at a time.
-        `beam_width` is half of the engine's `max_logprobs` at most."""
+        """Return the likeliest continuations of each prompt, the best first. `concurrency_limit`: prompts at a time.
+        `beam_width`: at most half of the engine's `max_logprobs`."""
         asked = prompts_of(prompts)
         questions = []
         for index, prompt in enumerate(asked):
@@ -181,7 +182,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         lora_request: Any = None,
     ) -> list[EmbeddingRequestOutput]:
-        """A vector of each prompt, in order."""
+        """Return the embedding of each prompt, in order."""
         asked = prompts_of(prompts)
         each = _one_each(pooling_params, len(asked), "pooling_params")
         names = ("dimensions", "normalize", "truncate_prompt_tokens")
@@ -202,7 +203,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         lora_request: Any = None,
     ) -> list[ScoringRequestOutput]:
-        """Return similarity scores of texts: one with each of several, or pair by pair."""
+        """Return similarity scores of one text with each of several, or of pairs."""
         firsts, seconds = _texts(data_1, "data_1"), _texts(data_2, "data_2")
         if len(firsts) not in (1, len(seconds)):
             raise ValueError(f"data_1 has {len(firsts)} texts, data_2 {len(seconds)}; give one against several, or as many")
@@ -216,17 +217,17 @@ class LLM:
         found = self._all(self._with_adapters(questions, lora_request), _scores, use_tqdm, "Processed pairs")
         return [output for outputs in found for output in outputs]
 
-    # ------------------------------------------------------------------------------------------------------- orders
+    # ----------------------------------------------------------------------------------------------------- commands
 
     def get_tokenizer(self) -> Tokenizer:
         return Tokenizer(self._call)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters that apply where `sampling_params` is None and the model's files name none."""
+        """Return the parameters used if `sampling_params` is None and the model's files have none."""
         return SamplingParams()
 
     def get_metrics(self) -> list[Metric]:
-        """All counters, gauges and histograms of the engine, as they are now."""
+        """Return the present counters, gauges and histograms of the engine."""
         from tokamak.metrics import metrics_of  # a parser that few need
 
         reply = self._asker.ask("GET", "/metrics")
@@ -235,12 +236,12 @@ class LLM:
         return metrics_of(reply.body.decode())
 
     def sleep(self, level: int = 1) -> None:
-        """Give the weights' memory back, until `wake_up`; what is cached is forgotten. Both levels are one."""
+        """Release the memory of the weights until `wake_up`, and clear caches. Both levels do the same."""
         self._call("/admin/sleep", {})
         self._is_asleep = True
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the weights again. All at once: `tags` has no effect."""
+        """Load the weights again. `tags` has no effect: all are loaded."""
         self._call("/admin/wake", {})
         self._is_asleep = False
 
@@ -249,7 +250,7 @@ class LLM:
         return True
 
     def shutdown(self) -> None:
-        """End the engine; again does nothing."""
+        """Stop the engine. May be called again."""
         self._asker.cancel()
         self._engine.stop()
 
@@ -262,7 +263,7 @@ class LLM:
     # ----------------------------------------------------------------------------------------------------- requests
 
     def _fields(self, params: SamplingParams | None) -> dict[str, Any]:
-        """Return the fields of a request that generates. Without parameters the model's own apply, where it has some."""
+        """Return the fields of a generation request. Without parameters, those of the model's files apply."""
         fields = {"max_tokens": SamplingParams().max_tokens} if params is None else params.fields()
         fields |= {"return_token_ids": True, "timings": True}
         if "logprobs" in fields:
@@ -274,7 +275,7 @@ class LLM:
         return fields
 
     def _with_adapters(self, questions: list[_Question], lora_request: Any) -> list[_Question]:
-        """Set the model of each question: an adapter has `lora_name` and `lora_path`, and is loaded when first used."""
+        """Set the model of each question: an adapter has `lora_name` and `lora_path`, and is loaded on first use."""
         adapters = _one_each(lora_request, len(questions), "lora_request")
         for question, adapter in zip(questions, adapters, strict=True):
             if adapter is not None:
@@ -307,20 +308,20 @@ class LLM:
                 found = [answer(question, None) for question in questions]
                 step()
                 return found
-            # its own, so that its requests can be cancelled separately
+            # separate, so that its requests can be cancelled separately
             asker = Asker(Server(self._engine.url, self._engine.key), self._engine.is_alive, _PATIENCE_S)
             threads = max(1, min(concurrency_limit or self._concurrency, self._concurrency, len(questions)))
             answers = InOrder(questions, lambda each: answer(each, asker), threads, len(questions), lambda *_: step())
             try:
                 return list(answers)
-            finally:  # an error, or Ctrl+C: what is under way is of no use
+            finally:  # an error, or Ctrl+C: requests in flight are useless
                 asker.cancel()
 
     def _ask(self, question: _Question, read: Callable[[_Question, Any], P], asker: Asker | None = None) -> P:
         return read(question, self._call(question.path, question.body, asker, question.where))
 
     def _call(self, path: str, body: dict[str, Any] | None = None, asker: Asker | None = None, where: str = "") -> Any:
-        """The answer of a route. ValueError: it refuses; EngineDeadError: there is none any more."""
+        """Return the answer of a route. ValueError if it refuses; EngineDeadError if the engine has ended."""
         try:
             content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         except orjson.JSONEncodeError as error:
@@ -358,7 +359,7 @@ def _has_text(params: SamplingParams | None) -> bool:
 
 
 def _one_each(given: Any, count: int, name: str) -> list[Any]:
-    """One for all, or a list with one for each."""
+    """Return one value per item, from one for all or a list."""
     if not isinstance(given, (list, tuple)):
         return [given] * count
     if len(given) != count:

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """`rank` counts from 1, the likeliest token's."""
+    """`rank` is 1 for the likeliest token."""
 
     logprob: float
     rank: int | None = None

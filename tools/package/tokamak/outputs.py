@@ -1,4 +1,4 @@
-"""Answers, with the attributes that vLLM's have."""
+"""Answers with the attributes of vLLM's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CompletionOutput(msgspec.Struct):
     index: int
     text: str
     token_ids: list[int]
-    cumulative_logprob: float | None = None  # where log-probabilities were asked for
+    cumulative_logprob: float | None = None  # None unless log-probabilities were requested
     logprobs: Logprobs | None = None
     finish_reason: str | None = None  # "stop", "length", ...
     stop_reason: int | str | None = None  # the stop string or stop token; None: the end of the text

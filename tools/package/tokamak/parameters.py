@@ -1,8 +1,8 @@
 """Parameters of requests: vLLM's SamplingParams, StructuredOutputsParams, RepetitionDetectionParams and PoolingParams, and
 their fields in a request.
 
-An unknown field is a TypeError. A value that would change the answer and cannot is a ValueError at once; ranges are the
-engine's to check, with the first request. Where nothing is given, vLLM's defaults are sent, not the model's.
+An unknown field is a TypeError. A value that would change the answer but is not supported is a ValueError at once; the engine
+checks ranges at the first request. Unset fields are sent with vLLM's defaults, not the model's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NEUTRAL = (None, False, 0, {}, [])
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of an answer; one of the first six."""
+    """Constraint on an answer: one of the first six fields."""
 
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -39,7 +39,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RepetitionDetectionParams(msgspec.Struct):
-    """An answer ends when its last tokens are one pattern, `min_count` times over."""
+    """An answer ends when its last tokens are `min_count` repetitions of one pattern."""
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0
@@ -47,7 +47,7 @@ class RepetitionDetectionParams(msgspec.Struct):
 
 
 class SamplingParams(msgspec.Struct):
-    """Sampling parameters with vLLM's names; those from `best_of` on are ours and older ones of vLLM."""
+    """Sampling parameters with vLLM's names; those from `best_of` on are ours or from older versions of vLLM."""
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -71,11 +71,11 @@ class SamplingParams(msgspec.Struct):
     flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True  # no effect: tokens bring their own
+    spaces_between_special_tokens: bool = True  # no effect: special tokens have their own spaces
     include_stop_str_in_output: bool = False
     output_kind: Any = None  # no effect: outputs are whole
-    stream_interval: int | None = None  # no effect: likewise
-    skip_clone: bool = False  # no effect: nothing is changed
+    stream_interval: int | None = None  # no effect: outputs are whole
+    skip_clone: bool = False  # no effect: parameters are not changed
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
@@ -107,7 +107,7 @@ class SamplingParams(msgspec.Struct):
         self.check()
 
     def check(self) -> None:
-        """ValueError for what cannot be had. Fields may be set later, so it is asked again before each use."""
+        """ValueError for unsupported values. Called again before each use, because fields can be set later."""
         _refuse(self, _REFUSED)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is True:
@@ -156,7 +156,7 @@ _REFUSED = {  # field -> the remedy
     "logits_processors": "no code enters the engine; logit_bias, allowed_token_ids, bad_words and structured_outputs do",
 }
 _AS_MANY = 2**31 - 1  # tokens: cut to the room that the prompt leaves
-_LOCAL = (  # handled by `fields`, or on this side
+_LOCAL = (  # handled by `fields`, or in the client
     *_REFUSED,
     "logit_bias",
     "detokenize",
@@ -173,11 +173,11 @@ _SENT = tuple(name for name in SamplingParams.__struct_fields__ if name not in _
 
 
 class LoRARequest(msgspec.Struct):
-    """An adapter, which is loaded when it is first named (with `enable_lora=True`)."""
+    """Adapter, loaded on first use (with `enable_lora=True`)."""
 
     lora_name: str
     lora_int_id: int = 0  # no effect: the name counts
-    lora_path: str = ""  # empty: it is one of `lora_modules`
+    lora_path: str = ""  # empty: one of `lora_modules`
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -189,7 +189,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     truncate_prompt_tokens: int | None = None
 
     def fields(self, *names: str) -> dict[str, Any]:
-        """Return the fields of a request. ValueError: the request does not support one of them."""
+        """Return the fields of a request. ValueError if the request does not support one of them."""
         given = msgspec.to_builtins(self)
         for name in given:
             if name not in names:

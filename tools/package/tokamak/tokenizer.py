@@ -1,4 +1,4 @@
-"""The engine's tokenizer from afar, with what users of vLLM's `get_tokenizer` call most."""
+"""The engine's tokenizer over HTTP, with the most used methods of vLLM's `get_tokenizer`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tokenizer:
         return list(self._call("/tokenize", body)["tokens"])
 
     def decode(self, token_ids: int | Sequence[int]) -> str:
-        """Special tokens included."""
+        """Return the text, including special tokens."""
         tokens = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
         return str(self._call("/detokenize", {"tokens": tokens})["prompt"])
 
@@ -37,7 +37,7 @@ class Tokenizer:
         chat_template: str | None = None,
         **variables: Any,
     ) -> str | list[int]:
-        """The prompt that a conversation comes to: its token ids, or with `tokenize=False` its text."""
+        """Return the prompt of a conversation: its token ids, or its text with `tokenize=False`."""
         body = {
             "messages": list(conversation),
             "tools": tools,
