@@ -1,4 +1,4 @@
-"""The names that config.json has for activations. Used where checkpoints are read, in every process that does."""
+"""Names of activations in config.json. Used by every process that reads a checkpoint."""
 
 from __future__ import annotations
 

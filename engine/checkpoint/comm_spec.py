@@ -1,8 +1,8 @@
 """Sizes of the buffers through which ranks exchange rows. Pure.
 
-Tensor ranks make rows whole: two halves alternate (`ops/cpu/rank_group.py`), and each holds the widest rows of a step, or the
-logits computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a
-step, the experts of each row, and one result for each of these.
+Tensor ranks combine rows: two halves alternate (`ops/cpu/rank_group.py`), each for the widest rows of a step or the logits
+computed at a time. Ranks that share the experts of all replicas have windows at the end of the arena: all rows of a step, the
+experts of each row, and one result for each of those.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LOGIT_ROWS, _VERIFIED_LOGIT_ROWS = 64, 256
 
 
 def max_rows(max_num_tokens: int, max_num_seqs: int) -> int:
-    """Rows of a step, at most."""
+    """Return the maximum number of rows in a step."""
     return -(-max(max_num_tokens, max_num_seqs) // ROW_TILE) * ROW_TILE
 
 
 def max_logit_rows(num_rows: int, max_num_seqs: int, num_drafts: int) -> int:
-    """Return the maximum number of rows with logits in memory at a time, in steps of `num_rows`; the logits of all tokens of a
-    long prompt would be gigabytes. A step that verifies drafts keeps 1 + `num_drafts` rows of each sequence, and reads the head
-    once for them."""
+    """Return the maximum number of rows with logits in memory at a time, in steps of `num_rows` (the logits of all tokens of a
+    long prompt would be gigabytes). A step that verifies drafts keeps 1 + `num_drafts` rows of each sequence, and reads the
+    head once for them."""
     num_kept = max_num_seqs * (1 + num_drafts) if num_drafts else 0
     return min(max(_LOGIT_ROWS, min(num_kept, _VERIFIED_LOGIT_ROWS)), num_rows)
 
@@ -38,8 +38,8 @@ def comm_bytes(
     shares_experts: bool,
     num_drafts: int = 0,
 ) -> int:
-    """Return the bytes of a comm arena: of one replica, or of all `num_ranks` where they share the experts. 0: a single rank
-    has none."""
+    """Return the bytes of a comm arena: of one replica, or of all `num_ranks` if they share the experts. 0: a single rank has
+    none."""
     rank_group_ranks = num_ranks if shares_experts else tensor_ranks
     if rank_group_ranks == 1:
         return 0
@@ -62,7 +62,7 @@ def comm_bytes(
 
 
 def expert_rows(tensor_ranks: int, max_num_tokens: int, max_num_seqs: int) -> int:
-    """Rows that a rank shows the others, at most: those of a replica are shared out among its ranks."""
+    """Return the maximum number of rows that a rank sends the others: the rows of a replica are split among its ranks."""
     return -(-max_rows(max_num_tokens, max_num_seqs) // tensor_ranks)
 
 

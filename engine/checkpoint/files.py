@@ -1,8 +1,9 @@
-"""Files of checkpoints and of what is made of them: opening, reading, mapping and replacing one, and where this user keeps
-what can be made again.
+"""Files of checkpoints and files derived from them: opening, reading, mapping and replacing them, and the user's cache
+directory.
 
-Used by the readers of formats in every process, and by the launcher. What is no file is an error at once: opening a FIFO would
-wait for its other end, and a device may never end."""
+Used by the readers of formats in every process, and by the launcher. Anything but a regular file is an error at once: opening a
+FIFO would block, and reading a device may never end.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ PARTIAL = ".partial"  # suffix of unfinished files
 
 
 class MappedFile(msgspec.Struct, frozen=True, eq=False):
-    """A whole file, read-only, and what the file system said of it when it was mapped."""
+    """A whole file, mapped read-only, and its state in the file system when it was mapped."""
 
     path: Path
     data: mmap.mmap
     status: os.stat_result
-    guard: FileGuard | None = None  # None: the data is memory of our own
+    guard: FileGuard | None = None  # None: the data is our own memory
 
     @property
     def is_unchanged(self) -> bool:
@@ -42,7 +43,7 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
         )
 
     def check(self) -> None:
-        """CheckpointError where not all of the file could be read: what was read of the rest is zeros."""
+        """Raise CheckpointError if part of the file could not be read: the missing part was read as zeros."""
         if self.guard is not None and self.guard.is_lost:
             raise CheckpointError(
                 f"{self.path} cannot be read completely: it was truncated while being read, or the disk failed or is full; "
@@ -51,13 +52,13 @@ class MappedFile(msgspec.Struct, frozen=True, eq=False):
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory and its missing parents with mode 0700. OSError."""
+    """Create the directory and its missing parents with mode 0700. Raises OSError."""
     for directory in (*reversed(path.parents), path):
         directory.mkdir(0o700, exist_ok=True)
 
 
 def open_file(path: Path) -> int:
-    """A descriptor to read it by. OSError where it is missing or no regular file."""
+    """Open a file for reading and return its descriptor. Raises OSError if it is missing or not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -66,13 +67,13 @@ def open_file(path: Path) -> int:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file. OSError as `open_file`."""
+    """Return the content of a file. Raises OSError like `open_file`."""
     with open(open_file(path), "rb") as stream:
         return stream.read()
 
 
 def map_file(path: Path) -> MappedFile:
-    """The whole file. CheckpointError names a missing, unreadable or empty one."""
+    """Map the whole file. Raises CheckpointError for a missing, unreadable or empty file."""
     try:
         with open(open_file(path), "rb") as stream:
             status = os.fstat(stream.fileno())
@@ -85,8 +86,8 @@ def map_file(path: Path) -> MappedFile:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically, readable only by this user. The directory is made if missing and may be shared: the
-    temporary file is new, has an unpredictable name and follows no link. OSError."""
+    """Write `data` to `path` atomically, readable only by this user. The directory is created if missing and may be shared: the
+    temporary file is new, has an unpredictable name and follows no link. Raises OSError."""
     make_directory(path.parent)
     unfinished = path.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -101,7 +102,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write `data` to its end, in however many pieces. OSError."""
+    """Write all of `data`, in as many pieces as needed. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

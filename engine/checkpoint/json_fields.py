@@ -1,4 +1,4 @@
-"""A JSON object of a checkpoint with typed access, so that a wrong value is reported and never misread.
+"""A JSON object of a checkpoint with typed access, so that a wrong value is reported, never misread.
 
 Called by `model_config.py`, `quantization_config.py` and `gguf/convert.py`, in every process that reads a checkpoint.
 """
@@ -103,7 +103,7 @@ class JsonOptions:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file `path`. Raises CheckpointError."""
+    """Return the object in the file `path`. Raises CheckpointError."""
     try:
         value = json.loads(read_file(path))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Bytes of a model's keys and values in memory.
 
-Used by the launcher (how many blocks, how large an arena) and by the workers (the tensors over it).
+Used by the launcher (number of blocks, size of the arena) and by the workers (tensors in it).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
 
     num_layers: int
     num_kv_heads: int
-    key_dim: int  # of a head
+    key_dim: int  # per head
     value_dim: int
-    block_size: int  # positions of a block
+    block_size: int  # positions per block
     dtype: str  # "float32" | "bfloat16" | "int8"
-    has_marks: bool = False  # a byte per position tells whether draft layers have keys and values there
+    has_marks: bool = False  # a byte per position: whether draft layers have keys and values there
 
     @staticmethod
     def of(model: ModelConfig, block_size: int, dtype: str, has_drafts: bool = False) -> KVCacheSpec:
@@ -31,14 +31,14 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         heads, key_dim, value_dim = model.num_kv_heads, model.head_dim, model.head_dim
         if model.latents is not None:
             heads, key_dim, value_dim = _NUM_LATENT_HEADS, model.latents.rotary_dim, model.latents.latent_dim
-        if model.bidirectional is not None:  # data of a layer is not needed after it: all layers share the memory
+        if model.bidirectional is not None:  # data of a layer is not needed later: all layers share the memory
             return KVCacheSpec(1, heads, key_dim, value_dim, block_size, dtype)
         num_layers = model.num_layers + (model.num_draft_layers if has_drafts else 0)
         return KVCacheSpec(num_layers, heads, key_dim, value_dim, block_size, dtype, has_drafts)
 
     @property
     def key_bytes(self) -> int:
-        """Keys of a block's positions in one layer."""
+        """Bytes of the keys of a block in one layer."""
         return self._bytes_of(self.key_dim)
 
     @property
@@ -47,7 +47,7 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_block(self) -> int:
-        """Keys and values of its positions in every layer, and their marks."""
+        """Bytes of a block: keys and values in every layer, and marks."""
         return self.layer_bytes_per_block + (self.block_size if self.has_marks else 0)
 
     @property
@@ -58,5 +58,5 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         return self.block_size * self.num_kv_heads * (dim * _DTYPE_BYTES[self.dtype] + _SCALE_BYTES[self.dtype])
 
     def arena_bytes(self, num_blocks: int) -> int:
-        """`num_blocks` blocks and block 0, the dummy that takes what padded rows write."""
+        """Return the bytes of `num_blocks` blocks and block 0, the dummy that padded rows write to."""
         return (num_blocks + 1) * self.bytes_per_block

@@ -1,6 +1,5 @@
 """Checkpoint of a local path: a directory as it is, or the converted directory of a GGUF file. Used by `--model` and `tokamak
-ctl reload`, which also look on the hub (`locate.py`), and by `POST /admin/reload`.
-"""
+ctl reload`, which also search the hub (`locate.py`), and by `POST /admin/reload`."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from engine.errors import CheckpointError
 
 
 def local_checkpoint(name: str) -> Path | None:
-    """Return the absolute directory of the checkpoint; None: the path does not exist. CheckpointError: it is not a checkpoint,
-    or cannot be read."""
+    """Return the absolute directory of the checkpoint; None: the path does not exist. Raises CheckpointError if it is not a
+    checkpoint or cannot be read."""
     try:
         path = Path(name).expanduser()
         if is_gguf(path):

@@ -1,4 +1,4 @@
-"""Location of a model's files: on this machine (`local.py`), or on the hub, from where a snapshot is downloaded first.
+"""Finds a model's files: on this machine (`local.py`), or on the hub, from which a snapshot is downloaded first.
 
 Called once by the launcher, before any actor starts; actors see only the absolute path. The hub's endpoint, cache directory,
 token and offline switch are huggingface_hub's own (`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`).
@@ -27,17 +27,17 @@ from engine.errors import CheckpointError
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _GGUF_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?:(?P<tag>[\w.-]+)")
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors"]
-_OTHER_FORMATS = ["*/*"]  # folders hold the same weights for other engines
+_OTHER_FORMATS = ["*/*"]  # subfolders have the same weights for other engines
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model"]
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTIZATION = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|MXFP4\w*)$", re.IGNORECASE)
 
 
 def resolve_model(name: str, endpoint: str | None = None) -> Path:
-    """The absolute directory of `name`: a local path (of a directory or a GGUF file), or on the hub `owner/model`,
-    `owner/model@revision`, or `owner/model:Q4_K_M`, the GGUF file of that quantization there.
+    """Return the absolute directory of `name`: a local path (of a directory or a GGUF file), or on the hub `owner/model`,
+    `owner/model@revision`, or `owner/model:Q4_K_M` for the GGUF file with that quantization.
 
-    Raises CheckpointError that says what to do: no such path or repository, no access, no connection.
+    Raises CheckpointError with a remedy: no such path or repository, no access, no connection.
     """
     found = local_checkpoint(name)
     file = _GGUF_NAME.fullmatch(name) if found is None else None
@@ -51,7 +51,7 @@ def resolve_model(name: str, endpoint: str | None = None) -> Path:
 
 
 def resolve_tokenizer(name: str, endpoint: str | None = None) -> Path:
-    """Return the directory of a tokenizer's files, found in the same way. CheckpointError."""
+    """Return the directory of a tokenizer's files, found in the same way. Raises CheckpointError."""
     try:
         path = Path(name).expanduser()
         if path.is_dir():
@@ -109,7 +109,7 @@ def _chosen(repository: str, tag: str, names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _explained(repository: str, revision: str) -> Iterator[None]:
-    """The hub's errors as ours."""
+    """Convert the hub's errors to ours."""
     try:
         yield
     except GatedRepoError as error:

@@ -1,9 +1,9 @@
 """`config.json` of a checkpoint as one checked, frozen value.
 
 Read at the start and kept for the run (`record.py`), for every process that needs the model's shape: the supervisor (arena
-size), the tokenizer (limits, end tokens) and the workers (everything). Imports no Paddle. Both styles of the file are read:
-`rope_theta` with `rope_scaling`, and `rope_parameters`; `torch_dtype` and `dtype`. An option with an unknown value is an error,
-never ignored: it would give wrong answers.
+size), the tokenizer (limits, end tokens) and the workers (everything). Imports no Paddle. Both styles of the file are
+supported: `rope_theta` with `rope_scaling`, and `rope_parameters`; `torch_dtype` and `dtype`. An unknown value is an error and
+never ignored, because answers would be wrong.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 
 _ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3")}
 GENERATION_CONFIG = "generation_config.json"
-_MAX_LAYERS = 4096  # each takes memory before a weight is looked at
+_MAX_LAYERS = 4096  # each takes memory before weights are read
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
     """Rotary position embedding: which frequencies, and which elements of a head make a pair.
 
-    `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) where
+    `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) if
     `is_interleaved`. `max_position_embeddings` is the length that "dynamic" starts to stretch at.
     """
 
@@ -62,8 +62,8 @@ class RopeConfig(msgspec.Struct, frozen=True):
     mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
 
     def pair_axes(self) -> tuple[int, ...]:
-        """Axis of a position that each of the rotary_dim / 2 pairs turns with: 0 time, 1 height, 2 width. Empty where positions
-        are plain numbers."""
+        """Return the position axis of each of the rotary_dim / 2 pairs: 0 time, 1 height, 2 width. Empty if positions are plain
+        numbers."""
         return pair_axes(self.mrope_layout, self.mrope_sections)
 
 
@@ -92,9 +92,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     dtype: str  # of the stored weights, if the file names it
     is_transformers: bool  # version of Hugging Face transformers, if the file names it
     quantization: QuantizationConfig | None = None  # of the stored weights
-    experts: ExpertsConfig | None = None  # in layers with a window
+    experts: ExpertsConfig | None = None  # in layers without an MLP
     latents: Latents | None = None
-    num_draft_layers: int = 0  # stored behind the last layer, and not read
+    num_draft_layers: int = 0  # stored after the last layer; loaded only if requested
     vision: VisionConfig | None = None  # vision-language models only
     vision_experts: ExpertsConfig | None = None  # experts of media tokens, stored after those of text
     task: Task = "generate"  # task of the head
@@ -107,7 +107,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: str | Path) -> ModelConfig:
-        """Read `config.json` (and `generation_config.json`, where there is one) of the checkpoint directory `path`."""
+        """Read `config.json` (and `generation_config.json`, if present) of the checkpoint directory `path`."""
         directory = Path(path)
         options = JsonOptions(read_json(directory / "config.json"), directory / "config.json")
         generation_path = directory / GENERATION_CONFIG
@@ -116,13 +116,13 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of_gguf(file: GgufFile) -> ModelConfig:
-        """Return the configuration in the file itself, without its end tokens, which are the tokenizer's."""
+        """Return the configuration in the file itself, without end tokens, which belong to the tokenizer."""
         from engine.checkpoint.gguf.convert import model_options  # only needed for GGUF files
 
         return _read(JsonOptions(model_options(file), file.path), JsonOptions({}, file.path))
 
     def shape_differences(self, other: ModelConfig) -> list[str]:
-        """`name: ours, theirs` for every option but the format of the file and the end tokens: what must not change when
+        """Return `name: ours, theirs` for every option except the file format and the end tokens: they must be equal when
         weights are replaced in place."""
         harmless = (
             "task",
@@ -143,8 +143,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
         ]
 
     def of_same_shape(self, path: Path, gguf: GgufFile | None = None) -> ModelConfig:
-        """Return the present configuration of the checkpoint at `path`. CheckpointError where its shape differs. `gguf`: the
-        file that it was made from, which may be newer than its config.json."""
+        """Return the current configuration of the checkpoint at `path`. Raises CheckpointError if its shape differs. `gguf`:
+        the file from which it was converted, which may be newer than its config.json."""
         found = ModelConfig.of_gguf(gguf) if gguf else ModelConfig.read(path)
         differences = self.shape_differences(found)
         if differences:
@@ -156,8 +156,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
-    """Read a configuration. In models that take pictures the text model's options are within `text_config`, or beside the
-    rest."""
+    """Read a configuration. In vision models the text model's options are within `text_config`, or beside the rest."""
     family = _family(options)
     text = options.within("text_config") if family.mrope_layout and options.values.get("text_config") else options
     biases = family.biases(text)
@@ -221,8 +220,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
 
 
 def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Family) -> bool:
-    """Read `tie_word_embeddings`. If both objects have it, older files have it right only in the inner one, newer files in the
-    outer one."""
+    """Read `tie_word_embeddings`. If both objects have it, it is correct only in the inner one in older files, and only in the
+    outer one in newer files."""
     said = [each.flag("tie_word_embeddings", False) for each in (options, text) if "tie_word_embeddings" in each.values]
     return any(said) if said else family.ties_word_embeddings
 
@@ -263,14 +262,15 @@ def _head_dim(options: JsonOptions, family: Family, num_heads: int) -> int:
 
 
 def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: int) -> RopeConfig:
-    """Keys of `rope_parameters` (or the older `rope_scaling`) win over those beside it, as in transformers."""
+    """Read the rope parameters. Keys of `rope_parameters` (or the older `rope_scaling`) take precedence over those beside it,
+    as in transformers."""
     if not family.has_rotary:
         return RopeConfig("default", family.rope_theta, 0, False, max_positions)
     name = "rope_parameters" if options.values.get("rope_parameters") else "rope_scaling"
     rope = options.within(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "mrope" and family.mrope_layout:
-        kind = "default"  # older files' word for positions of three numbers
+        kind = "default"  # older files' name for positions of three numbers
     if kind not in _ROPE_TYPES:
         raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
     share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", 1.0))

@@ -1,4 +1,4 @@
-"""Purpose of a model's head, by its config.json. Used by `model_config.py`."""
+"""Task of a model's head, according to its config.json. Used by `model_config.py`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def task_of(options: JsonOptions) -> Task:
 
 
 def num_labels_of(options: JsonOptions) -> int:
-    """Two where nothing is said, as in transformers."""
+    """Return the number of labels; the default is two, as in transformers."""
     return len(options.mapping("id2label")) or options.count("num_labels", 2)
 
 
 def labels_of(options: JsonOptions) -> tuple[str, ...]:
-    """Names of the labels by their ids; `LABEL_0` and so on where the file has no name, as in transformers."""
+    """Return the names of the labels by their ids; missing ones are `LABEL_0` and so on, as in transformers."""
     names = options.mapping("id2label")
     return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(num_labels_of(options)))
 
 
 def score_activation_of(options: JsonOptions) -> ScoreActivation | None:
-    """Return the activation that sentence-transformers noted, as the name of a PyTorch class."""
+    """Return the activation stored by sentence-transformers as the name of a PyTorch class."""
     name = options.within("sentence_transformers").text("activation_fn", "")
     name = (name or options.text("sbert_ce_default_activation_function", "")).rpartition(".")[2]
     if name not in _ACTIVATIONS_OF_SCORES:

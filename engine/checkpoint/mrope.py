@@ -1,23 +1,23 @@
-"""Rotary positions of three numbers, time, height and width (Qwen2-VL, Wang et al. 2024): which pair turns with which.
+"""Rotary positions of three numbers, time, height and width (Qwen2-VL, Wang et al. 2024): the axis of each rotary pair.
 
-Part of what config.json means; used where it is read and where angles are made. Where the three numbers are equal, every
-layout turns as plain positions do: frequencies stay with their pairs.
+Used where config.json is read and where angles are computed. If the three numbers are equal, every layout is the same as plain
+positions: frequencies stay with their pairs.
 """
 
 from __future__ import annotations
 
 TIME, HEIGHT, WIDTH = 0, 1, 2
 
-# The order of the axes in `mrope_section`.
+# order of the axes in `mrope_section`
 LAYOUTS = {
-    "sections": (TIME, HEIGHT, WIDTH),  # one behind another
-    "interleaved": (TIME, HEIGHT, WIDTH),  # time, height, width by turns as long as there are some; time has the rest
-    "ernie": (HEIGHT, WIDTH, TIME),  # height and width by turns, then time
+    "sections": (TIME, HEIGHT, WIDTH),  # one after another
+    "interleaved": (TIME, HEIGHT, WIDTH),  # time, height, width in turn while there are some; time has the rest
+    "ernie": (HEIGHT, WIDTH, TIME),  # height and width in turn, then time
 }
 
 
 def pair_axes(layout: str, sections: tuple[int, ...], num_pairs: int | None = None) -> tuple[int, ...]:
-    """Return the axis of each rotary pair; empty without a layout. ValueError: the sections do not fit the layout, or
+    """Return the axis of each rotary pair; empty without a layout. Raises ValueError if the sections do not fit the layout or
     `num_pairs`."""
     if not layout:
         return ()

@@ -1,7 +1,7 @@
-"""The checkpoint's processor files: which of them speaks of pictures, and which of video. The one place that decides it.
+"""The checkpoint's processor files: the only place that decides which of them applies to images, and which to video.
 
-As in transformers 5.23 (image_processing_base.py, video_processing_utils.py): the part of the file for all processors, where it
-has one; else the kind's own file; for video else the pictures'.
+As in transformers 5.23 (image_processing_base.py, video_processing_utils.py): the matching part of the file for all processors,
+if there is one; else the file of the kind; for video else the file for images.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ VIDEO_PROCESSOR = "video_preprocessor_config.json"
 
 
 def picture_options(files: Mapping[str, bytes], directory: Path) -> JsonOptions:
-    """Return the picture options among `files`, a checkpoint's files by their names in `directory`; empty where none has any.
-    CheckpointError: a file is no JSON object."""
+    """Return the image options among `files`, a checkpoint's files by their names in `directory`; empty if there are none.
+    Raises CheckpointError if a file is not a JSON object."""
     return _part(files, directory, "image_processor") or _whole(files, directory, IMAGE_PROCESSOR)
 
 
 def clip_options(files: Mapping[str, bytes], directory: Path) -> JsonOptions:
-    """The same, of video."""
+    """Return the video options in the same way."""
     name = VIDEO_PROCESSOR if VIDEO_PROCESSOR in files else IMAGE_PROCESSOR
     return _part(files, directory, "video_processor") or _whole(files, directory, name)
 

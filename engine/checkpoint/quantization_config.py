@@ -40,14 +40,15 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(options: JsonOptions) -> QuantizationConfig:
-        """The object that `options` hold. Raises CheckpointError where it asks for what is not supported."""
+        """Read the object in `options`. Raises CheckpointError if it is not supported."""
         method = options.text("quant_method", None)
         if method not in _METHODS:
             raise options.error("quant_method", f"{method!r} is not supported; expected one of {', '.join(_METHODS)}")
         return _METHODS[method](options)
 
     def scheme_of(self, module: str) -> WeightScheme | None:
-        """The scheme of the linear `module` (a name), where it is stored quantized: a target that names it goes first."""
+        """Return the scheme of the linear `module` (a name) if it is stored quantized; a target that names it takes
+        precedence."""
         named = [scheme for scheme in self.schemes if any(_names(target, module) for target in scheme.targets)]
         general = [scheme for scheme in self.schemes if "Linear" in scheme.targets]
         return next(iter((*named, *general)), None)
@@ -70,7 +71,7 @@ def _choice(options: JsonOptions, name: str, value: Any, supported: tuple[Any, .
 
 
 def _group_size(options: JsonOptions, default: int | None = None) -> int:
-    """Inputs that share a scale, 0 where all do (-1 in the file)."""
+    """Return the number of inputs that share a scale; 0: all (-1 in the file)."""
     size = options.count("group_size", default, least=-1)
     if size == 0:
         raise options.error("group_size", "0 is not supported; expected -1 or a positive size")

@@ -1,8 +1,8 @@
-"""Everything that a start read of its checkpoint besides the weights. It belongs to the run.
+"""Everything that a start read from its checkpoint except the weights. It belongs to the run.
 
-Made once, by `engine/options/resolve.py`, and written beside the run's manifest. Every life of every actor takes it from there,
-so that a restarted actor is what its predecessor was, whatever became of the checkpoint's directory: overwritten, cut short,
-removed. Weights may be replaced in place; their shape (`ModelConfig.of_same_shape`) and the tokenizer may not.
+Created once by `engine/options/resolve.py`, and written beside the run's manifest. Every life of every actor reads it there, so
+that a restarted actor behaves as before, even if the checkpoint's directory was overwritten, truncated or removed. Weights may
+be replaced in place; their shape (`ModelConfig.of_same_shape`) and the tokenizer may not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from engine.checkpoint.model_config import GENERATION_CONFIG, ModelConfig
 from engine.checkpoint.processor_files import IMAGE_PROCESSOR, PROCESSOR, VIDEO_PROCESSOR
 from engine.errors import CheckpointError, TokamakError
 
-VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first that there is counts
+VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first existing one is used
 TEMPLATES = "additional_chat_templates"
-FONTS = ("*.ttf", "*.otf")  # with which a model wants times in a video's frames
+FONTS = ("*.ttf", "*.otf")  # fonts for drawing times on a video's frames
 TOKENIZER_FILES = (
     *VOCABULARIES,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.json", "chat_template.jinja"),
-)  # besides the templates in TEMPLATES
+)  # in addition to the templates in TEMPLATES
 _OTHERS = (*TOKENIZER_FILES[len(VOCABULARIES) :], GENERATION_CONFIG, IMAGE_PROCESSOR, PROCESSOR, VIDEO_PROCESSOR)
 
 
@@ -37,7 +37,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: Path) -> ModelRecord:
-        """Read the checkpoint directory `path`. CheckpointError names the file that is wrong or cannot be read."""
+        """Read the checkpoint directory `path`. Raises CheckpointError that names a file that is wrong or cannot be read."""
         return ModelRecord(str(path), ModelConfig.read(path), dict(small_files(path)))
 
     @staticmethod
@@ -54,7 +54,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
 
 def small_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents; any may be missing."""
+    """Yield names and contents; any may be missing."""
     vocabulary = next((name for name in VOCABULARIES if (path / name).exists()), None)
     templates = sorted(f"{TEMPLATES}/{file.name}" for file in path.glob(f"{TEMPLATES}/*.jinja"))
     fonts = sorted(file.name for pattern in FONTS for file in path.glob(pattern))

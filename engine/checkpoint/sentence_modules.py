@@ -1,13 +1,13 @@
-"""sentence-transformers' files beside a model: how its hidden states become a vector or a score.
+"""sentence-transformers' files of a model: they define how hidden states become a vector or a score.
 
-Read by the launcher. `modules.json` names the steps in their order, each with a directory that holds its config.json:
+Read by the launcher. `modules.json` lists the steps in order, each with a directory that has its config.json:
 
     [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
      {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
      {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]
 
-Of a type the last word counts: others before it differ between versions. A step that is not known here is an error: without it
-the vectors would be wrong.
+Only the last word of a type counts, because the others differ between versions. An unknown step is an error: without it the
+vectors would be wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.errors import CheckpointError
 
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
-POOLED_KINDS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}  # by what the files call them
+POOLED_KINDS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}  # by their names in the files
 _MODES = {  # flags of older files
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_mean_tokens": "mean",
@@ -47,7 +47,7 @@ class SentenceModules(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: Path) -> SentenceModules | None:
-        """Read the files of the checkpoint directory `path`; None where it has none. CheckpointError."""
+        """Read the files of the checkpoint directory `path`; None if there are none. Raises CheckpointError."""
         if not (path / MODULES).is_file():
             return None
         found: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class SentenceModules(msgspec.Struct, frozen=True):
 
 
 def _steps(path: Path) -> Iterator[tuple[str, JsonOptions]]:
-    """The kind of each step and its options."""
+    """Yield the kind of each step and its options."""
     file = path / MODULES
     try:
         modules = json.loads(read_file(file))
@@ -85,7 +85,7 @@ def _steps(path: Path) -> Iterator[tuple[str, JsonOptions]]:
         if place.is_absolute() or ".." in place.parts:
             raise CheckpointError(f"{file}: the path {directory!r} points outside the checkpoint")
         options = path / place / "config.json"
-        is_own = bool(directory) and options.is_file()  # the model's own config.json is no step's
+        is_own = bool(directory) and options.is_file()  # the model's own config.json does not belong to a step
         yield kind, JsonOptions(read_json(options) if is_own else {}, options)
 
 

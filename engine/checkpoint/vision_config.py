@@ -1,6 +1,6 @@
 """A checkpoint's vision encoder as one checked, frozen value: part of `ModelConfig`.
 
-Made by the families; used by every process that counts a picture's tokens (tokenizer, media, scheduler) and by the encoder
+Built by the families; used by every process that counts an image's tokens (tokenizer, media, scheduler) and by the encoder
 itself. A **patch** is a square of pixels, in `temporal_patch_size` frames; squares of patches are **merged** into one token.
 """
 
@@ -43,7 +43,7 @@ class MediaTokens(msgspec.Struct, frozen=True):
 class VisionConfig(msgspec.Struct, frozen=True):
     """Shape and options of a vision encoder, the same names for every architecture."""
 
-    kind: str  # the family's name: which encoder computes it
+    kind: str  # the family's name, which selects the encoder
     tokens: MediaTokens
     pixels: PixelScale
     depth: int
@@ -55,13 +55,13 @@ class VisionConfig(msgspec.Struct, frozen=True):
     patch_size: int  # pixels
     temporal_patch_size: int  # frames
     spatial_merge_size: int  # patches
-    temporal_merge_size: int  # rows of patches in time
+    temporal_merge_size: int  # temporal rows of patches
     norm_eps: float
-    text_norm_eps: float  # of norms that work as the text model's do
+    text_norm_eps: float  # of norms that are like the text model's
     rope_theta: float
-    tokens_per_second: int = 0  # positions on the time axis; 0: a video's frames have their times in the text
-    window_size: int = 0  # pixels; 0: every layer sees the whole picture
-    full_attention_layers: tuple[int, ...] = ()  # where there are windows: the layers that see the whole picture
+    tokens_per_second: int = 0  # positions on the time axis; 0: the times of a video's frames are in the text
+    window_size: int = 0  # pixels; 0: every layer attends to the whole image
+    full_attention_layers: tuple[int, ...] = ()  # with windows: the layers that attend to the whole image
     position_table_side: int = 0  # side of the square of learned positions; 0: none
     deepstack_layers: tuple[int, ...] = ()  # their outputs are added to the text model's first layers
 
@@ -87,23 +87,23 @@ class VisionConfig(msgspec.Struct, frozen=True):
 
     @property
     def frames_per_unit(self) -> int:
-        """Frames of a video that the encoder computes by themselves; of a picture it is one."""
+        """Frames of a video that the encoder computes together; an image is one frame."""
         return self.temporal_patch_size * self.temporal_merge_size
 
     @property
     def num_passes(self) -> int:
-        """Over a unit's rows: a layer's keys are whole before anything attends to them. So a pass is a layer from its attention
-        on and the next one up to its keys; the last one makes features, and another one those of two frames."""
+        """Number of passes over a unit's rows. The keys of a layer must be complete before attention, so a pass goes from the
+        attention of one layer to the keys of the next; the last pass computes features, and one more those of two frames."""
         return self.depth + 1 + (self.temporal_merge_size > 1)
 
     @property
     def merged_pixels(self) -> int:
-        """The side of what becomes a token: a picture's sides are multiples of it."""
+        """Side of the pixels of a token: an image's sides are multiples of it."""
         return self.patch_size * self.spatial_merge_size
 
     @property
     def feature_width(self) -> int:
-        """Numbers of a token's row in the encoder arena: its features, then those of each deepstack layer."""
+        """Elements of a token's row in the encoder arena: its features, then those of each deepstack layer."""
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def num_tokens_of(self, height: int, width: int) -> int:
@@ -112,7 +112,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
 
 
 def read_pixel_scale(directory: Path) -> PixelScale:
-    """Read the pixel scale from the checkpoint's processor files. CheckpointError: there are none."""
+    """Read the pixel scale from the checkpoint's processor files. Raises CheckpointError if there are none."""
     files = {name: read_file(directory / name) for name in (PROCESSOR, IMAGE_PROCESSOR) if (directory / name).is_file()}
     options = picture_options(files, directory)
     if not files:
@@ -127,8 +127,8 @@ def read_pixel_scale(directory: Path) -> PixelScale:
 
 
 def read_media_tokens(options: JsonOptions, vocab_size: int, start: str, end: str, *, takes_video: bool = True) -> MediaTokens:
-    """Under the names that transformers has; `start` and `end` are those of a picture. A model without them cannot tell media
-    from text."""
+    """Read the token ids, by transformers' names; `start` and `end` are the names for an image. A model without them cannot
+    distinguish media from text."""
     image = _token_id(options, "image_token_id", vocab_size)
     video = _token_id(options, "video_token_id", vocab_size) if takes_video else -1
     first, last = _token_id(options, start, vocab_size), _token_id(options, end, vocab_size)
@@ -145,17 +145,17 @@ def _token_id(options: JsonOptions, name: str, vocab_size: int) -> int:
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of `VisionConfig` that each family reads by itself."""
 
-    activation: str  # where the checkpoint does not say
+    activation: str  # default
     out_hidden_size: int
     temporal_patch_size: int
     text_norm_eps: float = 1e-6
-    intermediate_size: int = 0  # where the checkpoint does not say; 0: it must
+    intermediate_size: int = 0  # default; 0: it must be in the checkpoint
     temporal_merge_size: int = 1
     norm_eps: float = 1e-6
     tokens_per_second: int = 0
     window_size: int = 0
     full_attention_layers: tuple[int, ...] = ()
-    num_positions: int = 0  # learned, a square's
+    num_positions: int = 0  # learned positions of a square
     deepstack_layers: tuple[int, ...] = ()
 
 
@@ -226,5 +226,5 @@ def layer_list(options: JsonOptions, name: str, default: tuple[int, ...]) -> tup
 
 
 def _first(options: JsonOptions, *names: str) -> str:
-    """The name that the option has there; it is the same under all."""
+    """Return the first name that the option has in the file; the values under all names must be equal."""
     return next((name for name in names if options.values.get(name) is not None), names[0])

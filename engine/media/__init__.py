@@ -1,5 +1,5 @@
-"""Pictures and video: what a file is, how many tokens it takes, and its pixels.
+"""Images and video: what a file is, its number of tokens, and its pixels.
 
-`actor.py` runs as the process `media0..`, of vision models alone; read it first, then `images.py`. Pillow and PyAV are used
-here alone: what they are fed with comes from strangers.
+`actor.py` runs as the process `media0..`, for vision models only; read it first, then `images.py`. Only this folder uses Pillow
+and PyAV, because files come from strangers.
 """

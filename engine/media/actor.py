@@ -1,15 +1,15 @@
-"""The media process: looks at files that clients sent, and makes pixels of those that are to be encoded.
+"""The media process: inspects files that clients sent, and decodes the pixels of those that will be encoded.
 
-Runs as `media0..`, of vision models alone:
+Runs as `media0..`, for vision models only:
 
     api         Prepare                ->  media  ->  Prepared                 api
     scheduler   WantPixels, PixelsDone ->  media  ->  Pixels, PixelsFailed     scheduler
 
-It holds nothing that cannot be made again: files lie in the api's media slab, and pixels, which it makes when they are asked
-for, in its own slab until the scheduler releases them. Requests take turns, a file or a unit at a time, by the pixels that were
-decoded for each (`FairQueue`). The next request is the one with the fewest pixels after a turn as large as its last. So a new
-request waits only for the work in progress, and no request has a second large file decoded before the others had as much.
-Before a file is decoded it is noted in shared memory: if it ends this process twice, the next life refuses it.
+It holds nothing that cannot be recreated: files are in the api's media slab, and pixels, which it decodes on request, are in
+its own slab until the scheduler releases them. Requests take turns, a file or a unit at a time, by the pixels that were decoded
+for each (`FairQueue`). The next request is the one with the fewest pixels after a turn as large as its last. So a new request
+waits only for the work in progress, and no request has a second large file decoded before the others had as much. Before a file
+is decoded it is noted in shared memory: if it ends this process twice, the next life refuses it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from shm.death_notes import DeathNotes
 from shm.extent_slab import ExtentSlab
 from shm.slab import SlabHandle
 
-MAX_WAITING = 4096  # units that are asked for; a scheduler asks for a few
+MAX_WAITING = 4096  # waiting units; a scheduler requests a few
 MAX_CALL_BYTES = 1024  # of a WantPixels besides the item
-TURN_PIXELS = 1 << 16  # that a turn counts as besides what is decoded: reading the bytes, their hash, resizing
-MAX_CPU_S = 30.0  # of a turn, whose work was counted to take two: the last wall, which no clock of the machine moves
-MAX_SILENT_CPU_S = 20.0  # between two looks at clock and request: a picture, a packet; what takes longer ends the process
-_COPIES = 4  # of a picture's pixels in memory at once, 4 bytes each: decoded, turned, with transparency, on white
-_WORKING_BYTES = 1 << 30  # of address space besides: libraries that are loaded late, video, stacks
+TURN_PIXELS = 1 << 16  # cost of a turn in addition to decoding: reading the bytes, hashing, resizing
+MAX_CPU_S = 30.0  # limit of a turn that should take two: the last resort, independent of the clock
+MAX_SILENT_CPU_S = 20.0  # between two checks of clock and request: an image or a packet; if that takes longer, the process ends
+_COPIES = 4  # of an image's pixels in memory at once, 4 bytes each: decoded, rotated, with transparency, on white
+_WORKING_BYTES = 1 << 30  # additional address space: libraries that are loaded late, video, stacks
 
 
 Key = tuple[str, str]  # peer and call id
@@ -69,14 +69,15 @@ class MediaActor(Actor):
         self._slab = context.own_slab()
         self._files: dict[str, ExtentSlab] = {}  # media slabs by api
         self._outboxes: dict[str, BackloggedOutbox] = {}
-        self._epochs = {name: context.peer_epoch(name) for name in context.peers()}  # of the lives that this process works for
+        # of the peers' lives that this process works for
+        self._epochs = {name: context.peer_epoch(name) for name in context.peers()}
         self._waiting: dict[Key, Prepare | WantPixels] = {}
-        self._turns: FairQueue[str, Key] = FairQueue()  # of what waits, by request; costs are in pixels
-        self._wanted: Counter[bytes] = Counter()  # units that wait, by their item's first
+        self._turns: FairQueue[str, Key] = FairQueue()  # waiting work by request; costs are in pixels
+        self._wanted: Counter[bytes] = Counter()  # waiting units, by the first unit of their item
         self._held: dict[Key, SlabHandle] = {}  # pixels that were sent
-        self._is_full = False  # the next that is wanted waits for room
-        self._hands: Prepare | WantPixels | None = None  # what this turn works on
-        self._hands_cpu_s = 0.0  # of this process, when it began
+        self._is_full = False  # the next wanted unit waits for room
+        self._hands: Prepare | WantPixels | None = None  # current work of this turn
+        self._hands_cpu_s = 0.0  # CPU time of this process when the work began
         self._num_good = context.counter("media_items_total", outcome="good")
         self._num_refused = context.counter("media_items_total", outcome="refused")
         self._num_units = context.counter("media_units_total")
@@ -129,8 +130,8 @@ class MediaActor(Actor):
         self._meets(name, epoch)
 
     def _meets(self, name: str, epoch: int) -> bool:
-        """Return whether the request is for this life of both sides. Requests for another life are not awaited; a new peer may
-        be known by its first message."""
+        """Return whether the request is for the current lives of both sides. Requests for another life are not awaited; a
+        restarted peer may first be noticed by its message."""
         known = self._epochs.get(name, 0)
         if epoch > known:
             self._epochs[name] = epoch
@@ -143,7 +144,7 @@ class MediaActor(Actor):
         return epoch >= known
 
     def _add(self, key: Key, work: Prepare | WantPixels) -> None:
-        """Put work at the end of its request's line, once, however often it is asked for."""
+        """Put work at the end of its request's line, only once even if it is requested again."""
         if key in self._waiting:
             return
         self._waiting[key] = work
@@ -152,7 +153,7 @@ class MediaActor(Actor):
             self._wanted[work.item.unit_hashes[0]] += 1
 
     def _release(self, key: Key) -> None:
-        """Drop work that is not wanted any more, waiting or sent."""
+        """Drop work that is no longer wanted, waiting or sent."""
         self._end(key)
         handle = self._held.pop(key, None)
         if handle is not None:
@@ -174,7 +175,7 @@ class MediaActor(Actor):
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def do_work(self) -> int:
-        """One file, or one unit, or a turn's part of one."""
+        """Work on one file, one unit, or one turn's part of a unit."""
         num_done = 0
         key = next((key for key in self._turns if self._can_go(self._waiting[key])), None)
         if key is not None:
@@ -199,7 +200,7 @@ class MediaActor(Actor):
         return num_done + sum(outbox.flush() for outbox in self._outboxes.values())
 
     def _can_go(self, work: Prepare | WantPixels) -> bool:
-        """Return whether work can go now: pixels need room in the slab, and those of a video need it open; few may be."""
+        """Return whether work can start now: pixels need room in the slab, and a video must be open, but only a few may be."""
         if isinstance(work, Prepare):
             return True
         return not self._is_full and self._items.can_open(work.item, self._wanted)
@@ -229,19 +230,19 @@ class MediaActor(Actor):
             self._check_size(item)
             answer = Prepared(prepare.call_id, item)
             self._num_good.add(1)
-        except SharedMemoryError:  # the api that asked has let go of it: the client left, or it died
+        except SharedMemoryError:  # the api process released it: the client disconnected, or the process died
             self._num_dropped.add(1)
             return True
         except RequestError as error:
             answer = Prepared(prepare.call_id, None, error.status, error.message, error.code)
             self._num_refused.add(1)
-        self._prepare_s.observe((time.monotonic_ns() - start_ns) / 1e9)  # before anyone hears of it
+        self._prepare_s.observe((time.monotonic_ns() - start_ns) / 1e9)  # before the answer is sent
         self._outbox(prepare.api).post(answer)
         return True
 
     def _check_wanted(self) -> None:
-        """Check between two packets of a video. SharedMemoryError: the work in progress is not wanted any more. RequestError:
-        it took far more processor time than its work was counted for."""
+        """Check between two packets of a video. Raises SharedMemoryError if the work is no longer wanted, and RequestError if
+        it took far more CPU time than estimated."""
         now_ns = time.monotonic_ns()
         self.context.row.beat(now_ns)
         limit_silence(MAX_SILENT_CPU_S)
@@ -263,7 +264,7 @@ class MediaActor(Actor):
             )
 
     def _check_size(self, item: MediaItem) -> None:
-        """RequestError: the facts of a video do not fit into a record, which has them again for each unit that is wanted."""
+        """Raise RequestError if the facts of a video do not fit into a record, which repeats them for each requested unit."""
         if len(item.unit_hashes) > 1:
             num_bytes, limit = len(encode(Prepared("", item))), self.context.mailbox.max_record_bytes - MAX_CALL_BYTES
             if num_bytes > limit:
@@ -274,8 +275,8 @@ class MediaActor(Actor):
                 )
 
     def _make_pixels(self, key: Key, wanted: WantPixels) -> bool:
-        """Make the pixels of a unit. False: it needs another turn, or there is no room, so it waits until pixels are released,
-        and no other pixels go before."""
+        """Decode the pixels of a unit. Return False if it needs another turn, or if there is no room: then it waits until
+        pixels are released, and no other pixels go first."""
         start_ns = time.monotonic_ns()
         handle = self._slab.allocate(self._items.unit_bytes(wanted.item))
         if handle is None:
@@ -287,13 +288,13 @@ class MediaActor(Actor):
             self._num_units.add(1)
         else:
             self._slab.release(handle)
-        self._decode_s.observe((time.monotonic_ns() - start_ns) / 1e9)  # before anyone hears of it
+        self._decode_s.observe((time.monotonic_ns() - start_ns) / 1e9)  # before the answer is sent
         if answer is not None:
             self._outbox(key[0]).post(answer)
         return answer is not None
 
     def _answer_to(self, wanted: WantPixels, handle: SlabHandle) -> Pixels | PixelsFailed | None:
-        """Return the answer, with the unit's pixels in the slab where they can be made. None: not yet."""
+        """Return the answer, with the unit's pixels in the slab if possible. None: not yet."""
         item = wanted.item
         try:
             parts = [] if self._items.has_open(item) else self._read(item.source)
@@ -310,7 +311,7 @@ class MediaActor(Actor):
         return Pixels(wanted.call_id, self.context.name, handle)
 
     def _read(self, source: MediaSource) -> Parts:
-        """The bytes of an item. SharedMemoryError: they are not there any more."""
+        """Return the bytes of an item. Raises SharedMemoryError if they are gone."""
         slab = self._files[source.api]
         parts = [slab.read(handle) for handle in source.parts]
         self._num_bytes.add(sum(map(len, parts)))
@@ -318,7 +319,7 @@ class MediaActor(Actor):
 
     @contextmanager
     def _noted(self, name: bytes, kind: str) -> Iterator[None]:
-        """Note the file while it is decoded. RequestError: it has killed this process too often."""
+        """Note the file while it is decoded. Raises RequestError if it has killed this process too often."""
         num_deaths = self._notes.num_deaths(name)
         if num_deaths >= LIMIT_DEATHS:
             raise parse_error(kind, f"the decoder process died {num_deaths} times on this file")
@@ -337,13 +338,13 @@ class MediaActor(Actor):
 
 
 def limit_silence(seconds: float) -> None:
-    """End this process (SIGPROF) after this much processor time from now on, also in a decoder that never returns; its file is
-    noted, and refused after a second death. 0: no limit."""
+    """End this process (SIGPROF) after this much CPU time from now on, even in a decoder that never returns; its file is noted,
+    and rejected after a second death. 0: no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit further address space of this process; allocations beyond it fail with MemoryError."""
+    """Limit further address space of this process; allocations beyond that raise MemoryError."""
     with open("/proc/self/statm", "rb") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -1,6 +1,6 @@
 """Features that a client encoded itself: rows of an npy or safetensors file, never a pickle.
 
-Both formats are a few words about shape and type, and then numbers; nothing in them is run.
+Both formats have a small header with shape and type, followed by numbers; nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CODE = "invalid_features"
 
 
 def checked_grid(kind: str, grid: tuple[int, int, int] | None, vision: VisionConfig) -> tuple[int, int, int]:
-    """Return the patches in time, height and width that a client names. RequestError: it names none, or a grid that no item of
-    the kind has."""
+    """Return the patches in time, height and width given by the client. Raises RequestError if they are missing or not possible
+    for the kind."""
     merge, rows = vision.spatial_merge_size, vision.temporal_merge_size if kind == "video" else 1
     if grid is None:
         raise refuse(f"{kind}_grid_thw is missing; give [time, height, width] of the features' patches", CODE)
@@ -42,14 +42,14 @@ def checked_grid(kind: str, grid: tuple[int, int, int] | None, vision: VisionCon
 
 
 def read_features(data: bytes | bytearray, num_rows: int, width: int) -> NDArray[np.float32]:
-    """float32 [num_rows, width]. RequestError: the file is none of the two formats, or holds anything else."""
+    """Return float32 [num_rows, width]. Raises RequestError if the file has another format or content."""
     try:
         found = _read_npy(data) if data[:6] == npy.MAGIC_PREFIX else _read_safetensors(data)
     except RequestError:
         raise
     except MemoryError:
         raise refuse("the features exceed the memory limit of a file", CODE) from None
-    except Exception as error:  # whatever a parser says of a stranger's file is that file's fault
+    except Exception as error:  # any error of a parser is caused by the client's file
         raise refuse(f"the features cannot be read: {error or type(error).__name__}", CODE) from None
     if found.shape != (num_rows, width):
         raise refuse(f"the features are {list(found.shape)}, expected {[num_rows, width]} (tokens, width of the model)", CODE)
@@ -105,6 +105,6 @@ def _shaped(
     flat = np.frombuffer(data, dtype, offset=start)
     if is_bfloat16:
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(over="ignore"):  # float64 beyond float32 is infinity, which is refused
+    with np.errstate(over="ignore"):  # float64 values beyond float32 become infinity, which is rejected
         found: NDArray[np.float32] = flat.reshape(shape, order="F" if order == "F" else "C").astype(np.float32)
     return found

@@ -1,4 +1,4 @@
-"""Choice of frames of a video: pure functions, as in transformers 5.23.
+"""Chooses frames of a video: pure functions, as in transformers 5.23.
 
 `num_frames` of the video, its frames per second, and the choice -> indices in ascending order. The choice is a number of
 frames, or a rate within two limits.
@@ -16,7 +16,7 @@ Spacing = Literal["even", "whole rows", "steps"]
 
 
 class FrameChoice(msgspec.Struct, frozen=True):
-    """Wanted frames. `num_frames` wins; -1: all, up to `max_frames`."""
+    """Requested frames. `num_frames` takes precedence; -1: all, up to `max_frames`."""
 
     fps: float
     min_frames: int
@@ -25,12 +25,13 @@ class FrameChoice(msgspec.Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """Frames that it can come to."""
+        """Most frames that can be chosen."""
         return self.num_frames if self.num_frames > 0 else self.max_frames
 
 
 def choose_frames(spacing: Spacing, choice: FrameChoice, num_frames: int, fps: float, frames_per_row: int) -> list[int]:
-    """Return at least one index. `spacing`: as `MediaRules.frame_spacing`; `frames_per_row` frames are a grid row in time."""
+    """Return at least one index. `spacing`: as in `MediaRules.frame_spacing`; `frames_per_row` frames are one temporal grid
+    row."""
     if spacing == "even":
         return _evenly(num_frames, _wanted(choice, num_frames, fps))
     if spacing == "whole rows":
@@ -48,14 +49,14 @@ def _wanted(choice: FrameChoice, num_frames: int, fps: float) -> int:
 
 
 def _wanted_within(choice: FrameChoice, num_frames: int, fps: float) -> float:
-    """Return the number of Ernie4_5_VLMoeVideoProcessor, which need not be whole."""
+    """Return the number of frames as Ernie4_5_VLMoeVideoProcessor does, perhaps not an integer."""
     if choice.num_frames:
         return _wanted(choice, num_frames, fps)
     return min(max(num_frames / fps * choice.fps, choice.min_frames), choice.max_frames, num_frames)
 
 
 def _whole_rows(choice: FrameChoice, num_frames: int, fps: float, frames_per_row: int) -> int:
-    """Qwen2VLVideoProcessor: as many frames as make whole grid rows."""
+    """Return as many frames as fill whole grid rows, as Qwen2VLVideoProcessor does."""
     if choice.num_frames:
         asked = round(_wanted(choice, num_frames, fps) / frames_per_row) * frames_per_row
         return max(1, min(asked, num_frames))

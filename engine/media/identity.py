@@ -1,7 +1,7 @@
-"""Hash of an item: every byte of it, its kind, and every setting that shapes the encoder's input.
+"""Hash of an item: over all its bytes, its kind, and every setting that affects the encoder's input.
 
-Nothing that a client or a file says about itself (a uuid, an EXIF id) takes its place. The hashes go into the keys of the
-prefix cache and the encoder cache: 32 bytes of BLAKE2b, so that no second file can be made with the hash of another.
+Identifiers from a client or a file (a uuid, an EXIF id) are not trusted. The hashes are part of the keys of the prefix cache
+and the encoder cache: 32 bytes of BLAKE2b, so that no file with the hash of another one can be constructed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def item_hash(facts: tuple[object, ...], parts: Iterable[Buffer]) -> bytes:
-    """Return the hash of an item with these parts; `facts` is everything else that counts, as msgspec can write it."""
+    """Return the hash of an item with these parts; `facts` is everything else that counts, encodable by msgspec."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for part in (_encoder.encode(facts), *parts):
         digest.update(memoryview(part).nbytes.to_bytes(8, "little"))

@@ -1,8 +1,8 @@
-"""Pictures: what a file is without looking at its pixels, and its pixels as the model is to see them.
+"""Images: facts about a file without its pixels, and its pixels as model input.
 
-Bit for bit what transformers 5.23's Pillow processors make of a file: turned as its EXIF orientation says, transparency on
-white, the first frame of several, then one resize. Six formats by content; whatever a file calls itself counts for nothing.
-Sides are read and limited before memory is taken for pixels.
+Bit for bit like transformers 5.23's Pillow processors: rotated by EXIF orientation, transparency on white, the first frame of
+several, then one resize. Six formats, recognized by content, not by name. Sides are read and limited before memory is allocated
+for pixels.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _STARTS = (
     (b"MM\0+", "TIFF"),
 )
 _ORIENTATION = 0x0112
-_TURNED = range(5, 9)  # orientations that exchange the sides
+_TURNED = range(5, 9)  # orientations that swap the sides
 _MAX_CHUNKS = 100_000
-_MAX_SCANS = 100  # of a JPEG; those of progressive ones have about ten
-_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")  # with a length behind it, but for the last; not within a scan's data
+_MAX_SCANS = 100  # of a JPEG; progressive ones have about ten
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")  # followed by a length, except the last; not within a scan's data
 _START_OF_SCAN, _END = b"\xff\xda", b"\xff\xd9"
 
-Image.MAX_IMAGE_PIXELS = None  # our own limit says more, and is asked before Pillow's
-logging.getLogger("PIL").setLevel(logging.CRITICAL)  # what is wrong with a file is for its client
+Image.MAX_IMAGE_PIXELS = None  # our own limit is more specific, and is checked before Pillow's
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # errors in a file are reported to the client
 
 
 def format_of(data: bytes | bytearray) -> str:
-    """Return the format by content. RequestError: it is none of the accepted ones, or empty."""
+    """Return the format by content. Raises RequestError if it is not accepted, or the file is empty."""
     if not data:
         raise parse_error("image", "the file is empty")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -69,29 +69,30 @@ def format_of(data: bytes | bytearray) -> str:
 
 
 def sides_of(data: bytes | bytearray, max_pixels: int) -> tuple[int, int]:
-    """Height and width as the picture is to be seen, by its header. RequestError: it is too large, too long, or damaged."""
+    """Return height and width of the upright image, from its header. Raises RequestError if it is too large, too elongated or
+    damaged."""
     with decoding("image"):
         if format_of(data) == "WEBP":
-            _check_sides(*_webp_sides(data), max_pixels)  # Pillow takes the memory when it opens one
+            _check_sides(*_webp_sides(data), max_pixels)  # Pillow allocates the memory when it opens one
         image = _open(data, max_pixels)
         height, width = image.height, image.width
-        is_turned = image.format != "TIFF" and _orientation_of(image, data) in _TURNED  # Pillow turns a TIFF's sides itself
+        is_turned = image.format != "TIFF" and _orientation_of(image, data) in _TURNED  # Pillow swaps a TIFF's sides itself
         return (width, height) if is_turned else (height, width)
 
 
 def pixels_of(image: Image.Image, settings: PictureSettings) -> Pixels:
-    """uint8 [height, width, 3] of what `decoded` gives, in the size that `settings` bring it to."""
+    """Return uint8 [height, width, 3] for an image from `decoded`, in the size that `settings` require."""
     return resized(image, settings.size_of(image.height, image.width), settings.resample)
 
 
 def decoded(data: bytes | bytearray, max_pixels: int) -> Image.Image:
-    """The whole picture, as `upright` has it. RequestError as of `sides_of`, or it is damaged further behind."""
+    """Return the whole image, as `upright` does. Raises RequestError like `sides_of`, or if its data is damaged."""
     with decoding("image"):
         return upright(data, max_pixels)
 
 
 def upright(data: bytes | bytearray, max_pixels: int) -> Image.Image:
-    """Return the picture in RGB, the right way up. Raises whatever the decoder raises."""
+    """Return the image in RGB, upright. Raises whatever the decoder raises."""
     if format_of(data) == "WEBP":
         _check_sides(*_webp_sides(data), max_pixels)
     image: Image.Image = _open(data, max_pixels)
@@ -105,7 +106,7 @@ def upright(data: bytes | bytearray, max_pixels: int) -> Image.Image:
 
 
 def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Pixels:
-    """uint8 [height, width, 3] of a picture in red, green and blue."""
+    """Return uint8 [height, width, 3] of an RGB image."""
     height, width = size
     if image.size != (width, height):
         image = image.resize((width, height), resample=Image.Resampling(resample))
@@ -114,7 +115,7 @@ def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Pixels:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """libtiff tells stderr, which is the log, what is wrong with a stranger's file."""
+    """Keep libtiff's messages about a client's file away from stderr, which is the log."""
     sys.stderr.flush()
     log, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nowhere, 2)
@@ -159,8 +160,8 @@ def _check_sides(height: int, width: int, max_pixels: int) -> None:
 
 
 def check_scans(data: bytes | bytearray, kind: str) -> None:
-    """Check the number of scans of a JPEG, which may be a frame of a video. RequestError: there are too many. A decoder walks
-    all pixels once for each scan, and a scan may be a few bytes long: there can be a million."""
+    """Check the number of scans of a JPEG, which may be a frame of a video. Raises RequestError if there are too many. A
+    decoder visits all pixels for each scan, and a scan can have a few bytes: there can be a million."""
     place = num_scans = 0
     for _ in range(_MAX_CHUNKS):
         marker = _MARKER.search(data, place)
@@ -174,8 +175,8 @@ def check_scans(data: bytes | bytearray, kind: str) -> None:
 
 
 def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:
-    """Return the orientation that `ImageOps.exif_transpose` finds. A PNG may have it behind its pixels; it is decoded only
-    then."""
+    """Return the orientation that `ImageOps.exif_transpose` finds. A PNG may have it after its pixels; only then it is
+    decoded."""
     if image.format == "PNG" and not _has_late_words(data):
         exif: Any = Image.Image.getexif(image)
     else:
@@ -185,7 +186,7 @@ def _orientation_of(image: Image.Image, data: bytes | bytearray) -> int:
 
 
 def _has_late_words(data: bytes | bytearray) -> bool:
-    """Whether a PNG has chunks that may speak of its orientation behind the first with pixels."""
+    """Return whether a PNG has chunks after the first pixels that may contain its orientation."""
     position, has_pixels = 8, False
     for _ in range(_MAX_CHUNKS):
         header = data[position : position + 8]
@@ -200,7 +201,7 @@ def _has_late_words(data: bytes | bytearray) -> bool:
 
 
 def _webp_sides(data: bytes | bytearray) -> tuple[int, int]:
-    """Height and width by the first chunk's header."""
+    """Return height and width from the first chunk's header."""
     kind = bytes(data[12:16])
     if kind == b"VP8X" and len(data) >= 30:
         return 1 + int.from_bytes(data[27:30], "little"), 1 + int.from_bytes(data[24:27], "little")

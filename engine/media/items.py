@@ -1,7 +1,7 @@
-"""Facts about an item without its pixels, and the pixels of its units: from bytes to answers, without processes.
+"""Facts about an item without its pixels, and the pixels of its units. Independent of processes.
 
-A picture is one unit. A video's unit is the run of frames that the encoder computes by itself; where the last unit lacks
-frames, its last frame is repeated. Features that a client encoded are cut into units as if they had been encoded here.
+An image is one unit. A unit of a video is the frames that the encoder computes together; if the last unit lacks frames, its
+last frame is repeated. Features that a client encoded are cut into units as if they had been encoded here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 Parts = list[bytearray]
 NUM_WHOLE = 10_000
-MAX_TURN_PIXELS = 400_000_000  # of a video's work at once: others wait a second or two
-KEPT_PIXELS = 1 << 22  # of a picture that was just looked at
-MAX_OPEN_CLIPS = 4  # whose units are wanted in turns; a file and a decoder each
+MAX_TURN_PIXELS = 400_000_000  # of a video in one turn: others wait a second or two
+KEPT_PIXELS = 1 << 22  # of an image that was just inspected
+MAX_OPEN_CLIPS = 4  # open videos with wanted units; each has a file and a decoder
 
 
 class MediaItems:
-    """Items of one model. `max_rows`: of the encoder arena; `max_bytes`: of the pixel slab; `beat` is called during long work.
-    RequestError from any method: the item is wrong."""
+    """Items of one model. `max_rows`: of the encoder arena. `max_bytes`: of the pixel slab. `beat` is called during long work.
+    All methods raise RequestError if the item is wrong."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class MediaItems:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._beat = beat
-        self.num_pixels = 0  # that were decoded, of all items; a float of features counts as one
-        self._whole: dict[bytes, None] = {}  # pictures that were decoded without fault, the latest last
-        # The items used last, by the hash of the first unit: the same item, or its next unit, is asked for next.
+        self.num_pixels = 0  # decoded for all items; a float of features counts as one
+        self._whole: dict[bytes, None] = {}  # images that were decoded without error, the latest last
+        # The items used last, by the hash of the first unit: the same item, or its next unit, is usually requested next.
         self._picture: tuple[bytes, Image.Image] | None = None
-        self._clips: dict[bytes, video.Clip] = {}  # the one used last at the end
+        self._clips: dict[bytes, video.Clip] = {}  # the most recently used at the end
         self._rows: tuple[bytes, NDArray[np.float32]] | None = None
 
     def settings_of(self, source: MediaSource) -> MediaSettings:
@@ -64,10 +64,10 @@ class MediaItems:
         return self._settings.for_request(source.settings)
 
     def name_of(self, source: MediaSource, parts: Parts, settings: MediaSettings) -> bytes:
-        """The item's hash: of all that shapes its features."""
+        """Return the item's hash, over everything that affects its features."""
         facts: tuple[object, ...] = (source.kind, "features", source.grid_thw)
         if source.kind == "video":
-            facts += (settings.clip.frames.fps,)  # shapes positions, and with them the KV behind
+            facts += (settings.clip.frames.fps,)  # affects positions, and so the KV of later tokens
         if not source.is_features:
             facts = (source.kind, settings.picture if source.kind == "image" else settings.clip)
         return item_hash(facts, parts)
@@ -137,18 +137,18 @@ class MediaItems:
                 lambda: self.num_pixels < limit,
             )
         except BaseException:
-            self._close(item.unit_hashes[0])  # where it stands, and what it would go on with, nobody knows
+            self._close(item.unit_hashes[0])  # its state is unknown
             raise
 
     def has_open(self, item: MediaItem) -> bool:
-        """Whether pixels of its units can be made without its bytes."""
+        """Return whether pixels of its units can be decoded without its bytes."""
         first_hash = item.unit_hashes[0]
         return first_hash in self._clips or (self._rows is not None and self._rows[0] == first_hash)
 
     def can_open(self, item: MediaItem, wanted: Container[bytes]) -> bool:
-        """Return whether pixels of its units can be made now. Those of a video cannot while as many others are open as may be
-        with units that are `wanted`, by the first unit of an item: a video that is closed between two units has to be decoded
-        from its beginning again."""
+        """Return whether pixels of its units can be decoded now. A video cannot be opened while the maximum number of others
+        with `wanted` units (by an item's first unit) is open: a video that is closed between two units must be decoded from its
+        beginning again."""
         return item.kind != "video" or item.source.is_features or self._has_room(item.unit_hashes[0], wanted)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class MediaItems:
             self._close(first_hash)
 
     def _check_whole(self, first_hash: bytes, data: bytearray, num_pixels: int) -> None:
-        """Refuse a damaged picture before its pixels are asked for; one that was checked is not decoded again."""
+        """Reject a damaged image before its pixels are requested; a checked one is not decoded again."""
         if first_hash in self._whole:
             del self._whole[first_hash]
         else:
@@ -169,8 +169,7 @@ class MediaItems:
             del self._whole[next(iter(self._whole))]
 
     def _look_at_features(self, source: MediaSource, parts: Parts, settings: MediaSettings, name: bytes) -> MediaItem:
-        """Return the item of features. Frames of a video that the client cut are taken to be as far apart as the settings
-        say."""
+        """Return the item of features. Frames of a video that the client chose are assumed to be spaced as in the settings."""
         vision = self._vision
         grid = features.checked_grid(source.kind, source.grid_thw, vision)
         if len(parts) != 1:
@@ -178,7 +177,7 @@ class MediaItems:
         num_units = grid[0] * vision.temporal_patch_size // vision.frames_per_unit if source.kind == "video" else 1
         num_rows = num_units * vision.num_tokens_of(grid[1], grid[2])
         self.num_pixels += len(parts[0]) // 4
-        features.read_features(parts[0], num_rows, vision.feature_width)  # before as many units are named as a grid may claim
+        features.read_features(parts[0], num_rows, vision.feature_width)  # before naming as many units as a grid may claim
         fps = settings.clip.frames.fps
         times = [index / fps for index in range(grid[0] * vision.temporal_patch_size)] if source.kind == "video" else []
         return self._item(source, name, grid, times, fps)
@@ -191,7 +190,8 @@ class MediaItems:
         times: list[float] | None = None,
         fps: float = 0.0,
     ) -> MediaItem:
-        """`times`: of all frames of a video; `fps`: how many of them a second has. RequestError: its units are too large."""
+        """Return the item. `times`: of all frames of a video. `fps`: frames per second. Raises RequestError if its units are
+        too large."""
         vision, count = self._vision, self._vision.frames_per_unit
         num_tokens = vision.num_tokens_of(grid[1], grid[2])
         num_bytes = self._unit_bytes(source, grid)
@@ -222,7 +222,7 @@ class MediaItems:
         return 3 * grid[1] * grid[2] * vision.patch_size**2 * (vision.frames_per_unit if source.kind == "video" else 1)
 
     def _opened(self, first_hash: bytes, parts: Parts, settings: MediaSettings) -> video.Clip:
-        """A video, which stays open until `_has_room` makes room for another."""
+        """Return an open video; it stays open until `_has_room` closes it for another."""
         clip = self._clips.pop(first_hash, None)
         if clip is None:
             clip = video.Clip(list(parts), settings.clip.frames.fps, self._max_pixels, self._worked)
@@ -242,12 +242,12 @@ class MediaItems:
         self._clips.pop(first_hash).close()
 
     def _worked(self, num_pixels: int) -> None:
-        """Count decoded pixels of a video, and beat."""
+        """Count decoded pixels of a video, and write the heartbeat."""
         self.num_pixels += num_pixels
         self._beat()
 
     def _chosen(self, clip: video.Clip, settings: MediaSettings) -> list[int]:
-        """Indices of the frames that count. Pictures that come as frames were chosen by their sender."""
+        """Return indices of the frames to use. Images sent as frames were chosen by the client."""
         choice = settings.clip.frames
         if clip.is_pictures:
             if clip.num_frames > choice.max_frames:
@@ -259,5 +259,5 @@ class MediaItems:
         return choose_frames(spacing, choice, clip.num_frames, clip.fps, settings.clip.frames_per_row)
 
     def _padded(self, chosen: list[int]) -> list[int]:
-        """Repeat the last frame until the units are whole."""
+        """Return the frames with the last one repeated until the units are complete."""
         return chosen + [chosen[-1]] * (-len(chosen) % self._vision.frames_per_unit)

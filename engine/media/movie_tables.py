@@ -1,11 +1,11 @@
-"""Claims of an MP4 or MOV file about its content, checked before memory is reserved for it. Used by `video.py`.
+"""Checks the claims of an MP4 or MOV file about its content, before memory is allocated for it. Used by `video.py`.
 
-Its tables (ISO 14496-12) are short where samples are alike: a kilobyte can claim 50 million samples, and FFmpeg takes about 40
-bytes for each, and once more for each entry of an edit list that runs over them. So claims are counted first. Sound is not
-decoded and has a sample for each value where it is not compressed, so its tables are blanked.
+Its tables (ISO 14496-12) are compressed: a kilobyte can claim 50 million samples, and FFmpeg takes about 40 bytes for each, and
+again for each entry of an edit list that covers them. So claims are counted first. Sound is not decoded, and uncompressed sound
+has a sample for each value, so its tables are blanked.
 
-FFmpeg reads a table wherever it is among the boxes, so tables are looked for everywhere except in the samples. Numbers in
-tables do not look like names: names begin with a letter, and no file is so large that its offsets would.
+FFmpeg reads tables at any place among the boxes, so tables are searched everywhere except in the samples. Numbers in tables do
+not look like names: names begin with a letter, and no file is large enough for such offsets.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 
 from engine.media.refusal import refuse
 
-MAX_BOXES = 300_000  # of a level: a fragment has two, and a frame at least
-MAX_ENTRIES_PER_FRAME = 4  # claims of all tables, of the frames that a file may have: there are several tables, and tracks
+MAX_BOXES = 300_000  # per level: a fragment has two, and at least one frame
+MAX_ENTRIES_PER_FRAME = 4  # claims of all tables per allowed frame: there are several tables and tracks
 _COUNTED = re.compile(rb"stsz|stz2|ctts|elst|trun|sbgp|cmov")
 _U32 = struct.Struct(">I")
 
 
 def checked_movie(data: bytes, max_frames: int) -> bytes:
-    """Return the file without its sound. RequestError: its tables claim more than `max_frames` may need."""
+    """Return the file without its sound. Raises RequestError if its tables claim more than `max_frames` may need."""
     movie = _without_sound(data)
     others = _without_samples(movie)
     limit = MAX_ENTRIES_PER_FRAME * max_frames
     num_entries = num_edits = 0
     for found in _COUNTED.finditer(others):
-        start = found.end() + 4  # behind version and flags
+        start = found.end() + 4  # after version and flags
         match found.group():
             case b"stsz" | b"stz2":
                 num_entries += _number(others, start + 4)
@@ -99,7 +99,7 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]
 
 
 def _is_sound(data: bytes, start: int, end: int) -> bool:
-    """Whether a track has a handler, and each one says that it is for sound."""
+    """Return whether a track has handlers, all of them for sound."""
     handlers = {
         data[begin + 8 : begin + 12]
         for name, first, stop in _boxes(data, start, end)
@@ -115,8 +115,8 @@ def _number(data: bytes, place: int) -> int:
 
 
 def _sum_of_counts(data: bytes, place: int, limit: int) -> int:
-    """Return the sum of the counts in entries of (count, number) behind their number, or that number where it is larger: an
-    entry takes time whatever it counts. More than `limit` entries are not summed."""
+    """Return the sum of the counts in a table's entries of (count, number), or the number of entries if that is larger, because
+    each entry takes time. Stops beyond `limit` entries."""
     room = max(0, len(data) - place - 4) // 8
     num_entries = min(_number(data, place), room)
     if not 0 < num_entries <= limit:

@@ -1,4 +1,4 @@
-"""Error about a file, answered to its client, raised wherever it is found."""
+"""Errors about a file, sent to its client."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from contextlib import contextmanager
 
 from engine.errors import RequestError, SharedMemoryError
 
-LIMIT_DEATHS = 2  # of the media process, before the file that it had in hands is refused
-
-_NAMES = {"image": "picture", "video": "video"}
+LIMIT_DEATHS = 2  # deaths of the media process before the file that it was decoding is rejected
 
 
 def refuse(message: str, code: str) -> RequestError:
@@ -18,8 +16,8 @@ def refuse(message: str, code: str) -> RequestError:
 
 
 def parse_error(kind: str, cause: str) -> RequestError:
-    """The file is none, or is damaged. OpenAI has a name for pictures alone."""
-    return refuse(f"the {_NAMES[kind]} cannot be decoded: {cause}", "image_parse_error" if kind == "image" else "invalid_video")
+    """Return the error for a file that is invalid or damaged. OpenAI has a code only for images."""
+    return refuse(f"the {kind} cannot be decoded: {cause}", "image_parse_error" if kind == "image" else "invalid_video")
 
 
 @contextmanager
@@ -29,10 +27,10 @@ def decoding(kind: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (RequestError, SharedMemoryError):  # the latter: nobody waits for it any more
+    except (RequestError, SharedMemoryError):  # the latter: the work is no longer wanted
         raise
     except MemoryError:
         code = "image_too_large" if kind == "image" else "invalid_video"
-        raise refuse(f"the {_NAMES[kind]} exceeds the memory limit of a file; make it smaller", code) from None
+        raise refuse(f"the {kind} exceeds the memory limit of a file; make it smaller", code) from None
     except Exception as error:
         raise parse_error(kind, str(error) or type(error).__name__) from None

@@ -1,10 +1,10 @@
-"""Settings by which pictures and video become patches: from the checkpoint's processor files, the server's options, and the
+"""Settings for turning images and video into patches: from the checkpoint's processor files, the server's options, and the
 request.
 
 Pure. Read by the launcher (the largest unit) and by the media processes. A new checkpoint has one file with a part for each
-processor, an older one a file for each, or one for pictures that holds for video too; sizes are in `size`, or in `min_pixels`
-and `max_pixels`. Missing values are those of transformers 5.23. The server's options may ask for anything, a request for less
-than the server allows.
+processor; an older one has a file for each, or one for images that also applies to video. Sizes are in `size`, or in
+`min_pixels` and `max_pixels`. Missing values are those of transformers 5.23. The server's options may set anything, a request
+only less than the server allows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MOST = 1 << 40
 _PIXEL_KEYS = ("min_pixels", "max_pixels", "size")
 _FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
 _KEYS = (*_PIXEL_KEYS, *_FRAME_KEYS)
-_GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for one kind alone
+_GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for a single kind
 
 
 class PictureSettings(msgspec.Struct, frozen=True):
-    """Settings of a picture, without defaults: everything that shapes pixels is here, and so in their hash."""
+    """Settings of an image, without defaults: everything that affects pixels is here, and so in the hash."""
 
-    kind: str  # the name of the family, whose rules hold (`media_rules`)
+    kind: str  # name of the family, which determines the rules (`media_rules`)
     factor: int  # sides become multiples of it
     min_pixels: int
     max_pixels: int
@@ -46,7 +46,7 @@ class PictureSettings(msgspec.Struct, frozen=True):
     is_resizing: bool
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that a picture is brought to."""
+        """Return the height and width to which an image is resized."""
         rule = widened_size if media_rules(self.kind).widens_pictures else usual_size
         return self._sized(rule, height, width, self.max_pixels, 1)
 
@@ -67,7 +67,7 @@ class ClipSettings(PictureSettings, frozen=True):
     frames: FrameChoice
     frames_per_row: int
     max_video_tokens: int  # 0: unlimited
-    font: str  # with which each frame has its time drawn on it; empty: it has not
+    font: str  # for drawing the time on each frame; empty: it is not drawn
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """Return the height and width that each of `num_frames` frames is resized to."""
@@ -84,14 +84,15 @@ class ClipSettings(PictureSettings, frozen=True):
 
 
 class MediaSettings(msgspec.Struct, frozen=True):
-    """Settings of pictures and video."""
+    """Settings of images and video."""
 
     picture: PictureSettings
     clip: ClipSettings
 
     @staticmethod
     def of(record: ModelRecord, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
-        """Read the settings of a vision model and the server's options. CheckpointError, OptionError: one of them is wrong."""
+        """Read the settings of a vision model and the server's options. Raises CheckpointError or OptionError if one of them is
+        wrong."""
         vision = record.config.vision
         assert vision is not None
         directory = Path(record.path)
@@ -106,14 +107,15 @@ class MediaSettings(msgspec.Struct, frozen=True):
             raise OptionError(f"--mm-processor-kwargs, --media-io-kwargs: {error.message}") from None
 
     def for_request(self, settings: bytes) -> MediaSettings:
-        """Return the settings with a request's own (see MediaSource). RequestError: it asks for more than the server allows."""
+        """Return the settings with a request's own (see MediaSource). Raises RequestError if it asks for more than the server
+        allows."""
         if not settings:
             return self
         given = json.loads(settings)
         changed = self.changed(given.get("mm_processor_kwargs") or {}, given.get("media_io_kwargs") or {})
         asked, allowed = changed.clip.frames, self.clip.frames
         for name, value, limit in (
-            ("max_pixels of pictures", changed.picture.max_pixels, self.picture.max_pixels),
+            ("max_pixels of images", changed.picture.max_pixels, self.picture.max_pixels),
             ("max_pixels of video", changed.clip.max_pixels, self.clip.max_pixels),
             ("fps", asked.fps, allowed.fps),
             ("min_frames", asked.min_frames, allowed.min_frames),
@@ -128,7 +130,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
         return MediaSettings(changed.picture, msgspec.structs.replace(changed.clip, frames=fewer))
 
     def changed(self, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]) -> MediaSettings:
-        """Return the settings with other values. RequestError: there is no such setting, or it cannot have that value."""
+        """Return the settings with other values. Raises RequestError for an unknown setting or a wrong value."""
         given = {"image": dict(processor_kwargs), "video": dict(processor_kwargs)}
         for kind in given:
             for name, values in ((f"{kind}s_kwargs", processor_kwargs), (kind, io_kwargs)):
@@ -143,7 +145,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
 
     @property
     def max_frame_pixels(self) -> int:
-        """Most pixels of a picture or frame. A limit that frames share counts two of them, at least."""
+        """Most pixels of an image or frame. A limit shared by frames counts at least two of them."""
         least_frames = 2 if media_rules(self.clip.kind).shares_clip_pixels else 1
         return max(self.picture.max_pixels, self.clip.max_pixels // least_frames, self.picture.factor**2)
 
@@ -188,7 +190,7 @@ def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, in
 
 
 def _pixels(given: Mapping[str, Any]) -> dict[str, int]:
-    """Limits among some settings; the older names win, as they do in transformers."""
+    """Return the pixel limits among some settings; the older names take precedence, as in transformers."""
     size = _object("size", given.get("size"))
     found: dict[str, int] = {}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):

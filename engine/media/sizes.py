@@ -1,8 +1,8 @@
-"""Sizes of pictures and frames before they are cut into patches: pure functions.
+"""Sizes of images and frames before they are cut into patches: pure functions.
 
-Every architecture rounds both sides to whole merged patches and keeps the number of pixels within two limits, each with rules
-of its own for very small ones; in video qwen3_vl counts the pixels of all frames together. As in transformers 5.23; each
-function names its processor.
+Every architecture rounds both sides to whole merged patches and keeps the number of pixels within two limits, with different
+rules for very small ones; for video, qwen3_vl counts the pixels of all frames together. As in transformers 5.23; each function
+names its processor.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable
 
 MAX_RATIO = 200  # of the longer to the shorter side
 
-# height, width, factor (sides become multiples of it), least and most pixels, number of frames -> height, width
+# height, width, factor (sides become multiples of it), minimum and maximum pixels, number of frames -> height, width
 Rule = Callable[[int, int, int, int, int, int], tuple[int, int]]
 
 
 def is_too_long(height: int, width: int) -> bool:
-    """Whether no architecture takes a picture of such sides."""
+    """Return whether an image is too elongated for every architecture."""
     return max(height, width) > MAX_RATIO * min(height, width)
 
 
 def usual_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
-    """Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Ernie4_5_VLMoeImageProcessor: pixels of each frame by itself."""
+    """Return the size by Qwen2VLImageProcessor, Qwen2VLVideoProcessor and Ernie4_5_VLMoeImageProcessor: pixels per frame."""
     return _fitted(height, width, factor, min_pixels, max_pixels, 1, 1)
 
 
 def widened_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
-    """PaddleOCRVLImageProcessor: a side that is shorter than `factor` is made that long first."""
+    """Return the size by PaddleOCRVLImageProcessor: a side shorter than `factor` is extended to it first."""
     if height < factor:
         height, width = factor, round(width * factor / height)
     if width < factor:

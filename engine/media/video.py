@@ -1,14 +1,14 @@
-"""Video: the number of frames of a file, and some of them, without ever holding more than a unit's.
+"""Video: the number of frames of a file, and chosen frames, with at most the frames of a unit in memory.
 
-A file has one of four containers (told by content; others may refer to further files) and eight codecs, or pictures, one for
-each frame. Packets are counted, whatever the container says about its frames. Frames are decoded from the first on; a later one
-goes on where the last ended, an earlier one begins anew. Where a file has fewer frames than packets the last frame stands for
-the rest. Frames are turned by quarters as the container says: a phone films upright with a sensor that lies on its side, and
-torchcodec (0.11 and later), with which transformers 5.23 reads video, turns them.
+A video is a file with one of four containers (recognized by content; others may refer to further files) and eight codecs, or
+one image per frame. Packets are counted, regardless of the container's number of frames. Frames are decoded from the first on;
+a later one continues from the last, an earlier one starts again. If a file has fewer frames than packets, the last frame is
+used for the rest. Frames are rotated by quarters as the container says, because phones film upright with a horizontal sensor;
+torchcodec (0.11 and later), with which transformers 5.23 reads video, rotates them too.
 
-Work is counted in pixels, by the packet as it is decoded: those of a frame with the decoder's present sides, whether the packet
-shows it or not, and `BYTE_PIXELS` for each of its bytes. The work of a file depends on the file alone; between two packets the
-caller may stop for others.
+Work is counted in pixels, per decoded packet: the pixels of a frame in the decoder's current size, whether it is shown or not,
+and `BYTE_PIXELS` for each byte. The work of a file depends only on the file; between two packets the caller may switch to other
+work.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from engine.media.sizes import MAX_RATIO, is_too_long
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_READ_RATIO = 2  # bytes of all frames, of the file's: an index may name the same bytes again and again
-MAX_PACKET_BYTES = 16 << 20  # of a frame, which is decoded in one piece: two seconds at most
-MAX_FRAMES = 300_000  # of a file: more than two hours
-MAX_PACKETS = 4 * MAX_FRAMES  # of all streams, of which one is decoded
-MAX_FILE_PIXELS = 30_000_000_000  # of work up to the last frame that is chosen, which takes minutes of turns
-MAX_FIRST_PIXELS = 400_000_000  # up to the first frame, for which nobody else has a turn: two seconds
-MAX_PROBED_BYTES = 1 << 17  # that FFmpeg keeps of packets when it opens a file, with 150 bytes for each one, be it of one
-MAX_PROBED_PIXELS = 4096 * 2304  # of a frame of which it decodes some 20 then: half a second. Of larger ones none
-MAX_OBUS = 1024  # of a packet of AV1, which is decoded in one piece: a picture has one, and one for each of its tiles
+MAX_READ_RATIO = 2  # bytes of all frames relative to the file's: an index may name the same bytes repeatedly
+MAX_PACKET_BYTES = 16 << 20  # of a frame, which is decoded in one piece: at most two seconds
+MAX_FRAMES = 300_000  # per file: more than two hours
+MAX_PACKETS = 4 * MAX_FRAMES  # of all streams; only one is decoded
+MAX_FILE_PIXELS = 30_000_000_000  # of work up to the last chosen frame: minutes of turns
+MAX_FIRST_PIXELS = 400_000_000  # up to the first frame, while no other request has a turn: two seconds
+MAX_PROBED_BYTES = 1 << 17  # packets that FFmpeg keeps when it opens a file, with 150 bytes each, even for packets of one byte
+MAX_PROBED_PIXELS = 4096 * 2304  # of a frame, about 20 of which it decodes then: half a second. No larger ones are decoded
+MAX_OBUS = 1024  # per packet of AV1, which is decoded in one piece: an image has one, and one for each of its tiles
 MAX_PACKET_PICTURES = 64  # most of them hidden
-BYTE_PIXELS = 32  # dense H.264, HEVC, VP9: 6 to 9 MB a second and core; frames that compress well: 100 to 500 million pixels
+BYTE_PIXELS = 32  # dense H.264, HEVC, VP9: 6 to 9 MB per second and core; well-compressed frames: 100 to 500 million pixels
 _CODECS = {
     "h264": "H.264",
     "hevc": "HEVC",
@@ -52,37 +52,38 @@ _CODECS = {
     "mjpeg": "Motion JPEG",
     "gif": "GIF",
 }
-_DECODERS = (*_CODECS, "libvpx", "libvpx-vp9", "libdav1d")  # FFmpeg's for them
+_DECODERS = (*_CODECS, "libvpx", "libvpx-vp9", "libdav1d")  # FFmpeg's names for them
 _CONTAINERS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
 _FFMPEG_OPTIONS = {
-    "codec_whitelist": ",".join(_DECODERS),  # of all streams, which it looks into when it opens a file
+    "codec_whitelist": ",".join(_DECODERS),  # for all streams, which FFmpeg probes when it opens a file
     "format_whitelist": ",".join(_CONTAINERS),
     "protocol_whitelist": "",
     "probesize": str(MAX_PROBED_BYTES),
 }
-_MATROSKA_OPTIONS = {"fflags": "+ignidx"}  # its index, which FFmpeg sorts as it comes, is of no use to who reads all
+_MATROSKA_OPTIONS = {"fflags": "+ignidx"}  # its index, which FFmpeg sorts, is useless when everything is read
 _TURNS = (None, Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)  # counterclockwise
 _END = object()
 _UNKNOWN_FPS = 24.0
-_TEXT_SIZE = 0.1  # of a frame's shorter side; of the text, what surrounds it in white
+_TEXT_SIZE = 0.1  # relative to a frame's shorter side; white border relative to the text
 
 
 class Clip:
-    """A video that is open: its frames as they come, before they are chosen. RequestError: it is none, or too large."""
+    """An open video: its frames in order, before they are chosen. Methods raise RequestError if it is invalid or too large."""
 
     def __init__(self, parts: list[bytes | bytearray], fps: float, max_pixels: int, worked: Callable[[int], None]) -> None:
-        """`fps`: of pictures that come as frames. `worked` is called for each frame with its pixels, and now and then."""
+        """`fps`: of images that are sent as frames. `worked` is called for each frame with its pixels, and now and then."""
         self._worked = worked
-        self._parts = [bytes(part) for part in parts]  # which BytesIO need not copy
+        self._parts = [bytes(part) for part in parts]  # BytesIO need not copy bytes
         self._max_pixels = max_pixels
         self._container: Any = None
-        self._frames: Iterator[Any] = iter(())  # FFmpeg's; None: a packet that shows none
+        self._frames: Iterator[Any] = iter(())  # FFmpeg's frames; None: a packet that shows none
         self._position = -1  # of `_last`
         self._num_pixels = 0  # of work since the beginning
-        self._packet_ends = array("q")  # bytes of a file's packets up to each one's end
+        self._packet_ends = array("q")  # end of each packet of a file, in bytes
         self._last: Any = None
-        self._making: tuple[int, Iterator[NDArray[np.uint8] | None]] | None = None  # a unit's index, and what makes it
-        self._made: tuple[int, NDArray[np.uint8]] | None = None  # one that nobody took yet
+        # index of a unit, and its decoding in progress
+        self._making: tuple[int, Iterator[NDArray[np.uint8] | None]] | None = None
+        self._made: tuple[int, NDArray[np.uint8]] | None = None  # a decoded unit that was not taken yet
         self.is_pictures = len(parts) > 1
         if self.is_pictures:
             self.num_frames, self.fps = len(parts), fps
@@ -114,7 +115,7 @@ class Clip:
             yield
 
     def reached(self, index: int) -> Image.Image:
-        """The frame, once `reach` has come to its end."""
+        """Return the frame, once `reach` is complete."""
         if self.is_pictures:
             with decoding("video"):
                 image = upright(self._parts[index], self._max_pixels)
@@ -128,9 +129,8 @@ class Clip:
     def unit(
         self, index: int, make: Callable[[], Iterator[NDArray[np.uint8] | None]], goes_on: Callable[[], bool]
     ) -> NDArray[np.uint8] | None:
-        """Return a unit's pixels, made by `pixels_of`. None: there is to be a pause, and calling again goes on, with the unit
-        that was begun, for this caller or another: two callers that wait for frames behind each other would else begin anew in
-        turns."""
+        """Return a unit's pixels, from `pixels_of`. None: time for a pause; the next call continues with the unit in progress,
+        whichever one it asks for: two callers that want different frames would otherwise restart in turn."""
         while self._made is None or self._made[0] != index:
             if self._making is None:
                 self._making = index, make()
@@ -143,8 +143,8 @@ class Clip:
         return made
 
     def check_work(self, chosen: list[int]) -> None:
-        """Check the work of decoding the chosen frames. RequestError: it takes too long, if the file has the sides that it
-        claims."""
+        """Check the work of decoding the chosen frames. Raises RequestError if it takes too long, assuming the sides that the
+        file claims."""
         if not self.is_pictures:
             self._check_pixels((chosen[-1] + 1) * self.height * self.width + BYTE_PIXELS * self._packet_ends[chosen[-1]])
 
@@ -201,13 +201,13 @@ class Clip:
         self.fps = float(stream.average_rate or 0) or _UNKNOWN_FPS
         if not math.isfinite(self.fps) or self.fps <= 0:
             self.fps = _UNKNOWN_FPS
-        if stream.height and stream.width:  # else they are known with the first frame
+        if stream.height and stream.width:  # otherwise known with the first frame
             self._check(stream.height, stream.width)
         first = self.frame(0)
         self.height, self.width = first.height, first.width
 
     def _open(self) -> Any:
-        import av  # much to load, which a start without video does not pay for
+        import av  # slow to import, only needed for video
         from av.stream import Discard
 
         self.close()
@@ -274,8 +274,8 @@ class Clip:
 
 
 def pictures_in(codec: str, packet: Any) -> int:
-    """Return how many pictures a packet brings, hidden ones too: those of a superframe of VP9 (its bitstream, Annex B), of a
-    temporal unit of AV1 (5.3); one for others. RequestError: too many."""
+    """Return how many images a packet contains, including hidden ones: those of a superframe of VP9 (its bitstream, Annex B),
+    of a temporal unit of AV1 (5.3); one for others. Raises RequestError if there are too many."""
     if codec in ("vp9", "libvpx-vp9"):
         marker = memoryview(packet)[-1]
         return (marker & 7) + 1 if marker & 0xE0 == 0xC0 else 1
@@ -304,7 +304,7 @@ def pictures_in(codec: str, packet: Any) -> int:
 
 
 def _shown(frame: Any) -> Image.Image:
-    """A frame of FFmpeg's in red, green and blue, turned as the container says."""
+    """Return FFmpeg's frame in RGB, rotated as the container says."""
     image = Image.fromarray(frame.to_ndarray(format="rgb24"))
     num_quarters = math.floor(abs(frame.rotation) / 90 + 0.5)
     turn = _TURNS[(num_quarters if frame.rotation > 0 else -num_quarters) % 4]
@@ -314,12 +314,12 @@ def _shown(frame: Any) -> Image.Image:
 def pixels_of(
     clip: Clip, chosen: list[int], size: tuple[int, int], settings: ClipSettings, font: bytes
 ) -> Iterator[NDArray[np.uint8] | None]:
-    """Yield None after each packet, and at last the frames `chosen`, in ascending order, as uint8 [frames, height, width,
+    """Yield None after each packet, and finally the frames `chosen`, in ascending order, as uint8 [frames, height, width,
     3]."""
     made: list[NDArray[np.uint8]] = []
     for place, index in enumerate(chosen):
         if place and index == chosen[place - 1]:
-            made.append(made[-1])  # an odd one, repeated
+            made.append(made[-1])  # an odd number: the last one is repeated
             continue
         yield from clip.reach(index)
         frame = clip.reached(index)
@@ -349,12 +349,12 @@ def _stamped(frame: Image.Image, seconds: float, font: bytes) -> Image.Image:
 
 
 def _refuse_to_open(*wanted: object) -> None:
-    """A file names another, on the network or here."""
+    """Refuse to open another file that a video refers to, on the network or here."""
     raise PermissionError("it refers to another file")
 
 
 def _container_of(data: bytes | bytearray) -> str:
-    """FFmpeg's name of a container."""
+    """Return FFmpeg's name of a container."""
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
     if data[:4] == b"\x1a\x45\xdf\xa3":

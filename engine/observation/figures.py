@@ -29,14 +29,14 @@ LATENCIES = {
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Times in seconds; None where nothing was observed."""
+    """Times in seconds; None if nothing was observed."""
 
     count: int
     mean: float | None
     p50: float | None
     p90: float | None
     p99: float | None
-    is_recent: bool  # of the window; else since the start
+    is_recent: bool  # of the window; otherwise since the start
 
 
 class StepPart(msgspec.Struct, frozen=True):
@@ -47,42 +47,42 @@ class StepPart(msgspec.Struct, frozen=True):
 class DraftFigures(msgspec.Struct, frozen=True):
     """Outcome of draft tokens, in the window or since the start."""
 
-    methods: dict[str, float | None]  # share of each method's drafts that stood, of those that made some
-    accepted: list[float]  # by position: share of rows with a draft there whose draft stood
-    tokens_per_row: float  # of rows that went on with an answer
-    num_resting: int  # of these rows in the last step, those without drafts
-    draft_share: float | None  # of the time of steps, in which drafts were made
+    methods: dict[str, float | None]  # share of accepted drafts by method, for methods that made some
+    accepted: list[float]  # by position: share of accepted drafts among rows with a draft there
+    tokens_per_row: float  # for rows that continue an answer
+    num_resting: int  # number of these rows in the last step without drafts
+    draft_share: float | None  # share of step time spent making drafts
 
 
 class DeviceFigures(msgspec.Struct, frozen=True):
     """Capabilities of the ranks' devices."""
 
     has_graphs: bool
-    keeps_cache: bool  # beyond the rank's life
-    dtypes: list[str]  # in which it multiplies
-    num_uncaptured: int  # sizes of steps whose capture failed, of all ranks
-    num_fallbacks: int  # fused ops that were found to be wrong there
+    keeps_cache: bool  # the KV cache survives the rank
+    dtypes: list[str]  # types that it multiplies in
+    num_uncaptured: int  # step sizes that could not be captured, over all ranks
+    num_fallbacks: int  # fused ops that gave wrong results
     memory_bytes: int  # of all ranks' tensors
-    captured_share: float | None  # of all steps; None: nobody captures
+    captured_share: float | None  # of all steps; None: no rank captures
     copies_per_step: float | None  # both ways
-    wait_share: float | None  # of steps' time, for the device's results
+    wait_share: float | None  # of step time, waiting for results of the device
 
 
 class Figures(msgspec.Struct, frozen=True):
     """Figures for people and scripts, from up to three snapshots (see `figures`). Rates are per second, shares 0 to 1; None
-    where there are no data.
+    without data.
 
-    A step's parts add up to its way from the decision to the handled result. Two steps are on that way at a time, so the wait
-    of one for the other is in `dispatch`, and the sum is above the time between two results.
+    The parts of a step add up to the time from its decision to its handled result. Two steps overlap, so the wait of one for
+    the other is included in `dispatch`, and the sum is greater than the time between two results.
     """
 
-    interval_s: float  # of the rates; 0: there was one snapshot only
+    interval_s: float  # of the rates; 0: there was only one snapshot
     window_s: float  # of the recent distributions
-    engine_state: str  # of several replicas that differ, all of them: "normal, loading"
-    weight_version: str  # likewise
+    engine_state: str  # if replicas differ, all of them: "normal, loading"
+    weight_version: str  # the same
     num_running: int
     num_waiting: int
-    num_open: int  # samples that the api process holds
+    num_open: int  # sequences held by the api process
     num_kv_blocks: int
     num_used_kv_blocks: int
     num_cached_kv_blocks: int
@@ -92,22 +92,22 @@ class Figures(msgspec.Struct, frozen=True):
     num_resubmissions: int
     prompt_tokens_per_s: float | None
     generation_tokens_per_s: float | None
-    computed_tokens_per_s: float | None  # by the ranks: prefill, decode, and what is computed again
-    requests_per_s: float | None  # finished samples
+    computed_tokens_per_s: float | None  # by the ranks: prefill, decode and recomputation
+    requests_per_s: float | None  # finished sequences
     steps_per_s: float | None
     step_mean_s: float | None
     step: dict[str, StepPart]
-    rank_idle_share: float | None  # of the time in which requests ran, over all ranks
+    rank_idle_share: float | None  # of the time in which requests were running, over all ranks
     worker_idle_share: dict[str, float | None]  # the same of each worker
-    replica: dict[str, str]  # of each actor of one, where there are several: "1", or with its tensor rank "1.0"
-    routed: dict[str, int]  # samples by what chose their replica
-    rank_groups: list[RankGroupFigures]  # none where each rank computes alone
+    replica: dict[str, str]  # replica of each actor, if there are several: "1", or with its tensor rank "1.0"
+    routed: dict[str, int]  # sequences by the reason for their replica
+    rank_groups: list[RankGroupFigures]  # none if each rank computes alone
     experts: ExpertFigures | None  # None: ranks share none
-    device: DeviceFigures | None  # what all ranks' devices can; None: no rank has one yet
-    media: MediaFigures | None  # None: nothing was encoded yet
+    device: DeviceFigures | None  # common capabilities of all ranks' devices; None: no rank has reported any
+    media: MediaFigures | None  # None: nothing was encoded
     drafts: DraftFigures | None  # None: none were verified
     latency: dict[str, Distribution]
-    cpu_share: dict[str, float | None]  # by actor; 1 is one processor
+    cpu_share: dict[str, float | None]  # by actor; 1 is one core
     ring_records_per_s: dict[str, float | None]  # by "sender>receiver"
 
 
@@ -129,7 +129,7 @@ def _device(now: Snapshot, window: Snapshot | None) -> DeviceFigures | None:
 
 
 def _captured_share(now: Snapshot) -> float | None:
-    """Return the share of captured steps since the start, where any size was captured."""
+    """Return the share of captured steps since the start, if any size was captured."""
     if not now.total("captured_step_sizes"):
         return None
     found = (now.histogram(f"{kind}_step_rows") for kind in ("captured", "eager"))
@@ -138,7 +138,7 @@ def _captured_share(now: Snapshot) -> float | None:
 
 
 def figures(now: Snapshot, tick: Snapshot | None = None, window: Snapshot | None = None) -> Figures:
-    """Rates since `tick`, distributions since `window`; without them no rates, and distributions since the start."""
+    """Return rates since `tick` and distributions since `window`; without them no rates, and distributions since the start."""
     interval_s = (now.taken_ns - tick.taken_ns) / 1e9 if tick else 0.0
 
     def rate(name: str) -> float | None:
@@ -199,7 +199,7 @@ class History:
         self._snapshots: deque[Snapshot] = deque()
 
     def add(self, now: Snapshot) -> Figures:
-        """Take a snapshot and say what it comes to beside those before it."""
+        """Add a snapshot and return the figures from it and those before it."""
         while self._snapshots and now.taken_ns - self._snapshots[0].taken_ns > self._window_ns:
             self._snapshots.popleft()
         tick = self._snapshots[-1] if self._snapshots else None
@@ -212,7 +212,7 @@ class History:
 
 
 def report(run: dict[str, Any], now: Snapshot, derived: Figures) -> dict[str, Any]:
-    """The document of `tokamak top --json`: what was read, row by row, and what it comes to."""
+    """Return the document of `tokamak top --json`: all metrics and the derived figures."""
     return {"run": run, "derived": msgspec.to_builtins(derived), **msgspec.to_builtins(now)}
 
 
@@ -227,14 +227,14 @@ def _replicas(names: list[str]) -> dict[str, str]:
 
 
 def _rate(now: float, before: float, seconds: float) -> float | None:
-    """Per second; a counter that went back (its writer's memory was made anew) counts from 0."""
+    """Return a rate per second. A counter that decreased (its memory was recreated) counts from 0."""
     if seconds <= 0:
         return None
     return (now - before if now >= before else now) / seconds
 
 
 def _distribution(name: str, now: Snapshot, window: Snapshot | None) -> Distribution:
-    """Return the distribution in the window, or since the start where the window saw nothing."""
+    """Return the distribution in the window, or since the start if nothing was observed in the window."""
     whole = now.histogram(name)
     if whole is None:
         return Distribution(0, None, None, None, None, False)
@@ -279,7 +279,7 @@ def _draft_figures(now: Snapshot, window: Snapshot | None) -> DraftFigures | Non
 
 
 def _share(part: str, whole: str, now: Snapshot, window: Snapshot | None) -> float | None:
-    """One counter's growth as a share of another's, in the window or since the start."""
+    """Return one counter's growth as a share of another's, in the window or since the start."""
     for earlier in (window, None):
         num_whole = now.total(whole) - (earlier.total(whole) if earlier else 0)
         if num_whole > 0:
@@ -288,7 +288,7 @@ def _share(part: str, whole: str, now: Snapshot, window: Snapshot | None) -> flo
 
 
 def _idle_share(now: Snapshot, window: Snapshot | None, **labels: str) -> float | None:
-    """Idle time between steps as a share of it and the steps, in the window or, where it saw no step, since the start."""
+    """Return idle time between steps as a share of idle and step time, in the window or, if it saw no step, since the start."""
     for earlier in (window, None):
         idle_s, busy_s = (
             now.total(name, **labels) - (earlier.total(name, **labels) if earlier else 0)

@@ -1,4 +1,4 @@
-"""Figures about pictures and video. Pure; used by `figures.py`."""
+"""Figures about images and video. Pure; used by `figures.py`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from engine.observation.snapshot import Snapshot
 
 
 class MediaFigures(msgspec.Struct, frozen=True):
-    """Since the start. Seconds are sums; of all ranks where several encode."""
+    """Totals since the start. Seconds are sums, over all ranks that encode."""
 
     num_calls: int
-    num_units: int  # in them: pictures, and parts of videos
+    num_units: int  # images and parts of videos
     hit_share: float | None  # of units looked up in the encoder cache
     num_evictions: int
-    fetch_s: float  # of links
-    prepare_s: float  # of files that were looked at
-    decode_s: float  # of pixels
+    fetch_s: float  # fetching links
+    prepare_s: float  # inspecting files
+    decode_s: float  # decoding pixels
     encode_s: float
 
 
 def media_figures(now: Snapshot) -> MediaFigures | None:
-    """None: there was none yet."""
+    """Return the figures; None: nothing was encoded or inspected."""
     if not any(row.name == "encoder_calls_total" and row.value for row in now.rows):
         return None
     num_queries = now.total("mm_cache_queries_total")

@@ -1,7 +1,7 @@
 """Takes snapshots of an engine from outside: its counters, its rings, its adapters, and its processes in /proc.
 
-Used by `tokamak top` and the dashboard. Everything is mapped read-only and no process is asked, so it works on an engine that
-runs, hangs or is dead. Mappings stay readable when the run is cleared away.
+Used by `tokamak top` and the dashboard. Everything is mapped read-only without involving the processes, so it works on an
+engine that runs, hangs or is dead. Mappings stay readable after the run is removed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Observer:
-    """A look at one run. Raises SharedMemoryError where its counters are gone or are none of ours. `shares_experts`: look at
-    where these lie, too; `has_adapters`: and at what the supervisor wrote down of these."""
+    """A look at one run. Raises SharedMemoryError if its counters are gone or not ours. `shares_experts`: read the placement of
+    experts, too. `has_adapters`: read the supervisor's record of adapters, too."""
 
     def __init__(self, run: Run, *, shares_experts: bool = False, has_adapters: bool = False) -> None:
         self._run = run
@@ -59,7 +59,8 @@ class Observer:
 
 
 def _expert_loads(table: ExpertTable, now_ns: int) -> tuple[int, list[ExpertLoad]]:
-    """The version of the placement, and each layer: of the time that ranks look back at, if they do and it had rows."""
+    """Return the version of the placement, and the load of each layer: in the ranks' window, if there is one and the layer had
+    rows."""
     from engine.parallel.expert_view import expert_view  # numpy
 
     view = expert_view(table, 0, now_ns)
@@ -69,19 +70,24 @@ def _expert_loads(table: ExpertTable, now_ns: int) -> tuple[int, list[ExpertLoad
 
 
 def _adapters(run: Run, metrics: list[dict[str, Any]]) -> list[AdapterLoad]:
-    """None where the run's directory is gone."""
+    """Return the adapters; none if the run directory is gone."""
     try:
         adapters = run.adapters().adapters
     except TokamakError:
         return []
 
-    def samples(what: str, slot: int) -> int:
+    def num_sequences(what: str, slot: int) -> int:
         name, own = f"adapter_requests_{what}", str(slot)
         return sum(int(row["value"]) for row in metrics if row["name"] == name and row["labels"]["adapter_slot"] == own)
 
     return [
         AdapterLoad(
-            each.name, each.rank, each.loaded_at, each.is_leaving, samples("running", each.slot), samples("waiting", each.slot)
+            each.name,
+            each.rank,
+            each.loaded_at,
+            each.is_leaving,
+            num_sequences("running", each.slot),
+            num_sequences("waiting", each.slot),
         )
         for each in adapters
     ]
@@ -112,11 +118,11 @@ def _actor(actor: ActorSnapshot, now_ns: int) -> Actor:
 
 
 def _usage(pid: int) -> tuple[float | None, int | None]:
-    """Processor seconds and resident bytes: fields 14, 15 and 24 of /proc/<pid>/stat."""
+    """Return CPU seconds and resident bytes: fields 14, 15 and 24 of /proc/<pid>/stat."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return None, None  # it ended meanwhile
+        return None, None  # it has ended
     fields = stat[stat.rindex(b")") + 2 :].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND, int(fields[21]) * _PAGE_BYTES
 

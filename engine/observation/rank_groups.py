@@ -13,15 +13,16 @@ NUM_HOTTEST = 3
 
 
 class RankGroupFigures(msgspec.Struct, frozen=True):
-    """Ranks that exchange tensors: those of a replica, or all that share experts. Shares: in the window, or since the start."""
+    """Ranks that exchange tensors: those of a replica, or all that share experts. Shares are for the window, or since the
+    start."""
 
     ranks: list[str]
-    epoch: int  # the newest that one of them is in
-    num_members: int  # that are in it
-    collective_share: float | None  # of the time in steps, in which ranks waited for each other
-    num_steps: int  # of a rank group that shares experts, that its busiest rank ran
-    num_empty_steps: int  # in which a rank had no rows of its own, of all ranks
-    empty_share: float | None  # of the ranks' steps
+    epoch: int  # the newest epoch among its ranks
+    num_members: int  # ranks in that epoch
+    collective_share: float | None  # share of step time in which ranks waited for each other
+    num_steps: int  # of a rank group that shares experts, by its busiest rank
+    num_empty_steps: int  # without rows of the rank itself, over all ranks
+    empty_share: float | None  # share of the ranks' steps
 
 
 class ExpertFigures(msgspec.Struct, frozen=True):
@@ -32,7 +33,7 @@ class ExpertFigures(msgspec.Struct, frozen=True):
     imbalance: float  # max/mean of the ranks' rows, mean of the layers
     worst_layer: int
     worst_imbalance: float
-    hottest: list[dict[str, Any]]  # layer, expert, share of its layer's rows, ranks where it lies
+    hottest: list[dict[str, Any]]  # layer, expert, share of the layer's rows, ranks that have it
 
 
 def rank_group_figures(now: Snapshot, window: Snapshot | None) -> list[RankGroupFigures]:

@@ -1,6 +1,6 @@
-"""One look at an engine's shared memory.
+"""The content of an engine's shared memory at one time.
 
-`observer.py` takes snapshots, `figures.py` says what two of them come to.
+`observer.py` takes snapshots, `figures.py` derives figures from two of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """Counts per bucket; bucket i holds what is in (bounds[i - 1], bounds[i]], the last one what is above all bounds."""
+    """Counts per bucket: bucket i covers (bounds[i - 1], bounds[i]], the last one everything above all bounds."""
 
     bounds: tuple[float, ...]
     buckets: tuple[int, ...]
@@ -27,8 +27,8 @@ class Histogram(msgspec.Struct, frozen=True):
         return self.sum / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value below which `share` (0 to 1) of the observations lie, as Prometheus' histogram_quantile takes it: linear
-        within a bucket, the highest bound for what is above. None without observations."""
+        """Return the value below which `share` (0 to 1) of the observations lie, like Prometheus' histogram_quantile: linear
+        within a bucket, the highest bound for values above. None without observations."""
         rank = share * self.count
         if not self.count:
             return None
@@ -46,7 +46,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A metric of one actor, as the counters file describes it."""
+    """A metric of one actor, as described in the counters file."""
 
     name: str
     kind: str  # "counter" | "gauge" | "histogram"
@@ -59,13 +59,13 @@ class Row(msgspec.Struct, frozen=True):
 
 class Actor(msgspec.Struct, frozen=True):
     name: str
-    state: str  # as its row says; a process that is gone cannot change it
+    state: str  # according to its row; a dead process cannot change it
     is_alive: bool  # its process exists
     epoch: int
     pid: int
     restarts: int
     step: int
-    heartbeat_age_s: float | None  # None: it never wrote one
+    heartbeat_age_s: float | None  # None: never written
     cpu_seconds: float | None  # None: no such process
     resident_bytes: int | None
 
@@ -90,7 +90,7 @@ class ErrorEntry(msgspec.Struct, frozen=True):
 
 
 class ExpertLoad(msgspec.Struct, frozen=True):
-    """Spread of the rows of a layer over its shared experts: in the last seconds where that is known."""
+    """Distribution of a layer's rows over its shared experts, in the last seconds if known."""
 
     layer: int
     rows: int
@@ -99,18 +99,18 @@ class ExpertLoad(msgspec.Struct, frozen=True):
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):
-    """A LoRA adapter that is served, or leaves."""
+    """A LoRA adapter in service, or being unloaded."""
 
     name: str
-    rank: int  # the largest of its linears
+    rank: int  # the largest rank of its linears
     loaded_at: float  # seconds since 1970
-    is_leaving: bool  # it takes no requests any more
-    num_running: int  # samples of it in the batch
+    is_leaving: bool  # it takes no more requests
+    num_running: int  # running sequences
     num_waiting: int
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that shared memory says at one moment."""
+    """Everything in the shared memory at one time."""
 
     taken_ns: int  # CLOCK_MONOTONIC
     is_alive: bool  # the supervisor's process exists
@@ -119,19 +119,19 @@ class Snapshot(msgspec.Struct, frozen=True):
     rings: list[Ring]
     errors: list[ErrorEntry]  # the latest first
     placement_version: int = 0  # of shared experts
-    experts: list[ExpertLoad] = []  # a layer each; none where ranks share none
-    adapters: list[AdapterLoad] = []  # in the order of their loading
+    experts: list[ExpertLoad] = []  # one per layer; none if ranks share no experts
+    adapters: list[AdapterLoad] = []  # in loading order
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a counter or gauge over all actors (and labels not given)."""
+        """Return the sum of a counter or gauge over all actors (and labels not given)."""
         return sum(row.value for row in self._rows(name) if labels.items() <= row.labels.items())
 
     def distinct(self, name: str, **labels: str) -> list[float]:
-        """Return the different values of a gauge that its actors should agree on; 0 where no actor has it."""
+        """Return the different values of a gauge on which its actors should agree; 0 if no actor has it."""
         return sorted({row.value for row in self._rows(name) if labels.items() <= row.labels.items()}) or [0]
 
     def histogram(self, name: str) -> Histogram | None:
-        """Return a histogram summed over its actors; None where no actor has it."""
+        """Return a histogram summed over its actors; None if no actor has it."""
         parts = [row.histogram for row in self._rows(name) if row.histogram is not None]
         if not parts:
             return None

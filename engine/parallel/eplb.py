@@ -1,11 +1,10 @@
-"""Where experts should lie so that ranks have about as many rows each: replicas for those that are asked for most, and all of
-them packed onto the ranks. Pure; `workers/rank_group/balancer.py` calls it with what was counted.
+"""Places experts so that all ranks have about the same number of rows: it replicates the busiest experts and packs all of them
+onto the ranks. Pure; `workers/rank_group/balancer.py` calls it with the counts.
 
-The method is that of DeepSeek's EPLB (2025): a further replica always goes to the expert whose replicas have most rows each;
-then the heaviest go first, each to the rank with the least. Where the model's groups of experts divide among nodes, groups are
-packed onto nodes first, and replicas stay within them. Here, besides: no expert lies twice on a rank; the number of experts on
-ranks may differ by one, so that nothing must divide; ranks are named so that few experts move; a layer that gains
-little stays.
+The method is DeepSeek's EPLB (2025): each further replica goes to the expert with the most rows per replica; then the heaviest
+go first, each to the least loaded rank. If the model's groups of experts divide among nodes, groups are packed onto nodes
+first, and replicas stay within them. In addition: no expert is on a rank twice; ranks may differ by one expert, so that nothing
+must divide; ranks are assigned so that few experts move; a layer that gains little is not changed.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Counts = Sequence[int]  # rows of each expert of a layer
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Ranks and experts of a placement. Nodes are ranks that lie close to each other, the same number on each; groups are
-    neighbouring experts, the same number in each; a row asks few of them."""
+    """Ranks and experts of a placement. Nodes are close ranks, the same number in each. Groups are neighbouring experts, the
+    same number in each; a row uses few of them."""
 
     num_ranks: int
-    num_slots: int  # of all ranks together
+    num_slots: int  # of all ranks
     num_nodes: int = 1
     num_groups: int = 1
 
@@ -35,14 +34,14 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 def imbalance(placement: LayerPlacement, counts: Counts) -> float:
-    """Rows of the rank that has the most, over the mean of all; an expert's are shared out evenly among its replicas."""
+    """Return the rows of the busiest rank divided by the mean; an expert's rows are split evenly among its replicas."""
     total = sum(counts)
     loads = loads_of(placement, counts)
     return max(loads) * len(loads) / total if total else 1.0
 
 
 def loads_of(placement: LayerPlacement, counts: Counts) -> list[float]:
-    """Rows of each rank."""
+    """Return the rows of each rank."""
     copies = [0] * len(counts)
     for experts in placement:
         for expert in experts:
@@ -53,8 +52,8 @@ def loads_of(placement: LayerPlacement, counts: Counts) -> list[float]:
 def rebalanced(
     present: Sequence[LayerPlacement], counts: Sequence[Counts], topology: Topology, min_gain: float
 ) -> tuple[LayerPlacement, ...] | None:
-    """The placement of each layer; None: nothing is to be gained. A layer moves where max/mean falls by `min_gain` at least;
-    the others stay as they are."""
+    """Return the placement of each layer; None: there is no gain. A layer is changed only if max/mean falls by at least
+    `min_gain`."""
     layers = []
     for placement, layer_counts in zip(present, counts, strict=True):
         best = balanced(placement, layer_counts, topology)
@@ -64,12 +63,12 @@ def rebalanced(
 
 
 def forced(present: Sequence[LayerPlacement], counts: Sequence[Counts], topology: Topology) -> tuple[LayerPlacement, ...]:
-    """Return the placement that the counts ask for, however little it gains."""
+    """Return the placement for these counts, even if the gain is small."""
     return tuple(balanced(*layer, topology) for layer in zip(present, counts, strict=True))
 
 
 def balanced(present: LayerPlacement, counts: Counts, topology: Topology) -> LayerPlacement:
-    """The layer's placement by its counts alone, with ranks named after `present`."""
+    """Return the layer's placement for these counts, with ranks assigned to match `present`."""
     if not topology.is_in_nodes(len(counts)):
         return _named(_packed(counts, range(len(counts)), topology.num_ranks, topology.num_slots), present)
     nodes, ranks_per_node = topology.num_nodes, topology.num_ranks // topology.num_nodes
@@ -87,7 +86,7 @@ def balanced(present: LayerPlacement, counts: Counts, topology: Topology) -> Lay
 
 
 def _experts_of_nodes(counts: Counts, num_nodes: int, num_groups: int) -> list[list[int]]:
-    """Whole groups, as many on each node: the heaviest first, each to the node with the least that has room."""
+    """Assign whole groups to nodes, as many to each: the heaviest first, each to the least loaded node with room."""
     size, most = len(counts) // num_groups, num_groups // num_nodes
     weights = [sum(counts[group * size : (group + 1) * size]) for group in range(num_groups)]
     groups: list[list[int]] = [[] for _ in range(num_nodes)]
@@ -109,7 +108,7 @@ def _replicated(counts: Counts, experts: Sequence[int], num_slots: int, most: in
 
 
 def _packed(counts: Counts, experts: Sequence[int], num_ranks: int, num_slots: int) -> LayerPlacement:
-    """The heaviest first, all its replicas at once, each to the rank with the least that has room."""
+    """Pack the heaviest experts first, all replicas of one at once, each to the least loaded rank with room."""
     copies = _replicated(counts, experts, num_slots, num_ranks)
     room = [num_slots * (rank + 1) // num_ranks - num_slots * rank // num_ranks for rank in range(num_ranks)]
     ranks: list[set[int]] = [set() for _ in range(num_ranks)]
@@ -126,8 +125,8 @@ def _packed(counts: Counts, experts: Sequence[int], num_ranks: int, num_slots: i
             if places:
                 put(expert, min(places, key=lambda rank: (loads[rank], -room[rank], rank)))
                 continue
-            # Room is left only where the expert lies already. A full rank without it has as many experts as that one at least,
-            # so one that is not there: that one gives way.
+            # There is room only where the expert already is. A full rank without it has at least as many experts as that rank,
+            # so at least one that is not there: these two are exchanged.
             free = max(range(num_ranks), key=lambda rank: (room[rank], -loads[rank], -rank))
             full = min((rank for rank in range(num_ranks) if expert not in ranks[rank]), key=lambda rank: (loads[rank], rank))
             moving = min(ranks[full] - ranks[free], key=lambda other: (counts[other] / copies[other], other))
@@ -142,8 +141,7 @@ def _named(packs: LayerPlacement, present: Sequence[Sequence[int]]) -> LayerPlac
 
 
 def _places(packs: Sequence[Sequence[int]], present: Sequence[Sequence[int]]) -> list[int]:
-    """Return the pack in `packs` for each rank (or node): those that have the most in common first, so that few experts
-    move."""
+    """Return the pack in `packs` for each rank (or node), matching the most similar ones first, so that few experts move."""
     common = [(-len(set(new) & set(old)), rank, place) for rank, old in enumerate(present) for place, new in enumerate(packs)]
     places = [-1] * len(present)
     taken: set[int] = set()
@@ -155,6 +153,6 @@ def _places(packs: Sequence[Sequence[int]], present: Sequence[Sequence[int]]) ->
 
 
 def num_moved(before: Sequence[LayerPlacement], after: Sequence[LayerPlacement]) -> int:
-    """Experts that lie on a rank where they did not."""
+    """Return how many experts are on a rank where they were not before."""
     pairs = [(old, new) for a, b in zip(before, after, strict=True) for old, new in zip(a, b, strict=True)]
     return sum(len(set(new) - set(old)) for old, new in pairs)

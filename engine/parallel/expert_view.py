@@ -1,6 +1,5 @@
-"""Rows and places of shared experts, as the segment `experts.main` shows them: for `tokamak ctl experts`, also of a dead
-engine, and `GET /admin/eplb`. Pure.
-"""
+"""Rows and places of shared experts, from the segment `experts.main`: for `tokamak ctl experts`, also of a dead engine, and
+`GET /admin/eplb`. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +17,19 @@ NUM_HOTTEST = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """Counts of a layer, divided by the placement in force."""
+    """Counts of a layer, divided according to the current placement."""
 
     layer: int
-    num_rows: int  # that asked for an expert, once for each that they asked for
+    num_rows: int  # counted once for each expert they use
     rank_rows: list[float]  # of each rank
     imbalance: float  # max/mean of these
-    hottest: list[dict[str, Any]]  # of the experts most asked for: expert, rows, and the ranks where it lies
+    hottest: list[dict[str, Any]]  # the busiest experts: expert, rows, and the ranks that have it
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertView:
-    """`layers`: since the engine began; `recent_layers`: in the last `recent_s`, the window of the ranks that balance experts
-    (`--eplb-config statistics_interval_s`, and the steps in it); None: there is no window."""
+    """`layers`: since the start. `recent_layers`: in the last `recent_s`, the window of the ranks that balance experts
+    (`--eplb-config statistics_interval_s`, and its steps); None: there is no window."""
 
     placement_version: int  # 0: the first one
     num_rebalances: int

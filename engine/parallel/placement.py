@@ -1,9 +1,8 @@
-"""Placement of experts on ranks: the placement that all ranks of a rank group share, and the rule of which rank computes what.
-Pure.
+"""Placement of experts on ranks, the same for all ranks of a rank group, and which rank computes which expert. Pure.
 
-A layer's placement has each expert on one rank at least, on none twice, and as many on a rank as on any other or one fewer.
+A layer's placement has each expert on at least one rank and on none twice; numbers of experts per rank differ by at most one.
 Every rank can compute any expert (it maps the weights of all), so a placement moves work, not ownership: (placement, members)
-alone decide which ranks replace a missing one, the same on all ranks and without messages.
+alone determine which ranks replace a missing one, the same on all ranks and without messages.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ LayerPlacement = tuple[tuple[int, ...], ...]  # the experts of each rank, ascend
 
 
 def linear(num_experts: int, num_ranks: int, num_slots: int) -> LayerPlacement:
-    """Neighbours lie on one rank; after the last expert come the first again, as replicas."""
+    """Put neighbours on one rank; after the last expert the first ones follow again, as replicas."""
     ends = [num_slots * (rank + 1) // num_ranks for rank in range(num_ranks)]
     begins = [0, *ends]
     return sorted_by_rank([slot % num_experts for slot in range(begin, end)] for begin, end in zip(begins, ends, strict=False))
 
 
 def round_robin(num_experts: int, num_ranks: int, num_slots: int) -> LayerPlacement:
-    """Neighbours lie on different ranks. Where the ranks' turn and the experts' begin together again, the ranks' is shifted by
-    one: else replicas would lie where their expert is."""
+    """Put neighbours on different ranks. If the cycles of ranks and experts coincide, the ranks' cycle is shifted by one, so
+    that replicas are on other ranks than their expert."""
     experts: list[list[int]] = [[] for _ in range(num_ranks)]
     period = math.lcm(num_experts, num_ranks)
     for slot in range(num_slots):
@@ -48,7 +47,7 @@ def sorted_by_rank(experts: Iterable[Iterable[int]]) -> LayerPlacement:
 
 
 def without_missing(placement: LayerPlacement, members: Collection[int]) -> LayerPlacement:
-    """The placement on those ranks that are there: experts that lie nowhere else go to who has the fewest, the lower rank
+    """Return the placement on the present ranks: experts that are nowhere else go to the rank with the fewest, the lower one
     first."""
     assert members, "a rank group without members computes nothing"
     left = [set(experts) if rank in members else set() for rank, experts in enumerate(placement)]
@@ -59,8 +58,8 @@ def without_missing(placement: LayerPlacement, members: Collection[int]) -> Laye
 
 
 def owners(placement: LayerPlacement, num_experts: int) -> np.ndarray:
-    """int32 [experts, 1 + ranks], as the ops read it: on how many ranks an expert lies, and on which, ascending."""
-    import numpy as np  # the supervisor starts without it where no experts are shared
+    """Return int32 [experts, 1 + ranks] for the ops: on how many ranks an expert is, and on which, ascending."""
+    import numpy as np  # the supervisor starts without it if no experts are shared
 
     table = np.zeros((num_experts, 1 + len(placement)), np.int32)
     for rank, experts in enumerate(placement):
@@ -81,12 +80,12 @@ def placement_of(table: np.ndarray) -> LayerPlacement:
 
 
 def first_placement(strategy: str, num_experts: int, num_ranks: int, num_redundant: int) -> LayerPlacement:
-    """Return the placement before any expert moved, the same for each layer."""
+    """Return the initial placement, the same for each layer."""
     return FIRST_PLACEMENTS[strategy](num_experts, num_ranks, num_experts + num_redundant)
 
 
 def owner(table: np.ndarray, expert: int, home: int, row: int) -> int:
-    """The one rank that computes `expert` for row `row` of rank `home`. Replicas take turns over the rows; homes begin at
-    different ones, so that single rows of many homes do not meet on one."""
+    """Return the one rank that computes `expert` for row `row` of rank `home`. Replicas alternate by row, starting at a
+    different one for each home, so that single rows of many homes do not all go to one."""
     count = int(table[expert, 0])
     return int(table[expert, 1 + (home + row) % count])

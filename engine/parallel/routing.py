@@ -1,10 +1,10 @@
 """Choice of the replica for a prompt: by its cached prefix there and by load. Pure; called by the tokenizer.
 
-Everything is counted in prompt tokens. A replica costs the tokens that it still has to compute, this prompt without its cached
-beginning included, OPEN_SAMPLE_TOKENS for each open sequence, and the blocks that it lacks. The lowest cost wins, so a cached
-prefix is a discount and never a priority: where its replica is behind by more than the prefix is worth, another one computes it
-too. Equal costs go to the longest cached prefix, then by rendezvous hashing of the prompt's first block, so that equal
-beginnings meet in one replica before anything is cached, with any number of replicas.
+Everything is counted in prompt tokens. The cost of a replica is the tokens that it still has to compute (including this prompt
+without its cached part), OPEN_SEQUENCE_TOKENS for each open sequence, and the blocks that it lacks. The lowest cost wins, so a
+cached prefix is a discount, not a priority: if its replica is behind by more than the prefix is worth, another one computes it
+too. Ties go to the longest cached prefix, then by rendezvous hashing of the prompt's first block, so that equal beginnings go
+to the same replica before anything is cached, with any number of replicas.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ REASONS = ("prefix", "load", "hash", "round-robin", "group", "pinned")
 # Cost of an open sequence for a new request: a row of a decode step takes 1.1 to 1.4 times as long as a prompt's token
 # (Qwen3-0.6B's shape in bfloat16 and int4, Zen: (141 - 37) / 15 ms beside 3.2 s / 512; (81 - 14) / 15 ms beside 1.6 s / 512),
 # and about 50 steps are shared.
-OPEN_SAMPLE_TOKENS = 64
+OPEN_SEQUENCE_TOKENS = 64
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
-    """Load of a replica, with requests that were sent to it and are not taken yet."""
+    """Load of a replica, including requests that were sent but not taken yet."""
 
     is_ready: bool = True
-    is_full: bool = False  # it refuses new requests
-    num_tokens: int = 0  # of prompts, still to be computed
-    num_open: int = 0  # samples, running or waiting
+    is_full: bool = False  # it rejects new requests
+    num_tokens: int = 0  # prompt tokens left to compute
+    num_open: int = 0  # sequences, running or waiting
     num_free_slots: int = 1
     num_free_blocks: int = 1 << 30
-    num_cached_tokens: int = 0  # of the prompt that is to be routed
-    has_weights: bool = True  # else what comes waits until an operator gives it some
+    num_cached_tokens: int = 0  # of the prompt to be routed
+    has_weights: bool = True  # otherwise new requests wait until an operator loads weights
 
 
 def route(
     policy: str, loads: Sequence[ReplicaLoad], num_tokens: int, block_size: int, first_key: bytes, turn: int
 ) -> tuple[int, str]:
-    """The replica for a prompt of `num_tokens`, and the reason, one of REASONS. `first_key`: of its first block; `turn`: how
-    many were routed before. A replica that is not ready, or full, gets nothing while another is not."""
+    """Return the replica for a prompt of `num_tokens`, and the reason, one of REASONS. `first_key`: of its first block. `turn`:
+    number of prompts routed before. A replica that is not ready, or full, gets nothing while another one is available."""
     replicas = _candidates(loads)
     if policy == "round-robin":
         return replicas[turn % len(replicas)], "round-robin"
@@ -64,7 +64,7 @@ def route(
 
 
 def _candidates(loads: Sequence[ReplicaLoad]) -> list[int]:
-    """Return the replicas that may get work: all where none is ready, since the prompt then waits for one."""
+    """Return the replicas that may get work; if none is ready, all, since the prompt then waits for one."""
     ready = [replica for replica, load in enumerate(loads) if load.is_ready] or list(range(len(loads)))
     ready = [replica for replica in ready if loads[replica].has_weights] or ready
     return [replica for replica in ready if not loads[replica].is_full] or ready
@@ -73,10 +73,10 @@ def _candidates(loads: Sequence[ReplicaLoad]) -> list[int]:
 def _cost(load: ReplicaLoad, num_tokens: int, block_size: int, num_cached_tokens: int) -> int:
     num_own_tokens = num_tokens - num_cached_tokens
     num_lacking_blocks = max(0, -(-num_own_tokens // block_size) - load.num_free_blocks)
-    num_samples = load.num_open + (0 if load.num_free_slots > 0 else 1)  # without a slot one more must end first
-    return load.num_tokens + num_own_tokens + OPEN_SAMPLE_TOKENS * num_samples + block_size * num_lacking_blocks
+    num_sequences = load.num_open + (0 if load.num_free_slots > 0 else 1)  # without a slot one more must end first
+    return load.num_tokens + num_own_tokens + OPEN_SEQUENCE_TOKENS * num_sequences + block_size * num_lacking_blocks
 
 
 def _weight(key: bytes, replica: int) -> bytes:
-    """The highest wins (rendezvous hashing: Thaler and Ravishankar, 1998)."""
+    """Return the weight of a replica; the highest wins (rendezvous hashing: Thaler and Ravishankar, 1998)."""
     return blake2b(key, digest_size=8, salt=replica.to_bytes(16, "little")).digest()

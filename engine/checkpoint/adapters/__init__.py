@@ -1,3 +1,2 @@
-"""LoRA adapters (Hu et al. 2021) in PEFT's format, as far as no tensor is read: which modules of a model can have one, where
-they lie in memory (`layout.py`), and what an adapter says of itself (`config.py`). Read `layout.py` first.
-"""
+"""LoRA adapters (Hu et al. 2021) in PEFT's format, without reading tensors: which modules of a model can have one, their layout
+in memory (`layout.py`), and an adapter's configuration (`config.py`). Read `layout.py` first."""

@@ -25,10 +25,11 @@ CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERNS, _MAX_PATTERN_LETTERS, _MAX_REPEATS, _MAX_GROUPS = 1024, 1024, 2, 2
-_MAX_INVOLVED, _MAX_LETTERS = 32, 1 << 16  # patterns of an option that are more than a name, and letters of all
-_NAME = re.compile(r"[\w.\\^$-]{0,256}")  # a name, maybe with its dots escaped
+_MAX_INVOLVED, _MAX_LETTERS = 32, 1 << 16  # patterns of an option that are not plain names, and characters of all
+_NAME = re.compile(r"[\w.\\^$-]{0,256}")  # a name, perhaps with escaped dots
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-_NEEDED_OF_BASE = ("pissa", "olora", "corda", "loftq")  # beginnings of init_lora_weights that change the base's weights too
+# prefixes of init_lora_weights that also change the base model's weights
+_NEEDED_OF_BASE = ("pissa", "olora", "corda", "loftq")
 _REFUSED = {  # option -> why
     "use_dora": "DoRA is not supported; use plain LoRA",
     "use_qalora": "QALoRA is not supported; use plain LoRA",
@@ -43,8 +44,8 @@ _REFUSED = {  # option -> why
 
 
 class ByPattern(Generic[Number]):
-    """A number of each module that one of these patterns names. Each is compiled once and most are names, since a rank has its
-    streams to serve beside them."""
+    """A number per module, by patterns. Patterns are compiled once and most are plain names, since the rank is also serving
+    streams."""
 
     def __init__(self, values: Mapping[str, Number]) -> None:
         self._values: list[tuple[re.Pattern[str], Number]] = [
@@ -57,13 +58,13 @@ class ByPattern(Generic[Number]):
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """Settings that decide an adapter's numbers; modules go by their names in the checkpoint."""
+    """Settings that affect an adapter's results; modules have their names in the checkpoint."""
 
     path: Path
     rank: int
     alpha: float
     is_rank_stabilized: bool  # rsLoRA (Kalajdzievski 2023)
-    targets: frozenset[str] | str  # endings of names, or a pattern of whole ones
+    targets: frozenset[str] | str  # suffixes of names, or a pattern for whole names
     excluded: frozenset[str] | str
     layers: frozenset[int]  # indexes of adapted layers; empty: all
     rank_pattern: ByPattern[int]
@@ -101,20 +102,20 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return self.rank_pattern.of(module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor of the product."""
+        """Return the factor of the low-rank product."""
         rank, alpha = self.rank_of(module), self.alpha_pattern.of(module, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
     def may_have(self, module: str) -> bool:
-        """Whether the linear `module` can be one that it adapts."""
+        """Return whether the linear `module` can be adapted by it."""
         return self._is_target(module) is not False
 
     def must_have(self, module: str) -> bool:
-        """Whether the linear `module`, which the model has, is one that it adapts."""
+        """Return whether the linear `module`, which the model has, must be adapted by it."""
         return self._is_target(module) is True
 
     def _is_target(self, module: str) -> bool | None:
-        """None: its pattern is not tried."""
+        """Return whether `module` is a target; None: its pattern is not evaluated."""
         layer = _LAYER.search(module)
         if self.layers and (layer is None or int(layer[1]) not in self.layers):
             return False
@@ -147,7 +148,7 @@ def _names(options: JsonOptions, name: str) -> frozenset[str] | str:
 
 
 def _is_named(names: frozenset[str] | str, module: str) -> bool | None:
-    """None: that is a pattern which might take long."""
+    """Return whether `names` include `module`; None: it is a pattern that might be slow."""
     if names == ALL_LINEAR:
         return True
     if isinstance(names, str):
@@ -179,7 +180,7 @@ def _alpha(options: JsonOptions, name: str, value: Any) -> float:
 
 
 def _check(path: Path, pattern: str) -> None:
-    """CheckpointError for what is no pattern, or one that might take long on the name of a module."""
+    """Raise CheckpointError for an invalid pattern, or one that might be slow to match."""
     if _is_involved(pattern):
         raise CheckpointError(
             f"{path}: pattern {pattern[:80]!r} is invalid or too complex: the limit is {_MAX_REPEATS} repetitions and "

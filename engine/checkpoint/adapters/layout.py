@@ -1,18 +1,18 @@
 """Layout of adapters in memory, and which linears of a model they can change. Pure.
 
-An adapter gives some linears y = x W + b a product of rank r besides: y = x W + b + (x A^T) B^T * scale. All adapters of an
-engine lie in one arena, which the supervisor holds and every rank maps, in slots of equal size, so that a rank that was started
-again finds them as they were:
+An adapter adds a product of rank r to some linears y = x W + b: y = x W + b + (x A^T) B^T * scale. All adapters of an engine
+are in one arena, held by the supervisor and mapped by every rank, in slots of equal size. So a restarted rank finds them
+unchanged:
 
     ranks     int32 [slots][modules]               rows of A in use; 0: the adapter leaves the module as it is
     slot 0    float32 [module][A | B]
     slot 1    ...
 
-    A         [inputs][room of the rank]           turned: a row's products with all of A are made side by side
-    B         [panels of 16 outputs][rank][16]     times the scale
+    A         [inputs][padded rank]                transposed: a row's products with all of A are computed side by side
+    B         [panels of 16 outputs][rank][16]     multiplied by the scale
 
-The room of a rank is the rank in whole lines of 16, filled up with zeros; so is the last panel. A and B begin where they would
-with the largest rank.
+The rank is padded to whole lines of 16 with zeros, and so is the last panel. A and B begin where they would with the largest
+rank.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import msgspec
 
 from engine.checkpoint.model_config import ModelConfig
 
-LINE = 16  # float32 of a cache line: ranks that are computed side by side, and outputs
-_TABLE_BYTES = 4096  # the ranks are filled up to whole pages
+LINE = 16  # float32 values of a cache line: ranks, and outputs, that are computed side by side
+_TABLE_BYTES = 4096  # the ranks are padded to whole pages
 
 
 class AdaptedModule(msgspec.Struct, frozen=True):
-    """A linear of the checkpoint, in its own name. `a` and `b`: where its matrices begin in a slot, in floats."""
+    """A linear of the checkpoint, by its own name. `a` and `b`: offsets of its matrices in a slot, in floats."""
 
     name: str
     index: int  # column in the table of ranks
@@ -37,7 +37,7 @@ class AdaptedModule(msgspec.Struct, frozen=True):
 
 
 class AdapterLayout(msgspec.Struct, frozen=True):
-    """Layout of the memory for `num_slots` adapters of rank `max_rank` at most."""
+    """Memory layout for `num_slots` adapters of at most rank `max_rank`."""
 
     modules: tuple[AdaptedModule, ...]
     num_slots: int
@@ -64,7 +64,7 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
 
 def why_not_adaptable(config: ModelConfig) -> str:
-    """Return why a model cannot have adapters; empty: it can."""
+    """Return why a model cannot have adapters; empty if it can."""
     if config.latents is not None:
         return "their attention is latent"
     return "they are encoders" if config.bidirectional is not None else ""
@@ -75,7 +75,7 @@ def whole_lines(count: int) -> int:
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
-    """Name, inputs and outputs, layer by layer: attention, and what follows it unless these are experts."""
+    """Return name, inputs and outputs of each linear, layer by layer: attention, and the MLP unless it has experts."""
     if why_not_adaptable(config):
         return []
     hidden, inner = config.hidden_size, config.intermediate_size

@@ -1,7 +1,7 @@
-"""The families of models that are served: what each one's config.json and GGUF files mean, and which class computes it.
+"""The supported families of models: the meaning of their config.json and GGUF files, and the class that computes them.
 
-`FAMILIES` is the one list of them. A new model is a file here with a `Family`, its line below, and a file in
-`workers/models/` where no class that is there computes it. Read `family.py` first.
+`FAMILIES` is the one list of them. A new model is a file here with a `Family`, its line below, and a file in `workers/models/`
+if no existing class computes it. Read `family.py` first.
 """
 
 from __future__ import annotations

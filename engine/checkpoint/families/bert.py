@@ -17,13 +17,13 @@ class Bert(Family):
     norm_epsilon_name = "layer_norm_eps"
     rms_norm_eps = 1e-12
     activation = "gelu"
-    has_deep_head = False  # a layer of the head's own, behind none of the model
+    has_deep_head = False  # a dense layer of the head itself, instead of the model's pooler
 
     def biases(self, options: JsonOptions) -> Biases:
         return Biases(True, True, True)
 
     def first_position(self, options: JsonOptions) -> int:
-        """The row of a text's first token among those of positions."""
+        """Return the row of a text's first token in the table of positions."""
         return 0
 
     def bidirectional(self, options: JsonOptions) -> Bidirectional:
@@ -51,5 +51,5 @@ class Roberta(Bert):
     has_deep_head = True
 
     def first_position(self, options: JsonOptions) -> int:
-        """Rows before it belong to padding."""
+        """Return the first row after those of padding."""
         return options.count("pad_token_id", 1, least=0) + 1

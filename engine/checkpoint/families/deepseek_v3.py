@@ -7,7 +7,7 @@ from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_ex
 from engine.checkpoint.families.family import Biases, Family, Latents
 from engine.checkpoint.json_fields import JsonOptions
 
-# Options that change which experts are chosen or where there are some, and the values that are followed here.
+# options that change the choice or place of experts, and their supported values
 _FOLLOWED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
 

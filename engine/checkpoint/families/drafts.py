@@ -19,7 +19,7 @@ class DraftNames(msgspec.Struct, frozen=True):
     norm: str = "model.norm"  # the trunk's
     head: str = ""  # empty: the trunk's
     is_fed_normalized: bool = True  # the next draft gets h' after the norm, as the head does
-    is_sparse: bool = False  # the layer has experts where the trunk's last one has
+    is_sparse: bool = False  # the layer has experts if the trunk's last layer has
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,12 +44,12 @@ DEEPSEEK_V3 = DraftNames(
     is_fed_normalized=False,
     is_sparse=True,
 )
-# The layer is a dense one in models with experts, too.
+# The layer is dense also in models with experts.
 ERNIE4_5 = DraftNames(
     "model.mtp_emb_norm.{index}",
     "model.mtp_hidden_norm.{index}",
     "model.mtp_linear_proj.{index}",
     "model.mtp_block.{index}",
 )
-# Ours, as Qwen3-Next has them: all modules share everything but the layer.
+# Our own names, like Qwen3-Next's: all modules share everything except the layer.
 QWEN3 = DraftNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.layers.{index}", "mtp.norm")

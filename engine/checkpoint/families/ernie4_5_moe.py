@@ -9,7 +9,7 @@ from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_ex
 from engine.checkpoint.families.family import Biases
 from engine.checkpoint.json_fields import JsonOptions
 
-# Options of Paddle's config.json that change what is computed, and the values that are followed here.
+# options of Paddle's config.json that change the computation, and their supported values
 _FOLLOWED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_hard_gate": False, "moe_group_experts": False}
 
 
@@ -19,7 +19,7 @@ class Ernie4_5Moe(Ernie4_5):
     class_names: tuple[str, ...] = ("Ernie4_5_MoeForCausalLM",)
 
     def biases(self, options: JsonOptions) -> Biases:
-        """Return the biases as transformers has them: the head has one too, and experts have none."""
+        """Return the biases as in transformers: the head has one too, experts have none."""
         bias = options.flag("use_bias", False)
         return Biases(bias, bias, bias, bias)
 

@@ -1,6 +1,6 @@
-"""ERNIE 4.5 VL (Baidu 2025): ERNIE 4.5 with experts that sees; tokens of media have experts of their own.
+"""ERNIE 4.5 VL (Baidu 2025): ERNIE 4.5 with experts and vision; media tokens have their own experts.
 
-transformers' files (`text_config`) and Baidu's own, which are flat and have other names, are read.
+Reads transformers' files (`text_config`) and Baidu's own, which are flat and have other names.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
         )
 
     def _tokens(self, options: JsonOptions, vocab_size: int) -> MediaTokens:
-        """Baidu's files have one placeholder for both media, and the ids around it in the tokenizer's files."""
+        """Read the media tokens. Baidu's files have one placeholder for both media, and the ids around it are in the
+        tokenizer's files."""
         if options.values.get("im_patch_id") is None:
             return read_media_tokens(options, vocab_size, "image_start_token_id", "image_end_token_id")
         placeholder = options.count("im_patch_id", least=0, most=vocab_size - 1)

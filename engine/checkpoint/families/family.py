@@ -25,44 +25,44 @@ class Biases(msgspec.Struct, frozen=True):
 
 
 class Latents(msgspec.Struct, frozen=True):
-    """Multi-head latent attention (DeepSeek-V2, 2024): elements of what is computed and kept of a position, and of a head."""
+    """Multi-head latent attention (DeepSeek-V2, 2024): sizes of the latents per position, and of the parts of a head."""
 
     query_dim: int  # width of compressed queries; 0: not compressed
     latent_dim: int  # width of compressed keys and values
     plain_dim: int  # unrotated elements of a head's queries and keys
-    rotary_dim: int  # likewise, rotated; the rotated key is the same for all heads
+    rotary_dim: int  # the same for the rotated part; the rotated key is shared by all heads
     value_dim: int  # of a head
 
 
 class Bidirectional(msgspec.Struct, frozen=True):
-    """Properties of text encoders that decoders lack: tokens see the whole text, and no cache outlives a step."""
+    """Properties of text encoders: tokens see the whole text, and no cache outlives a step."""
 
-    num_position_rows: int  # learned, as they are stored
+    num_position_rows: int  # learned, as stored
     first_position: int  # the row of a text's first token
-    num_token_types: int  # rows of another table: of a first text and a second
-    has_deep_head: bool  # the classifier has its own dense layer; else the model's pooler is used
+    num_token_types: int  # rows of another table, for a first and a second text
+    has_deep_head: bool  # the classifier has its own dense layer; otherwise the model's pooler is used
 
 
 class Family:
-    """The common conventions of config.json; a family overrides what it does otherwise."""
+    """The common conventions of config.json; a family overrides its differences."""
 
     name: str  # `model_type` in config.json
-    other_names: tuple[str, ...] = ()  # likewise, of other publishers
+    other_names: tuple[str, ...] = ()  # the same, from other publishers
     gguf_name: str = ""  # `general.architecture` in GGUF files; empty: the same
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
-    has_rotary: bool = True  # positions turn queries and keys
+    has_rotary: bool = True  # queries and keys are rotated by position
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
-    is_permuted_in_gguf: bool = False  # GGUF files hold the rows of queries and keys so that pairs are neighbours
+    is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours
     mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
 
-    media: MediaRules | None = None  # None: the family takes none
+    media: MediaRules | None = None  # None: the family takes no media
     draft_names: DraftNames | None = None  # tensor names of MTP layers; None: the family has none
 
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
 
-    # where config.json does not say
+    # defaults of config.json
     default_draft_layers: int = 0
     rms_norm_eps: float = 1e-6
     activation: str = "silu"
@@ -78,15 +78,15 @@ class Family:
         return self.is_rotary_interleaved
 
     def latents(self, options: JsonOptions) -> Latents | None:
-        """None: attention over keys and values of each head."""
+        """Return the latents; None: attention over keys and values of each head."""
         return None
 
     def bidirectional(self, options: JsonOptions) -> Bidirectional | None:
-        """None: tokens see those before them."""
+        """Return the encoder's properties; None: a decoder, tokens see only those before them."""
         return None
 
     def num_draft_layers(self, options: JsonOptions) -> int:
-        """Layers besides the others that predict further tokens; they are read where they are asked for."""
+        """Return the number of additional layers that predict further tokens; they are loaded only if requested."""
         if self.draft_names is None:
             return 0
         return options.count("num_nextn_predict_layers", self.default_draft_layers, least=0, most=_MAX_DRAFT_LAYERS)
@@ -96,7 +96,7 @@ class Family:
         return (0,) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
-        """None: every layer has an MLP."""
+        """Return the experts; None: every layer has an MLP."""
         return None
 
     # vision-language models only
@@ -106,7 +106,7 @@ class Family:
         return None
 
     def mrope_sections(self, text: JsonOptions, rope: JsonOptions, num_pairs: int) -> tuple[int, ...]:
-        """Pairs of each axis, in the order of the family's layout. Only with a layout."""
+        """Return the pairs of each axis, in the order of the family's layout. Only with a layout."""
         raise NotImplementedError
 
     def vision_experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:

@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023), and what is built like it."""
+"""Llama (Touvron et al. 2023) and models of the same architecture."""
 
 from __future__ import annotations
 

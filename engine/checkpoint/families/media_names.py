@@ -13,7 +13,7 @@ _ADDED, _TOKENIZER_CONFIG, _TOKENIZER = "added_tokens.json", "tokenizer_config.j
 
 
 def named_token_ids(directory: Path, names: Sequence[str], vocab_size: int) -> tuple[int, ...]:
-    """CheckpointError where one is in none of the files."""
+    """Return the ids of these tokens. Raises CheckpointError if one is in none of the files."""
     found: dict[str, int] = {}
     for file_name in (_TOKENIZER, _TOKENIZER_CONFIG, _ADDED):
         path = directory / file_name

@@ -40,7 +40,7 @@ class PaddleOcrVL(Ernie4_5):
             VisionSpec(
                 activation="gelu_pytorch_tanh",
                 out_hidden_size=text.count("hidden_size"),
-                temporal_patch_size=1,  # its files say 2, and its encoder has no time
+                temporal_patch_size=1,  # its files say 2, but its encoder has no temporal dimension
                 norm_eps=vision.number("layer_norm_eps", 1e-6, least=0),
                 num_positions=side * side,
             ),

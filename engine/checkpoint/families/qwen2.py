@@ -1,5 +1,5 @@
-"""Qwen2 (Yang et al. 2024): llama with biases on queries, keys and values, and sliding windows in the upper layers where the
-config asks for them."""
+"""Qwen2 (Yang et al. 2024): llama with biases on queries, keys and values, and sliding windows in the upper layers if the
+config has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Qwen2(Family):
     name = "qwen2"
     class_names: tuple[str, ...] = ("Qwen2ForCausalLM",)
-    max_window_layers: int = 28  # where config.json does not say
+    max_window_layers: int = 28  # if missing in config.json
 
     def biases(self, options: JsonOptions) -> Biases:
         return Biases(options.flag("attention_bias", options.flag("qkv_bias", True)), False, False)

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL (Bai et al. 2025): Qwen2 that sees; most layers of its encoder attend within windows."""
+"""Qwen2.5-VL (Bai et al. 2025): Qwen2 with vision; most layers of its encoder attend within windows."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Qwen3(Qwen2):
     class_names = ("Qwen3ForCausalLM",)
     model = "workers.models.qwen3:Qwen3"
     draft_names: DraftNames | None = QWEN3
-    head_dim = 128  # the default that Qwen3's own configuration class has
+    head_dim = 128  # the default of Qwen3's own configuration class
 
     def biases(self, options: JsonOptions) -> Biases:
         return Family.biases(self, options)

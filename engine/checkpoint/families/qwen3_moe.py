@@ -14,7 +14,7 @@ class Qwen3Moe(Family):
     model = "workers.models.qwen3:Qwen3"
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        """Return the window of each layer: all layers have one, or none."""
+        """Return the window of each layer: either all layers have one, or none."""
         if not options.flag("use_sliding_window", False):
             return (0,) * num_layers
         window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)

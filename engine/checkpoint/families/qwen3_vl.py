@@ -1,4 +1,4 @@
-"""Qwen3-VL (Qwen team 2025): Qwen3 that sees; what inner layers of its encoder found is added to the text model's first."""
+"""Qwen3-VL (Qwen team 2025): Qwen3 with vision; outputs of inner encoder layers are added in the text model's first layers."""
 
 from __future__ import annotations
 

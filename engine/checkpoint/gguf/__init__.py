@@ -1,1 +1,2 @@
-"""GGUF files: `file.py` reads one, `convert.py` makes a checkpoint directory of its metadata, `tokenizer.py` its tokenizer."""
+"""GGUF files: `file.py` reads one, `convert.py` builds a checkpoint directory from its metadata, `tokenizer.py` its
+tokenizer."""

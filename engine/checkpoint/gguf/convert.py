@@ -2,7 +2,8 @@
 `model.gguf`.
 
 Called by `locate.py` in the launcher and in clients, before any actor starts. Only the loader, which reads tensors from
-`model.gguf`, has to know the format. Directories are kept in the user's cache, one for each state (path, size, time) of a file.
+`model.gguf`, needs to know the format. Directories are kept in the user's cache, one for each state (path, size, time) of a
+file.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
-_LAYOUT = 1  # version of the converted directories; a new one makes new directories
-_CHANGING = (  # options of other models that share an architecture's name; none of them is followed here
+_LAYOUT = 1  # version of the converted directories; a new one creates new directories
+_CHANGING = (  # options of other models with the same architecture name; none of them is supported
     *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
 )
@@ -33,7 +34,7 @@ _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
 
 
 def gguf_checkpoint(path: Path) -> Path:
-    """The directory for the file at `path`, made where there is none yet. Raises CheckpointError."""
+    """Return the directory for the file at `path`, created if it does not exist. Raises CheckpointError."""
     path = path.absolute()
     try:
         status = path.stat()
@@ -50,7 +51,7 @@ def gguf_checkpoint(path: Path) -> Path:
 
 
 def _write(directory: Path, path: Path) -> None:
-    """Whole or not at all; of two that write at once, the first wins."""
+    """Create the directory atomically; of two concurrent writers the first wins."""
     file = GgufFile(path)
     files = checkpoint_files(file)
     file.mapped.check()
@@ -70,7 +71,7 @@ def _write(directory: Path, path: Path) -> None:
 
 
 def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
-    """Contents by name. Raises CheckpointError naming what is not supported."""
+    """Return file contents by name. Raises CheckpointError that names an unsupported option."""
     options = JsonOptions(file.metadata, file.path)
     if options.count("split.count", 1, least=0) > 1:
         raise options.error(
@@ -86,7 +87,7 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
 
 
 def model_options(file: GgufFile) -> dict[str, Any]:
-    """Return the options of a config.json for the file. CheckpointError names what is not supported."""
+    """Return the options of a config.json for the file. Raises CheckpointError that names an unsupported option."""
     options = JsonOptions(file.metadata, file.path)
     name = options.text("general.architecture", None)
     if name not in GGUF_NAMES:

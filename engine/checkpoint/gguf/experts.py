@@ -1,7 +1,7 @@
 """Experts of a GGUF file, as the options of the family's config.json. Called by `convert.py`.
 
-Which layers have experts is seen from their tensors. llama.cpp's graphs fix the rest, as the comments say; a file that says
-otherwise is refused.
+Layers with experts are recognized by their tensors. The rest is fixed in llama.cpp's graphs, see the comments; a file with
+other values is rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
 
 
 def expert_options(file: GgufFile, options: JsonOptions, family: str, name: str) -> dict[str, Any]:
-    """`name`: the architecture as the file has it."""
+    """Return the options. `name`: the architecture's name in the file."""
     if family not in _OPTIONS:
         return {}
     for key, followed in _FIXED.items() if family != "deepseek_v3" else ():
@@ -46,7 +46,8 @@ def _qwen3_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int
 
 
 def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
-    """Weights of experts are always normalized. The file's length of shared experts is another number: see the tensor."""
+    """Return the options of ERNIE 4.5. Weights of experts are always normalized. The file's length of shared experts has
+    another meaning, so it is taken from the tensor."""
     intermediate_size = options.count(f"{name}.expert_feed_forward_length")
     shared = file.tensors.get(f"blk.{sparse[0]}.ffn_gate_shexp.weight")
     return {
@@ -62,7 +63,7 @@ def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[
 
 
 def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
-    """Return the options of DeepSeek-V3. Keys that a file leaves out have no effect there."""
+    """Return the options of DeepSeek-V3. Keys missing in the file have no effect."""
     return {
         "n_routed_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),

@@ -27,9 +27,9 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
-_MAX_ARRAY_DEPTH = 8  # no writer nests them at all
+_MAX_ARRAY_DEPTH = 8  # no known writer nests arrays
 
-# Type of a tensor's values: name, values a block, bytes a block.
+# type of a tensor's values: name, values per block, bytes per block
 BLOCKS = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -82,7 +82,7 @@ class GgufFile:
 
     @staticmethod
     def of_checkpoint(path: Path) -> GgufFile | None:
-        """The file that the checkpoint directory `path` was made of; None: it has files of its own."""
+        """Return the file from which the checkpoint directory `path` was converted; None: it has its own files."""
         link = path / LINK_NAME
         return GgufFile(link) if link.is_symlink() else None
 
@@ -111,7 +111,7 @@ class GgufFile:
         return self.data[begin : self._position].decode()
 
     def _value(self, kind: int, depth: int = 0) -> Any:
-        """`depth`: how many arrays are around it."""
+        """Read a metadata value. `depth`: number of enclosing arrays."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
@@ -168,7 +168,7 @@ class GgufFile:
 
 
 def shortest(value: float) -> float:
-    """The number with the fewest digits that is `value` as a float32: 1e-06, not 9.999999974752427e-07."""
+    """Return the shortest decimal number that is `value` as a float32: 1e-06, not 9.999999974752427e-07."""
     if not math.isfinite(value):
         return value
     for digits in range(6, 9):

@@ -13,7 +13,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 
 def latent_options(options: JsonOptions, name: str) -> dict[str, Any]:
-    """`name`: the architecture as the file has it."""
+    """Return the options. `name`: the architecture's name in the file."""
     suffix = "_mla" if f"{name}.attention.key_length_mla" in options.values else ""
     key_dim = options.count(f"{name}.attention.key_length{suffix}")
     rotary_dim = options.count(f"{name}.rope.dimension_count")
@@ -32,6 +32,6 @@ def latent_options(options: JsonOptions, name: str) -> dict[str, Any]:
 
 
 def latent_scaling(options: JsonOptions, name: str) -> dict[str, Any]:
-    """Return the scaling among the rope parameters."""
+    """Return the scaling options of the rope parameters."""
     mscale = round(10 * options.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0), 6)
     return {"mscale": mscale, "mscale_all_dim": mscale} if mscale else {}

@@ -35,11 +35,11 @@ _PATTERNS = {
     "gpt-2": _GPT2,
     "gpt2": _GPT2,
 }
-_ADDING_BOS = ("llama-bpe", "llama3", "llama-v3")  # where the file does not say; they look up whole words first, too
+_ADDING_BOS = ("llama-bpe", "llama3", "llama-v3")  # defaults if the file does not say; these also look up whole words first
 
 
 def end_token_ids(options: JsonOptions) -> tuple[int, ...]:
-    """Tokens that end an answer: as the file says, then control tokens known to do so."""
+    """Return tokens that end an answer: from the file, and control tokens known to do so."""
     named = [options.values.get(f"tokenizer.ggml.{role}_token_id") for role in _END_ROLES]
     typed = enumerate(zip(_tokens(options), options.numbers("tokenizer.ggml.token_type"), strict=False))
     known = [token_id for token_id, (token, kind) in typed if kind == _CONTROL and token in _END_TOKENS]
@@ -47,7 +47,7 @@ def end_token_ids(options: JsonOptions) -> tuple[int, ...]:
 
 
 def tokenizer_files(options: JsonOptions) -> dict[str, bytes]:
-    """Contents by name; none where the file has no tokenizer. Raises CheckpointError."""
+    """Return file contents by name; none if the file has no tokenizer. Raises CheckpointError."""
     files = {name: text.encode() for name, text in _templates(options).items()}
     files["tokenizer_config.json"] = _json(_settings(options))
     original = options.text("tokenizer.huggingface.json", "")
@@ -70,7 +70,7 @@ def _tokens(options: JsonOptions) -> tuple[str, ...]:
 
 
 def _types(options: JsonOptions) -> list[int]:
-    """The type of each token."""
+    """Return the type of each token."""
     tokens = _tokens(options)
     types = [int(kind) for kind in options.numbers("tokenizer.ggml.token_type")] or [1] * len(tokens)
     if not tokens or len(types) != len(tokens):
@@ -114,7 +114,7 @@ def _templates(options: JsonOptions) -> dict[str, str]:
 
 
 def _byte_level(options: JsonOptions) -> dict[str, Any]:
-    """A tokenizer.json. Unused tokens are only there to fill the embedding: their ids stay free."""
+    """Return a tokenizer.json. Unused tokens only fill the embedding: their ids stay free."""
     rule = options.text("tokenizer.ggml.pre", "gpt-2")
     if rule not in _PATTERNS:
         raise options.error("tokenizer.ggml.pre", f"{rule!r} is not supported; expected one of {', '.join(_PATTERNS)}")
@@ -157,7 +157,7 @@ def _byte_level_part() -> dict[str, Any]:
 
 
 def _around(options: JsonOptions, is_adding_bos: bool) -> dict[str, Any] | None:
-    """The tokens around a prompt, as a post-processor."""
+    """Return the tokens around a prompt, as a post-processor."""
     tokens = _tokens(options)
     settings = _settings(options)
     template: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
@@ -178,7 +178,7 @@ def _around(options: JsonOptions, is_adding_bos: bool) -> dict[str, Any] | None:
 
 
 def _sentencepiece(options: JsonOptions) -> bytes:
-    """A serialized sentencepiece ModelProto: pieces (1), trainer_spec (2), normalizer_spec (3)."""
+    """Return a serialized sentencepiece ModelProto: pieces (1), trainer_spec (2), normalizer_spec (3)."""
     tokens, types = _tokens(options), _types(options)
     scores = options.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
@@ -210,7 +210,7 @@ def _number(number: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    """Return a number in 7-bit groups, the lowest first; the highest bit says that more follow."""
     encoded = bytearray()
     value = int(value)
     while value > 127:

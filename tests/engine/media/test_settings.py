@@ -72,7 +72,7 @@ def test_requests_may_only_lower_the_options() -> None:
     assert (few.fps, few.num_frames, few.most) == (1.0, 0, 8)
     assert settings.for_request(b"") == settings
     for wrong, message in (
-        ({"max_pixels": 50_001}, "max_pixels of pictures 50001 is more than the server's 50000; request less"),
+        ({"max_pixels": 50_001}, "max_pixels of images 50001 is more than the server's 50000; request less"),
         ({"fps": 4.5}, "fps 4.5 is more than the server's 4"),
         ({"num_frames": 769}, "num_frames 769 is more than the server's 768"),
         ({"max_frames": 10_000}, "max_frames 10000 is more than the server's 768"),

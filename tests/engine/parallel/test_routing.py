@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.block_keys import ROOT, hash_block
-from engine.parallel.routing import OPEN_SAMPLE_TOKENS, REASONS, ReplicaLoad, route
+from engine.parallel.routing import OPEN_SEQUENCE_TOKENS, REASONS, ReplicaLoad, route
 
 BLOCK_SIZE = 16
 PROMPT = 800
@@ -24,7 +24,7 @@ def routed(*loads: ReplicaLoad, policy: str = "prefix", key: bytes = KEY, turn: 
 def test_the_least_to_do_wins() -> None:
     assert routed(ReplicaLoad(num_tokens=1), ReplicaLoad()) == (1, "load")
     assert routed(ReplicaLoad(), ReplicaLoad(num_open=1)) == (0, "load")
-    assert routed(ReplicaLoad(num_open=1), ReplicaLoad(num_tokens=OPEN_SAMPLE_TOKENS + 1)) == (0, "load")
+    assert routed(ReplicaLoad(num_open=1), ReplicaLoad(num_tokens=OPEN_SEQUENCE_TOKENS + 1)) == (0, "load")
 
 
 @pytest.mark.parametrize(("behind", "expected"), [(767, (1, "prefix")), (769, (0, "load"))])
