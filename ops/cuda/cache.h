@@ -4,7 +4,7 @@
 #include "operands.h"
 #include "products.h"
 
-DEVICE int bytes_of(int type) { return type == kFloat32 ? 4 : type == kFloat16 || type == kBfloat16 ? 2 : 1; }
+DEVICE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 1; }
 
 // Where the head of a slot begins in the keys, or values, in numbers of the block's first byte; and its scale.
 struct HeadPlace {
@@ -16,7 +16,7 @@ struct HeadPlace {
 DEVICE HeadPlace place_of(const Cache &cache, int dim, int slot, int head) {
     int numbers = cache.block_size * cache.kv_heads * dim, line = slot % cache.block_size * cache.kv_heads + head;
     long long block_bytes = static_cast<long long>(numbers) * bytes_of(cache.type);
-    if (cache.type == kInt8) block_bytes += 4LL * cache.block_size * cache.kv_heads;
+    if (cache.type == INT8) block_bytes += 4LL * cache.block_size * cache.kv_heads;
     return {slot / cache.block_size * block_bytes, line * dim, numbers + 4 * line};
 }
 
@@ -31,20 +31,20 @@ DEVICE void store_head(const Cache &cache, bool is_value, int slot, int head, in
     int dim = is_value ? cache.value_dim : cache.key_dim;
     const Buffer<unsigned char> &bytes = is_value ? cache.values : cache.keys;
     HeadPlace place = place_of(cache, dim, slot, head);
-    if (cache.type == kInt8) {
+    if (cache.type == INT8) {
         float largest = 0.0f;
-        for (int i = lane; i < dim; i += kWarp) largest = fmaxf(largest, fabsf(value(i)));
+        for (int i = lane; i < dim; i += WARP) largest = fmaxf(largest, fabsf(value(i)));
         largest = warp_max(largest);
         float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
         Buffer<int8_t> numbers = numbers_of<int8_t>(bytes, place.block);
-        for (int i = lane; i < dim; i += kWarp) numbers[place.number + i] = static_cast<int8_t>(rintf(value(i) * inverse));
+        for (int i = lane; i < dim; i += WARP) numbers[place.number + i] = static_cast<int8_t>(rintf(value(i) * inverse));
         if (lane == 0) numbers_of<float>(bytes, place.block + place.scale)[0] = scale;
         return;
     }
-    for (int i = lane; i < dim; i += kWarp) switch (cache.type) {
-            case kFloat32: numbers_of<float>(bytes, place.block)[place.number + i] = value(i); break;
-            case kFloat16: numbers_of<Float16>(bytes, place.block)[place.number + i] = from_float<Float16>(value(i)); break;
-            case kBfloat16: numbers_of<Bfloat16>(bytes, place.block)[place.number + i] = from_float<Bfloat16>(value(i)); break;
+    for (int i = lane; i < dim; i += WARP) switch (cache.type) {
+            case FLOAT32: numbers_of<float>(bytes, place.block)[place.number + i] = value(i); break;
+            case FLOAT16: numbers_of<Float16>(bytes, place.block)[place.number + i] = from_float<Float16>(value(i)); break;
+            case BFLOAT16: numbers_of<Bfloat16>(bytes, place.block)[place.number + i] = from_float<Bfloat16>(value(i)); break;
             default: numbers_of<Float8>(bytes, place.block)[place.number + i] = from_float<Float8>(value(i));
         }
 }
@@ -69,10 +69,10 @@ DEVICE void load_head(const Cache &cache, bool is_value, int slot, int head, int
     const Buffer<unsigned char> &bytes = is_value ? cache.values : cache.keys;
     HeadPlace place = place_of(cache, dim, slot, head);
     switch (cache.type) {
-        case kFloat32: read_eight<float>(bytes, place, first, dim, values); break;
-        case kFloat16: read_eight<Float16>(bytes, place, first, dim, values); break;
-        case kBfloat16: read_eight<Bfloat16>(bytes, place, first, dim, values); break;
-        case kFloat8: read_eight<Float8>(bytes, place, first, dim, values); break;
+        case FLOAT32: read_eight<float>(bytes, place, first, dim, values); break;
+        case FLOAT16: read_eight<Float16>(bytes, place, first, dim, values); break;
+        case BFLOAT16: read_eight<Bfloat16>(bytes, place, first, dim, values); break;
+        case FLOAT8: read_eight<Float8>(bytes, place, first, dim, values); break;
         default: {
             read_eight<int8_t>(bytes, place, first, dim, values);
             float scale = numbers_of<float>(bytes, place.block + place.scale)[0];

@@ -6,14 +6,14 @@
 
 namespace {
 
-constexpr int kThreads = 256, kTileRows = 16, kHeader = 1, kFollowing = 1;  // the last two as in metadata.py
+constexpr int THREADS = 256, TILE_ROWS = 16, HEADER = 1, FOLLOWING = 1;  // the last two as in metadata.py
 
 // Sequences of a step, or what of them is kept; the last one, of the dummy slot, has the rows behind all others.
 struct Sequences {
     Buffer<int> slots, starts, offsets, first_tiles;  // [sequences + 1]; offsets and tiles one more
     int count;
 
-    static constexpr int kBuffers = 4;
+    static constexpr int BUFFERS = 4;
     DEVICE int num_rows() const { return offsets[count]; }
     DEVICE int rows_of(int sequence) const { return offsets[sequence + 1] - offsets[sequence]; }
 };
@@ -35,7 +35,7 @@ struct Writer {  // of the fields, one after another
 
     template <typename Value>
     DEVICE void write(int count, Value value) {
-        for (int i = threadIdx.x; i < count; i += kThreads) to[at + i] = value(i);
+        for (int i = threadIdx.x; i < count; i += THREADS) to[at + i] = value(i);
         at += count;
     }
 };
@@ -58,7 +58,7 @@ DEVICE void write_fields(Writer &writer, const Derive &o, const Sequences &own, 
         auto used = [&](int i) { return i < num_rows ? i : 0; };
         writer.write(o.max_tiles, [&](int tile) { return tile < o.max_rows ? slot_of(tile) : count; });
         writer.write(o.max_tiles, [&](int tile) { return tile < o.max_rows ? position_of(own, tile) + 1 : 1; });
-        writer.write(o.max_tiles * kTileRows, used);
+        writer.write(o.max_tiles * TILE_ROWS, used);
         writer.write(o.max_rows, used);
         return;
     }
@@ -68,24 +68,24 @@ DEVICE void write_fields(Writer &writer, const Derive &o, const Sequences &own, 
         int sequence = found(tile);
         return sequence < count ? own.starts[sequence] + own.rows_of(sequence) : 1;
     });
-    writer.write(o.max_tiles * kTileRows, [&](int place) {
-        int tile = place / kTileRows, sequence = found(tile);
+    writer.write(o.max_tiles * TILE_ROWS, [&](int place) {
+        int tile = place / TILE_ROWS, sequence = found(tile);
         if (sequence > count) return 0;
-        int first = own.offsets[sequence] + (tile - own.first_tiles[sequence]) * kTileRows, row = first + place % kTileRows;
+        int first = own.offsets[sequence] + (tile - own.first_tiles[sequence]) * TILE_ROWS, row = first + place % TILE_ROWS;
         int end = sequence < count ? own.offsets[sequence + 1] : num_rows;
         return row < end ? row : min(first, num_rows - 1);
     });
     writer.write(o.max_rows, [&](int row) {
         int sequence = found_in(own.offsets, count, row);
-        return row < num_rows ? row + own.first_tiles[sequence] * kTileRows - own.offsets[sequence] : 0;
+        return row < num_rows ? row + own.first_tiles[sequence] * TILE_ROWS - own.offsets[sequence] : 0;
     });
 }
 
-__global__ void __launch_bounds__(kThreads) derive(Derive o) {
-    int count = o.num_slots, thread = threadIdx.x, written_at = kHeader + 5 * count;
+__global__ void __launch_bounds__(THREADS) derive(Derive o) {
+    int count = o.num_slots, thread = threadIdx.x, written_at = HEADER + 5 * count;
     long long tables_at = static_cast<long long>(count + 1) * o.num_positions;
     long long lengths_at = tables_at + static_cast<long long>(count + 1) * o.num_blocks;
-    for (int i = thread; i < o.sent[0]; i += kThreads) o.slots[o.sent[written_at + 2 * i]] = o.sent[written_at + 2 * i + 1];
+    for (int i = thread; i < o.sent[0]; i += THREADS) o.slots[o.sent[written_at + 2 * i]] = o.sent[written_at + 2 * i + 1];
     Sequences all, kept;
     int line = count + 2, part = 0;
     for (Sequences *each : {&all, &kept}) {
@@ -93,11 +93,11 @@ __global__ void __launch_bounds__(kThreads) derive(Derive o) {
         for (Buffer<int> *buffer : {&each->slots, &each->starts, &each->offsets, &each->first_tiles})
             *buffer = dynamic_shared<int>(part++ * line * static_cast<int>(sizeof(int)), line);
     }
-    auto sent = [&](int column, int i) { return o.sent[kHeader + column * count + i]; };  // slot, start, count, kept, flags
+    auto sent = [&](int column, int i) { return o.sent[HEADER + column * count + i]; };  // slot, start, count, kept, flags
     __syncthreads();
-    for (int i = thread; i <= count; i += kThreads) {
+    for (int i = thread; i <= count; i += THREADS) {
         int slot = i < count ? sent(0, i) : count, start = i < count ? sent(1, i) : 0;
-        if (i < count && sent(4, i) == kFollowing) start = o.slots[lengths_at + slot] - 1;
+        if (i < count && sent(4, i) == FOLLOWING) start = o.slots[lengths_at + slot] - 1;
         all.slots[i] = kept.slots[i] = slot;
         all.starts[i] = start;
         kept.starts[i] = i < count ? start + sent(2, i) - sent(3, i) : 0;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) derive(Derive o) {
             own.first_tiles[i] = tile;
             int rows = i < count ? sent(2 + thread, i) : max(1, (thread == 0 ? o.num_rows : o.num_kept) - row);
             row += rows;
-            tile += (rows + kTileRows - 1) / kTileRows;
+            tile += (rows + TILE_ROWS - 1) / TILE_ROWS;
         }
         own.first_tiles[count + 1] = tile;
     }
@@ -138,6 +138,6 @@ __global__ void __launch_bounds__(kThreads) derive(Derive o) {
 }  // namespace
 
 extern "C" int tokamak_Derive(const Derive *o, void *stream) {
-    int num_bytes = 2 * Sequences::kBuffers * (o->num_slots + 2) * static_cast<int>(sizeof(int));
-    return launch<derive>(*o, dim3(1), kThreads, num_bytes, stream);
+    int num_bytes = 2 * Sequences::BUFFERS * (o->num_slots + 2) * static_cast<int>(sizeof(int));
+    return launch<derive>(*o, dim3(1), THREADS, num_bytes, stream);
 }

@@ -43,11 +43,11 @@ struct alignas(8) uint2 {
 
 namespace emulation {
 
-constexpr size_t kStackBytes = 96 << 10;
-constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block, on the cards with the most
-constexpr int kMaxThreads = 1024, kLanes = 32;
+constexpr size_t STACK_BYTES = 96 << 10;
+constexpr size_t MAX_SHARED_BYTES = 227 << 10;  // of a block, on the cards with the most
+constexpr int MAX_THREADS = 1024, LANES = 32;
 
-enum class State { kReady, kAtBarrier, kAtWarp, kDone };
+enum class State { READY, AT_BARRIER, AT_WARP, DONE };
 
 struct Copy {
     void *to;
@@ -60,20 +60,20 @@ struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
     bool is_alive = false;  // its stack is in use: it waits for a block, or within one
-    State state = State::kDone;
+    State state = State::DONE;
     std::vector<Copy> copies;  // under way
     int num_groups = 0;        // of copies, closed so far
 };
 
 struct Exchange {  // what the lanes of a warp show each other
-    uint32_t words[kLanes][8];
+    uint32_t words[LANES][8];
 };
 
 struct Machine {
-    std::vector<Fiber> fibers{kMaxThreads};
-    std::vector<Exchange> warps{kMaxThreads / kLanes};
+    std::vector<Fiber> fibers{MAX_THREADS};
+    std::vector<Exchange> warps{MAX_THREADS / LANES};
     std::vector<std::pair<void *, size_t>> shared_variables;
-    alignas(128) unsigned char shared[kMaxSharedBytes];
+    alignas(128) unsigned char shared[MAX_SHARED_BYTES];
     size_t num_shared_bytes = 0;
     std::mt19937 random{0};
     std::function<void()> kernel;
@@ -115,7 +115,7 @@ inline void fiber_main() {
     for (;;) {
         machine().kernel();
         if (!machine().running->copies.empty()) fail("a thread ended with a copy under way");
-        wait(State::kDone);
+        wait(State::DONE);
     }
 }
 
@@ -126,10 +126,10 @@ inline void fiber_main() {
     m.running = &fiber;
     if (_setjmp(m.scheduler) != 0) return;
     if (fiber.is_alive) _longjmp(fiber.here, 1);
-    if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
+    if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
     fiber.is_alive = true;
     makecontext(&fiber.context, fiber_main, 0);
     setcontext(&fiber.context);
@@ -140,7 +140,7 @@ inline bool have_met(unsigned begin, unsigned end, State state) {
     bool is_any = false;
     for (unsigned i = begin; i < end; ++i) {
         State of_thread = machine().fibers[i].state;
-        if (of_thread != state && of_thread != State::kDone) return false;
+        if (of_thread != state && of_thread != State::DONE) return false;
         is_any |= of_thread == state;
     }
     return is_any;
@@ -149,7 +149,7 @@ inline bool have_met(unsigned begin, unsigned end, State state) {
 inline bool release(unsigned begin, unsigned end, State state) {
     if (!have_met(begin, end, state)) return false;
     for (unsigned i = begin; i < end; ++i)
-        if (machine().fibers[i].state == state) machine().fibers[i].state = State::kReady;
+        if (machine().fibers[i].state == state) machine().fibers[i].state = State::READY;
     return true;
 }
 
@@ -160,22 +160,22 @@ inline void run_block() {
     std::vector<unsigned> order(m.num_threads);
     for (unsigned i = 0; i < m.num_threads; ++i) {
         order[i] = i;
-        m.fibers[i].state = State::kReady;
+        m.fibers[i].state = State::READY;
         m.fibers[i].num_groups = 0;
     }
     for (bool is_done = false; !is_done;) {
         std::shuffle(order.begin(), order.end(), m.random);
         bool has_moved = false;
         for (unsigned thread : order)
-            if (m.fibers[thread].state == State::kReady) {
+            if (m.fibers[thread].state == State::READY) {
                 resume(thread);
                 has_moved = true;
                 if (!m.error.empty()) return;
             }
-        for (unsigned first = 0; first < m.num_threads; first += kLanes)
-            has_moved |= release(first, std::min(first + kLanes, m.num_threads), State::kAtWarp);
-        has_moved |= release(0, m.num_threads, State::kAtBarrier);
-        is_done = std::all_of(order.begin(), order.end(), [&](unsigned i) { return m.fibers[i].state == State::kDone; });
+        for (unsigned first = 0; first < m.num_threads; first += LANES)
+            has_moved |= release(first, std::min(first + LANES, m.num_threads), State::AT_WARP);
+        has_moved |= release(0, m.num_threads, State::AT_BARRIER);
+        is_done = std::all_of(order.begin(), order.end(), [&](unsigned i) { return m.fibers[i].state == State::DONE; });
         if (!has_moved && !is_done) {
             m.error = "threads of a block wait for each other at different places";
             for (Fiber &fiber : m.fibers) fiber.is_alive = false;
@@ -187,7 +187,7 @@ inline void run_block() {
 inline int launch(std::function<void()> kernel, dim3 grid, unsigned num_threads, size_t num_shared_bytes) {
     Machine &m = machine();
     m.error.clear();
-    if (num_threads > kMaxThreads || num_shared_bytes > kMaxSharedBytes) {
+    if (num_threads > MAX_THREADS || num_shared_bytes > MAX_SHARED_BYTES) {
         m.error = "a block of " + std::to_string(num_threads) + " threads with " + std::to_string(num_shared_bytes) +
                   " bytes of shared memory; no card has as many";
         return 1;
@@ -226,8 +226,8 @@ struct SharedMemory {
     }
 };
 
-inline Exchange &exchange() { return machine().warps[machine().thread / kLanes]; }
-inline unsigned lane() { return machine().thread % kLanes; }
+inline Exchange &exchange() { return machine().warps[machine().thread / LANES]; }
+inline unsigned lane() { return machine().thread % LANES; }
 
 }  // namespace emulation
 
@@ -236,8 +236,8 @@ inline unsigned lane() { return machine().thread % kLanes; }
 #define blockDim (emulation::machine().block)
 #define gridDim (emulation::machine().grid)
 
-inline void __syncthreads() { emulation::wait(emulation::State::kAtBarrier); }
-inline void __syncwarp() { emulation::wait(emulation::State::kAtWarp); }
+inline void __syncthreads() { emulation::wait(emulation::State::AT_BARRIER); }
+inline void __syncwarp() { emulation::wait(emulation::State::AT_WARP); }
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {

@@ -7,41 +7,41 @@
 namespace {
 
 template <typename T, typename W>
-__global__ void __launch_bounds__(kTileThreads, 1) linear_of_tiles(Linear o) {
+__global__ void __launch_bounds__(TILE_THREADS, 1) linear_of_tiles(Linear o) {
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
-    int first_row = blockIdx.y * kTileRows;
+    int first_row = blockIdx.y * TILE_ROWS;
     auto row_of = [&](int row) { return first_row + row < o.num_rows ? static_cast<long long>(first_row + row) : -1; };
-    multiply_tile<T, W>(x, o.weights, 0, blockIdx.x * kTileOutputs, row_of, [&](int row, int output, float sum) {
+    multiply_tile<T, W>(x, o.weights, 0, blockIdx.x * TILE_OUTPUTS, row_of, [&](int row, int output, float sum) {
         if (!o.bias.is_empty()) sum += o.bias[output];
         y[row_of(row) * o.weights.num_outputs + output] = from_float<T>(sum);
     });
 }
 
-constexpr int kLargeRows = 128, kLargeOutputs = 128, kLargeThreads = 256, kStages = 3;
-constexpr int kStride = kStep + 8;  // of a line in shared memory: eight lines begin in different banks
+constexpr int LARGE_ROWS = 128, LARGE_OUTPUTS = 128, LARGE_THREADS = 256, STAGES = 3;
+constexpr int STRIDE = STEP + 8;  // of a line in shared memory: eight lines begin in different banks
 
 // Numbers of x's type alone. Eight warps, of 64 rows and 32 outputs each.
 template <typename T>
-__global__ void __launch_bounds__(kLargeThreads) large_linear(Linear o) {
+__global__ void __launch_bounds__(LARGE_THREADS) large_linear(Linear o) {
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();
     Buffer<T> weights{reinterpret_cast<T *>(o.weights.values.data), o.weights.values.count / static_cast<long long>(sizeof(T))};
-    constexpr int kPart = kLargeRows * kStride;
-    Buffer<T> shared = dynamic_shared<T>(0, 2 * kStages * kPart);
-    int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
-    int first_row = blockIdx.y * kLargeRows, first_output = blockIdx.x * kLargeOutputs;
+    constexpr int PART = LARGE_ROWS * STRIDE;
+    Buffer<T> shared = dynamic_shared<T>(0, 2 * STAGES * PART);
+    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
+    int first_row = blockIdx.y * LARGE_ROWS, first_output = blockIdx.x * LARGE_OUTPUTS;
     int row_of_warp = warp / 4 * 64, output_of_warp = warp % 4 * 32;
-    int num_steps = o.weights.padded_inputs / kStep;
+    int num_steps = o.weights.padded_inputs / STEP;
 
     auto fetch = [&](int step) {
-        int stage = step % kStages * 2 * kPart;
-        for (int piece = thread; piece < kLargeRows * kStep / 8; piece += kLargeThreads) {
-            int line = piece / (kStep / 8), first = piece % (kStep / 8) * 8, input = step * kStep + first;
+        int stage = step % STAGES * 2 * PART;
+        for (int piece = thread; piece < LARGE_ROWS * STEP / 8; piece += LARGE_THREADS) {
+            int line = piece / (STEP / 8), first = piece % (STEP / 8) * 8, input = step * STEP + first;
             bool is_row = first_row + line < o.num_rows && input < o.weights.num_inputs;
             bool is_output = first_output + line < o.weights.num_outputs;
-            copy_16_bytes(&shared[stage + line * kStride + first],
+            copy_16_bytes(&shared[stage + line * STRIDE + first],
                           is_row ? &x[(first_row + line) * static_cast<long long>(o.weights.num_inputs) + input] : x.data,
                           is_row);
-            copy_16_bytes(&shared[stage + kPart + line * kStride + first],
+            copy_16_bytes(&shared[stage + PART + line * STRIDE + first],
                           is_output ? &weights[(first_output + line) * static_cast<long long>(o.weights.padded_inputs) + input]
                                     : weights.data,
                           is_output);
@@ -49,28 +49,28 @@ __global__ void __launch_bounds__(kLargeThreads) large_linear(Linear o) {
     };
 
     float total[4][4][4] = {}, sum[4][4][4] = {};
-    for (int step = 0; step < kStages - 1; ++step) {
+    for (int step = 0; step < STAGES - 1; ++step) {
         if (step < num_steps) fetch(step);
         close_copies();
     }
     for (int step = 0; step < num_steps; ++step) {
-        wait_for_copies<kStages - 2>();
+        wait_for_copies<STAGES - 2>();
         __syncthreads();
-        if (step + kStages - 1 < num_steps) fetch(step + kStages - 1);
+        if (step + STAGES - 1 < num_steps) fetch(step + STAGES - 1);
         close_copies();
-        int stage = step % kStages * 2 * kPart;
+        int stage = step % STAGES * 2 * PART;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 multiply_step<T>(
                     sum[i][j], lane,
-                    [&](int row, int first) { return load(shared, stage + (row_of_warp + 16 * i + row) * kStride + first); },
+                    [&](int row, int first) { return load(shared, stage + (row_of_warp + 16 * i + row) * STRIDE + first); },
                     [&](int column, int first) {
-                        return load(shared, stage + kPart + (output_of_warp + 8 * j + column) * kStride + first);
+                        return load(shared, stage + PART + (output_of_warp + 8 * j + column) * STRIDE + first);
                     });
         bool is_end = false;  // of a quarter
-        for (int quarter = 1; quarter <= kQuarters; ++quarter) is_end |= step + 1 == quarter_begin(quarter, num_steps);
+        for (int quarter = 1; quarter <= QUARTERS; ++quarter) is_end |= step + 1 == quarter_begin(quarter, num_steps);
         if (is_end) {
 #pragma unroll
             for (int i = 0; i < 64; ++i) {
@@ -94,18 +94,18 @@ __global__ void __launch_bounds__(kLargeThreads) large_linear(Linear o) {
 
 template <typename T, typename W>
 int run_tiles(const Linear &o, void *stream) {
-    dim3 grid((o.weights.num_outputs + kTileOutputs - 1) / kTileOutputs, (o.num_rows + kTileRows - 1) / kTileRows);
-    return launch<linear_of_tiles<T, W>>(o, grid, kTileThreads, 0, stream);
+    dim3 grid((o.weights.num_outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, (o.num_rows + TILE_ROWS - 1) / TILE_ROWS);
+    return launch<linear_of_tiles<T, W>>(o, grid, TILE_THREADS, 0, stream);
 }
 
 template <typename T>
 int run(const Linear &o, void *stream) {
-    if (o.weights.type == kInt8) return run_tiles<T, Integer<8>>(o, stream);
-    if (o.weights.type == kInt4) return run_tiles<T, Integer<4>>(o, stream);
+    if (o.weights.type == INT8) return run_tiles<T, Integer<8>>(o, stream);
+    if (o.weights.type == INT4) return run_tiles<T, Integer<4>>(o, stream);
     if constexpr (sizeof(T) == 2) {
-        if (o.num_rows > 4 * kTileRows && o.weights.num_inputs % 8 == 0) {
-            dim3 grid((o.weights.num_outputs + kLargeOutputs - 1) / kLargeOutputs, (o.num_rows + kLargeRows - 1) / kLargeRows);
-            return launch<large_linear<T>>(o, grid, kLargeThreads, 2 * kStages * kLargeRows * kStride * sizeof(T), stream);
+        if (o.num_rows > 4 * TILE_ROWS && o.weights.num_inputs % 8 == 0) {
+            dim3 grid((o.weights.num_outputs + LARGE_OUTPUTS - 1) / LARGE_OUTPUTS, (o.num_rows + LARGE_ROWS - 1) / LARGE_ROWS);
+            return launch<large_linear<T>>(o, grid, LARGE_THREADS, 2 * STAGES * LARGE_ROWS * STRIDE * sizeof(T), stream);
         }
     }
     return run_tiles<T, T>(o, stream);

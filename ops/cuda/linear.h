@@ -8,40 +8,40 @@
 #include "operands.h"
 #include "products.h"
 
-constexpr int kTileRows = 16, kTileOutputs = 16, kQuarters = 4, kTileThreads = kQuarters * kWarp;
+constexpr int TILE_ROWS = 16, TILE_OUTPUTS = 16, QUARTERS = 4, TILE_THREADS = QUARTERS * WARP;
 
 template <int kBits_>
 struct Integer {
-    static constexpr int kBits = kBits_;
+    static constexpr int BITS = kBits_;
 };
 
 template <typename W>
-constexpr int kIntegerBits = 0;  // 0: weights are numbers of x's type
-template <int kBits>
-constexpr int kIntegerBits<Integer<kBits>> = kBits;
+constexpr int INTEGER_BITS = 0;  // 0: weights are numbers of x's type
+template <int BITS>
+constexpr int INTEGER_BITS<Integer<BITS>> = BITS;
 
 // The first of `num_segments` that a quarter adds up.
 HOST_AND_DEVICE inline int quarter_begin(int quarter, int num_segments) {
-    return static_cast<int>(static_cast<long long>(quarter) * num_segments / kQuarters);
+    return static_cast<int>(static_cast<long long>(quarter) * num_segments / QUARTERS);
 }
 
 // Integers stay what they are, and so are exact: their scale comes after the sum of a segment. With offsets, or in groups that
 // steps do not divide, they become the numbers that they stand for.
 template <typename W>
 DEVICE bool has_scaled_segments(const Weights &w) {
-    return kIntegerBits<W> != 0 && w.offsets.is_empty() && w.group_size % kStep == 0;
+    return INTEGER_BITS<W> != 0 && w.offsets.is_empty() && w.group_size % STEP == 0;
 }
 
 // Eight weights of an output, from input `first` on.
 template <typename T, typename W>
 DEVICE Eight<T> load_weights(const Weights &w, long long output, int first) {
     long long place = output * w.padded_inputs + first;
-    if constexpr (kIntegerBits<W> == 0) {
+    if constexpr (INTEGER_BITS<W> == 0) {
         Buffer<T> values{reinterpret_cast<T *>(w.values.data), w.values.count / static_cast<long long>(sizeof(T))};
         return load(values, place);
     } else {
         float values[8];
-        if constexpr (kIntegerBits<W> == 8) {
+        if constexpr (INTEGER_BITS<W> == 8) {
             const uint2 &words = w.values.template vector<uint2>(place);
             for (int i = 0; i < 8; ++i) values[i] = static_cast<int8_t>((i < 4 ? words.x : words.y) >> (8 * (i % 4)));
         } else {
@@ -62,17 +62,17 @@ DEVICE Eight<T> load_weights(const Weights &w, long long output, int first) {
 template <typename T, typename W, typename RowOf, typename Store>
 DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_weight, int first_output, RowOf row_of,
                           Store store) {
-    SHARED Shared<float, kQuarters * kTileRows * kTileOutputs> sums;
-    int thread = threadIdx.x, lane = thread % kWarp, quarter = thread / kWarp;
+    SHARED Shared<float, QUARTERS * TILE_ROWS * TILE_OUTPUTS> sums;
+    int thread = threadIdx.x, lane = thread % WARP, quarter = thread / WARP;
     bool has_scales = has_scaled_segments<W>(w);
-    int segment = has_scales ? w.group_size : kStep, num_segments = w.padded_inputs / segment;
+    int segment = has_scales ? w.group_size : STEP, num_segments = w.padded_inputs / segment;
     float total[2][4] = {}, sum[2][4] = {};
     auto rows = [&](int row, int first) {
         long long of_x = row_of(row);
         return of_x < 0 ? zeros<T>() : load_within(x, of_x * w.num_inputs, first, w.num_inputs);
     };
     for (int number = quarter_begin(quarter, num_segments); number < quarter_begin(quarter + 1, num_segments); ++number) {
-        for (int input = number * segment; input < (number + 1) * segment; input += kStep)
+        for (int input = number * segment; input < (number + 1) * segment; input += STEP)
 #pragma unroll
             for (int j = 0; j < 2; ++j)
                 multiply_step<T>(
@@ -94,14 +94,14 @@ DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         int row = lane / 4 + i % 4 / 2 * 8, column = 8 * (i / 4) + lane % 4 * 2 + i % 2;
-        sums[(quarter * kTileRows + row) * kTileOutputs + column] = has_scales ? total[i / 4][i % 4] : sum[i / 4][i % 4];
+        sums[(quarter * TILE_ROWS + row) * TILE_OUTPUTS + column] = has_scales ? total[i / 4][i % 4] : sum[i / 4][i % 4];
     }
     __syncthreads();
-    for (int place = thread; place < kTileRows * kTileOutputs; place += kTileThreads) {
-        int row = place / kTileOutputs, output = first_output + place % kTileOutputs;
+    for (int place = thread; place < TILE_ROWS * TILE_OUTPUTS; place += TILE_THREADS) {
+        int row = place / TILE_OUTPUTS, output = first_output + place % TILE_OUTPUTS;
         if (row_of(row) < 0 || output >= w.num_outputs) continue;
         float sum = 0.0f;
-        for (int part = 0; part < kQuarters; ++part) sum += sums[part * kTileRows * kTileOutputs + place];
+        for (int part = 0; part < QUARTERS; ++part) sum += sums[part * TILE_ROWS * TILE_OUTPUTS + place];
         store(row, output, sum);
     }
 }

@@ -4,7 +4,7 @@
 #include "platform.h"
 
 // As `operands.py` numbers them.
-enum Type : int { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 2, kInt8 = 3, kFloat8 = 4, kInt4 = 5 };
+enum Type : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, FLOAT8 = 4, INT4 = 5 };
 
 struct Float16 {
     uint16_t bits;
@@ -22,8 +22,8 @@ struct Float8 {  // e4m3: no infinities, the largest is 448
 template <typename Run>
 int with_type(int type, Run run) {
     switch (type) {
-        case kFloat32: return run(float{});
-        case kFloat16: return run(Float16{});
+        case FLOAT32: return run(float{});
+        case FLOAT16: return run(Float16{});
         default: return run(Bfloat16{});
     }
 }
@@ -135,12 +135,12 @@ DEVICE Float8 from_float<Float8>(float x) {
 
 // Of all lanes of a warp; each has it.
 DEVICE float warp_sum(float x) {
-    for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kAllLanes, x, mask);
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(ALL_LANES, x, mask);
     return x;
 }
 
 DEVICE float warp_max(float x) {
-    for (int mask = kWarp / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, mask));
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, mask));
     return x;
 }
 

@@ -5,17 +5,17 @@
 
 namespace {
 
-constexpr int kThreads = 256, kChains = 8;  // of each thread, independent of each other
+constexpr int THREADS = 256, CHAINS = 8;  // of each thread, independent of each other
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) peak(Peak o) {
-    float sums[kChains][4] = {};
-    float factor = 1.0f + static_cast<float>(threadIdx.x % kWarp) / 1024;
+__global__ void __launch_bounds__(THREADS) peak(Peak o) {
+    float sums[CHAINS][4] = {};
+    float factor = 1.0f + static_cast<float>(threadIdx.x % WARP) / 1024;
     uint32_t word = 0;
     if constexpr (sizeof(T) == 2) word = pair(from_float<T>(factor), from_float<T>(factor));
     for (int step = 0; step < o.num_steps; ++step)
 #pragma unroll
-        for (int chain = 0; chain < kChains; ++chain) {
+        for (int chain = 0; chain < CHAINS; ++chain) {
             if constexpr (sizeof(T) == 2) multiply<T>(sums[chain], {word, word, word, word}, {word, word});
             else
                 for (float &sum : sums[chain]) sum = fmaf(sum, factor, factor);
@@ -23,11 +23,11 @@ __global__ void __launch_bounds__(kThreads) peak(Peak o) {
     float total = 0.0f;
     for (auto &chain : sums)
         for (float sum : chain) total += sum;
-    o.sums[static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x] = total;
+    o.sums[static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x] = total;
 }
 
 }  // namespace
 
 extern "C" int tokamak_Peak(const Peak *o, void *stream) {
-    return with_type(o->type, [&](auto x) { return launch<peak<decltype(x)>>(*o, dim3(o->num_blocks), kThreads, 0, stream); });
+    return with_type(o->type, [&](auto x) { return launch<peak<decltype(x)>>(*o, dim3(o->num_blocks), THREADS, 0, stream); });
 }

@@ -18,8 +18,8 @@
 #define HOST_AND_DEVICE
 #endif
 
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
 
 template <typename T>
 struct Buffer {
@@ -74,18 +74,18 @@ DEVICE void copy_16_bytes(void *shared, const void *global, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(num_bytes));
 }
 DEVICE void close_copies() { asm volatile("cp.async.commit_group;"); }
-template <int kLeft>
+template <int LEFT>
 DEVICE void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft));
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
 }
 
-template <auto kKernel, typename Operands>
+template <auto KERNEL, typename Operands>
 int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *stream) {
     if (num_shared_bytes > 48 << 10) {
-        cudaError_t status = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, num_shared_bytes);
+        cudaError_t status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, num_shared_bytes);
         if (status != cudaSuccess) return status;
     }
-    kKernel<<<grid, num_threads, num_shared_bytes, static_cast<cudaStream_t>(stream)>>>(operands);
+    KERNEL<<<grid, num_threads, num_shared_bytes, static_cast<cudaStream_t>(stream)>>>(operands);
     return cudaGetLastError();
 }
 #else
@@ -112,12 +112,12 @@ inline void copy_16_bytes(void *shared, const void *global, bool is_there) {
     own.copies.push_back({shared, is_there ? global : nullptr, own.num_groups});
 }
 inline void close_copies() { ++emulation::machine().running->num_groups; }
-template <int kLeft>
+template <int LEFT>
 void wait_for_copies() {
     emulation::Fiber &own = *emulation::machine().running;
     size_t left = 0;
     for (emulation::Copy &copy : own.copies) {
-        if (copy.group >= own.num_groups - kLeft) {
+        if (copy.group >= own.num_groups - LEFT) {
             own.copies[left++] = copy;
             continue;
         }
@@ -127,8 +127,8 @@ void wait_for_copies() {
     own.copies.resize(left);
 }
 
-template <auto kKernel, typename Operands>
+template <auto KERNEL, typename Operands>
 int launch(const Operands &operands, dim3 grid, int num_threads, int num_shared_bytes, void *) {
-    return emulation::launch([operands] { kKernel(operands); }, grid, num_threads, num_shared_bytes);
+    return emulation::launch([operands] { KERNEL(operands); }, grid, num_threads, num_shared_bytes);
 }
 #endif

@@ -8,7 +8,7 @@
 
 #include "numbers.h"
 
-constexpr int kStep = 32;  // inputs
+constexpr int STEP = 32;  // inputs
 
 template <typename T>
 struct Eight {  // neighbours, as words of two
@@ -26,7 +26,7 @@ DEVICE void multiply_step(float (&c)[4], int lane, A a, B b) {
     int g = lane / 4, t = lane % 4;
     if constexpr (sizeof(T) == 4) {
 #pragma unroll 1  // 32 numbers of each are enough registers; attention's sums have up to 128
-        for (int first = 0; first < kStep; first += 8) {
+        for (int first = 0; first < STEP; first += 8) {
             Eight<float> low = a(g, first), high = a(g + 8, first), left = b(2 * t, first), right = b(2 * t + 1, first);
             for (int i = 0; i < 8; ++i) {
                 c[0] = fmaf(low.values[i], left.values[i], c[0]);

@@ -5,15 +5,15 @@
 
 namespace {
 
-constexpr int kWarps = 4, kMaxDim = 512;
+constexpr int WARPS = 4, MAX_DIM = 512;
 
 // y = normalized x, or x, of a head of `dim` numbers in shared memory; each lane of the warp takes part.
 DEVICE void normalize(const Buffer<float> &head, const Buffer<float> &weight, int first_weight, int dim, float epsilon,
                       int lane) {
     float squares = 0.0f;
-    for (int i = lane; i < dim; i += kWarp) squares = fmaf(head[i], head[i], squares);
+    for (int i = lane; i < dim; i += WARP) squares = fmaf(head[i], head[i], squares);
     float factor = rsqrtf(warp_sum(squares) / static_cast<float>(dim) + epsilon);
-    for (int i = lane; i < dim; i += kWarp) head[i] = head[i] * factor * weight[first_weight + i];
+    for (int i = lane; i < dim; i += WARP) head[i] = head[i] * factor * weight[first_weight + i];
     __syncwarp();
 }
 
@@ -23,25 +23,25 @@ DEVICE float rotated(const Buffer<float> &head, int i, const Buffer<float> &cosi
 }
 
 // A warp's own part of the block's memory.
-DEVICE Buffer<float> own_head(Shared<float, kWarps * kMaxDim> &heads, int warp) { return {&heads[warp * kMaxDim], kMaxDim}; }
+DEVICE Buffer<float> own_head(Shared<float, WARPS * MAX_DIM> &heads, int warp) { return {&heads[warp * MAX_DIM], MAX_DIM}; }
 
 template <typename T>
-__global__ void __launch_bounds__(kWarps *kWarp, 1) rotate_and_store(RotateAndStore o) {
-    SHARED Shared<float, kWarps * kMaxDim> heads;
+__global__ void __launch_bounds__(WARPS *WARP, 1) rotate_and_store(RotateAndStore o) {
+    SHARED Shared<float, WARPS * MAX_DIM> heads;
     Buffer<T> qkv = o.qkv.as<T>(), queries = o.queries.as<T>();
-    int row = blockIdx.x, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, dim = o.cache.key_dim;
+    int row = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, dim = o.cache.key_dim;
     Buffer<float> head = own_head(heads, warp);
     int num_all = o.heads + 2 * o.kv_heads, slot = o.slot_mapping[row];
     long long angle = static_cast<long long>(o.angle_rows[row]) * dim;
-    for (int number = warp; number < num_all; number += kWarps) {
+    for (int number = warp; number < num_all; number += WARPS) {
         bool is_value = number >= o.heads + o.kv_heads, is_query = number < o.heads;
         __syncwarp();
-        for (int i = lane; i < dim; i += kWarp)
+        for (int i = lane; i < dim; i += WARP)
             head[i] = to_float(qkv[(static_cast<long long>(row) * num_all + number) * dim + i]);
         __syncwarp();
         if (!is_value && !o.norm_weight.is_empty()) normalize(head, o.norm_weight, is_query ? 0 : dim, dim, o.epsilon, lane);
         if (is_query) {
-            for (int i = lane; i < dim; i += kWarp)
+            for (int i = lane; i < dim; i += WARP)
                 queries[(static_cast<long long>(row) * o.heads + number) * dim + i] =
                     from_float<T>(rotated(head, i, o.cosines, o.sines, o.partners, angle));
         } else {
@@ -54,21 +54,21 @@ __global__ void __launch_bounds__(kWarps *kWarp, 1) rotate_and_store(RotateAndSt
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kWarps *kWarp) store_latent(StoreLatent o) {
-    SHARED Shared<float, kWarps * kMaxDim> heads;
+__global__ void __launch_bounds__(WARPS *WARP) store_latent(StoreLatent o) {
+    SHARED Shared<float, WARPS * MAX_DIM> heads;
     Buffer<T> queries = o.queries.as<T>(), compressed = o.compressed.as<T>(), results = o.rotated.as<T>();
-    int row = blockIdx.x, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    int row = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int latent_dim = o.cache.value_dim, rotary_dim = o.cache.key_dim, dim = o.plain_dim + rotary_dim,
         slot = o.slot_mapping[row];
     long long angle = static_cast<long long>(o.angle_rows[row]) * rotary_dim;
     long long first = static_cast<long long>(row) * (latent_dim + rotary_dim);
     Buffer<float> head = own_head(heads, warp);
-    for (int number = warp; number < o.heads + 2; number += kWarps) {  // the queries' heads, the latent, the key
+    for (int number = warp; number < o.heads + 2; number += WARPS) {  // the queries' heads, the latent, the key
         long long of_queries = (static_cast<long long>(row) * o.heads + number) * dim;
         bool is_latent = number == o.heads, is_key = number == o.heads + 1;
         int width = is_latent ? latent_dim : rotary_dim;
         __syncwarp();
-        for (int i = lane; i < width; i += kWarp)
+        for (int i = lane; i < width; i += WARP)
             head[i] = to_float(is_latent ? compressed[first + i]
                                : is_key  ? compressed[first + latent_dim + i]
                                          : queries[of_queries + o.plain_dim + i]);
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kWarps *kWarp) store_latent(StoreLatent o) {
             store_head(o.cache, false, slot, 0, lane,
                        [&](int i) { return to_float(from_float<T>(rotated(head, i, o.cosines, o.sines, o.partners, angle))); });
         } else {
-            for (int i = lane; i < o.plain_dim; i += kWarp) results[of_queries + i] = queries[of_queries + i];
-            for (int i = lane; i < rotary_dim; i += kWarp)
+            for (int i = lane; i < o.plain_dim; i += WARP) results[of_queries + i] = queries[of_queries + i];
+            for (int i = lane; i < rotary_dim; i += WARP)
                 results[of_queries + o.plain_dim + i] = from_float<T>(rotated(head, i, o.cosines, o.sines, o.partners, angle));
         }
     }
@@ -98,17 +98,16 @@ __global__ void begin(Begin o) {
 }  // namespace
 
 extern "C" int tokamak_Begin(const Begin *o, void *stream) {
-    constexpr int kThreads = 128;
-    return launch<begin>(*o, dim3((o->num_rows + kThreads - 1) / kThreads), kThreads, 0, stream);
+    constexpr int THREADS = 128;
+    return launch<begin>(*o, dim3((o->num_rows + THREADS - 1) / THREADS), THREADS, 0, stream);
 }
 
 extern "C" int tokamak_RotateAndStore(const RotateAndStore *o, void *stream) {
-    return with_type(o->type, [&](auto x) {
-        return launch<rotate_and_store<decltype(x)>>(*o, dim3(o->num_rows), kWarps * kWarp, 0, stream);
-    });
+    return with_type(
+        o->type, [&](auto x) { return launch<rotate_and_store<decltype(x)>>(*o, dim3(o->num_rows), WARPS * WARP, 0, stream); });
 }
 
 extern "C" int tokamak_StoreLatent(const StoreLatent *o, void *stream) {
-    return with_type(
-        o->type, [&](auto x) { return launch<store_latent<decltype(x)>>(*o, dim3(o->num_rows), kWarps * kWarp, 0, stream); });
+    return with_type(o->type,
+                     [&](auto x) { return launch<store_latent<decltype(x)>>(*o, dim3(o->num_rows), WARPS * WARP, 0, stream); });
 }

@@ -9,9 +9,9 @@
 
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kHeader = 1, kDrawn = 2, kNumSettings = 10;  // as in ops/paddle/metadata.py
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int THREADS = 128;
+constexpr int HEADER = 1, DRAWN = 2, NUM_SETTINGS = 10;  // as in ops/paddle/metadata.py
+constexpr float INF = std::numeric_limits<float>::infinity();
 
 // Philox4x32-10 (Salmon et al. 2011), as ops/cpu/native/philox.cpp: in [0, 1), with 53 bits.
 DEVICE double uniform(uint32_t seed_low, uint32_t seed_high, uint32_t position, uint32_t sample_index) {
@@ -41,7 +41,7 @@ struct Cut {
 };
 
 struct Block {
-    Shared<double, kThreads> &parts;
+    Shared<double, THREADS> &parts;
     Shared<double, 1> &all;
 
     // The sum of each thread's value, thread after thread; each has it.
@@ -51,7 +51,7 @@ struct Block {
         __syncthreads();
         if (threadIdx.x == 0) {
             double total = 0;
-            for (int thread = 0; thread < kThreads; ++thread) total += parts[thread];
+            for (int thread = 0; thread < THREADS; ++thread) total += parts[thread];
             all[0] = total;
         }
         __syncthreads();
@@ -72,7 +72,7 @@ struct Block {
         parts[threadIdx.x] = value;
         __syncthreads();
         double found = parts[0];
-        for (int thread = 1; thread < kThreads; ++thread)
+        for (int thread = 1; thread < THREADS; ++thread)
             if (parts[thread] < found) found = parts[thread];
         return static_cast<int>(found);
     }
@@ -90,25 +90,25 @@ struct Slots {
         settings_at = lengths_at + count;
     }
     DEVICE int setting(int slot, int word) const {
-        return memory[settings_at + static_cast<long long>(slot) * kNumSettings + word];
+        return memory[settings_at + static_cast<long long>(slot) * NUM_SETTINGS + word];
     }
     DEVICE double real(int slot, int word) const {
         return double_of(static_cast<uint32_t>(setting(slot, word)), static_cast<uint32_t>(setting(slot, word + 1)));
     }
 };
 
-__global__ void __launch_bounds__(kThreads) sample(Sample o) {
-    SHARED Shared<double, kThreads> parts;
+__global__ void __launch_bounds__(THREADS) sample(Sample o) {
+    SHARED Shared<double, THREADS> parts;
     SHARED Shared<double, 1> all;
     Block block{parts, all};
-    int row = blockIdx.x, vocab = o.vocab, run = (vocab + kThreads - 1) / kThreads;
+    int row = blockIdx.x, vocab = o.vocab, run = (vocab + THREADS - 1) / THREADS;
     int begin = min(static_cast<int>(threadIdx.x) * run, vocab), end = min(begin + run, vocab);
     Buffer<float> logits{o.logits.data + static_cast<long long>(row) * vocab, vocab};
     int kept = o.logit_row_ids[row], slot = o.row_slots[o.row_ids[kept]], position = o.positions[kept] + 1;
     Slots slots(o);
 
     // The largest, and the first token that has it; the first NaN, where there is one.
-    float largest = -kInfinity;
+    float largest = -INF;
     bool is_nan = false;
     for (int id = begin; id < end; ++id) {
         is_nan |= logits[id] != logits[id];
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
     __syncthreads();
     parts[threadIdx.x] = largest;
     __syncthreads();
-    for (int thread = 0; thread < kThreads; ++thread) largest = fmaxf(largest, static_cast<float>(parts[thread]));
+    for (int thread = 0; thread < THREADS; ++thread) largest = fmaxf(largest, static_cast<float>(parts[thread]));
     int first = vocab;
     for (int id = end - 1; id >= begin; --id)
         if (has_nan ? logits[id] != logits[id] : logits[id] == largest) first = id;
@@ -214,10 +214,10 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
     }
     normalizer = block.sum(normalizer);
     int rank = 1 + static_cast<int>(block.sum(above));
-    for (int sequence = threadIdx.x; sequence < o.num_slots; sequence += kThreads) {
+    for (int sequence = threadIdx.x; sequence < o.num_slots; sequence += THREADS) {
         int end = o.sequence_offsets[sequence + 1];
         bool is_last = end == kept + 1 && end > o.sequence_offsets[sequence];
-        if (!is_last || o.sent[kHeader + 4 * o.num_slots + sequence] != kDrawn) continue;
+        if (!is_last || o.sent[HEADER + 4 * o.num_slots + sequence] != DRAWN) continue;
         long long of = o.sequence_slots[sequence];
         o.slots[of * o.num_positions + o.context_lengths[sequence]] = token;
         o.slots[slots.lengths_at + of] = o.context_lengths[sequence] + 1;
@@ -232,5 +232,5 @@ __global__ void __launch_bounds__(kThreads) sample(Sample o) {
 }  // namespace
 
 extern "C" int tokamak_Sample(const Sample *o, void *stream) {
-    return launch<sample>(*o, dim3(o->num_rows), kThreads, 0, stream);
+    return launch<sample>(*o, dim3(o->num_rows), THREADS, 0, stream);
 }

@@ -39,9 +39,9 @@ from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightForm
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
 INTEGERS = ("int8", "int4")  # kinds of weights
-KEYS_OF_PART = 512  # kPart in attention.cu
+KEYS_OF_PART = 512  # PART in attention.cu
 _STEP = 32  # inputs of a linear come in multiples of it
-_TILE_ROWS = 16  # rows of an expert's tile, kTileRows in linear.h
+_TILE_ROWS = 16  # rows of an expert's tile, TILE_ROWS in linear.h
 _MAX_PART_NUMBERS = 1 << 24  # scratch memory for parts of attention; beyond it, one block computes all parts of a row
 
 

@@ -8,21 +8,21 @@ struct Sums {
 
 namespace {
 
-constexpr int kThreads = 64;
+constexpr int THREADS = 64;
 
 __global__ void read_behind_the_end(Sums o) { o.y[threadIdx.x] = o.x[threadIdx.x + 1]; }
 
 __global__ void read_before_the_barrier(Sums o) {
-    SHARED Shared<float, kThreads> shared;
+    SHARED Shared<float, THREADS> shared;
     shared[threadIdx.x] = o.x[threadIdx.x];
-    o.y[threadIdx.x] = shared[(threadIdx.x + 1) % kThreads];
+    o.y[threadIdx.x] = shared[(threadIdx.x + 1) % THREADS];
 }
 
 __global__ void read_behind_the_barrier(Sums o) {
-    SHARED Shared<float, kThreads> shared;
+    SHARED Shared<float, THREADS> shared;
     shared[threadIdx.x] = o.x[threadIdx.x];
     __syncthreads();
-    o.y[threadIdx.x] = shared[(threadIdx.x + 1) % kThreads];
+    o.y[threadIdx.x] = shared[(threadIdx.x + 1) % THREADS];
 }
 
 __global__ void add_up_in_any_order(Sums o) {
@@ -36,14 +36,14 @@ __global__ void wait_apart(Sums o) {
 }
 
 __global__ void read_a_copy_too_early(Sums o) {
-    Buffer<float> shared = dynamic_shared<float>(0, 4 * kThreads);
+    Buffer<float> shared = dynamic_shared<float>(0, 4 * THREADS);
     copy_16_bytes(&shared[4 * threadIdx.x], &o.x[0], true);
     close_copies();
     o.y[threadIdx.x] = shared[4 * threadIdx.x];
     wait_for_copies<0>();
 }
 
-__global__ void read_more_shared_memory(Sums) { dynamic_shared<float>(4 * kThreads * 4, 1); }
+__global__ void read_more_shared_memory(Sums) { dynamic_shared<float>(4 * THREADS * 4, 1); }
 
 __global__ void product(Sums o) {  // c [16, 8] of a [16, 16] and b [16, 8], bfloat16
     int lane = threadIdx.x, g = lane / 4, t = lane % 4;
@@ -60,16 +60,16 @@ __global__ void product(Sums o) {  // c [16, 8] of a [16, 16] and b [16, 8], bfl
 }  // namespace
 
 extern "C" int run_kernel(int number, const Sums *o) {
-    constexpr int kShared = 4 * kThreads * sizeof(float);
+    constexpr int NUM_SHARED_BYTES = 4 * THREADS * sizeof(float);
     switch (number) {
-        case 0: return launch<read_behind_the_end>(*o, dim3(1), kThreads, 0, nullptr);
-        case 1: return launch<read_before_the_barrier>(*o, dim3(1), kThreads, 0, nullptr);
-        case 2: return launch<read_behind_the_barrier>(*o, dim3(1), kThreads, 0, nullptr);
-        case 3: return launch<add_up_in_any_order>(*o, dim3(1), kThreads, 0, nullptr);
-        case 4: return launch<wait_apart>(*o, dim3(1), kThreads, 0, nullptr);
-        case 5: return launch<read_a_copy_too_early>(*o, dim3(1), kThreads, kShared, nullptr);
-        case 6: return launch<read_more_shared_memory>(*o, dim3(1), kThreads, kShared, nullptr);
-        default: return launch<product>(*o, dim3(1), kWarp, 0, nullptr);
+        case 0: return launch<read_behind_the_end>(*o, dim3(1), THREADS, 0, nullptr);
+        case 1: return launch<read_before_the_barrier>(*o, dim3(1), THREADS, 0, nullptr);
+        case 2: return launch<read_behind_the_barrier>(*o, dim3(1), THREADS, 0, nullptr);
+        case 3: return launch<add_up_in_any_order>(*o, dim3(1), THREADS, 0, nullptr);
+        case 4: return launch<wait_apart>(*o, dim3(1), THREADS, 0, nullptr);
+        case 5: return launch<read_a_copy_too_early>(*o, dim3(1), THREADS, NUM_SHARED_BYTES, nullptr);
+        case 6: return launch<read_more_shared_memory>(*o, dim3(1), THREADS, NUM_SHARED_BYTES, nullptr);
+        default: return launch<product>(*o, dim3(1), WARP, 0, nullptr);
     }
 }
 
