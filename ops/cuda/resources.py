@@ -76,7 +76,7 @@ def digest() -> str:
 
 def is_kept() -> bool:
     """The table of these very kernels is in .github/DEVICES.md."""
-    return f"Of sources `{digest()}`:" in (SOURCES.parents[1] / ".github" / "DEVICES.md").read_text()
+    return f"Sources `{digest()}`:" in (SOURCES.parents[1] / ".github" / "DEVICES.md").read_text()
 
 
 def main(nvcc: str) -> int:
@@ -90,7 +90,7 @@ def main(nvcc: str) -> int:
         if made.returncode != 0:
             raise BuildError(f"{nvcc} failed with exit code {made.returncode}:\n{made.stderr[-2000:]}")
         found += resources_of(made.stdout + made.stderr)
-    print(f"Of sources `{digest()}`:\n\n{table(found)}")
+    print(f"Sources `{digest()}`:\n\n{table(found)}")
     return int(any(each.spilled_bytes for each in found))
 
 

@@ -56,7 +56,7 @@ def test_kernels_without_spills() -> None:
 def test_stored_table_is_of_these_sources() -> None:
     """A kernel that spills fails here, without a compiler that takes minutes; `tools/test` runs it for changed sources."""
     text = (REPOSITORY / ".github" / "DEVICES.md").read_text()
-    of_sources, _, rest = text.partition("Of sources `")[2].partition("`")
+    of_sources, _, rest = text.partition("Sources `")[2].partition("`")
     rows = re.findall(r"^\| (\w+) \| sm_(\w+) \|.* (\d+) \|$", rest, re.MULTILINE)
     sources = "".join(path.read_text() for path in SOURCES.glob("*.cu"))
     kernels = set(re.findall(r"^__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(", sources, re.MULTILINE))
