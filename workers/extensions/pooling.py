@@ -1,11 +1,11 @@
-"""The end of a step in an engine that pools: hidden states of a prompt become its one answer.
+"""The end of a step in a pooling engine: hidden states of a prompt become one vector or a list of scores.
 
-The runner's `Output` in the place of `StepSampling`. All arithmetic on hidden states is float64 and goes token by token
-in the prompt's order, so an answer's bits depend on neither its company nor how its prompt was cut: what earlier chunks gave is
-in the slot. A rank that died left nothing of that; the scheduler has such a prompt computed from its beginning.
+The runner's `Output`, instead of `StepSampling`. Arithmetic on hidden states is float64, token by token in prompt order, so the
+bits of an answer do not depend on the batch or on chunk boundaries. Partial results of earlier chunks are kept in the slot; if
+the rank dies, the scheduler has the prompt computed from its beginning.
 
-    embed       the last hidden state, the mean of all, or the first; cut to the dimensions asked for, then of length 1
-    classify    the head's logits for it, or those of two tokens; through the model's activation
+    embed       the last hidden state, the mean of all, or the first; truncated to the requested dimensions, then normalized
+    classify    the head's logits for it, or those of two tokens; then the model's activation
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
 from workers.engine.step_run import StepRun
 
-_SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize has it
+_SMALLEST_NORM = 1e-12  # as in torch.nn.functional.normalize
 
 
 class StepPooling:
-    """Pools on the host."""
+    """Pooling on the host."""
 
     def __init__(
         self, rank: int, device: Device, inputs: StepInputs, slots: BatchSlots, pooling: PoolingConfig, hidden_size: int
     ) -> None:
         self._rank, self._device, self._inputs, self._slots, self._pooling = rank, device, inputs, slots, pooling
-        self._answers: dict[int, bytes] = {}  # of the step that was begun last
+        self._answers: dict[int, bytes] = {}  # by row of the last step that began
         width = hidden_size if pooling.needs_all_tokens else 0
         self._asked = slots.register("pooling", None, dtype=object)  # Pooling
-        self._pooled = slots.register("pooled", 0, width, dtype=np.float64)  # of all tokens so far
+        self._pooled = slots.register("pooled", 0, width, dtype=np.float64)  # sums over all tokens so far
         self._num_pooled = slots.register("num_pooled", 0)
         slots.add_part(self)
 
@@ -49,7 +49,7 @@ class StepPooling:
         return kept_counts, None
 
     def begin(self, run: StepRun) -> None:
-        """Take what the model has computed, before the next step is run."""
+        """Take the hidden states that the model has computed, before the next step runs."""
         rows, is_last = run.rows, self._is_last(run.rows)
         self._answers = {}
         if self._pooling.needs_all_tokens:
@@ -88,12 +88,12 @@ class StepPooling:
         )
 
     def _is_last(self, rows: StepRows) -> np.ndarray:
-        """Which rows end their prompt."""
+        """Return which rows end their prompt."""
         is_last: np.ndarray = (rows.counts > 0) & (rows.ends == self._slots.num_prompt_tokens[rows.slots])
         return is_last
 
     def _take(self, slot: int, start: int, hidden: np.ndarray) -> None:
-        """The hidden states [n, hidden] of the slot's next positions."""
+        """Add the hidden states [n, hidden] of the slot's next positions."""
         known = int(self._num_pooled[slot])
         assert start == known, f"position {start} of slot {slot} is pooled after {known} others"
         self._num_pooled[slot] += len(hidden)
@@ -102,7 +102,7 @@ class StepPooling:
             pooled += state
 
     def _logits(self, run: StepRun, kept_rows: np.ndarray) -> np.ndarray:
-        """float64 [n, outputs of the head]: of some of the step's kept rows."""
+        """Return logits of the given kept rows: float64 [n, outputs of the head]."""
         parts = []
         for begin in range(0, len(kept_rows), self._inputs.max_logit_rows):
             part = kept_rows[begin : begin + self._inputs.max_logit_rows]
@@ -112,7 +112,7 @@ class StepPooling:
 
 
 def finished(values: np.ndarray, asked: Pooling, pooling: PoolingConfig) -> np.ndarray:
-    """The answer of one prompt, float64, of what was pooled of it: a vector or logits, float64 [n]."""
+    """Return the answer of one prompt, float64 [n], from the pooled vector or logits `values`, float64."""
     if pooling.task == "embed":
         values = values[: asked.num_dimensions or None]
         is_normalized = pooling.is_normalized if asked.is_finished is None else asked.is_finished

@@ -1,4 +1,4 @@
-"""Position column of a model that looks positions up, separately for the first and the second text of a prompt (BERT)."""
+"""Position column of models with learned positions (BERT), which are separate for the first and second text of a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.engine.inputs import RowsOfSlots, StepInputs
 
 
 class TypedPositionColumns:
-    """`num_positions` of each type of text."""
+    """Position rows of a model with `num_positions` for each type of text."""
 
     def __init__(self, num_positions: int) -> None:
         self._num_positions = num_positions
@@ -20,7 +20,7 @@ class TypedPositionColumns:
         inputs.add("position_rows", inputs.max_rows)
 
     def bind(self, slots: BatchSlots) -> None:
-        """Read where the second texts of `slots` begin; at the prompt's end where there is none."""
+        """Register where the second texts of `slots` begin: the end of the prompt if there is none."""
         self.second_starts = slots.register("second_starts", 0)
         slots.add_part(self)
 

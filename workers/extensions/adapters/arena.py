@@ -1,7 +1,7 @@
-"""The memory of all adapters, as one rank writes it and every rank reads it.
+"""Memory of all adapters, written by one rank and read by all.
 
-Owned by the runner, over the memory that the supervisor holds (`engine/checkpoint/adapters/layout.py`): what one rank wrote
-there is there for the others, and for those that are started again.
+Owned by the runner, over memory that the supervisor holds (`engine/checkpoint/adapters/layout.py`), so that other ranks and
+restarted ones find what one rank wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HASH_BYTES = 32
 
 
 class AdapterArena:
-    """`memory`: of `layout.num_bytes` bytes, at a page."""
+    """Adapters in `memory` of `layout.num_bytes` bytes, aligned to a page."""
 
     def __init__(self, memory: memoryview, layout: AdapterLayout) -> None:
         self.layout = layout
@@ -33,7 +33,7 @@ class AdapterArena:
         self._modules = {module.name: module for module in layout.modules}
 
     def bind(self, linears: Iterable[Linear]) -> None:
-        """Have the linears that adapters may change find theirs here. All modules of the layout must be among them."""
+        """Point each adaptable linear at its part of the arena. All modules of the layout must be among `linears`."""
         num_found = 0
         for linear in linears:
             parts, first = [], 0
@@ -49,8 +49,8 @@ class AdapterArena:
         assert num_found == len(self._modules), f"{num_found} of {len(self._modules)} modules are linears of the model"
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
-        """Put an adapter into a slot that no row uses. What tells its numbers from any others', in hexadecimal: whatever files
-        they came in. CheckpointError as the reader's; the slot then holds no adapter."""
+        """Write an adapter into a slot that no row uses; return a digest of its numbers, in hexadecimal, which does not depend
+        on its files. Raises CheckpointError like the reader; the slot then has no adapter."""
         digest = blake2b(digest_size=HASH_BYTES)
         self.ranks[slot] = 0
         memory = self.slots[slot]

@@ -1,4 +1,4 @@
-"""Adapters in a step: each linear finds its part of the arena, and each row its sequence's adapter."""
+"""Adapters in a step: the arena part of each linear, and the adapter of each row's sequence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AdapterColumns(Extension):
             rows.add("adapter_slots", rows.max_rows)
 
     def bind(self, slots: BatchSlots) -> None:
-        """Read which adapter each of `slots` has."""
+        """Register the adapter of each of `slots`."""
         self.adapter_slots = slots.register("adapter_slots", NO_ADAPTER)
         slots.add_part(self)
 

@@ -15,21 +15,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class AdapterLoader:
-    """Carries out orders to load an adapter into `arena`."""
+    """Loads adapters into `arena` on command."""
 
     def __init__(self, arena: AdapterArena) -> None:
         self._arena = arena
         self._load: _Load | None = None
 
     def start(self, command_id: str, order: LoadAdapter) -> Reply | None:
-        """Begin to load. Return the refusal of an order that comes while another one is carried out."""
+        """Start loading. Return a refusal while another adapter is loading."""
         if self._load is not None:
             return Reply(command_id, 409, "another adapter is being loaded; try again when it has finished")
         self._load = _Load(command_id, order, self._arena)
         return None
 
     def take_reply(self) -> Reply | None:
-        """Return the reply to the order that is done, once."""
+        """Return the reply of the finished command, once."""
         if self._load is None or self._load.reply is None:
             return None
         reply, self._load = self._load.reply, None
@@ -37,7 +37,7 @@ class AdapterLoader:
 
 
 class _Load:
-    """One order. `reply` is set when it is done, with or without success."""
+    """One command. `reply` is set when it has finished, successfully or not."""
 
     def __init__(self, command_id: str, order: LoadAdapter, arena: AdapterArena) -> None:
         self._command_id, self._order, self._arena = command_id, order, arena
@@ -45,14 +45,14 @@ class _Load:
         threading.Thread(target=self._load, name="adapter", daemon=True).start()
 
     def _load(self) -> None:
-        """Check the files as a whole, then write the slot, which no row uses. Numbers are checked on their way there: no row
-        gets a slot that was not loaded as a whole."""
+        """Check all files, then write the slot, which no row uses. Numbers are checked while they are written; no row gets a
+        slot that was not loaded completely."""
         try:
             files = AdapterFiles(Path(self._order.path), self._arena.layout)
             contents = self._arena.write(self._order.slot, files.linears())
         except CheckpointError as error:
             self.reply = Reply(self._command_id, 400, str(error))
-        except Exception as error:  # whatever is wrong with it, the others are served on
+        except Exception as error:  # any error fails only this adapter
             _LOG.exception("adapter %s", self._order.path)
             self.reply = Reply(self._command_id, 400, f"{self._order.path} cannot be loaded: {error!r}")
         else:

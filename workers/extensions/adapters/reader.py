@@ -1,15 +1,15 @@
-"""An adapter's files, checked against the model, as the numbers that the arena holds.
+"""Files of an adapter, checked against the model, as the numbers that the arena stores.
 
-Used by the first rank when it is told to load an adapter, in a thread beside its steps. Everything that is wrong with an
-adapter is a CheckpointError that says what, before anything is written anywhere.
+Used by the first rank when it loads an adapter, in a thread beside its steps. Anything wrong with an adapter is a
+CheckpointError, raised before anything is written.
 
-`adapter_model.safetensors` has for each linear that is adapted
+`adapter_model.safetensors` has for each adapted linear
 
     base_model.model.<its name>.lora_A.weight    [rank, inputs]
     base_model.model.<its name>.lora_B.weight    [outputs, rank]
 
-maybe with the adapter's own name before `.weight`. Names of linears are those of the model's checkpoint; those of models that
-see have `language_model` in them, or not.
+optionally with the adapter's name before `.weight`. Linears have the names of the model's checkpoint; those of vision-language
+models may contain `language_model`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from workers.weights.safetensors import FLOATS, SafetensorsFile, StoredTensor
 
 TENSORS_NAME = "adapter_model.safetensors"
 _MAX_LISTED = 8
-_MAX_HEADER_BYTES = 4 << 20  # which are parsed in one piece, while no step is begun
+_MAX_HEADER_BYTES = 4 << 20  # parsed in one piece, while no step begins
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")
-_CAUSES = (  # of tensors that are none of these
+_CAUSES = (  # why other tensors are refused
     (re.compile(r"lora_magnitude_vector"), "is a magnitude of DoRA, which is not supported"),
     (re.compile(r"lora_embedding_[AB]"), "adapts an embedding; only linear layers can be adapted"),
     (
@@ -47,7 +47,7 @@ _CAUSES = (  # of tensors that are none of these
 
 
 class AdaptedLinear(msgspec.Struct, frozen=True):
-    """A and B times the scale, float32 [rank, inputs] and [outputs, rank]."""
+    """A, and B multiplied by the scale: float32 [rank, inputs] and [outputs, rank]."""
 
     module: AdaptedModule
     a: np.ndarray
@@ -59,7 +59,7 @@ class AdaptedLinear(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles:
-    """The adapter in `directory`, checked but for its numbers. CheckpointError."""
+    """The adapter in `directory`, checked except for its numbers. Raises CheckpointError."""
 
     def __init__(self, directory: Path, layout: AdapterLayout) -> None:
         self._directory, self._layout = directory, layout
@@ -72,7 +72,7 @@ class AdapterFiles:
         self._pairs = self._matched()
 
     def linears(self) -> Iterator[AdaptedLinear]:
-        """In the order of the layout. CheckpointError where a number is none."""
+        """Yield linears in the order of the layout. Raises CheckpointError if a number is not finite."""
         for module in self._layout.modules:
             if module.name in self._pairs:
                 name, pair = self._pairs[module.name]
@@ -85,7 +85,7 @@ class AdapterFiles:
                 yield AdaptedLinear(module, a, scaled)
 
     def _copied(self) -> MappedFile:
-        """Copy the file into memory of our own, so that nothing writes to it, or cuts it, while it is read."""
+        """Copy the file into private memory, so that no other process changes or truncates it while it is read."""
         try:
             with open(open_file(self._path), "rb", buffering=0) as stream:
                 status = os.fstat(stream.fileno())
@@ -117,7 +117,7 @@ class AdapterFiles:
             )
 
     def _matched(self) -> dict[str, tuple[str, dict[str, StoredTensor]]]:
-        """By the names of modules, the name that the adapter has for each and its two tensors, checked."""
+        """Return for each module the adapter's name and its two tensors, checked."""
         pairs: dict[str, tuple[str, dict[str, StoredTensor]]] = {}
         strange: list[str] = []
         doubles: list[str] = []
@@ -176,7 +176,7 @@ class AdapterFiles:
                 )
 
     def _check_complete(self, pairs: Mapping[str, tuple[str, object]]) -> None:
-        """All that the config says is adapted must be there, in the spelling of what is there."""
+        """Check that everything adapted according to the config exists, under the names that the files use."""
         own, (spelled, _) = next(iter(pairs.items()))
         beginning = spelled[: spelled.index("layers.")]
         ours = own[: own.index("layers.")]
@@ -187,7 +187,7 @@ class AdapterFiles:
 
 
 def _names_of(layout: AdapterLayout) -> dict[str, AdaptedModule]:
-    """The modules by every name that adapters have for them."""
+    """Return the modules by every name that adapters may use."""
     found = {}
     for module in layout.modules:
         rest = module.name.removeprefix("model.")

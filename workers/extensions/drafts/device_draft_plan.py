@@ -1,8 +1,7 @@
-"""Layers that draft on a device: draft tokens that never leave it, and entries of a step's rows while its tokens are on their
-way.
+"""MTP layers on a device: draft tokens that never leave it, and entries of rows while their tokens are still in flight.
 
-Made by the drafter (`device_mtp.py`), anew for new weights. Op by op, or as graphs of padded rows, captured when
-they are run first: one for each draft token of a row, and one for entries, of what the trunk's graph of as many rows gives.
+Made by the drafter (`device_mtp.py`) for each load of weights. Runs op by op, or as graphs of padded rows that are captured at
+their first run: one graph per draft token of a row, and one for the entries made from the trunk's graph of the same size.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from workers.extensions.drafts.draft_plan import draft_of, store_entries
 from workers.models.llama import DraftLayer
 
 _LOG = logging.getLogger(__name__)
-ENTRIES = -1  # in the place of a draft token
+ENTRIES = -1  # used instead of the number of a draft token
 
 
 class _Captured(msgspec.Struct, frozen=True):
-    """A graph, and where all lies that it reads and writes."""
+    """A graph and the addresses of everything that it reads and writes."""
 
     graph: Graph
     addresses: tuple[int, ...]
@@ -45,32 +44,33 @@ class DeviceDraftPlan:
         cache: KvCache,
         max_logit_rows: int,
     ) -> None:
-        self.num_failed = 0  # graphs that could not be captured, whose work is done op by op
+        self.num_failed = 0  # graphs that could not be captured and run op by op
         self._modules, self._device, self._ops, self._memory, self._cache = modules, device, ops, memory, cache
-        self._sync_free_ops, self._max_sync_free_rows = ops.sync_free(), memory.max_drafted * memory.group  # that decode
+        self._sync_free_ops, self._max_sync_free_rows = ops.sync_free(), memory.max_drafted * memory.group  # for decoding rows
         self._max_logit_rows = max_logit_rows
-        self._captured: dict[tuple[int, int], _Captured | None] = {}  # by draft token, or ENTRIES, and size; None: it cannot be
+        # by draft token number (or ENTRIES) and size; None: capturing failed
+        self._captured: dict[tuple[int, int], _Captured | None] = {}
         own = {"columns": memory.columns, "states": memory.states, "fed": memory.fed, "kept": memory.kept}
         parts = {"cache": cache.layers, "weights": [module.parts() for module in modules], "layers": own}
         self._places = GraphMemory(device, {"": memory.step, "kept.": memory.step.kept}, **parts)
 
     def draft(self, number: int, num_rows: int, num_key_splits: int, size: int = 0) -> None:
-        """Put draft token `number` behind the tokens of the rows that get so many. `size`: as it was captured for so many rows,
-        to which they are padded; 0: op by op."""
+        """Write draft token `number` of the first `num_rows` rows, which get that many. `size`: replay the graph captured for
+        this many padded rows; 0: run op by op."""
         self._run(number, num_rows, size, lambda ops: self._draft(ops, number, num_rows, num_key_splits))
 
     def store(self, hidden: Tensor, size: int = 0) -> None:
-        """Write entries of the step's kept rows, whose `hidden` states [m, hidden] these are, and remember the last of them.
-        `size`: as above, and they are what the trunk's graph of that size gave."""
+        """Write entries of the step's kept rows from their `hidden` states [m, hidden], and keep the last one of each. `size`:
+        replay the graph of this size on the hidden states of the trunk's graph; 0: run op by op."""
         kept = self._memory.kept[: hidden.shape[0]] if size else hidden
         self._run(ENTRIES, kept.shape[0], size, lambda ops: self._store(ops, kept))
 
     def draft_tokens(self, num_rows: int, count: int) -> np.ndarray:
-        """The first `count` draft tokens of each row, int32 [rows, count]; waits for them."""
+        """Return the first `count` draft tokens of each row, int32 [rows, count]; wait for them."""
         return self._device.fetch("draft_tokens", draft_tokens(self._memory, num_rows, count)).wait()
 
     def forget(self) -> None:
-        """Drop the captures (`Plan.forget`)."""
+        """Drop the captured graphs (`Plan.forget`)."""
         self._captured.clear()
         self.num_failed = 0
 
@@ -89,7 +89,7 @@ class DeviceDraftPlan:
         store_entries(ops, self._modules, rows, before, self._cache)
 
     def _run(self, of: int, num_rows: int, size: int, work: Callable[[OpTable], None]) -> None:
-        """Replay the capture, which is made first where there is none."""
+        """Replay the graph, capturing it first if needed; run op by op if that fails."""
         if size and (of, size) not in self._captured:
             self._captured[of, size] = self._capture(size, work)
         found = self._captured.get((of, size))

@@ -1,14 +1,14 @@
-"""Layers that draft on a device that makes a step's inputs itself: as `mtp.py`, but neither draft tokens nor hidden states go
-through the host, and nothing is copied or waited for but what the step copies anyway.
+"""MTP layers on a device that makes the inputs of a step itself: like `mtp.py`, but neither draft tokens nor hidden states pass
+through the host, and there is no extra copy or wait.
 
 Chosen by `drafting.mtp_kind`. A step, in the order in which it is enqueued:
 
-    the host    knows all accepted tokens, and of each slot where its hidden state lies; fills in the step's one buffer which
-                rows are drafted for, and which rows' entries are to be made (`prepare`)
-    the device  takes that buffer; drafts, and writes each draft token behind its slot's tokens (`draft_on_device`);
-                runs the trunk with inputs made of these, and draws; gives back the tokens drawn and those that its rows read,
-                in one copy; writes entries of all rows and remembers their last hidden states (`store`)
-    the host    compares what was drawn with the draft tokens: which entries are there, and which state counts (`keep`)
+    the host    knows all accepted tokens and where the hidden state of each slot is; writes into the step's one buffer which
+                rows get draft tokens and which rows get entries (`prepare`)
+    the device  receives that buffer; drafts, and writes each draft token after its slot's tokens (`draft_on_device`);
+                runs the trunk on these inputs, and samples; returns the sampled tokens and those that its rows read,
+                in one copy; writes entries of all rows and keeps their last hidden states (`store`)
+    the host    compares sampled and draft tokens: which entries exist, and which hidden state counts (`keep`)
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class DeviceMtpDrafter(MtpDrafter):
         seats, num_drafts = config.max_num_seqs, config.speculative_config.max_drafts
         self._inputs: StepInputs = inputs
         self._device_plan: DeviceDraftPlan | None = None
-        # slots that are drafted for, positions of their last tokens, numbers of draft tokens; the most first
+        # slots with draft tokens, positions of their last tokens, numbers of draft tokens; longest first
         self._drafted = (np.zeros(0, np.int32),) * 3
         self._max_key_splits = -(-config.max_model_len // KEY_SPLIT)
         most, group = max_rows(0, seats), 1 + num_drafts
         draft_tokens = np.zeros((OF_DRAFTS, most), np.int32)
-        draft_tokens[0], draft_tokens[4] = seats, seats * group  # the dummy slot, and its state, which is 0
+        draft_tokens[0], draft_tokens[4] = seats, seats * group  # the dummy slot and its hidden state, which is 0
         entries = np.zeros((OF_ENTRIES, seats), np.int32)
         entries[0], entries[1] = NO_ENTRIES, seats * group
         columns = inputs.reserve(np.concatenate([draft_tokens.ravel(), entries.ravel()]))  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ class DeviceMtpDrafter(MtpDrafter):
         self._max_logit_rows = max(rows, ROW_TILE)
 
     def _inputs_of_tapes(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """There are none."""
+        """Return no addresses: the device has no tapes."""
         names = ("token_ids", "row_slots", "positions", "sequence_slots", "sequence_offsets", "sequence_starts")
         none = dict.fromkeys((*names, "first_keys", "last_keys", "logit_row_ids", "hidden", "counts"), 0)
         return none, none, 0
@@ -83,7 +83,7 @@ class DeviceMtpDrafter(MtpDrafter):
             self._device_plan.forget()
 
     def warm_up(self) -> None:
-        """Capture drafting; `store` was called with each size of the trunk. The last step that was sent has no rows."""
+        """Capture drafting for each size; `store` was already called with each size of the trunk. The last step has no rows."""
         for size in self._sizes:
             for number in range(self._memory.group - 1):
                 self._layers_plan.draft(number, self._inputs.padded(size), self._max_key_splits, size)
@@ -93,7 +93,8 @@ class DeviceMtpDrafter(MtpDrafter):
         self._mode = mode
         states = slots.draft_states[rows.slots] * group + slots.hidden_places[rows.slots]
         are_drafted = (rows.num_drafts > 0) & slots.is_drafted_by_layers[rows.slots]
-        # the entry of a first token: made with its first draft token, or with the others, if the state before it is at hand
+        # the entry of the first token is made together with its first draft token; without drafts, with the other entries, if
+        # the hidden state before it is known
         have_first = ~are_drafted & (rows.starts > 0) & (slots.hidden_positions[rows.slots] == rows.starts - 1)
         firsts = rows.starts + ~have_first
         self._entries[:, : len(states)] = np.where(are_drafting, firsts, NO_ENTRIES), states
@@ -124,8 +125,7 @@ class DeviceMtpDrafter(MtpDrafter):
         self._put(self._layers_plan.draft_tokens(len(counts), int(counts[0])))
 
     def _put(self, token_ids: np.ndarray) -> None:
-        """Put the draft tokens of each of the rows, int32 [n, most], behind their slots' tokens; -1: the device alone has
-        them."""
+        """Write draft tokens of each row, int32 [n, most], after their slots' tokens; -1: only the device knows them."""
         slots, starts, counts = self._drafted
         rows = np.arange(len(slots)).repeat(counts)
         places = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)

@@ -1,7 +1,7 @@
-"""Inputs of draft layers on the device: rows of sequences, each with the hidden state that comes before its token.
+"""Inputs of MTP layers on the host: rows of sequences, each with the hidden state before its token.
 
-Owned by the drafter (`mtp.py`), over the block tables of the step's inputs, where the host makes inputs; a
-device makes such rows itself (`ops/paddle/layer_rows.py`).
+Owned by the drafter (`mtp.py`), over the block tables of the step's inputs, where the host makes the inputs; a device makes
+these rows itself (`ops/paddle/layer_rows.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DraftInputs(RowInputs):
         self.host_hidden = self._host["hidden"]
 
     def host_addresses(self) -> dict[str, int]:
-        """Where the host has what a tape reads."""
+        """Return addresses of the host arrays that a tape reads."""
         names = ("token_ids", "row_slots", "positions", "sequence_slots", "sequence_offsets", "sequence_starts")
         arrays = {name: self._host[name] for name in (*names, "first_keys", "last_keys", "logit_row_ids", "hidden")}
         return {name: array.ctypes.data for name, array in (arrays | {"counts": self.host_counts}).items()}
@@ -33,8 +33,8 @@ class DraftInputs(RowInputs):
     def set_rows(
         self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray, first_keys: np.ndarray
     ) -> None:
-        """Sequence i has the positions [starts[i], starts[i] + counts[i]) of `slots[i]` and sees keys from first_keys[i] on.
-        What lies before each row is in `host_hidden` already."""
+        """Set rows: sequence i has positions [starts[i], starts[i] + counts[i]) of `slots[i]` and attends to keys from
+        first_keys[i] on. The hidden state before each row is already in `host_hidden`."""
         self._set_tokens(slots, starts, counts, slot_token_ids)
         self._set_bounds((first_keys.repeat(counts), self._host["positions"][: self.num_tokens]))
         self._upload("hidden")

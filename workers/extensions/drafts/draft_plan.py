@@ -1,8 +1,8 @@
-"""How layers that draft are run: as the trunk's plans (`execution.py`), of two kinds of rows over the same cache.
+"""How MTP layers run: like the trunk's plans (`workers/engine/plan.py`), for two kinds of rows over the same cache.
 
-Made by the drafter, anew for new weights, where the host makes inputs; elsewhere `device_draft_plan.py` runs them. `store` is
-for accepted tokens: only their keys and values are of interest. `forward` is for the last token of each sequence, which gets
-a draft token of the next one.
+Made by the drafter for each load of weights, where the host makes the inputs; otherwise `device_draft_plan.py` runs them.
+`store` takes accepted tokens and only writes their keys and values. `forward` takes the last token of each sequence and drafts
+the next one.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from workers.models.llama import DraftLayer
 
 
 class DraftPlan(Protocol):
-    """Modules bound to the inputs of both kinds."""
+    """Modules bound to the inputs of both kinds of rows."""
 
     num_modules: int
-    num_failed: int  # graphs that could not be captured, whose work is done op by op
+    num_failed: int  # graphs that could not be captured and run op by op
 
     def store(self, size: int = 0) -> None:
-        """Write the entries of the standing rows in every module's layer. `size`: as it was captured for so many, to which they
-        are padded; 0: those that there are."""
+        """Write entries of the accepted rows in every module's layer. `size`: replay the graph captured for this many padded
+        rows; 0: the actual rows."""
 
     def forward(self, module: int, size: int = 0) -> None:
-        """Guess with one of the modules; entries of the rows are written in the others' layers, too. `size`: as for
+        """Draft with one of the modules, which also writes entries of the rows in the layers of the others. `size`: as for
         `Plan.replay`."""
 
     def forget(self) -> None:
-        """Drop the captures (`Plan.forget`)."""
+        """Drop the captured graphs (`Plan.forget`)."""
 
     def fed(self, module: int) -> np.ndarray:
-        """Return what the last `forward` feeds to the next: float32 [m, hidden], m >= single.num_tokens."""
+        """Return the output of the last `forward` that is the next one's input: float32 [m, hidden], m >= single.num_tokens."""
 
     def logits(self, module: int) -> np.ndarray:
-        """Return logits of the rows that the inputs want: float32 [m, vocab]. Valid until the next call of any."""
+        """Return logits of the rows that the inputs select: float32 [m, vocab]. Valid until the next call of any method."""
 
 
 def make_draft_plan(
@@ -61,7 +61,7 @@ def make_draft_plan(
     rank_group: RankGroup | None = None,
     sizes: tuple[int, ...] = (),
 ) -> DraftPlan:
-    """Make the plan of draft layers, as `make_plan` does the model's; `sizes` of single rows."""
+    """Make the plan of MTP layers, as `make_plan` does for the model; `sizes` of single rows."""
     ops = device.ops
     if name != "eager" and ops.name == "native":
         return TapeDraftPlan(modules, accepted, single, cache, rank_group, sizes)
@@ -69,7 +69,7 @@ def make_draft_plan(
 
 
 def store_entries(ops: OpTable, modules: Sequence[DraftLayer], inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
-    """In every module's layer."""
+    """Write entries in every module's layer."""
     ops.begin(inputs, cache)
     for module in modules:
         module.store(ops, inputs, hidden, cache)
@@ -78,14 +78,15 @@ def store_entries(ops: OpTable, modules: Sequence[DraftLayer], inputs: Inputs, h
 def draft_of(
     ops: OpTable, modules: Sequence[DraftLayer], index: int, inputs: Inputs, hidden: Tensor, cache: KvCache
 ) -> tuple[Tensor, Tensor]:
-    """One of them, with entries in the others' layers too: what its head reads, and what is fed to the next."""
+    """Run module `index`, and write entries in the layers of the others; return the input of its head and the input of the next
+    draft."""
     if len(modules) > 1:
         store_entries(ops, [module for other, module in enumerate(modules) if other != index], inputs, hidden, cache)
     return modules[index].forward(ops, inputs, hidden, cache)
 
 
 class EagerDraftPlan:
-    """Op by op."""
+    """Plan that runs op by op."""
 
     def __init__(
         self, modules: Sequence[DraftLayer], ops: OpTable, accepted: DraftInputs, single: DraftInputs, cache: KvCache
@@ -106,7 +107,7 @@ class EagerDraftPlan:
         self._read, self._fed = draft_of(self._ops, self._modules, module, inputs, hidden, self._cache)
 
     def forget(self) -> None:
-        """Nothing was captured."""
+        """Do nothing: nothing was captured."""
 
     def fed(self, module: int) -> np.ndarray:
         return np.asarray(self._fed.numpy())
@@ -118,8 +119,8 @@ class EagerDraftPlan:
 
 
 class TapeDraftPlan:
-    """A tape for standing rows; for single rows two of each module, as `TapePlan` has them, and further ones of captured sizes
-    as in `CapturedPlan`."""
+    """Plan with a tape for accepted rows, and per module two tapes for single rows, like `TapePlan`, plus those of captured
+    sizes, like `CapturedPlan`."""
 
     def __init__(
         self,
@@ -148,8 +149,8 @@ class TapeDraftPlan:
             self._tapes.append((forward, read, fed, recording.finish(logits), logits))
 
     def tapes(self) -> tuple[_cpu.Tape, list[tuple[_cpu.Tape, _cpu.Tape, int, int, int]]]:
-        """For standing rows; and of each module for single rows up to what is fed to the next, and to logits, where these two
-        are then, and the width of the logits."""
+        """Return the tape of accepted rows, and per module the tapes of single rows up to the next draft's input and up to the
+        logits, the addresses of both, and the width of the logits."""
         modules = [
             (forward.native, head.native, fed.address, logits.address, logits.width)
             for forward, _, fed, head, logits in self._tapes
@@ -157,11 +158,11 @@ class TapeDraftPlan:
         return self._store.native, modules
 
     def chain(self, layers: _cpu.LayerDrafts, rows: StepRows) -> None:
-        """All draft tokens of a step's rows at once; `layers` has the tapes."""
+        """Make all draft tokens of a step's rows; `layers` has the tapes."""
         layers.draft(*rows.addresses())
 
     def forget(self) -> None:
-        """Tapes stay."""
+        """Do nothing: tapes stay valid."""
 
     def store(self, size: int = 0) -> None:
         assert not size, f"{size} rows were never captured"
@@ -175,7 +176,7 @@ class TapeDraftPlan:
         assert self._single.num_rows == size, f"{self._single.num_rows} rows do not fit a graph captured with {size}"
         captured, found = self._captured[module, size]
         captured.replay()
-        count = self._single.num_tokens  # real rows: nobody reads the others
+        count = self._single.num_tokens  # only real rows are read
         for result, of_size in zip(results, found, strict=True):
             result.numpy()[:count] = of_size.numpy()[:count]
 
@@ -193,13 +194,13 @@ class TapeDraftPlan:
 def _forward(
     modules: Sequence[DraftLayer], index: int, single: DraftInputs, cache: KvCache, recording: Recording
 ) -> tuple[Tape, tuple[Array, Array]]:
-    """The draft token of one of the modules, as a tape: what the head reads of it, and what is fed to the next."""
+    """Record one draft token of a module; return the tape, the input of its head and the input of the next draft."""
     hidden = _hidden(recording, single)
     read, fed = draft_of(make_table(recording), modules, index, single, hidden, cache)
     return recording.finish(read, fed), (read, fed)
 
 
 def _hidden(recording: Recording, inputs: DraftInputs) -> Array:
-    """The inputs' hidden states, as many rows as there are."""
+    """Return the hidden states of the inputs, for the actual number of rows."""
     rows = recording.rows(inputs.host_counts, NUM_ROWS, inputs.max_rows)
     return Array(rows, inputs.host_hidden.shape[1], address_of(inputs.hidden))

@@ -1,8 +1,8 @@
-"""Drafters propose the next tokens of each slot. Wrong ones cost time, never a byte: accepted tokens are those that are
-sampled.
+"""Drafters propose the next tokens of each slot. Wrong drafts cost time but never change an answer: only sampled tokens are
+accepted.
 
-Implemented by one file for each method, used through `drafting.py`. A drafter reads the slots' tokens; what it remembers of a
-slot is in its state `slots.draft_states[slot]`, or in arrays that are registered there, and can be made again.
+One file implements each method; all are used through `drafting.py`. A drafter reads the tokens of the slots. Its own state of a
+slot is at `slots.draft_states[slot]`, or in arrays registered there, and can be rebuilt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Drafts(msgspec.Struct, frozen=True):
 
     token_ids: np.ndarray  # int32 [n, k]
     counts: np.ndarray  # int32 [n]
-    classes: np.ndarray  # int32 [n, k]: how a draft token came about, of the drafter's `priors`; those of a class are as good
+    classes: np.ndarray  # int32 [n, k]: index into the drafter's `priors`; drafts of one class are equally likely
 
     @staticmethod
     def empty(num_slots: int, max_drafts: int) -> Drafts:
@@ -27,26 +27,27 @@ class Drafts(msgspec.Struct, frozen=True):
 
 
 class Drafter(Protocol):
-    """One method of drafting."""
+    """Method of drafting."""
 
-    needs_hidden: bool  # the hidden states of the trunk's last layer
-    priors: np.ndarray  # float64: by class, the chance that its draft tokens are accepted, before anything is known
+    needs_hidden: bool  # whether it reads hidden states of the trunk's last layer
+    priors: np.ndarray  # float64: acceptance rate of each class before anything is learned
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the drafter takes."""
+        """Return the memory that the drafter uses."""
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
-        """Another sequence takes the slot, with these tokens (int32) and perhaps a prediction of its answer by the client."""
+        """Start a sequence in the slot, with these tokens (int32) and an optional prediction of its answer by the client."""
 
     def stop(self, slot: int, token_ids: np.ndarray) -> None:
-        """The slot's sequence is gone, which had these tokens."""
+        """End the slot's sequence, which had these tokens."""
 
     def known(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        """A step was run: its slots (int32 [n]) and how many tokens more each has (int32 [n])."""
+        """Record a step: its slots (int32 [n]) and their numbers of new tokens (int32 [n])."""
 
     def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
-        """Guesses for `slots` (int32 [n]), limits[i] (int32 [n]) at most for the i-th; valid until the next call."""
+        """Return draft tokens for `slots` (int32 [n]), at most limits[i] (int32 [n]) for the i-th; valid until the next
+        call."""
 
     def forget(self) -> None:
-        """Forget sequences that are gone: other weights come, or the prefix cache is emptied."""
+        """Forget ended sequences, after new weights or a cleared prefix cache."""

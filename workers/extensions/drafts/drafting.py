@@ -1,7 +1,7 @@
-"""All drafters of a rank behind one: for each slot the draft tokens of the one that promises most, and of these as many as pay.
+"""All drafters of a rank behind one object: for each slot the most promising drafts, and as many of them as pay.
 
-Owned by the runner, which tells of each sequence that takes a slot and of each step that was run, and asks once a step, after
-its result is sent. Of several ranks the first one decides: what it knows of sequences that are gone is its own, and its clock.
+Owned by the runner, which reports each sequence that starts in a slot and each step, and asks for drafts once per step, after
+sending its result. With several ranks the first one decides, because only it has the clock and the remembered answers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from workers.extensions.drafts.suffix import SuffixDrafter
 from workers.rank_group.collectives import Collectives, OneRank
 
 _NONE = np.zeros(0, np.int32)
-_RESTING_INTERVALS = 4, 16  # steps: how often draft tokens are looked for that would pay again, ever more seldom
-_LONGEST_REST = 64  # steps, where only a slot that is tried has draft tokens
+_RESTING_INTERVALS = 4, 16  # steps between searches for drafts that might pay again, growing
+_LONGEST_REST = 64  # steps, if only slots on trial have drafts
 METHODS: dict[str, Callable[[SpeculativeConfig, BatchSlots], Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 
 
 def make_drafting(
     config: SpeculativeConfig, slots: BatchSlots, layers: MtpDrafter | None = None, ranks: Collectives | None = None
 ) -> Drafting | None:
-    """Return None if no method is configured. `layers`: of the checkpoint, the method mtp; `ranks`: None: this one alone."""
+    """Return the drafting of the configured method, or None. `layers`: MTP layers of the checkpoint; `ranks`: None for a single
+    rank."""
     methods = METHODS if layers is None else METHODS | {"mtp": lambda config, slots: layers}
     drafters = {method: methods[method](config, slots) for method in config.methods}
     if not drafters:
@@ -44,16 +45,16 @@ def make_drafting(
 
 
 def mtp_kind(inputs: StepInputs) -> type[MtpDrafter]:
-    """By where the step's inputs are made."""
+    """Return the MTP drafter for how `inputs` are made."""
     if not inputs.is_made_on_device:
         return MtpDrafter
-    from workers.extensions.drafts.device_mtp import DeviceMtpDrafter  # with Paddle, as the device has imported
+    from workers.extensions.drafts.device_mtp import DeviceMtpDrafter  # needs Paddle, which the device has already imported
 
     return DeviceMtpDrafter
 
 
 class Drafting(Extension):
-    """`drafters` by method, in the order in which they are asked: cheap ones first."""
+    """Drafting with `drafters` by method, in the order in which they are asked: cheap ones first."""
 
     has_drafts = True
 
@@ -66,7 +67,7 @@ class Drafting(Extension):
         *,
         is_adaptive: bool,
     ) -> None:
-        """`ending`: layers that are to end their chains where these do not pay."""
+        """`ending`: MTP layers that end their chains where further drafts do not pay."""
         leads = ranks.place == 0
         self.methods = tuple(drafters)
         self._drafters = [(drafter, leads or drafter.needs_hidden) for drafter in drafters.values()]
@@ -80,22 +81,22 @@ class Drafting(Extension):
         self._first_classes = np.cumsum([0, *map(len, priors)])[:-1].tolist()
         self._lengths = Lengths(slots, np.concatenate(priors), self._first_classes, are_layers, is_adaptive=is_adaptive)
         self._limits = np.full(slots.num_slots, self._max_drafts, np.int32)
-        self._rows: StepRows | None = None  # of the step that was run last, and how many tokens each got
+        self._rows: StepRows | None = None  # of the last step
         self._counts = _NONE
         self._generation = 0  # of the prefix cache
-        self._has_starts = self._has_drafts = False  # the last step, these of some rows perhaps
-        self._is_resting = False  # nobody wants drafts, nor would who comes
-        self._num_passed = 0  # steps since one was looked at
+        self._has_starts = self._has_drafts = False  # of the last step
+        self._is_resting = False  # no slot wants drafts, nor would a new sequence
+        self._num_passed = 0  # steps since the last one that was examined
         self._interval = _RESTING_INTERVALS[0]
 
     @property
     def num_bytes(self) -> int:
-        """Memory that all drafters take."""
+        """Return the memory that all drafters use."""
         return sum(drafter.num_bytes for drafter, _ in self._drafters)
 
     @property
     def has_passed(self) -> bool:
-        """The last step was not looked at: nothing is drafted or learned behind it."""
+        """Whether the last step was skipped: nothing was drafted or learned after it."""
         return self._rows is None
 
     def on_start(self, start: SlotStart) -> None:
@@ -117,11 +118,11 @@ class Drafting(Extension):
         for slot, num_tokens in ended.tolist():
             token_ids = self._slots.token_ids[slot, :num_tokens]
             for drafter, is_used in self._drafters:
-                if is_used and num_tokens <= self._slots.num_tokens[slot]:  # else this worker does not know it
+                if is_used and num_tokens <= self._slots.num_tokens[slot]:  # else this worker does not have it
                     drafter.stop(slot, token_ids)
 
     def choose_drafts(self, slots: np.ndarray, counts: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
-        """Choose by `Lengths.choose`. All ranks of a group call it, and have the first one's draft tokens then."""
+        """Choose draft lengths by `Lengths.choose`. Every rank of a group calls this and then has the first rank's drafts."""
         if self._ranks.count == 1:
             own = self._lengths.choose(slots, counts, num_rows, num_sampled)
             if self._ending is not None:
@@ -142,8 +143,8 @@ class Drafting(Extension):
 
     def verified(self, rows: StepRows, counts: np.ndarray) -> tuple[bytes, int]:
         """Learn how many tokens each row of a step got (int32 [n]). Return how many drafts would pay in the next step (int32
-        [n], as bytes; empty: none), and for a new sequence. While no row has any or wants any, only one step of a few is
-        looked at, and counts for all of them."""
+        [n], as bytes; empty: none), and how many for a new sequence. While no row has or wants drafts, only one of several
+        steps is examined, and counts for all of them."""
         if self._is_resting and not self._has_drafts and self._num_passed + 1 < self._interval:
             self._num_passed, self._rows = self._num_passed + 1, None
             return b"", 0
@@ -154,7 +155,7 @@ class Drafting(Extension):
         was_resting, self._is_resting = self._is_resting, not by_new_requests and not is_wanted
         first, last = _RESTING_INTERVALS
         self._interval = min(2 * self._interval, last) if was_resting and self._is_resting else first
-        if self._is_resting and self._are_all_layers:  # a drafter may find something in any step
+        if self._is_resting and self._are_all_layers:  # other drafters may find drafts in any step
             self._interval = min(max(self._interval, self._lengths.num_idle(rows.slots)), _LONGEST_REST)
         return wanted.tobytes() if is_wanted else b"", by_new_requests
 
@@ -171,8 +172,8 @@ class Drafting(Extension):
             self.took(run.num_tokens, run.step_ns + run.draft_ns)
 
     def propose(self) -> None:
-        """Guess what comes next in the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no
-        token and comes again: its hidden state is that of its last token by now, so layers have no draft tokens for it."""
+        """Draft for the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no token and is
+        repeated; its hidden state is already that of its last token, so MTP layers have no draft tokens for it."""
         assert self._rows is not None, "nothing is drafted behind a step that was not looked at"
         slots = self._rows.slots[self._rows.num_sampled > 0]
         self._lengths.clear(slots)
@@ -182,7 +183,7 @@ class Drafting(Extension):
                 self._lengths.offer(slots, drafter.propose(slots, self._limits), self._first_classes[index])
 
     def took(self, num_rows: int, step_ns: int) -> None:
-        """The step that was run last had so many rows, and took so long with the draft tokens behind it."""
+        """Learn the time of the last step, including drafting after it."""
         rows = self._rows
         assert rows is not None
         has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows
@@ -191,12 +192,12 @@ class Drafting(Extension):
         self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=has_drafts, num_steps=num_steps)
 
     def take_figures(self) -> list[tuple[str, int, int]]:
-        """Return for each method how many drafts were verified since the last call, and how many accepted; empty: none."""
+        """Return the verified and accepted drafts of each method since the last call; empty if there were none."""
         verified = self._lengths.take_verified()
         return [(method, *numbers) for method, numbers in zip(self.methods, verified, strict=True)] if verified else []
 
     def forget(self) -> None:
-        """Other weights come, or the prefix cache is emptied."""
+        """Forget ended sequences, after new weights or a cleared prefix cache."""
         for drafter, is_used in self._drafters:
             if is_used:
                 drafter.forget()

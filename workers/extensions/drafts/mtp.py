@@ -1,23 +1,23 @@
-"""Layers of the checkpoint that draft further tokens (`workers/models/mtp.py`): when which of their rows are run, and what is
-kept of a slot for them.
+"""MTP layers of the checkpoint (`workers/models/mtp.py`): when their rows run, and what is kept of a slot for them.
 
-Called by `mtp_steps.py`, twice a step, on every rank alike; `device_mtp.py` does the same where the host sees no hidden state:
+Called by `mtp_steps.py`, twice per step, on every rank alike; `device_mtp.py` does the same where the host has no hidden
+states:
 
-    before the trunk   `draft`: the rows' draft tokens, when the blocks that they need are there. The first of a row is made of
-                       its last token and the hidden state before it, which is kept per slot; each further one of the draft
-                       token before and of what the layer gave for it
-    after it           `keep`: entries of all accepted tokens, anew from the trunk's hidden states where a draft token had made
-                       them; and the last hidden state of each slot, for the next step
+    before the trunk   `draft`: draft tokens of the rows, once their blocks are assigned. The first of a row is made from its
+                       last token and the hidden state before it, which is kept per slot; each further one from the draft
+                       token before it and the layer's output for that
+    after it           `keep`: entries of all accepted tokens, made again from the trunk's hidden states where a draft token
+                       had made them; and the last hidden state of each slot, for the next step
 
     position            p - 1     p         p + 1     p + 2
     tokens                        last      draft 0   draft 1     of a row that begins at p
     entry made of       ...       h(p - 1)  h'(p)     h'(p + 1)   by `draft`
                                             h(p)      h(p + 1)    by `keep`, as far as the drafts are accepted
 
-A row that is not to be drafted for is skipped, which leaves a hole; attention sees what lies behind the last one. How likely a
-layer finds its own draft token is known when that is made, behind the choice of how many there are to be: chances are learned
-by it and by the place in the chain (ops/cpu/native/draft_tokens.h), and end chains early. Which entries there are is native
-(ops/cpu/native/layer_drafts.h), and so are whole chains of draft tokens where the plan is a tape.
+A row without drafting is skipped, which leaves a hole; attention reads only entries after the last hole. The layer's
+probability of its own draft token is known only after the draft lengths are chosen. Acceptance rates are therefore learned by
+that probability and the place in the chain (ops/cpu/native/draft_tokens.h), and end unlikely chains early. Which entries exist
+is tracked natively (ops/cpu/native/layer_drafts.h); with a tape, whole chains of draft tokens are native too.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from workers.models import Model
 
 
 def likeliest(logits: np.ndarray) -> np.ndarray:
-    """Return the draft tokens that are accepted most often, at temperatures from 0 to 1.5: drawn with the numbers of their
-    positions, as the trunk draws, fewer of them did (tools/bench/peers.md). int32 [n]."""
+    """Return the likeliest tokens, int32 [n]. They are accepted most often, at temperatures from 0 to 1.5; tokens sampled with
+    the random numbers of their positions, like the trunk's, were accepted less often (tools/bench/peers.md)."""
     token_ids: np.ndarray = logits.argmax(axis=1).astype(np.int32)
     return token_ids
 
 
 class MtpDrafter:
-    """The layers' inputs and what they have of each slot. What it proposes has no tokens yet: `draft` puts them behind those
-    of the slots for which it was chosen."""
+    """Inputs of the MTP layers and their state of each slot. Its proposals have no tokens yet: `draft` writes those for the
+    chosen slots."""
 
     needs_hidden = True
-    has_draft_tokens = False  # of the step, that only the device knows
+    has_draft_tokens = False  # of the step; only the device knows them
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class MtpDrafter:
         on_op: Callable[[], None] = lambda: None,
         rank_group: RankGroup | None = None,
     ) -> None:
-        """`marks`: bool [blocks, block size], of each position whether its entry is there: a prefix that is found may have
-        holes. They are in the arena, and outlive the worker."""
+        """`marks`: bool [blocks, block size], whether the entry of each position exists, since a cached prefix may have holes.
+        They are in the arena and outlive the worker."""
         self._slots = slots
         self._cache = cache
         self._plan: DraftPlan | None = None
@@ -81,19 +81,19 @@ class MtpDrafter:
         self._device = device
         self._on_op, self._rank_group = on_op, rank_group
         seats = config.max_num_seqs
-        # what was captured with so many sequences; a step of one size of these has that many at most, or one for each row
+        # captured numbers of sequences; a step of a captured size has at most that many sequences, or one per row
         num_rows = 1 + config.speculative_config.num_speculative_tokens
         sizes = {min(seats, size) for each in config.cudagraph_capture_sizes for size in (each, each // num_rows)}
         self._sizes = () if config.graph_only_prefill else tuple(sorted(sizes, reverse=True))
         self._mode = StepMode(Phase.NONE, 0)  # of the last step
         self._make_inputs(model, inputs)
         num_drafts = config.speculative_config.max_drafts
-        # a class for each place behind the last token; others for slots with few entries, which say little of it
+        # one class per place after the last token, and separate ones for slots with few entries, which are less predictable
         self.priors = np.outer([0.7, 0.3], 0.9 ** np.arange(num_drafts)).ravel()
         self._found = Drafts.empty(seats, num_drafts)
         self._marks = marks
-        # where chains end: by place and class of a draft token's own probability the chance that it is accepted, where
-        # those before it are; and from which chance on it pays, with those before it
+        # where chains end: acceptance rates by place and class of the layer's own probability, if all earlier drafts are
+        # accepted; and the probability from which a draft pays, with those before it
         self.ends = np.zeros(num_drafts * _cpu.DraftChances.NUM_CLASSES + 1)
         self._chances, self._least_chance = self.ends[:-1], self.ends[-1:]
         self._layers = self._make_native()
@@ -121,13 +121,13 @@ class MtpDrafter:
 
     @property
     def num_bytes(self) -> int:
-        """Entries are in the KV arena, hidden states in the slots."""
+        """Return 0: entries are in the KV arena, hidden states in the slots."""
         return 0
 
     # ------------------------------------------------------------------------------------------------------ weights
 
     def load(self, model: Model) -> None:
-        """Go on with the layers of `model`."""
+        """Use the layers of `model`."""
         self._plan = make_draft_plan(
             self._config.plan,
             model.drafts,
@@ -144,47 +144,46 @@ class MtpDrafter:
 
     @property
     def num_uncaptured(self) -> int:
-        """Graphs that the device could not capture."""
+        """Return how many graphs the device could not capture."""
         return 0 if self._plan is None else self._plan.num_failed
 
     def clear(self) -> None:
-        """Let go of the weights."""
+        """Release the weights."""
         self._layers.clear_tapes()
         self._plan = None
 
     # ------------------------------------------------------------------------------------------------------- draft tokens
 
     def expect(self, least_chance: float) -> None:
-        """From now on chains end at draft tokens with less than this chance to be accepted; 0: all are made that were
-        chosen."""
+        """End chains at draft tokens with an acceptance rate below this; 0: make all chosen drafts."""
         self._least_chance[0] = least_chance
 
     def start(self, slot: int, token_ids: np.ndarray, num_prompt_tokens: int, prediction: np.ndarray) -> None:
-        """Everything of it is in `slots`."""
+        """Do nothing: all state is in `slots`."""
 
     def stop(self, slot: int, token_ids: np.ndarray) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: no state is kept."""
 
     def known(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        """`keep` has seen to it."""
+        """Do nothing: `keep` did it."""
 
     def propose(self, slots: np.ndarray, limits: np.ndarray) -> Drafts:
-        """Propose as many as are allowed wherever the hidden state before the last token is at hand."""
+        """Propose as many as allowed where the hidden state before the last token is known."""
         found, count = self._found, len(slots)
         places = _cpu.address(found.counts), _cpu.address(found.classes)
         self._layers.propose(_cpu.address(slots), count, _cpu.address(limits), found.classes.shape[1], *places)
         return Drafts(found.token_ids[:count], found.counts[:count], found.classes[:count])
 
     def forget(self) -> None:
-        """The blocks of sequences that are gone are found no more."""
+        """Do nothing: blocks of ended sequences are no longer found."""
 
     def cool(self) -> None:
-        """Drop the captures, which are made again."""
+        """Drop the captured graphs, which are captured again."""
         if self._plan is not None:
             self._plan.forget()
 
     def warm_up(self) -> None:
-        """Replay what was captured once: padded rows alone, so nothing but the dummy block is written."""
+        """Replay every graph once, on padded rows that write only the dummy block."""
         assert self._plan is not None, "a plan comes with the weights"
         none = np.zeros(0, np.int32)
         for size in self._sizes:
@@ -194,7 +193,7 @@ class MtpDrafter:
                 self._plan.forward(module, size)
 
     def _forward(self, module: int, mode: StepMode) -> None:
-        """With the rows that are set, padded to what was captured for as many iff the model is."""
+        """Run on the rows that are set, padded to a captured size if the model's rows are."""
         assert self._plan is not None, "a plan comes with the weights"
         size = self._size_of(self._single.num_tokens, mode)
         if size:
@@ -205,22 +204,22 @@ class MtpDrafter:
         return min((size for size in self._sizes if size >= num_rows), default=0) if mode.size else 0
 
     def prepare(self, rows: StepRows, mode: StepMode, are_drafting: np.ndarray) -> None:
-        """Before the step's inputs are set. `mode`: of the step; `are_drafting`: as the function says."""
+        """Prepare drafting, before the step's inputs are set. `mode`: of the step; `are_drafting`: result of that function."""
         self.draft(rows, mode)
 
     def draft_on_device(self) -> None:
-        """Enqueue the draft tokens once the step's inputs are set, before they are read. The host's are there by then."""
+        """Enqueue the draft tokens after the step's inputs are set and before they are read. On the host they already exist."""
 
     def tell(self) -> None:
-        """Put draft tokens among the slots' tokens, where the device alone has them."""
+        """Copy draft tokens to the slots if only the device has them."""
 
     def store(self, plan: Plan, mode: StepMode) -> None:
-        """When the trunk has been run: entries are made by `keep`."""
+        """Store hidden states on the device after the trunk ran. On the host `keep` makes the entries."""
 
     def draft(self, rows: StepRows, mode: StepMode, choose: Callable[[np.ndarray], np.ndarray] = likeliest) -> None:
-        """Put draft tokens behind the last tokens of the rows that verify some of it. `mode`: of the step; `choose`:
-        draft tokens by logits [n, vocab]. Chains of tapes end at a draft token that is hardly accepted, by its own probability:
-        rows have fewer drafts then. What is captured, or made op by op, has as many as were chosen."""
+        """Write draft tokens after the last tokens of the rows that verify some. `mode`: of the step; `choose`: draft tokens by
+        logits [n, vocab]. Chains on a tape end at a draft token that is unlikely by its own probability, and the rows then have
+        fewer drafts. Captured or eager chains have the chosen length."""
         self._mode = mode
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():
@@ -254,9 +253,9 @@ class MtpDrafter:
     # ------------------------------------------------------------------------------------------------ accepted tokens
 
     def are_drafting(self, rows: StepRows, wants_drafts: bytes) -> np.ndarray:
-        """Which rows' tokens get entries, bool [n]: those that verify draft tokens, or would with more room in the step, or may
-        when their prompt is computed. `wants_drafts`: that of the Step. Asked before chains end: each keeps a draft token at
-        least, so those that verify some are the same afterwards."""
+        """Return which rows get entries for their tokens, bool [n]: those that verify drafts, would with more room in the step,
+        or may once their prompt is computed. `wants_drafts`: that of the Step. Called before chains end; as each keeps one
+        draft token at least, the rows that verify some do not change."""
         are_drafting = np.empty(len(rows.slots), np.bool_)
         is_wanted = _cpu.address(wants_drafts) if wants_drafts else 0
         self._layers.choose(*rows.addresses(), is_wanted, _cpu.address(are_drafting))
@@ -264,10 +263,10 @@ class MtpDrafter:
 
     def keep(self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, plan: Plan) -> None:
         """Make entries of the accepted tokens of a step, counts[i] of row i, where `is_drafting`, and keep the last hidden
-        state. `plan` has the hidden states of the kept rows; those of row i end at kept_ends[i]: of all its positions where it
-        is drafting, else of those that sample."""
+        state. `plan` has the hidden states of the kept rows; those of row i end at kept_ends[i]: of all its positions if it is
+        drafting, else of those that sample."""
         slots, firsts, num_entries, first_keys = self._take(rows, counts, is_drafting, kept_ends, plan.hidden())
-        if len(slots):  # the plan is no tape
+        if len(slots):  # otherwise a plan without tapes
             assert self._plan is not None, "a plan comes with the weights"
             self._accepted.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
             self._plan.store()
@@ -276,7 +275,7 @@ class MtpDrafter:
     def _take(
         self, rows: StepRows, counts: np.ndarray, is_drafting: np.ndarray, kept_ends: np.ndarray, hidden: np.ndarray
     ) -> list[np.ndarray]:
-        """Rows whose entries are to be made: slots, first positions, numbers of these, first keys; int32 [n] each."""
+        """Return rows whose entries are to be made: slots, first positions, numbers of entries, first keys; int32 [n] each."""
         hidden = np.ascontiguousarray(hidden)
         kept_ends = np.ascontiguousarray(kept_ends, np.int64)
         told = _cpu.address(counts), _cpu.address(is_drafting), _cpu.address(kept_ends), _cpu.address(hidden)
@@ -285,9 +284,9 @@ class MtpDrafter:
     # ------------------------------------------------------------------------------------------------- what there is
 
     def begin(self, rows: StepRows, step: Step) -> None:
-        """Before anything of a step that gives blocks to slots. In those whose first row it is entries are there from the last
-        hole on of the prefix that was found, if any. Position 0 has none: no hidden state is before it. Behind them there are
-        none until they are made, whatever the blocks had before."""
+        """Update entries before a step that assigns blocks to slots. A sequence in its first row has the entries of its cached
+        prefix after the last hole. Position 0 has none, because no hidden state comes before it. Later positions have none
+        until they are made, whatever the blocks contained."""
         if step.starts:
             self._layers.begin(*rows.addresses())
         for start in step.starts:
@@ -297,17 +296,17 @@ class MtpDrafter:
             self._empty(np.frombuffer(step.block_slots, np.int32), np.frombuffer(step.block_indexes, np.int32))
 
     def _empty(self, slots: np.ndarray, blocks: np.ndarray) -> None:
-        """No entries are in these blocks of the slots' tables, but those that were found."""
+        """Clear the marks of these blocks of the slots' tables, except for cached ones."""
         self._layers.empty(_cpu.address(slots), _cpu.address(blocks), len(slots))
 
     def _enter(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Entries [begins[i], ends[i]) will be there; the first that there is then of each slot."""
+        """Record that entries [begins[i], ends[i]) will exist; return the first existing entry of each slot."""
         first_entries = np.empty_like(begins)
         self._layers.enter(*_places(slots, begins, ends), _cpu.address(first_entries))
         return first_entries
 
     def _mark(self, slots: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-        """The entries [begins[i], ends[i]) are there."""
+        """Mark the entries [begins[i], ends[i])."""
         self._layers.mark(*_places(slots, begins, ends))
 
 

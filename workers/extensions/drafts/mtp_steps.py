@@ -1,4 +1,4 @@
-"""Draft layers in a step: when the drafter (`mtp.py`) does which part of its work. An extension of the runner."""
+"""MTP layers in a step: when the drafter (`mtp.py`) does each part of its work. An extension of the runner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MtpSteps(Extension):
-    """Steps of `layers`, whose rows of a step are `StepRun.keeps_all`: they keep all hidden states."""
+    """Steps of MTP `layers`. Their rows of a step are `StepRun.keeps_all`: they keep all hidden states."""
 
     def __init__(self, layers: MtpDrafter) -> None:
         self.layers = layers
@@ -40,7 +40,7 @@ class MtpSteps(Extension):
         step, rows = run.step, run.rows
         if step.starts or step.block_slots:
             self.layers.begin(rows, step)
-        if step.num_drafts or step.wants_drafts:  # else no layer runs, and nothing is kept for one
+        if step.num_drafts or step.wants_drafts:  # else no layer runs and no hidden states are kept
             begin_ns = time.monotonic_ns()
             run.keeps_all = self.layers.are_drafting(rows, step.wants_drafts)
             self.layers.prepare(rows, run.mode, run.keeps_all)

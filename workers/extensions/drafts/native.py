@@ -1,4 +1,4 @@
-"""Base of the native drafters, which read the tokens of slots and nothing else. Used in this folder."""
+"""Base of the native drafters, which read only the tokens of slots. Used in this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.extensions.drafts.drafter import Drafts
 
 
 class NativeDrafts(Protocol):
-    """ops/cpu/native/drafts.h"""
+    """Native index of draft tokens (ops/cpu/native/drafts.h)."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -23,7 +23,7 @@ class NativeDrafts(Protocol):
 
 
 class NativeDrafter:
-    """A `Drafter` but for `start`. All slots of a step are one call."""
+    """`Drafter` without `start`. All slots of a step are one call."""
 
     needs_hidden = False
 
@@ -31,7 +31,7 @@ class NativeDrafter:
         self.priors = priors
         self._slots = slots
         self._drafts = drafts
-        self._found = Drafts.empty(slots.num_slots, slots.drafts.shape[1])  # in memory that stays where it is
+        self._found = Drafts.empty(slots.num_slots, slots.drafts.shape[1])  # at a fixed address
         found = self._found
         self._places = _cpu.address(found.token_ids), _cpu.address(found.counts), _cpu.address(found.classes)
 
@@ -40,7 +40,7 @@ class NativeDrafter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the drafter takes."""
+        """Return the memory that the drafter uses."""
         return self._drafts.num_bytes
 
     def known(self, slots: np.ndarray, counts: np.ndarray) -> None:
@@ -56,6 +56,6 @@ class NativeDrafter:
 
 
 def draft_slots(slots: BatchSlots) -> _cpu.DraftSlots:
-    """Where native drafters find the slots' tokens."""
+    """Return where native drafters find the slots' tokens."""
     token_ids, num_tokens, states = (_cpu.address(each) for each in (slots.token_ids, slots.num_tokens, slots.draft_states))
     return _cpu.DraftSlots(token_ids, slots.token_ids.shape[1], num_tokens, states)

@@ -1,5 +1,5 @@
-"""Prompt lookup (Saxena, 2023): the last tokens of a slot are looked for among its earlier ones, the longest match first, and
-the tokens that followed there are the draft tokens.
+"""Prompt lookup (Saxena, 2023): finds the longest match of a slot's last tokens among its earlier ones, and drafts the tokens
+that followed it.
 
 Used by the runner through `drafting.py`. The index of each slot and the search are native (ops/cpu/native/drafts.h).
 """
@@ -15,11 +15,11 @@ from workers.extensions.drafts.native import NativeDrafter, draft_slots
 
 
 class NgramDrafter(NativeDrafter):
-    """A native index over the tokens of each slot."""
+    """Native index over the tokens of each slot."""
 
     def __init__(self, config: SpeculativeConfig, slots: BatchSlots) -> None:
         lookup = config.prompt_lookup_min, config.prompt_lookup_max
-        priors = 1 - 0.6 / (1 + np.arange(_cpu.NgramDrafts.NUM_CLASSES))  # the more agreed before, the better
+        priors = 1 - 0.6 / (1 + np.arange(_cpu.NgramDrafts.NUM_CLASSES))  # longer matches are likelier
         self._index = _cpu.NgramDrafts(slots.num_slots, *lookup, draft_slots(slots))
         super().__init__(slots, self._index, priors)
 

@@ -1,9 +1,9 @@
-"""A text goes on as others did that ended as it does now: its own earlier parts, and answers that are complete (SuffixDecoding,
-arXiv 2411.04975).
+"""Suffix decoding (arXiv 2411.04975): continues a text as earlier texts with the same ending did. These are its own earlier
+parts and completed answers.
 
-Used by the runner through `drafting.py`. The trees are native (ops/cpu/native/suffix_drafts.h). For each part that the slot's
-last tokens match, the path of the highest counts is drafted, as long as `max_spec_factor` for each token matched, and as the
-chance of the whole by the counts is `min_token_prob`; of these drafts the one with the most tokens to be expected is taken.
+Used by the runner through `drafting.py`. The trees are native (ops/cpu/native/suffix_drafts.h). For each match of the slot's
+last tokens, the path of the highest counts is drafted: at most `max_spec_factor` tokens per matched token, and while the
+probability of the path by its counts is at least `min_token_prob`. The candidate with the most expected tokens wins.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ops import _cpu
 from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.native import NativeDrafter, draft_slots
 
-_BY_LENGTH, _BY_COUNT = [0.3, 0.45, 0.65, 0.85, 0.95], [0.35, 0.7, 0.85, 1.0]  # of a match; of what followed
+_BY_LENGTH, _BY_COUNT = [0.3, 0.45, 0.65, 0.85, 0.95], [0.35, 0.7, 0.85, 1.0]  # lengths of a match; shares of the counts
 
 
 class SuffixDrafter(NativeDrafter):
-    """Native trees: one of each slot, one of all answers."""
+    """Native trees: one per slot, and one of all answers."""
 
     def __init__(self, config: SpeculativeConfig, slots: BatchSlots, shared_bytes: int = SUFFIX_SHARED_BYTES) -> None:
         self._trees = _cpu.SuffixDrafts(

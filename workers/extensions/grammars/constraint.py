@@ -1,5 +1,4 @@
-"""The tokens that one sequence may generate next: the mask of its next token, made of its tokens alone. Pure of threads and
-slots.
+"""Constraint of one sequence: the mask of its next token, computed from its tokens alone, without threads or slots.
 
 Owned by `grammars.py`, used by one thread at a time.
 """
@@ -22,33 +21,33 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 
 class Constraint:
-    """Constraint of one sequence. `masks`: uint32 [window, words], a bit for each token; the first is of the position
-    `position`, which the answer's next token takes. Only one thread at a time."""
+    """Constraint of one sequence. `masks`: uint32 [window, words], one bit per token; the first is for `position`, the next
+    token of the answer. Not thread-safe."""
 
     def __init__(
         self, sampling: SamplingParams, num_prompt_tokens: int, token_ids: list[int], masks: np.ndarray, source: str = ""
     ) -> None:
         self.source = source
         assert sampling.grammar is not None
-        self._grammar = sampling.grammar.text  # empty: thinking alone is bound
+        self._grammar = sampling.grammar.text  # empty: only thinking is limited
         self._marker: list[int] = np.frombuffer(sampling.grammar.end_of_thinking, np.int32).tolist()
         self._ends = set(sampling.stop_token_ids)
         self._ignores_ends = sampling.ignore_eos
         self._num_prompt_tokens = num_prompt_tokens
         self._token_ids = token_ids  # of the answer
         is_free = sampling.is_thinking or not self._grammar
-        self._bound_at: int | None = None if is_free and self._marker else 0  # it binds behind so many of them
+        self._bound_at: int | None = None if is_free and self._marker else 0  # number of tokens before the grammar applies
         self._begin = [] if sampling.is_thinking else np.frombuffer(sampling.grammar.begin_of_thinking, np.int32).tolist()
         self._max_thinking_tokens = sampling.grammar.max_thinking_tokens
         self._is_late = self._bound_at is None
-        self._ended_at: int | None = None  # so many, an end token being the last
+        self._ended_at: int | None = None  # number of tokens, including the end token
         self._matcher: Matcher | None = None
         self._end_ids: list[int] = []
         self.masks = masks
-        self.last_ns = 0  # that its last mask took
+        self.last_ns = 0  # time of its last mask
         self.pending: Future[None] | None = None  # the last work on it
-        self._own_ns = self._ahead_ns = 0  # that the answer took, and what drafts would be
-        self.failed_at = -1  # no mask could be made for this position; -1: there is one for all
+        self._own_ns = self._ahead_ns = 0  # time spent on the answer and on drafts
+        self.failed_at = -1  # no mask could be made for this position; -1: all succeeded
         self.error = ""
 
     @property
@@ -57,26 +56,26 @@ class Constraint:
         return self._num_prompt_tokens + len(self._token_ids)
 
     def prepare(self, matching: Matching) -> None:
-        """Do the work that is not this sequence's own: compile its grammar."""
+        """Compile the grammar, which is not counted as time of this sequence."""
         if self._grammar and self._matcher is None:
             matching.prepare(self._grammar)
 
     def make(self, matching: Matching) -> None:
-        """Make the mask of the next token from the tokens alone."""
+        """Make the mask of the next token."""
         self._make_again(matching)
         self._fill(0)
 
     def take(self, matching: Matching, position: int, token_ids: list[int]) -> None:
-        """Take the tokens from `position` on, in place of those that were not accepted."""
+        """Take the tokens from `position` on, which replace rejected drafts."""
         self._go_back(matching, self.position - position)
-        if self.failed_at > position:  # in a window that came otherwise
+        if self.failed_at > position:  # in a window that took another course
             self.failed_at, self.error = -1, ""
         for token_id in token_ids:
             self._consume(token_id)
         self._fill(0)
 
     def spent(self, num_ns: int, *, is_ahead: bool) -> None:
-        """Count processor time."""
+        """Add processor time."""
         if is_ahead:
             self._ahead_ns += num_ns
         else:
@@ -94,7 +93,7 @@ class Constraint:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has taken too much time: it would hold up all that are sampled beside it."""
+        """Whether it has taken too much time and would delay the other sequences."""
         return self._own_ns > self._limit_ns
 
     @property
@@ -106,17 +105,17 @@ class Constraint:
         return limits.BURST_NS + limits.TOKEN_NS * len(self._token_ids)
 
     def end(self) -> None:
-        """End it with an error: there is no mask for the next position."""
+        """Fail: there is no mask for the next position."""
         if self.failed_at < 0:
             self._fail(f"after {len(self._token_ids)} tokens it took more than {self._limit_ns // 1_000_000} ms")
             self.masks[0] = _ALL
 
     def num_allowed(self, matching: Matching, drafts: list[int]) -> int:
-        """Return how many of the drafts it allows, from the first on; none behind an end."""
+        """Return how many of the drafts are allowed, from the first on; none after an end."""
         return self._walk(matching, drafts, is_filling=False)
 
     def look_ahead(self, matching: Matching, drafts: list[int]) -> None:
-        """Make the masks of the positions behind the next one, should these be accepted."""
+        """Make the masks of the positions after each draft."""
         self._walk(matching, drafts, is_filling=True)
 
     def _walk(self, matching: Matching, drafts: list[int], *, is_filling: bool) -> int:
@@ -145,7 +144,7 @@ class Constraint:
         return self._matcher.num_valid([token_id]) > 0
 
     def _forced(self) -> int | None:
-        """The next token of the end of thinking, where that took all the tokens that it may have."""
+        """Return the next token of the forced end of thinking, or None while the thinking budget lasts."""
         if self._max_thinking_tokens < 0 or self._bound_at is not None:
             return None
         known, num_begin = self._token_ids, len(self._begin)
@@ -175,7 +174,7 @@ class Constraint:
         return max(0, end - self._bound_at)
 
     def _go_back(self, matching: Matching, num_tokens: int) -> None:
-        """Take back the last `num_tokens` tokens. A matcher at a limit is of no use any more: another one is made."""
+        """Take back the last `num_tokens` tokens. A matcher that hit a limit is unusable and is replaced."""
         if not num_tokens:
             return
         num_left = len(self._token_ids) - num_tokens
@@ -199,7 +198,7 @@ class Constraint:
             self._consume(token_id)
 
     def _fill(self, place: int) -> None:
-        """Make the mask of the next position, in this place of the window."""
+        """Make the mask of the next position, at this place of the window."""
         mask = self.masks[place]
         forced = self._forced()
         if forced is not None:

@@ -1,7 +1,7 @@
-"""A thread that works for several sources: the next work is that of the source that has used least of it.
+"""Thread that works for several sources: the source with the least time used comes next.
 
-Used by `helper_threads.py`. Of one source, work is done in the order in which it was submitted. A source that was idle does not
-save up time (start-time fair queueing: Goyal, Vin and Cheng, 1996).
+Used by `helper_threads.py`. Work of one source is done in order of submission. An idle source does not accumulate time
+(start-time fair queueing: Goyal, Vin and Cheng, 1996).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Work = Callable[[], None]
 
 class FairThread:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        """`pool`: of one thread."""
+        """`pool`: with a single thread."""
         self._pool = pool
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[tuple[Future[None], Work]]] = {}  # by source
-        self._used_ns: dict[str, int] = {}  # likewise, processor time
-        self._floor_ns = 0  # that the source used which worked last, when it began
+        self._used_ns: dict[str, int] = {}  # processor time by source
+        self._floor_ns = 0  # time of the running source when its work began
 
     def submit(self, source: str, work: Work) -> Future[None]:
         future = Future[None]()

@@ -1,18 +1,17 @@
-"""Structured output: which tokens may come next in each slot, ready when the next token is sampled.
+"""Structured output: masks of the tokens that may come next in each slot, ready when the next token is sampled.
 
-A sequence with a grammar gets a `Constraint` when it takes a slot, made of the slot's tokens alone. All work on it is a helper
-thread's: llguidance does it without the GIL while the rank computes the next step, and the rank waits for it just before it
+A sequence with a grammar gets a `Constraint` when it takes a slot, made only from the slot's tokens. A helper thread does all
+the work: llguidance runs without the GIL while the rank computes the next step, and the rank waits for the masks just before it
 samples. With drafts there is a mask for each position of the window:
 
     position      p        p + 1    p + 2       mask i is of position p + i, with d0 .. d(i - 1) before it
-    tokens        ?        d0       d1          they are walked ahead during the step, and taken back
+    tokens        ?        d0       d1          matched ahead during the step, then taken back
 
-A mask that takes long delays its own sequence alone: a step waits for all masks together no longer than `limits.FAST_NS`, and a
-row with a late mask gets no token in this step. The scheduler sends it again; the token is the same then, since it depends on
-the slot alone.
+A slow mask delays only its own sequence: a step waits at most `limits.FAST_NS` for all masks, and a row with a late mask gets
+no token in this step. The scheduler sends the row again. The token is the same then, because it depends only on the slot.
 
-All of this is the same on all ranks of a group but for the clocks: the first rank says which rows are late, and which answers
-and drafts end.
+All ranks of a group do the same, except that the first rank's clock decides: which rows are late, and which answers and drafts
+end.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ if TYPE_CHECKING:
 
 
 class ConstraintMetrics(msgspec.Struct):
-    """Counts of some steps."""
+    """Counts since the last call of `take_figures`."""
 
-    num_tokens: int = 0  # that were drawn with a constraint
-    num_failed: int = 0  # samples that came to a limit
+    num_tokens: int = 0  # sampled with a constraint
+    num_failed: int = 0  # sequences that hit a limit
     wait_ns: int = 0  # for the helper thread
 
 
 class Grammars(Extension):
-    """Constraints of all slots. `ranks` call the same in the same order."""
+    """Constraints of all slots. `ranks` make the same calls in the same order."""
 
     def __init__(
         self, sampling: SlotSampling, max_drafts: int, make_matching: Callable[[], Matching], ranks: Collectives
     ) -> None:
         self._slots, self._records, self._ranks = sampling.slots, sampling.records, ranks
-        self.constraints = self._slots.register("constraints", None, dtype=object)  # of each slot, with its masks
+        self.constraints = self._slots.register("constraints", None, dtype=object)  # by slot, with their masks
         self._mask_shape = 1 + max_drafts, -(-self._slots.vocab_size // 32)
         self.threads = HelperThreads(make_matching)
         self.is_used = False
         self._figures = ConstraintMetrics()
 
     def take_figures(self) -> ConstraintMetrics:
-        """Return what happened since the last call."""
+        """Return counts since the last call."""
         figures, self._figures = self._figures, ConstraintMetrics()
         return figures
 
@@ -79,7 +78,7 @@ class Grammars(Extension):
         self.threads.submit([constraint], lambda matching, index: constraint.make(matching))
 
     def choose_drafts(self, slots: np.ndarray, counts: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:
-        """Leave out the draft tokens that no mask allows."""
+        """Drop the draft tokens that no mask allows."""
         if not self.is_used:
             return counts
         counts = counts.copy()
@@ -105,7 +104,7 @@ class Grammars(Extension):
         return counts
 
     def before_run(self, run: StepRun) -> None:
-        """Have the masks behind each draft token made while the model runs."""
+        """Start making the masks after each draft token while the model runs."""
         if not self.is_used:
             return
         if run.fetch_draft_tokens is not None:
@@ -121,7 +120,7 @@ class Grammars(Extension):
             self.threads.submit(own, lambda matching, index: own[index].look_ahead(matching, windows[index]), is_ahead=True)
 
     def before_sample(self, run: StepRun) -> None:
-        """Wait for the masks of all that the step samples; rows whose masks are not ready get no token."""
+        """Wait for the masks of all sampled rows; rows with late masks get no token."""
         rows = run.rows
         own = self._of(rows) if self.is_used else []
         if not own:
@@ -137,7 +136,7 @@ class Grammars(Extension):
                 self._records["num_masks"][rows.slots[row]] = 0
                 continue
             slot = rows.slots[row]
-            if constraint.position != first:  # a step that is run again
+            if constraint.position != first:  # a step that is repeated
                 begin = min(first, constraint.position)
                 constraint.take(self.threads.matching, begin, self._slots.token_ids[slot, begin:first].tolist())
             if is_over:
@@ -146,11 +145,11 @@ class Grammars(Extension):
             self._records["num_masks"][slot] = rows.num_sampled[row]
 
     def after_result(self, run: StepRun, result: StepResult) -> None:
-        """Go on behind the tokens that were sampled; say which rows came to a limit, and to which."""
+        """Continue after the sampled tokens; report the rows that hit a limit, and the limit."""
         if not self.is_used:
             return
         rows, counts = run.rows, run.counts
-        failed, own, drawn = {}, [], []
+        failed, own, sampled = {}, [], []
         for row, constraint, first in self._of(rows):
             if row in run.late_rows:
                 continue
@@ -158,10 +157,10 @@ class Grammars(Extension):
             if first <= constraint.failed_at < end:
                 failed[row] = constraint.error
             own.append(constraint)
-            drawn.append((first, self._slots.token_ids[rows.slots[row], first:end].tolist()))
+            sampled.append((first, self._slots.token_ids[rows.slots[row], first:end].tolist()))
             self._figures.num_tokens += end - first
         if own:
-            self.threads.submit(own, lambda matching, index: own[index].take(matching, *drawn[index]))
+            self.threads.submit(own, lambda matching, index: own[index].take(matching, *sampled[index]))
             self._figures.num_failed += len(failed)
         result.failed = failed
 
@@ -177,7 +176,7 @@ class Grammars(Extension):
         return flags if self._ranks.count == 1 else self._ranks.broadcast(np.array(flags)).tolist()
 
     def _is_layers(self, slot: int) -> bool:
-        """Whether its drafts are made later, by layers, when the step begins."""
+        """Whether the slot's drafts are made later, by MTP layers, when the step begins."""
         return bool(self._slots.is_drafted_by_layers[slot])
 
     def _wait(self, constraints: list[Constraint]) -> None:
@@ -187,13 +186,13 @@ class Grammars(Extension):
             pending.result()
         self._figures.wait_ns += time.monotonic_ns() - begin_ns
 
-    def _wait_in_time(self, own: list[tuple[int, Constraint, int]], num_drawn: int) -> None:
-        """Wait as long as a step may; longer only where none of the `num_drawn` rows could be sampled."""
+    def _wait_in_time(self, own: list[tuple[int, Constraint, int]], num_sampled: int) -> None:
+        """Wait as long as a step may; longer only if none of the `num_sampled` rows could be sampled otherwise."""
         begin_ns = time.monotonic_ns()
         constraints = [constraint for _, constraint, _ in own]
         for is_slow, time_ns in ((False, limits.FAST_NS), (True, limits.STEP_NS)):
             wait([each.pending for each in constraints if each.pending and each.is_slow == is_slow], time_ns / 1e9)
         pending = [each.pending for each in constraints if each.pending and not each.is_ready]
-        if len(pending) == num_drawn:
+        if len(pending) == num_sampled:
             wait(pending, limits.ALONE_NS / 1e9, FIRST_COMPLETED)
         self._figures.wait_ns += time.monotonic_ns() - begin_ns

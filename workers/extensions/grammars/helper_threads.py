@@ -1,8 +1,8 @@
-"""The threads of a rank that work on grammars, and the matching that they work with. Owned by `grammars.py`.
+"""Threads of a rank that work on grammars, and the matching that they use. Owned by `grammars.py`.
 
-Cheap masks are made first, by what the last one took, and those of the source that has used least of the thread
-(`fair_thread.py`); a second thread makes those that take more than `limits.SLOW_NS`, a third compiles grammars before their
-sequences come. Nothing is made before the first grammar comes.
+Cheap masks come first, by the time of their last one, and those of the source with the least time used (`fair_thread.py`). A
+second thread makes masks that take more than `limits.SLOW_NS`, a third compiles grammars ahead of their sequences. Threads and
+matching are created with the first grammar.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from workers.extensions.grammars.fair_thread import FairThread
 if TYPE_CHECKING:
     from engine.grammars.matching import Matching
 
-_NICE = 5  # of the thread that compiles
-_STACK_BYTES = 32 << 20  # more than where the tokenizer has compiled the same grammar
+_NICE = 5  # of the compiling thread
+_STACK_BYTES = 32 << 20  # more than the tokenizer had for the same grammar
 
 
 def _thread(name: str, begin: Callable[[], object] = lambda: None) -> ThreadPoolExecutor:
-    """Start a thread with the stack that grammars need."""
+    """Start a thread with the stack size that grammars need."""
     before = threading.stack_size(_STACK_BYTES)
     made = ThreadPoolExecutor(1, name)
     made.submit(begin)
@@ -36,7 +36,7 @@ def _thread(name: str, begin: Callable[[], object] = lambda: None) -> ThreadPool
 
 
 class HelperThreads:
-    """`make_matching`: called once, by whichever thread needs it first."""
+    """Helper threads. `make_matching` is called once, by the thread that needs it first."""
 
     def __init__(self, make_matching: Callable[[], Matching]) -> None:
         self._make_matching = make_matching
@@ -44,7 +44,7 @@ class HelperThreads:
         self._making = threading.Lock()
         self._threads: dict[bool, FairThread] = {}  # by whether they are for slow constraints
         self._compiler: ThreadPoolExecutor | None = None
-        self._compiled: deque[int] = deque()  # numbers that were not taken yet
+        self._compiled: deque[int] = deque()  # numbers not taken yet
         self.num_compiling = 0
 
     @property
@@ -55,14 +55,14 @@ class HelperThreads:
             return self._matching
 
     def compile(self, number: int, grammar: str) -> None:
-        """Have `grammar` ready before its sequence comes, in a thread that leaves the rest of the machine to the step."""
+        """Compile `grammar` before its sequence comes, in a low-priority thread."""
         if self._compiler is None:
             self._compiler = _thread("grammars", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE))
         self.num_compiling += 1
         self._compiler.submit(self._compile, number, grammar)
 
     def take_compiled(self) -> list[int]:
-        """Return the numbers of the grammars that were compiled since the last call."""
+        """Return the numbers of the grammars compiled since the last call."""
         found = []
         while self._compiled:
             found.append(self._compiled.popleft())
@@ -72,13 +72,13 @@ class HelperThreads:
     def _compile(self, number: int, grammar: str) -> None:
         try:
             self.matching.prepare(grammar)
-        finally:  # what is wrong with it, its sequences say
+        finally:  # its sequences report an invalid grammar
             self._compiled.append(number)
 
     def submit(
         self, constraints: Sequence[Constraint], work: Callable[[Matching, int], None], *, is_ahead: bool = False
     ) -> None:
-        """Do `work` on each constraint, by its index, behind all that its source submitted."""
+        """Submit `work` on each constraint, by its index, after all earlier work of its source."""
         for place in sorted(range(len(constraints)), key=lambda place: constraints[place].last_ns):
             constraint = constraints[place]
             thread = self._threads.get(constraint.is_slow)

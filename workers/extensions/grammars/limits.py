@@ -1,18 +1,19 @@
-"""Times that masks may take.
+"""Time limits of masks.
 
-Clocks, where all else is bounded by counts: the library has none that bounds what is ambiguous (`s: s s | "Z"` takes 48 ms a
-token after 600). A sequence that comes to a limit gets an error (`engine/scheduler/results.py`), never a shorter answer: when
-depends on the machine, what an answer says does not. Ordinary grammars take up to 0.3 ms a token, the widest 0.7.
+Time is limited, although everything else is limited by counts, because the library has no count that bounds ambiguous grammars
+(`s: s s | "Z"` takes 48 ms per token after 600 tokens). A sequence that hits a limit gets an error
+(`engine/scheduler/results.py`), never a shorter answer: the machine decides when, but not what an answer says. Ordinary
+grammars take up to 0.3 ms per token, the widest 0.7 ms.
 """
 
 from __future__ import annotations
 
-# Processor time of the helper thread, so that waiting, as under load, is not in it. Drafts have as much to themselves, and none
-# when it is spent.
-BURST_NS = 200_000_000  # that a sequence's masks may take at once
-TOKEN_NS = 3_000_000  # and for each token besides: what is ambiguous takes more with each
-SLOW_NS = 2_000_000  # of one mask: a constraint that took more has its work done apart from the others'
-# Time that passes.
-FAST_NS = 3_000_000  # that a step waits for the others
-STEP_NS = 1_000_000  # that it waits for slow ones
-ALONE_NS = 50_000_000  # that it waits where nothing else is drawn
+# Processor time of the helper thread, which excludes waiting under load. Drafts have a separate limit of the same
+# size, after which the sequence has none.
+BURST_NS = 200_000_000  # burst of one sequence
+TOKEN_NS = 3_000_000  # added per token: ambiguous grammars get slower with each token
+SLOW_NS = 2_000_000  # per mask: a slower constraint moves to the thread for slow ones
+# Wall-clock time.
+FAST_NS = 3_000_000  # a step's wait for fast masks
+STEP_NS = 1_000_000  # a step's wait for slow masks
+ALONE_NS = 50_000_000  # a step's wait if no other row is sampled

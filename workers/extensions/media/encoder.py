@@ -1,9 +1,9 @@
-"""Pictures and video to features: calls of the encoder, cut into parts, into the encoder arena.
+"""Pictures and video to features: encoder calls, cut into parts, that write into the encoder arena.
 
-Owned by the runner of a rank; pure of processes and clocks, like it. A call begins with its units' pixels and part 0; steps
-that follow go on with what was left here, and the last one writes the features and their headers. What a unit becomes depends
-on the unit alone: not on the others of its call, where the call was cut, or the number of threads. Of several ranks each
-encodes some of the units, into the one arena of the replica.
+Owned by the runner of a rank and, like it, independent of processes and clocks. A call begins with the pixels of its units and
+part 0; later steps continue it, and the last one writes the features and their headers. The features of a unit depend only on
+the unit: not on the other units of the call, its cuts, or the number of threads. With several ranks, each encodes some of the
+units into the one arena of the replica.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Unit(msgspec.Struct, frozen=True):
 
 
 class Encoder:
-    """`version`: of the weights of `tower`, which are loaded. `plan` and `on_op`: as `make_plan` has
-    them. `slice_rows`: of features, that are computed at a time."""
+    """Encoder with the weights `tower` of number `version`. `plan` and `on_op`: as for `make_plan`. `slice_rows`: rows of
+    features computed at a time."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Encoder:
         self._place, self._num_ranks = place, num_ranks
         self._slice_rows = slice_rows * self.config.spatial_merge_size**2
         is_narrow = device.ops.name == "native" and tower.blocks[0].qkv.format.kind != "float32"
-        self._kv_dtype = "bfloat16" if is_narrow else "float32"  # by weights, as the text model's
+        self._kv_dtype = "bfloat16" if is_narrow else "float32"  # from the weights, like the text model's
         self._plan = self._make_plan(_LEAST_ROWS, _LEAST_SEGMENTS)
         self._plan.slice_of(-(-_LEAST_ROWS // self._plan.inputs.slice_rows) - 1)
-        self._units: list[_Unit] = []  # of the call that is under way: those of this rank
-        self._next = (-1, 0)  # its id, and the part that it goes on with
+        self._units: list[_Unit] = []  # units of this rank in the current call
+        self._next = (-1, 0)  # id of the current call, and its next part
 
     def _make_plan(self, max_rows: int, max_segments: int) -> Plan:
         room = max_rows, max_segments, self._slice_rows
@@ -79,16 +79,16 @@ class Encoder:
 
     @property
     def tapes(self) -> list[Tape]:
-        """For profiles: of the slices of the last call."""
+        """Return the tapes of the last call's slices, for profiles."""
         return self._plan.tapes
 
     def goes_on_with(self, call: EncoderCall) -> bool:
-        """Whether the parts before those of `call` left here what they need: not in a rank that was started since."""
+        """Whether this rank has the state after the parts before `call`; a restarted rank does not."""
         return call.first_part == 0 or self._next == (call.call_id, call.first_part)
 
     def run(self, call: EncoderCall, pixels: Mapping[bytes, np.ndarray]) -> None:
-        """Parts of a call. `pixels` of each unit, by its hash, with part 0: uint8 [frames, H, W, 3]; of units that are
-        features already, float32 [num_rows, feature_width]."""
+        """Run parts of a call. `pixels` of each unit by hash, with part 0: uint8 [frames, H, W, 3], or float32 [num_rows,
+        feature_width] if the unit is already features."""
         if call.first_part == 0:
             self._begin(call, pixels)
         assert self._next == (call.call_id, call.first_part), (
@@ -102,7 +102,7 @@ class Encoder:
             self._units, self._next = [], (-1, 0)
 
     def _run_parts(self, call: EncoderCall) -> None:
-        """Run as many of this rank's slices of each pass as are due by then. There may be fewer or more of them than parts."""
+        """Run this rank's slices of each pass that are due by now. There may be fewer or more slices than parts."""
         count, per_pass = self._plan.inputs.num_slices, call.num_parts // self.config.num_passes
         for part in range(call.first_part, call.last_part):
             index, place = divmod(part, per_pass)
@@ -163,7 +163,7 @@ class Encoder:
         return np.concatenate(found)
 
     def _write_features(self) -> None:
-        """Into the arena, in the order of the tokens."""
+        """Write the features into the arena, in token order."""
         if not self._units:
             return
         features = np.concatenate(self._plan.features(), axis=1)
@@ -186,7 +186,7 @@ class Encoder:
 
 
 def _shares(units: Sequence[Encode], num_ranks: int) -> list[list[Encode]]:
-    """The units of each rank: the largest first, each to who has the least to do. The same in every rank."""
+    """Return the units of each rank: largest first, each to the rank with the least work. Equal on every rank."""
     shares: list[list[Encode]] = [[] for _ in range(num_ranks)]
     work = [0] * num_ranks
     for unit in sorted(units, key=lambda unit: -unit.num_rows):

@@ -1,16 +1,16 @@
-"""Inputs of an encoder call: the patches of its units, one unit behind another, in tensors that never move.
+"""Inputs of an encoder call: the patches of its units, one unit after another, in tensors that never move.
 
-Owned by a plan of `encoder.py`. A **segment** is what patches attend to: a frame of patches, or a window of one. As
-attention has it, segments are sequences whose rows all see all of them; their keys and values lie in a small paged memory that
-each layer writes anew, each segment in blocks of its own. Rows are computed a **slice** at a time, which may begin and end
-within a segment: the memory is two layers', for while a slice attends to one others' keys of it are still needed.
+Owned by a plan of `encoder.py`. A **segment** is a set of patches that attend to each other: a frame, or a window of one. For
+attention, segments are sequences with rows that attend to every key. Their keys and values are in a small paged memory that
+each layer overwrites, with separate blocks per segment. Rows are computed one **slice** at a time, which may begin and end
+within a segment: the memory has room for two layers, because while one slice attends, others still need its keys.
 
     unit 0, 24 patches                          | unit 1, 16 patches   | padding to whole tiles (reference table)
     pictures    segment 0                       | segment 1            | one more, of block 0
     windows     segment 0 | 1 | 2 | 3           | segment 4            | likewise
     slices      slice 0             | slice 1           | slice 2
     merged      rows / merge^2 tokens
-    paired      of ERNIE: tokens of two frames side by side, of a picture twice the same
+    paired      ERNIE: tokens of two frames side by side, of a picture the same twice
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from workers.devices.device import Device
 from workers.engine.row_inputs import AttentionMetadata, Room
 from workers.extensions.media.geometry import Angles, Patches, partners_of, patches_of
 
-_BLOCK_SIZE = 32  # slots; segments begin at a block
-_MAX_PLACES = 1 << 13  # rows or columns of patches: more than any picture that is let in
+_BLOCK_SIZE = 32  # slots; each segment begins at a block
+_MAX_PLACES = 1 << 13  # rows or columns of patches, more than any accepted picture has
 
 
 class UnitPatches(msgspec.Struct, frozen=True):
-    """A unit as it is computed: `frames` grids of the same patches, one behind another."""
+    """A unit as computed: `frames` grids of the same patches, one after another."""
 
     frames: int
     height: int
@@ -46,7 +46,7 @@ class UnitPatches(msgspec.Struct, frozen=True):
 
 
 def pieces(units: Sequence[UnitPatches], begin: int, end: int) -> Iterator[tuple[int, int, slice]]:
-    """Yield what is in rows [begin, end): the unit, its grid of patches, which patches of that."""
+    """Yield the pieces of rows [begin, end): the unit, its grid of patches, and the patches of that grid."""
     first = 0
     for index, unit in enumerate(units):
         area = unit.height * unit.width
@@ -58,14 +58,14 @@ def pieces(units: Sequence[UnitPatches], begin: int, end: int) -> Iterator[tuple
 
 
 class Tables:
-    """The segments of one kind, and the blocks that each has."""
+    """The segments of one kind and their blocks."""
 
     def __init__(self, device: Device, max_segments: int, max_rows: int) -> None:
         self._device = device
         self._host = np.zeros((max_segments + 1, -(-max_rows // _BLOCK_SIZE) + 2), np.int32)
         self.tensor: Tensor = device.tensor(self._host)
         self.dummy_slot = max_segments
-        self.lengths = self.ends = np.zeros(0, np.int64)  # rows of each, and before its end
+        self.lengths = self.ends = np.zeros(0, np.int64)  # rows of each segment, and its end
 
     def set_lengths(self, lengths: np.ndarray) -> None:
         self.lengths, self.ends = lengths, np.cumsum(lengths)
@@ -94,7 +94,7 @@ class Segments(AttentionMetadata):
         self.add("slot_mapping", max_rows)
 
     def set_rows(self, begin: int, end: int, num_padded: int) -> None:
-        """Rows [begin, end) of all; `num_padded` more behind them."""
+        """Set rows [begin, end) of the call, with `num_padded` rows after them."""
         lengths, ends = self._tables.lengths, self._tables.ends
         slots = np.arange(np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end) + 1)
         lengths, ends = lengths[slots], ends[slots]
@@ -111,7 +111,7 @@ class Segments(AttentionMetadata):
             self._set_whole(slots, lengths)
 
     def _set_whole(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Keys are those of whole segments, not only those up to the rows."""
+        """Attend to the keys of whole segments, not only those up to the rows."""
         self.set("context_lengths", lengths)
         self.num_key_splits = -(-int(lengths.max()) // KEY_SPLIT)
         of_slots = np.ones(self._dummy_slot + 1, np.int32)
@@ -120,8 +120,7 @@ class Segments(AttentionMetadata):
 
 
 class SliceInputs:
-    """The rows of a slice, which has so many at most and begins at row `begin` of the call's; and of as many merged ones, where
-    those of two frames become one, its pairs."""
+    """The rows of a slice, from row `begin` of the call on; their merged rows, and pairs if two frames become one."""
 
     def __init__(self, whole: EncoderInputs, begin: int) -> None:
         config, device = whole.config, whole.device
@@ -148,7 +147,7 @@ class SliceInputs:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """The first of them and the end of the last, without padding."""
+        """Return the first row and the end of the last, without padding."""
         return self._begin, min(self._begin + self._whole.slice_rows, self._whole.num_rows)
 
     def set_rows(self, hidden: np.ndarray) -> None:
@@ -172,7 +171,7 @@ class SliceInputs:
             whole.device.upload(self._host[name], self._tensors[name])
 
     def set_pairs(self) -> bool:
-        """Tokens of two frames, whose rows `whole.frames` holds. Whether there are any."""
+        """Set pairs of tokens of two frames, which are in `whole.frames`; return whether there are any."""
         whole, size = self._whole, self._whole.slice_rows // self._whole.merged_rows
         first = self._begin // whole.merged_rows
         pairs = whole.pairs[first : first + size].ravel()
@@ -195,11 +194,11 @@ class SliceInputs:
         return ops.rotary_angles(self.pictures, self._whole.rotary)  # type: ignore[arg-type]
 
     def merged(self, ops: OpTable, h: Tensor) -> Tensor:
-        """Squares of patches side by side."""
+        """Place the patches of each square side by side."""
         return ops.join_rows(h, self._whole.merged_rows, self._merged_counter)
 
     def paired(self, ops: OpTable) -> Tensor:
-        """Tokens of two frames side by side."""
+        """Place the tokens of two frames side by side."""
         ids = self._rows_of("pair_ids", len(self._host["pair_ids"]), self._pair_counter)
         return ops.join_rows(ops.take_rows(self._whole.frames, ids), 2, self._token_counter)
 
@@ -211,8 +210,8 @@ class SliceInputs:
 
 
 class EncoderInputs:
-    """`is_recorded`: for a plan that records ops, whose numbers of rows are read from memory. `slice_rows`: patches.
-    `kv_dtype`: of keys and values, "float32" or "bfloat16"."""
+    """Inputs of all slices. `is_recorded`: for a plan that records ops and reads numbers of rows from memory. `slice_rows`:
+    patches. `kv_dtype`: of keys and values, "float32" or "bfloat16"."""
 
     def __init__(
         self,
@@ -228,7 +227,7 @@ class EncoderInputs:
         self.max_rows, self.max_segments = max_rows, max_segments
         self.device, self.config, self.is_recorded = device, config, is_recorded
         self.merged_rows = config.spatial_merge_size**2
-        # whole tiles of patches, of merged ones, and of pairs of them
+        # whole tiles of patches, of merged ones, and of their pairs
         self._unit = row_tile * self.merged_rows * config.temporal_merge_size if row_tile > 1 else self.merged_rows
         self.slice_rows = self.padded(slice_rows)
         self.picture_tables = Tables(device, max_segments, max_rows)
@@ -237,14 +236,14 @@ class EncoderInputs:
         self.rotary = Rotary(config.head_dim, partners=device.tensor(partners_of(config.head_dim)), is_by_row=True)
         self.cache = self._make_cache(kv_dtype)
         self.units: Sequence[UnitPatches] = []
-        self.num_rows = 0  # of patches, without padding
-        self.pairs = np.zeros((0, 2), np.int32)  # of each token the rows of its two frames
+        self.num_rows = 0  # patches without padding
+        self.pairs = np.zeros((0, 2), np.int32)  # rows of the two frames of each token
         width = self.merged_rows * config.hidden_size if config.temporal_merge_size > 1 else 0
         self._frames = np.zeros((max_rows // self.merged_rows, width), np.float32)
         self.frames: Tensor = Array(Rows(len(self._frames)), width, int(self._frames.ctypes.data), self._frames)
 
     def _make_cache(self, dtype: str) -> KvCache:
-        """Room for the keys and values of two layers."""
+        """Allocate keys and values of two layers."""
         ops, config = self.device.ops, self.config
         num_blocks = -(-self.max_rows // _BLOCK_SIZE) + self.max_segments + 1
         block_bytes = _BLOCK_SIZE * config.hidden_size * (4 if dtype == "float32" else 2)
@@ -254,14 +253,14 @@ class EncoderInputs:
         return KvCache(_BLOCK_SIZE, layers)
 
     def unit_patches(self, frames: int, height: int, width: int) -> UnitPatches:
-        """A unit of `frames` grids of patches."""
+        """Return a unit of `frames` grids of patches."""
         config = self.config
         window = config.window_size // config.merged_pixels
         return UnitPatches(frames, height, width, patches_of(height, width, config.spatial_merge_size, window))
 
     @staticmethod
     def num_segments(units: Sequence[UnitPatches]) -> int:
-        """The most that they have of either kind."""
+        """Return the larger number of segments of the two kinds."""
         return sum(unit.frames * len(unit.patches.window_lengths) for unit in units) + 1
 
     def padded(self, num_rows: int) -> int:
@@ -272,7 +271,7 @@ class EncoderInputs:
         return -(-self.num_rows // self.slice_rows)
 
     def set_units(self, units: Sequence[UnitPatches]) -> None:
-        """The units of a call; their slices' rows are set one by one."""
+        """Set the units of a call; the rows of its slices are set one by one."""
         self.units, self.num_rows = units, sum(unit.num_rows for unit in units)
         assert self.num_rows <= self.max_rows, f"{self.num_rows} patches, room for {self.max_rows}"
         self.picture_tables.set_lengths(np.concatenate([[unit.height * unit.width] * unit.frames for unit in units]))
@@ -282,8 +281,8 @@ class EncoderInputs:
             )
 
     def set_frames(self, frames: np.ndarray) -> None:
-        """Keep the encoder's results of each square of patches, [squares, width]. A pair of frames has the first's tokens
-        beside the second's; a picture its own twice."""
+        """Keep the encoder's results of each square of patches, [squares, width]. A pair of frames has the tokens of both side
+        by side; a picture has its own twice."""
         pairs, begin = [], 0
         for unit in self.units:
             count = unit.height * unit.width // self.merged_rows

@@ -1,7 +1,6 @@
-"""An encoder bound to what it reads: passes over slices of its rows, recorded on a tape or op by op.
+"""An encoder bound to its inputs: passes over slices of rows, recorded on a tape or op by op.
 
-Owned by `encoder.py`. What is between two passes of a slice is left where the slice has it; what is within one lies in
-memory that all slices share.
+Owned by `encoder.py`. A slice keeps its state between two passes; memory used within a pass is shared by all slices.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ class SlicePlan(Protocol):
     inputs: SliceInputs
 
     def run(self, index: int) -> None:
-        """A pass."""
+        """Run a pass."""
 
     def features(self) -> list[np.ndarray]:
-        """After the last layer: what the tokens have side by side, [tokens, width] each."""
+        """Return the last layer's results, which the tokens have side by side, [tokens, width] each."""
 
 
 class EagerSlice:
-    """Op by op."""
+    """Slice that runs op by op."""
 
     def __init__(self, tower: Tower, ops: OpTable, inputs: SliceInputs) -> None:
         self.inputs = inputs
@@ -54,7 +53,8 @@ class EagerSlice:
 
 
 class TapeSlice:
-    """A tape of native ops, a pass is a range of it. `other`: of the same plan, whose memory within passes this one shares."""
+    """Slice on a tape of native ops; a pass is a range of it. `other`: a slice of the same plan that shares its memory within
+    passes."""
 
     def __init__(self, tower: Tower, inputs: SliceInputs, other: TapeSlice | None) -> None:
         self.inputs = inputs
@@ -93,7 +93,7 @@ def _begin(ops: OpTable, inputs: SliceInputs) -> Call:
 
 
 class Plan:
-    """Plan of the slices that a call has; made as calls need them."""
+    """Plan of the slices of a call; slices are made as needed."""
 
     def __init__(self, tower: Tower, ops: OpTable, inputs: EncoderInputs) -> None:
         self.inputs = inputs
@@ -119,7 +119,7 @@ class Plan:
         return [each.tape for each in self._slices[: self.inputs.num_slices] if isinstance(each, TapeSlice)]
 
     def run(self, index: int, number: int) -> None:
-        """Pass `index` over a slice, whose rows are set."""
+        """Run pass `index` over a slice, with its rows set."""
         plan = self.slice_of(number)
         if index > self._tower.config.depth:
             if number == 0:
@@ -129,7 +129,7 @@ class Plan:
         plan.run(index)
 
     def features(self) -> list[np.ndarray]:
-        """After a pass that makes them: of all slices, [tokens, width] each."""
+        """Return the results of all slices after a pass that makes them, [tokens, width] each."""
         slices = [self.slice_of(number) for number in range(self.inputs.num_slices)]
         found = [each.features() for each in slices if each.inputs.num_tokens]
         return [np.concatenate(of_slices) for of_slices in zip(*found, strict=True)]

@@ -1,8 +1,8 @@
-"""Features of media as a rank sees them: it encodes what a step asks for, and looks at every unit before a row reads it.
+"""Features of media in a rank: encodes what a step asks for, and checks every unit before a row reads it.
 
-Owned by the runner. The arena is shared memory that outlives the rank (`shm/encoder_arena.py`); which rows hold what the
-scheduler alone decides, and nothing else does: what a step reads it is told with the unit's hash, and what lies there says
-whose it is. What is not there as it should be is reported, and the step is not run: no row ever reads another unit's features.
+Owned by the runner. The arena is shared memory that outlives the rank (`shm/encoder_arena.py`). Only the scheduler decides
+which rows belong to which unit: a step names the hash of each unit that it reads, and the header in the arena names its owner.
+A mismatch is reported and the step does not run, so no row ever reads another unit's features.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.rank_group.collectives import Collectives
 
 
 class Features:
-    """`slab_of`: the pixel slab of a media process, as a reader."""
+    """Features in the arena. `slab_of`: returns the pixel slab of a media process, as a reader."""
 
     def __init__(self, arena: EncoderArena, slab_of: Callable[[str], ExtentSlab]) -> None:
         self.arena = arena
@@ -32,7 +32,8 @@ class Features:
         self._slabs: dict[str, ExtentSlab] = {}
 
     def encode(self, call: EncoderCall, encoder: Encoder) -> tuple[list[bytes], Missing]:
-        """Run a call; the units that are complete now, or those that the next call must begin anew: then nothing was run."""
+        """Run a call; return the units that are now complete, or those that the next call must start again: then nothing
+        ran."""
         pixels: dict[bytes, np.ndarray] = {}
         missing: Missing = {}
         if call.first_part == 0:
@@ -50,7 +51,7 @@ class Features:
         return [unit.unit_hash for unit in call.units] if call.is_last else [], {}
 
     def missing(self, slots: MediaSlots, rows: Iterable[tuple[int, int, int]], version: int) -> Missing:
-        """Return the units that rows (slot, begin, end) of a step read and that do not lie where the slots say."""
+        """Return the units that rows (slot, begin, end) of a step read but that are not where the slots say."""
         found: Missing = {}
         for slot, begin, end in rows:
             media = slots.prompts[slot]
@@ -63,7 +64,7 @@ class Features:
         return found
 
     def _payload(self, unit: Encode, config: VisionConfig) -> np.ndarray:
-        """A copy of a unit's pixels, uint8 [frames, height, width, 3], or of its features, float32 [num_rows, width]."""
+        """Return a copy of a unit's pixels, uint8 [frames, height, width, 3], or of its features, float32 [num_rows, width]."""
         slab = self._slabs.get(unit.media)
         if slab is None:
             slab = self._slabs[unit.media] = self._slab_of(unit.media)
@@ -75,7 +76,7 @@ class Features:
 
 
 def together(ranks: Collectives, missing: Missing) -> Missing:
-    """Return what is missing on any of the ranks: all learn it, so that none runs a step that another does not."""
+    """Return what is missing on any of the ranks, so that none runs a step that another does not."""
     if ranks.count == 1:
         return missing
     own = np.frombuffer(msgspec.msgpack.encode(missing), np.uint8) if missing else np.zeros(0, np.uint8)

@@ -1,7 +1,7 @@
-"""Where a unit's patches are: their order, what they attend to, their rotary angles, their learned positions. Pure numpy.
+"""Geometry of a unit's patches: their order, their segments, their rotary angles, their learned positions. Pure numpy.
 
-Used by `encoder_inputs.py` for each call. Patches of a picture lie merged square by merged square, row after row within each:
-so what becomes a token are neighbouring rows. Encoders with windows have the squares window by window.
+Used by `encoder_inputs.py` for each call. Patches of a picture are ordered by merged square, and by row within each, so that
+the patches of a token are adjacent rows. Encoders with windows order the squares by window.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import numpy as np
 
 
 class Patches(msgspec.Struct, frozen=True):
-    """One grid of patches [height, width], in the order that they are computed in."""
+    """One grid of patches [height, width], in computing order."""
 
     rows: np.ndarray  # of each patch, int64
     columns: np.ndarray
-    window_lengths: np.ndarray  # patches of each window; without windows one: all
-    tokens: np.ndarray  # where each merged square belongs in the order of rows
+    window_lengths: np.ndarray  # patches per window; a single window if there are none
+    tokens: np.ndarray  # index of each merged square in row order
 
     def part(self, piece: slice) -> Patches:
-        """Some of them, as to where they are."""
+        """Return some of the patches, with their places."""
         return msgspec.structs.replace(self, rows=self.rows[piece], columns=self.columns[piece])
 
 
 def patches_of(height: int, width: int, merge: int, window: int = 0) -> Patches:
-    """`window`: merged squares on a side of a window, 0: there are none. Those at the right and the bottom may be smaller."""
+    """Return patches of a grid. `window`: merged squares on a side of a window, 0: no windows. Windows at the right and the
+    bottom may be smaller."""
     rows, columns = height // merge, width // merge
     tokens = np.arange(rows * columns)
     lengths = np.array([height * width])
@@ -44,8 +45,8 @@ def patches_of(height: int, width: int, merge: int, window: int = 0) -> Patches:
 
 
 class Angles:
-    """Rotary angles of two numbers, row and column: a quarter of a head's pairs each, pairs are halves apart. Computed once
-    for every number, so that a patch's do not depend on those beside it."""
+    """Rotary angles of row and column: a quarter of a head's pairs each; the numbers of a pair are half a head apart. Computed
+    once per number, so that a patch's angles do not depend on its neighbours."""
 
     def __init__(self, head_dim: int, theta: float, num_places: int) -> None:
         half = head_dim // 2
@@ -65,7 +66,8 @@ def partners_of(head_dim: int) -> np.ndarray:
 
 
 def stretched(table: np.ndarray, side: int, patches: Patches, height: int, width: int, has_aligned_corners: bool) -> np.ndarray:
-    """Return for each patch the row of a square of learned ones [side * side, n], between the four neighbours of its place."""
+    """Return for each patch the interpolation of a square of learned rows [side * side, n] between the four neighbours of its
+    place."""
     low_rows, row_shares = _places(patches.rows, height, side, has_aligned_corners)
     low_columns, column_shares = _places(patches.columns, width, side, has_aligned_corners)
     found = np.zeros((len(patches.rows), table.shape[1]), np.float32)
@@ -78,7 +80,8 @@ def stretched(table: np.ndarray, side: int, patches: Patches, height: int, width
 
 
 def _places(indexes: np.ndarray, count: int, side: int, has_aligned_corners: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each of `count` patches in a row of `side`: the one at or before it, and how far it is on to the next."""
+    """Return the place of each of `count` patches in a row of `side`: the index at or before it, and the fraction to the
+    next."""
     numbers = indexes.astype(np.float32)
     if has_aligned_corners:
         places = numbers * np.float32(side - 1) / np.float32(max(count - 1, 1))

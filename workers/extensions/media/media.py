@@ -1,6 +1,6 @@
-"""Media in a step: the encoder's part of it runs first, then no row reads features that are not there.
+"""Media in a step: the encoder part runs first, then every feature that a row reads is checked.
 
-The ranks of a group learn what any of them lacks: none runs a step that another does not.
+The ranks of a group share what is missing, so that none runs a step that another does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Media(Extension):
-    """`features`: None where the model serves text alone. `plan` and `on_op`: as `Encoder` has them."""
+    """Media of a rank. `features`: None if the model serves text only. `plan` and `on_op`: as for `Encoder`."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class Media(Extension):
         begin_ns = time.monotonic_ns()
         encoded, missing = features.encode(step.encoder, self.encoder)
         self.encode_ns += time.monotonic_ns() - begin_ns
-        self._ranks.barrier()  # the others' units are complete too
+        self._ranks.barrier()  # the other ranks' units are complete too
         return encoded, missing
 
     def _reading(self, rows: StepRows) -> list[tuple[int, int, int]]:
-        """Return slot, begin and end of each row that reads media of its prompt, perhaps."""
+        """Return slot, begin and end of each row that may read media of its prompt."""
         columns = rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist()
         return [
             (slot, start, start + count)

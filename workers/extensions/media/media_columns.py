@@ -1,7 +1,7 @@
-"""Columns of a step's rows in a model that takes media: features, angles of three positions, a set of experts.
+"""Columns of a step's rows in a vision-language model: features, angles of three positions, a set of experts.
 
 Pure numpy. Used by the step inputs. Angles are computed for the rows of a step, not looked up: positions on the time axis may
-lie far beyond the longest prompt, and a row is a small part of a model's work.
+far exceed the longest prompt, and computing them is cheap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workers.weights.rotary import rotary_angles
 
 
 class MediaColumns:
-    """`features` are the rows of the encoder arena, or None: the model serves text alone."""
+    """Columns that read `features`, the rows of the encoder arena, or None if the model serves text only."""
 
     def __init__(self, config: ModelConfig, features: np.ndarray | None = None) -> None:
         self._features = features
@@ -23,7 +23,7 @@ class MediaColumns:
         self._rope = config.rope
         self._axes = np.array(config.rope.pair_axes(), np.int64)
         tokens = config.vision.tokens if config.vision and config.vision_experts else None
-        # A token's experts follow from its id, or from the unit that it is in, alone: so do keys and values that are reused.
+        # The experts of a token follow only from its id, or from the unit that it is in, and so do reused keys and values.
         self._around = (tokens.start, tokens.end, tokens.video_start, tokens.video_end) if tokens else ()
 
     @property
@@ -39,7 +39,7 @@ class MediaColumns:
             inputs.add("row_sines", inputs.max_rows, self._head_dim, dtype=np.float32)
 
     def bind(self, slots: MediaSlots, token_ids: np.ndarray) -> None:
-        """Read prompts of `slots`, with `token_ids` [slots, tokens]."""
+        """Register the prompts of `slots`, with `token_ids` [slots, tokens]."""
         self._slots, self._token_ids = slots, token_ids
 
     def set(self, inputs: StepInputs, rows: RowsOfSlots) -> None:

@@ -1,10 +1,10 @@
-"""Media of a slot's prompt: where their tokens are on the three axes of a position, and where their features lie.
+"""Media of a slot's prompt: positions of their tokens on three axes, and the rows of their features.
 
-Pure: made from a SlotStart, asked by the step inputs for the rows of a chunk. Nothing depends on how a prompt is
-cut: every answer is a function of the token's place in the prompt alone, so there is no cursor that could go wrong.
+Pure: made from a SlotStart, used by the step inputs for the rows of a chunk. Everything is a function of a token's place in the
+prompt, so chunks need no cursor.
 
-Positions (Wang et al. 2024, "Qwen2-VL"): text counts on all three axes alike; a unit's token in row r and column c is at
-(base + time, base + r, base + c); text goes on behind the largest number so far.
+Positions (Wang et al. 2024, "Qwen2-VL"): text counts equally on all three axes; the token of a unit in row r and column c is at
+(base + time, base + r, base + c); text continues after the largest number so far.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NO_ROW = -1
 
 class PromptMedia(msgspec.Struct, eq=False):
     """Unit u of a prompt has the tokens [starts[u], ends[u]), and its features begin at `rows[u]` of the encoder arena (NO_ROW:
-    they are not there). Text between is at its place + shifts[the number of units before it], on all axes."""
+    not stored). Text in between is at its place + shifts[number of units before it], on all axes."""
 
     hashes: tuple[bytes, ...]
-    starts: np.ndarray  # int32 [units], as the following
+    starts: np.ndarray  # int32 [units], like the following
     ends: np.ndarray
     bases: np.ndarray
     times: np.ndarray
@@ -33,7 +33,7 @@ class PromptMedia(msgspec.Struct, eq=False):
 
     @staticmethod
     def of(message: SlotStart) -> PromptMedia | None:
-        """None: a prompt of text."""
+        """Return the media of a prompt, or None for text."""
         units = message.units
         if not units:
             return None
@@ -56,7 +56,7 @@ class PromptMedia(msgspec.Struct, eq=False):
 
     @property
     def end(self) -> int:
-        """Behind the last unit: what follows is text."""
+        """Return the end of the last unit; text follows."""
         return int(self.ends[-1])
 
     @property
@@ -64,20 +64,20 @@ class PromptMedia(msgspec.Struct, eq=False):
         return int(self.shifts[-1])
 
     def overlapping(self, begin: int, end: int) -> range:
-        """Units with tokens in [begin, end)."""
+        """Return units with tokens in [begin, end)."""
         return range(int(np.searchsorted(self.ends, begin, "right")), int(np.searchsorted(self.starts, end, "left")))
 
     def place(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return for the tokens [begin, end) their positions on the axes time, height and width, int32 [3, n], and the arena
         rows of their features, NO_ROW where there are none, int32 [n]."""
         places = np.arange(begin, end, dtype=np.int32)
-        before = np.searchsorted(self.starts, places, "right")  # units that began
+        before = np.searchsorted(self.starts, places, "right")  # units that have begun
         units = np.maximum(before - 1, 0)
         within = places - self.starts[units]
         is_text = (before == 0) | (places >= self.ends[units])
         in_row, in_column = np.divmod(within, self.widths[units])
         parts = np.stack([self.times[units], in_row, in_column]) + self.bases[units]
-        # a unit that is over is one of those before the text behind it
+        # a unit that has ended is one of those before the text after it
         axes = np.where(is_text, places + self.shifts[before], parts).astype(np.int32)
         rows = self.rows[units]
         return axes, np.where(is_text | (rows == NO_ROW), NO_ROW, rows + within).astype(np.int32)
@@ -88,8 +88,8 @@ class MediaSlots:
 
     def __init__(self, slots: BatchSlots) -> None:
         self.prompts = slots.register("media", None, dtype=object)  # PromptMedia
-        self.ends = slots.register("media_ends", 0)  # from here on a prompt is text
-        self.text_shifts = slots.register("text_shifts", 0)  # added there to positions
+        self.ends = slots.register("media_ends", 0)  # a prompt is text from here on
+        self.text_shifts = slots.register("text_shifts", 0)  # added to positions from there on
         slots.add_part(self)
 
     def start(self, message: SlotStart) -> None:
@@ -98,14 +98,14 @@ class MediaSlots:
             self.ends[message.slot], self.text_shifts[message.slot] = media.end, media.last_shift
 
     def set_unit_rows(self, slots: np.ndarray, units: np.ndarray, rows: np.ndarray) -> None:
-        """Units of slots (int32 [n] each) got these rows of the encoder arena, or lost them (NO_ROW)."""
+        """Set the first rows of units of slots (int32 [n] each) in the encoder arena, or NO_ROW."""
         for slot, unit, row in zip(slots.tolist(), units.tolist(), rows.tolist(), strict=True):
             self.prompts[slot].rows[unit] = row
 
 
 def _bases_and_shifts(units: tuple[MediaUnit, ...]) -> tuple[np.ndarray, np.ndarray]:
     bases, shifts = [], [0]
-    at = position = base = 0  # behind the last unit: the next token's place, and its position
+    at = position = base = 0  # end of the last unit: place and position of the next token
     for unit in units:
         position += unit.start - at
         if not unit.is_continued:
