@@ -1,7 +1,7 @@
-"""The actor table in the counters file: who is who, in which epoch and state, and when it last got round its work loop.
+"""The actor table in the counters file: identity, epoch, state and heartbeat of each actor.
 
-The supervisor writes an actor's identity, SPAWNED before the process exists and DEAD after it has ended; in between the
-actor writes its own state, heartbeat and step. Everybody else reads.
+The supervisor writes an actor's identity, SPAWNED before the process exists and DEAD after it has ended; in between the actor
+writes its own state, heartbeat and step. All other processes only read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROW_BYTES = size_of("ActorLines")
 
 
 class State(enum.IntEnum):
-    """An actor's life. SPAWNED and DEAD are written by the supervisor, the others by the actor."""
+    """State of an actor. SPAWNED and DEAD are written by the supervisor, the others by the actor."""
 
     SPAWNED = 0
     ATTACHED = 1
@@ -33,7 +33,7 @@ class State(enum.IntEnum):
 
 
 class ActorSnapshot(msgspec.Struct, frozen=True):
-    """A row as it was; read without a lock, so one word may be newer than another."""
+    """Snapshot of a row, read without a lock, so one word may be newer than another."""
 
     name: str
     role: str
@@ -48,7 +48,7 @@ class ActorSnapshot(msgspec.Struct, frozen=True):
 
 
 class ActorRow:
-    """One actor's row, live."""
+    """Live row of one actor."""
 
     def __init__(self, buffer: memoryview, offset: int) -> None:
         self._view = StructView("ActorLines", buffer, offset)
@@ -56,7 +56,7 @@ class ActorRow:
         self.role = self._view.text("role")
         self.rank = self._view.word("rank")
         begin = offset + offset_of("ActorLines", "heartbeat_ns")
-        self.heartbeat_word = buffer[begin : begin + 8]  # for native code of the work loop's thread; as `beat`
+        self.heartbeat_word = buffer[begin : begin + 8]  # for native code of the work loop's thread, like `beat`
         self._heartbeat = _native.Cell(buffer, offset + offset_of("ActorLines", "heartbeat_ns"))
         self._step = _native.Cell(buffer, offset + offset_of("ActorLines", "step"))
 
@@ -66,12 +66,12 @@ class ActorRow:
 
     @property
     def epoch(self) -> int:
-        """Counts the incarnations, from 1."""
+        """Number of the actor's life, from 1."""
         return self._view.word("epoch")
 
     @property
     def pid(self) -> int:
-        """0 while the incarnation of this epoch has not been started yet."""
+        """Process id; 0 until the life of this epoch has started."""
         return self._view.word("pid")
 
     @property
@@ -102,7 +102,7 @@ class ActorRow:
         self._step.add(1)
 
     def begin_epoch(self, epoch: int, now_ns: int) -> None:
-        """Begin an incarnation, before it starts. Called by the supervisor. The epoch is written last, for its readers."""
+        """Begin a life, before its process starts. Called by the supervisor. The epoch is written last, for its readers."""
         self._view.set_word("pid", 0)
         self._view.set_word("start_ticks", 0)
         self.set_state(State.SPAWNED)
@@ -110,7 +110,7 @@ class ActorRow:
         self._view.set_word("epoch", epoch)
 
     def set_process(self, process: ProcessIdentity) -> None:
-        """Write the incarnation's process once it exists. Called by the supervisor."""
+        """Write the process of this life once it exists. Called by the supervisor."""
         self._view.set_word("start_ticks", process.start_ticks)
         self._view.set_word("pid", process.pid)
 
@@ -134,12 +134,12 @@ class ActorRow:
 
 
 def role_of(name: str) -> str:
-    """`api` of `api0`."""
+    """Return the role, such as `api` of `api0`."""
     return name.rstrip("0123456789")
 
 
 def write_row(buffer: memoryview, offset: int, name: str) -> None:
-    """A new actor's row, by the creator of the file."""
+    """Write the row of a new actor. Called by the creator of the file."""
     role = role_of(name)
     view = StructView("ActorLines", buffer, offset)
     view.set_text("name", name)

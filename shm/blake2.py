@@ -4,7 +4,7 @@ from __future__ import annotations
 
 try:
     from _blake2 import blake2b
-except ImportError:  # a Python that was built without
+except ImportError:  # this Python was built without it
     from hashlib import blake2b
 
 __all__ = ["blake2b"]

@@ -1,8 +1,8 @@
-"""The broadcast ring: one writer (the scheduler), a position for each reader (the ranks).
+"""The broadcast ring: one writer (the scheduler) and a reading position for each reader (the ranks).
 
-The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer waits for
-the slowest active reader and for no other. A new reader joins at the tail: its first record is the first one after the writer
-noticed it, which is before the writer's next send.
+The supervisor creates it and evicts dead readers; the scheduler attaches the writer, each worker a reader. The writer waits
+only for the slowest active reader. A new reader joins at the tail: the writer admits it before its next send, and that record
+is the reader's first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BroadcastWriter:
     def create(
         cls, run_id: str, name: str, num_readers: int, ring_bytes: int, reader_names: Sequence[str] | None = None
     ) -> BroadcastWriter:
-        """A ring of at least `ring_bytes` that `name` writes. Readers are called worker0, worker1, ... where not named."""
+        """Create a ring of at least `ring_bytes` for the writer `name`. Readers are called worker0, worker1, ... by default."""
         names = [f"worker{index}" for index in range(num_readers)] if reader_names is None else list(reader_names)
         if num_readers < 1 or len(names) != num_readers:
             raise SharedMemoryError(f"broadcast ring {name}: {num_readers} readers with names {names}")
@@ -55,26 +55,26 @@ class BroadcastWriter:
 
     @classmethod
     def attach(cls, run_id: str, name: str, epoch: int) -> BroadcastWriter:
-        """The writer in its incarnation `epoch`, which goes on after the last record that was published."""
+        """Attach the writer in its life `epoch`; it continues after the last published record."""
         return cls(Segment.attach(segment_name(run_id, KIND, name)), epoch)
 
     def try_send(self, payload: bytes) -> bool:
-        """Send a record to every active reader, or refuse (False) where the slowest has left no room. With no active reader it
-        is dropped. SharedMemoryError: larger than `max_record_bytes`."""
+        """Send a record to every active reader. Return False if the slowest has left no room. Without active readers the record
+        is dropped. SharedMemoryError if it is larger than `max_record_bytes`."""
         return self._writer.try_send(payload)
 
     def active_readers(self) -> list[int]:
-        """Return the readers that get the next record. Asking admits new ones. For the writer only."""
+        """Return the readers that get the next record, after admitting new ones. For the writer only."""
         return self._writer.active_readers()
 
     def evict(self, reader: int) -> None:
-        """No longer wait for a reader, which must be dead or must learn that it is out. It may attach again. Any process may
-        call this, before it starts the reader's next incarnation."""
+        """Stop waiting for a reader, which is dead or will be told. It may attach again. Any process may call this, before it
+        starts the reader's next life."""
         _native.evict(self.segment.buffer, reader)
 
     @property
     def fill_bytes(self) -> int:
-        """Bytes that the slowest active reader has yet to take. For the writer only."""
+        """Bytes that the slowest active reader has not read yet. For the writer only."""
         return self._writer.fill_bytes
 
     @property
@@ -99,30 +99,30 @@ class BroadcastReader:
 
     @classmethod
     def attach(cls, run_id: str, name: str, reader: int, epoch: int) -> BroadcastReader:
-        """Ask to join at the tail, in place of an earlier incarnation of this reader."""
+        """Ask to join at the tail, replacing an earlier life of this reader."""
         return cls(Segment.attach(segment_name(run_id, KIND, name)), reader, epoch)
 
     def receive(self, max_records: int = 256) -> list[bytes]:
-        """Return the records that came. SharedMemoryError: this reader was evicted or replaced, or the ring is corrupt."""
+        """Return the records received. SharedMemoryError if this reader was evicted or replaced, or the ring is corrupt."""
         return self._reader.receive(max_records)
 
     def wait(self, timeout_ns: int) -> bool:
-        """Sleep until something is there (True; also an eviction, which `receive` then reports) or the time is over."""
+        """Sleep until there is a record or an eviction, which `receive` reports (True), or until the timeout."""
         return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
 
     def watch(self, memory: memoryview, offset: int, seen: int) -> None:
-        """Waits end from now on also when the u64 at `offset` is not `seen`; who changes it rings this reader (`ring_reader`).
-        The memory is that of the first call."""
+        """End waits also when the u64 at `offset` is not `seen`. The process that changes it rings this reader (`ring_reader`).
+        `memory` must be the same in every call."""
         self._reader.watch(memory, offset, seen)
 
     @property
     def num_late_wakes(self) -> int:
-        """Sleeps that ran out with a record there already: its sender died or was held up between publishing and waking."""
+        """Sleeps that timed out although a record was there: its sender died or was delayed between publishing and waking."""
         return self._reader.num_late_wakes
 
     @property
     def is_active(self) -> bool:
-        """The writer has admitted this reader and waits for it."""
+        """Whether the writer has admitted this reader and waits for it."""
         return self._reader.is_active
 
     def leave(self) -> None:
@@ -135,7 +135,7 @@ class BroadcastReader:
 
 
 class ReaderBells:
-    """The bells of a ring's readers, for those who have something else for them than its records (`BroadcastReader.watch`)."""
+    """Doorbells of a ring's readers, to wake them for something other than its records (`BroadcastReader.watch`)."""
 
     def __init__(self, run_id: str, name: str, readers: Sequence[int]) -> None:
         self._segment = Segment.attach(segment_name(run_id, KIND, name))

@@ -1,10 +1,10 @@
-"""The counters file: all counters in one segment that any process may map read-only, while the engine runs, when it hangs and
-after it died.
+"""The counters file: all counters in one segment that any process may map read-only, while the engine runs, hangs, or after it
+died.
 
 The supervisor creates it from the metric rows of each actor's role; each actor attaches and writes its own cells, its row of
-the actor table and its section of the error log, also after a restart, so that counters go on. The file describes itself: its
-metadata is JSON that says where the rows of each actor are, and those, JSON too, where each of its metrics is. So an actor
-reads its own, a sixth of all. `/metrics`, `tokamak top` and `tokamak ctl` print the rows that they find there.
+the actor table and its section of the error log, also after a restart, so that counters continue. The file describes itself:
+its metadata is JSON that locates the rows of each actor, and those rows, also JSON, locate each of its metrics. So an actor
+reads only its own rows, a sixth of all. `/metrics`, `tokamak top` and `tokamak ctl` print the rows that they find.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FLOAT_UNITS = ("seconds", "ratio")  # cells of these are f64, all others i64
 
 
 class MetricLike(Protocol):
-    """Fields that a row is made of; `engine.metrics.Metric` has them."""
+    """Fields from which a row is made, as in `engine.metrics.Metric`."""
 
     @property
     def name(self) -> str: ...
@@ -64,7 +64,7 @@ class MetricLike(Protocol):
 
 
 class Row(TypedDict):
-    """The metadata of one metric of one actor."""
+    """Metadata of one metric of one actor."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Row(TypedDict):
 
 
 class Counters:
-    """The file as one process sees it. Each process writes what is its own (see the module)."""
+    """The file, mapped by one process. Each process writes only its own parts (see the module)."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -87,16 +87,16 @@ class Counters:
         rows = (ActorRow(segment.buffer, actors_offset + index * ROW_BYTES) for index in range(header.word("num_actors")))
         self._actors = {row.name: row for row in rows}
         self.errors = ErrorLog(segment.buffer, header.word("errors_offset"), list(self._actors))
-        self._rows_of: dict[str, dict[RowKey, Row]] = {}  # of the actors that were asked for
+        self._rows_of: dict[str, dict[RowKey, Row]] = {}  # of the requested actors
         self._cells: list[Cell | Histogram] | None = None
 
     @classmethod
     def create(cls, run_id: str, actors: Sequence[str], metrics_of: Callable[[str], Iterable[MetricLike]]) -> Counters:
-        """A new file with the rows `metrics_of(role)` for each actor. By the supervisor."""
+        """Create a file with the rows `metrics_of(role)` for each actor. Called by the supervisor."""
         rows, values_bytes = _lay_out({actor: metrics_of(role_of(actor)) for actor in actors})
         rows_offset = ACTORS_OFFSET + len(actors) * ROW_BYTES
         values_offset = rows_offset
-        while True:  # the offsets are part of the metadata's own length
+        while True:  # offsets depend on the metadata's length, which depends on the offsets
             texts = [_encoded([{**row, "offset": row["offset"] + values_offset} for row in rows[actor]]) for actor in actors]
             ends = [*accumulate(map(len, texts), initial=rows_offset)]
             metadata_offset = ends[-1]
@@ -131,7 +131,7 @@ class Counters:
 
     @classmethod
     def attach_readonly(cls, run: str | Path) -> Counters:
-        """Attach as a reader, by run id or by path: needs neither the engine's help nor a living engine."""
+        """Attach as a reader, by run id or by path. Works without a living engine."""
         if isinstance(run, Path) or "/" in run:
             return cls(Segment.attach_file(Path(run), is_readonly=True, timeout_s=1.0))
         return cls(Segment.attach(segment_name(run, KIND, NAME), is_readonly=True, timeout_s=1.0))
@@ -156,8 +156,7 @@ class Counters:
         _native.fetch_add_u64(self.segment.buffer, offset, 1)
 
     def counter(self, name: str, actor: str, **labels: str) -> Cell:
-        """The cell of a counter or gauge, on which whatever was counted before goes on. To write it is the actor's
-        privilege."""
+        """Return the cell of a counter or gauge, which continues from its previous value. Only the actor may write it."""
         row = self._row(name, actor, labels)
         if row["kind"] == "histogram":
             raise SharedMemoryError(f"{name} of {actor} is a histogram; use histogram(...)")
@@ -170,20 +169,20 @@ class Counters:
         return Histogram(self.segment.buffer, row["offset"], row["bounds"])
 
     def actor(self, name: str) -> ActorRow:
-        """The live row of one actor."""
+        """Return the live row of one actor."""
         try:
             return self._actors[name]
         except KeyError:
             raise SharedMemoryError(f"no actor {name!r} in this run; it has {', '.join(self._actors)}") from None
 
     def actors(self) -> list[ActorSnapshot]:
-        """All rows of the actor table as they are now."""
+        """Return a snapshot of all rows of the actor table."""
         return [row.snapshot() for row in self._actors.values()]
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything as plain data: "run_id", "created_ns", "actors", "errors" and "metrics"; of these each has "name", "kind",
-        "unit", "help", "labels" (with "actor") and either "value" or "bounds", "buckets" (one more than bounds, not cumulated),
-        "sum" and "count"."""
+        """Return everything as plain data: "run_id", "created_ns", "actors", "errors" and "metrics". Each metric has "name",
+        "kind", "unit", "help", "labels" (with "actor") and either "value" or "bounds", "buckets" (one more than bounds, not
+        cumulated), "sum" and "count"."""
         return {
             "run_id": self.run_id,
             "created_ns": self.segment.header.word("created_ns"),
@@ -246,7 +245,7 @@ def _key(name: str, labels: dict[str, str]) -> RowKey:
 
 
 def _lay_out(metrics_of_actor: dict[str, Iterable[MetricLike]]) -> tuple[dict[str, list[Row]], int]:
-    """The rows of each actor with offsets from the beginning of the values, and the size of the values."""
+    """Return the rows of each actor with offsets from the beginning of the values, and the size of the values."""
     rows: dict[str, list[Row]] = {}
     end = 0
     for actor, metrics in metrics_of_actor.items():

@@ -1,15 +1,15 @@
-"""Notes in shared memory that outlive an actor: the work that it had in progress when it died.
+"""Notes in shared memory that outlive an actor: which work was in progress when it died.
 
-The media process notes each file before it decodes it and takes the note back afterwards. When a file kills it, the supervisor
-finds the note still open: it counts the death as that file's, not as the process's, and the next life looks there.
+The media process notes each file before decoding it and closes the note afterwards. If a file kills the process, the supervisor
+finds the note open and counts the death for that file, not for the process; the next life reads this count.
 
     0               HEADER_BYTES                        + 64              + 128
     +---------------+-----------------------------------+-----------------+--- ...
     | SegmentHeader | u64 count | key (32) | zero to 64 | count, key, -   |         NUM_NOTES + 1 notes
     +---------------+-----------------------------------+-----------------+--- ...
 
-Note 0 is the open one: its count is 1 while it is open. The others are deaths by key; count 0: none. The process writes while
-it lives, the supervisor when it is dead.
+Note 0 is the open one; its count is 1 while it is open. The others count deaths by key; count 0: unused. The process writes
+while it lives, the supervisor after its death.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _KEY_OFFSET = 8
 
 
 class DeathNotes:
-    """Notes of one process: made by the supervisor, attached by each of its lives."""
+    """Notes of one process: created by the supervisor, attached by each of its lives."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self._next = 0  # the note that gives way where none is left
+        self._next = 0  # the note to replace next if all are used
 
     @classmethod
     def create(cls, run_id: str, name: str) -> DeathNotes:
@@ -41,12 +41,12 @@ class DeathNotes:
 
     @property
     def open_key(self) -> bytes:
-        """The key in hand; empty: none."""
+        """Key of the open note; empty: none."""
         # SYNC: the load-acquire pairs with the store-release of the count in `open`.
         return self._key(0) if self._count(0) else b""
 
     def open(self, key: bytes) -> None:
-        """Note what is taken in hand now."""
+        """Note the work that starts now."""
         self._write(0, key, 1)
 
     def close_note(self) -> None:
@@ -67,7 +67,7 @@ class DeathNotes:
         return self._count(note) if note else 0
 
     def forget(self, key: bytes) -> None:
-        """Take back a death of a key that another one caused."""
+        """Subtract a death that another key caused."""
         if note := self._find(key):
             self._set_count(note, 0)
 
@@ -75,7 +75,7 @@ class DeathNotes:
         self.segment.close()
 
     def _find(self, key: bytes) -> int:
-        """The note of a key that has deaths; 0: none."""
+        """Return the note of a key with deaths; 0: none."""
         return next((note for note in range(1, NUM_NOTES + 1) if self._count(note) and self._key(note) == key), 0)
 
     def _free_note(self) -> int:

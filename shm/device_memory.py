@@ -1,9 +1,9 @@
-"""Memory of a GPU that outlives the process which made it: the driver's calls for virtual memory (CUDA driver API, "Virtual
-Memory Management"), by ctypes; no framework.
+"""GPU memory that outlives the process that created it, by the driver's virtual memory calls (CUDA driver API, "Virtual Memory
+Management") through ctypes, without a framework.
 
-A process makes the memory, exports it as a descriptor and passes that on; it lives as long as a handle of it exists, and a
-descriptor is one. Each process that gets the descriptor maps the memory at an address of its own. Made by
-`engine/process/device_arena.py` for the supervisor; mapped by the workers.
+A process creates the memory, exports it as a descriptor and passes that on. The memory lives as long as any handle or
+descriptor of it. Each process that gets the descriptor maps it at its own address. Created by `engine/process/device_arena.py`
+for the supervisor; mapped by the workers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class DeviceMemory:
-    """Memory of card `card` by the driver `library`. SharedMemoryError: which call failed, and how."""
+    """Memory of card `card` by the driver `library`. SharedMemoryError names a failed call and its error."""
 
     def __init__(self, library: str, card: int) -> None:
         try:
@@ -70,12 +70,12 @@ class DeviceMemory:
         self._call("cuInit", 0)
         device, context = c_int(), c_void_p()
         self._call("cuDeviceGet", byref(device), card)
-        self._call("cuDevicePrimaryCtxRetain", byref(context), device)  # that of the frameworks too: they see its addresses
+        self._call("cuDevicePrimaryCtxRetain", byref(context), device)  # the frameworks use this context too
         self._call("cuCtxSetCurrent", context)
         self._location = _Location(_ON_DEVICE, device)
 
     def create(self, num_bytes: int) -> int:
-        """A descriptor of as many zero bytes, or a few more."""
+        """Return a descriptor of at least `num_bytes` zero bytes."""
         properties, handle, descriptor = self._properties(), c_uint64(), c_int()
         size = self._whole(num_bytes)
         self._call("cuMemCreate", byref(handle), size, byref(properties), 0)
@@ -85,7 +85,7 @@ class DeviceMemory:
         return descriptor.value
 
     def map(self, descriptor: int, num_bytes: int) -> int:
-        """Return the address at which this process has the memory behind `descriptor`, of `num_bytes` bytes, until it ends."""
+        """Map the memory behind `descriptor`, `num_bytes` long, until this process ends, and return its address."""
         handle = c_uint64()
         self._call("cuMemImportFromShareableHandle", byref(handle), c_void_p(descriptor), _DESCRIPTOR)
         return self._map(handle, self._whole(num_bytes))
@@ -95,7 +95,7 @@ class DeviceMemory:
         self._call("cuMemAddressReserve", byref(address), size, 0, 0, 0)
         self._call("cuMemMap", address, size, 0, handle, 0)
         self._call("cuMemSetAccess", address, size, byref(access), 1)
-        self._call("cuMemRelease", handle)  # the mapping holds it
+        self._call("cuMemRelease", handle)  # the mapping keeps it alive
         return address.value
 
     def _properties(self) -> _Properties:

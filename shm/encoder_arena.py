@@ -1,9 +1,9 @@
-"""The encoder arena: features of pictures and video, which ranks encode once and read in every chunk that needs them.
+"""The encoder arena: features of pictures and videos, which ranks encode once and read in every chunk that needs them.
 
-A memfd of each replica, which the supervisor holds: what was encoded outlives the worker that did it. The scheduler alone gives
-out rows; ranks write a unit's features into neighbouring rows and then its EncoderLine, which belongs to its first row and
-says what lies there. Before every read a rank compares that line with what it was told to read; where they differ (the unit was
-never finished, the rows were given to another, the weights changed, the memory was damaged) it has the unit encoded again.
+A memfd of each replica, held by the supervisor, so features outlive the worker that encoded them. Only the scheduler assigns
+rows. Ranks write the features of a unit into consecutive rows and then the EncoderLine of its first row, which identifies the
+contents. Before every read a rank compares that line with the unit that it should read; if they differ (the unit was never
+finished, the rows were reassigned, the weights changed, the memory was damaged), the unit is encoded again.
 
     0                 128               num_rows lines    page
     +-----------------+-----------------+--- ... --------+------------------+------------------+ ...
@@ -34,8 +34,8 @@ class EncoderArena:
     """`rows` is [num_rows, width], float32, or uint16 that hold bfloat16."""
 
     def __init__(self, memory: MemoryFile, num_rows: int, width: int, dtype: str) -> None:
-        """Over a memory file of `num_bytes_of` the same; a new one holds no unit."""
-        import numpy as np  # the supervisor, which only asks for sizes, starts without it
+        """Map a memory file of `num_bytes_of` bytes for the same arguments; a new file holds no unit."""
+        import numpy as np  # the supervisor only needs sizes and starts without numpy
 
         self.memory = memory
         self.num_rows = num_rows
@@ -54,13 +54,13 @@ class EncoderArena:
         return _rows_offset(num_rows) + num_rows * width * (4 if dtype == "float32" else 2)
 
     def begin(self, first_row: int) -> None:
-        """A unit's rows from `first_row` on are about to be written: until `publish` nothing lies there."""
+        """Invalidate the rows from `first_row` on, which are about to be written, until `publish`."""
         self._at(first_row).set_word("magic", 0)
-        # SYNC: pairs with the load-acquire of magic in is_valid: rows change only after nobody takes them for valid.
+        # SYNC: pairs with the load-acquire of magic in is_valid: rows change only after they are invalid for all readers.
         _native.fence()
 
     def publish(self, first_row: int, unit_hash: bytes, num_rows: int, version: int) -> None:
-        """Features of `unit_hash`, made by weights of this version, lie in [first_row, first_row + num_rows)."""
+        """Declare that [first_row, first_row + num_rows) holds the features of `unit_hash`, made by weights of this version."""
         line = self._at(first_row)
         start = line.offset + _HASH_OFFSET
         self.memory.buffer[start : start + HASH_BYTES] = unit_hash
@@ -72,7 +72,7 @@ class EncoderArena:
         line.set_word("magic", _native.ENCODER_MAGIC)
 
     def is_valid(self, first_row: int, unit_hash: bytes, num_rows: int, version: int) -> bool:
-        """Whether exactly that lies there."""
+        """Return whether the rows hold exactly this unit."""
         line = self._at(first_row)
         if line.word("magic") != _native.ENCODER_MAGIC:
             return False

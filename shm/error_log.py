@@ -1,7 +1,7 @@
-"""The distinct-error log in the counters file: what went wrong, how often, first and last when.
+"""The log of distinct errors in the counters file: text, count, and first and last time of each.
 
-Each actor has a section of its own, so each entry has one writer. An error that comes again costs two stores, so an error
-in a loop can neither flood anything nor get lost.
+Each actor has its own section, so each entry has one writer. A repeated error costs two stores, so an error in a loop neither
+floods the log nor gets lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ErrorLog:
         }
 
     def record(self, actor: str, text: str) -> None:
-        """Count an error of `actor`. Long text is cut; what finds no entry left counts in the last one."""
+        """Count an error of `actor`. Long text is cut; if no entry is left, the error counts in the last one."""
         text = text.replace("\0", " ").encode("utf-8", "replace")[:_MAX_TEXT_BYTES].decode("utf-8", "ignore")
         now_ns = time.time_ns()
         *entries, overflow = self._sections[actor]

@@ -1,21 +1,21 @@
-"""Where experts lie that ranks share, and how many rows asked for each: one segment of the run, which anyone may map read-only,
-while the engine runs, when it hangs and after it died.
+"""Placement of experts that ranks share, and how many rows were sent to each: one segment of the run, which any process may map
+read-only, while the engine runs, hangs, or after it died.
 
     SegmentHeader | u64 metadata bytes | metadata, JSON | words, counts, placements, window
 
     words       u64 proposed, in force, window since; a line of each rank: ready
     counts      u64 [ranks, layers, experts]
     placements  int32 [2, layers, experts, 1 + ranks], of even and of odd versions
-    window      u64 [layers, experts], where experts are balanced: what the counts of all ranks added up to at `window since`
-                (CLOCK_MONOTONIC, ns; 0: it is being written, or nobody looks back)
+    window      u64 [layers, experts], only with expert balancing: the sums of all ranks' counts at `window since`
+                (CLOCK_MONOTONIC, ns; 0: being written, or there is no window)
 
-The metadata says which layers of the model these are, how many experts and ranks there are, and where the parts begin. Each
-rank writes its own line and its own counts: rows of its own that asked for an expert, since the engine began. A placement says
-of each expert on how many ranks it lies, and on which.
+The metadata has the layers of the model, the numbers of experts and ranks, and the offsets of the parts. Each rank writes its
+own line and its own counts: how many of its rows were sent to each expert since the engine started. A placement has for each
+expert the number of ranks that hold it, and which.
 
-`in force` is one word: epoch << 44 | number << 12 | version. From step `number` of that epoch of the rank group on experts lie
-as the placement of `version` says. How it changes is `workers/rank_group/balance_board.py`. The supervisor makes the segment,
-with the first placement as version 0.
+`in force` is one word: epoch << 44 | number << 12 | version. The placement of `version` applies from step `number` of that
+epoch of the rank group on. `workers/rank_group/balance_board.py` changes it. The supervisor creates the segment, with the first
+placement as version 0.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ KIND = "experts"
 NAME = "main"
 PROPOSED, IN_FORCE, WINDOW_SINCE = 0, 8, 16  # among the words
 NUMBER_BITS, VERSION_BITS = 32, 12
-MAX_VERSION = (1 << VERSION_BITS) - 1  # versions begin anew after it
-_MAX_READS = 100  # of what somebody writes meanwhile
+MAX_VERSION = (1 << VERSION_BITS) - 1  # versions wrap to 0 after it
+_MAX_READS = 100  # attempts to read what is being written
 _METADATA_AT = HEADER_BYTES + 8
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """Version in force from step `number` of `epoch` on."""
+    """Version that applies from step `number` of `epoch` on."""
 
     word: int
 
@@ -73,7 +73,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
         return self.parts()[1]
 
     def parts(self) -> tuple[bytes, int]:
-        """The metadata, and where the last part ends."""
+        """Return the metadata, and the end of the last part."""
         entries = len(self.layers) * self.num_experts
         sizes = {
             "words": LINE * (1 + self.num_ranks),
@@ -82,7 +82,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
             "window": 8 * entries,
         }
         values_at = _METADATA_AT
-        while True:  # the offsets are part of the metadata's own length
+        while True:  # offsets depend on the metadata's length, which depends on the offsets
             offset, offsets = values_at, {}
             for name, size in sizes.items():
                 offsets[name] = offset
@@ -96,7 +96,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
 
 
 class ExpertTable:
-    """The segment as one process sees it. `words`, `counts`, `placements` and `window` are its parts."""
+    """The segment, mapped by one process. `words`, `counts`, `placements` and `window` are its parts."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -127,7 +127,7 @@ class ExpertTable:
 
     @classmethod
     def attach(cls, run_id: str, *, is_readonly: bool = False) -> ExpertTable:
-        """SharedMemoryError: also where the ranks of that run share no experts."""
+        """Attach to a run. SharedMemoryError also if its ranks share no experts."""
         return cls(Segment.attach(segment_name(run_id, KIND, NAME), is_readonly=is_readonly, timeout_s=1.0))
 
     @property
@@ -136,8 +136,8 @@ class ExpertTable:
         return InForce(_native.load_u64(self.words, IN_FORCE))
 
     def committed(self) -> tuple[int, bytes]:
-        """Version and placement of all layers that are in force. A version's memory is written anew only when the one after it
-        is in force."""
+        """Return the version and placement in force. The memory of a version is reused only when the next version is in
+        force."""
         half = len(self.placements) // 2
         while True:
             version = self.in_force.version
@@ -147,13 +147,13 @@ class ExpertTable:
 
     def show_window(self, since_ns: int, counts: bytes) -> None:
         """Begin the window at this time with these counts of all ranks. Called by the rank that leads the rank group."""
-        # SYNC: a seqlock with recent_since; who dies meanwhile leaves 0, and the next leader writes it anew.
+        # SYNC: a seqlock with recent_since; a leader that dies in between leaves 0, and the next one writes it again.
         _native.store_u64(self.words, WINDOW_SINCE, 0)
         self.window[:] = counts
         _native.store_u64(self.words, WINDOW_SINCE, since_ns)
 
     def recent_since(self) -> tuple[int, bytes] | None:
-        """Return the beginning of the window and the counts before it; None: there is no window."""
+        """Return the beginning of the window and the counts before it; None without a window."""
         for _ in range(_MAX_READS):
             since_ns = _native.load_u64(self.words, WINDOW_SINCE)
             counts = bytes(self.window)

@@ -1,10 +1,10 @@
-"""A slab of payloads of any size: its one producer holds them, everybody else copies.
+"""A slab of payloads of any size. Its single producer holds them; readers copy.
 
-Pictures as they were fetched (the api's media slab) and pixels (the media process's pixel slab) lie in one. The layout is that
-of `shm/slab.py` with a single size class: data in granules, each with a SlotLine. A payload takes neighbouring granules; the
-line of the first one has its size and a generation, which changes when the producer lets go of it. A reader copies first and
-then looks whether the generation is still that of its handle, so no reader holds anything up, and none needs to be cleared
-away when it dies. What a producer held ends with it: its next life begins with an empty slab.
+Used for fetched pictures (the api's media slab) and pixels (the media process's pixel slab). The layout is that of
+`shm/slab.py` with a single size class: data in granules, each with a SlotLine. A payload takes consecutive granules; the line
+of the first one has its size and a generation, which changes when the producer releases it. A reader copies first and then
+checks that the generation is still that of its handle, so readers never block the producer and need no clean-up when they die.
+Payloads end with their producer: its next life begins with an empty slab.
 
     0               256          512                      CLASS data_offset (page)
     +---------------+------------+--- ... ---+------------+------------+------------+ ...
@@ -32,10 +32,10 @@ _HELD = 1 << PRODUCER
 
 
 class ExtentSlab:
-    """The slab as a reader sees it."""
+    """The reader's side of a slab."""
 
     def __init__(self, memory: MemoryFile) -> None:
-        """SharedMemoryError: there is none in this memory file."""
+        """Attach to a slab. SharedMemoryError if the memory file holds none."""
         header = StructView("SegmentHeader", memory.buffer)
         # SYNC: the load-acquire pairs with the store-release in publish.
         if header.word("magic") != MAGIC:
@@ -55,7 +55,7 @@ class ExtentSlab:
 
     @staticmethod
     def lay_out(memory: MemoryFile, run_id: str, slab_id: int, capacity_bytes: int) -> None:
-        """Make a slab in a new memory file of `num_bytes_of(capacity_bytes)`. Called by the supervisor before any process
+        """Create a slab in a new memory file of `num_bytes_of(capacity_bytes)`. Called by the supervisor before any process
         attaches."""
         Slab.create(memory, run_id, slab_id, _classes_of(capacity_bytes))
 
@@ -64,16 +64,16 @@ class ExtentSlab:
         return self.num_granules * GRANULE_BYTES
 
     def read(self, handle: SlabHandle) -> bytearray:
-        """A copy of a payload. SharedMemoryError: its producer has let go of it, or died."""
+        """Return a copy of a payload. SharedMemoryError if its producer has released it or died."""
         copy = bytearray(handle.num_bytes)
         self.read_into(handle, copy)
         return copy
 
     def read_into(self, handle: SlabHandle, target: Buffer) -> None:
-        """The same into `target`, of as many bytes; what is there after an error is anything."""
+        """Copy a payload into `target`, which has its size. After an error its contents are undefined."""
         self.check(handle)
         memoryview(target).cast("B")[:] = self._payload(handle)
-        # SYNC: pairs with the fence in SlabProducer._drop: where a byte was a later payload's, the generation has changed.
+        # SYNC: pairs with the fence in SlabProducer._drop: if a byte belonged to a later payload, the generation has changed.
         _native.fence()
         self.check(handle)
 
@@ -89,7 +89,7 @@ class ExtentSlab:
         return self._lines
 
     def check(self, handle: SlabHandle) -> None:
-        """SharedMemoryError: it names no payload, or none any more."""
+        """Raise SharedMemoryError if the handle names no payload, or a released one."""
         if handle.slab != self.slab_id:
             raise SharedMemoryError(f"a handle of slab {handle.slab} was used with slab {self.slab_id}")
         if not 0 <= handle.slot < self.num_granules:
@@ -106,7 +106,7 @@ class ExtentSlab:
 
 
 class SlabProducer(ExtentSlab):
-    """The slab as its producer sees it, which alone knows what is free. Each life begins with an empty slab."""
+    """The producer's side of a slab; only it knows what is free. Each life begins with an empty slab."""
 
     def __init__(self, memory: MemoryFile) -> None:
         super().__init__(memory)
@@ -114,12 +114,12 @@ class SlabProducer(ExtentSlab):
             line = self._line(granule)
             if line.word("mask"):
                 self._drop(granule)
-        self._free: list[tuple[int, int]] = [(0, self.num_granules)]  # (first granule, how many), ascending, never touching
+        self._free: list[tuple[int, int]] = [(0, self.num_granules)]  # (first granule, number), ascending, never adjacent
         self._held: dict[int, int] = {}  # first granule -> generation
         self.num_used_bytes = 0  # whole granules
 
     def allocate(self, num_bytes: int) -> SlabHandle | None:
-        """Room for a payload, held until `release`. None: there is none now."""
+        """Allocate room for a payload until `release`. None if there is none now."""
         wanted = max(1, -(-num_bytes // GRANULE_BYTES))
         index = next((index for index, (_, count) in enumerate(self._free) if count >= wanted), None)
         if index is None:
@@ -136,7 +136,7 @@ class SlabProducer(ExtentSlab):
         return SlabHandle(self.slab_id, first, generation, num_bytes)
 
     def put(self, payload: Buffer) -> SlabHandle | None:
-        """`allocate` and copy a payload in."""
+        """Allocate, and copy a payload in."""
         source = memoryview(payload).cast("B")
         handle = self.allocate(source.nbytes)
         if handle is not None:
@@ -144,12 +144,12 @@ class SlabProducer(ExtentSlab):
         return handle
 
     def writable(self, handle: SlabHandle) -> memoryview:
-        """The payload in place, to be filled before the handle is sent."""
+        """Return the payload's memory, to be filled before the handle is sent."""
         self.check(handle)
         return self._payload(handle)
 
     def release(self, handle: SlabHandle) -> None:
-        """Release a payload; readers of its handle are refused from now on. Harmless a second time."""
+        """Release a payload; its handle is refused from now on. May be called again."""
         if self._held.get(handle.slot) != handle.generation:
             return
         del self._held[handle.slot]
@@ -168,7 +168,7 @@ class SlabProducer(ExtentSlab):
         line = self._line(granule)
         line.set_word("generation", line.word("generation") + 1)
         line.set_word("mask", 0)
-        # SYNC: pairs with the fence in ExtentSlab.read_into: what is written next is written after this.
+        # SYNC: pairs with the fence in ExtentSlab.read_into: later payloads are written after this.
         _native.fence()
 
 

@@ -1,5 +1,5 @@
-"""Guards a mapped file: parts that another process cuts off, or that a disk cannot read, read as zeros instead of ending this
-process with SIGBUS. Readers ask `is_lost` before they trust their data.
+"""Guard of a mapped file: parts that another process cut off, or that the disk cannot read, read as zeros instead of ending
+this process with SIGBUS. Readers check `is_lost` before they trust their data.
 
 Used by the readers of checkpoints (`engine/checkpoint/files.py`) and of packed weights (`workers/weights/packed_file.py`).
 """
@@ -13,7 +13,7 @@ from shm import _native
 
 
 class FileGuard:
-    """Guards `mapping` for as long as that lives."""
+    """Guard of `mapping`, for its lifetime."""
 
     __slots__ = ("_number",)
 
@@ -23,5 +23,5 @@ class FileGuard:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a part of the file could not be read: from then on the rest of the mapping may read as zeros."""
+        """Whether a part of the file could not be read; from then on the rest of the mapping may read as zeros."""
         return _native.is_file_lost(self._number)

@@ -1,15 +1,15 @@
-"""A set of 8-byte fingerprints in shared memory: one writer, readers that take no lock.
+"""A set of 8-byte fingerprints in shared memory, with one writer and lock-free readers.
 
-Used for what a replica's prefix cache holds: its cache actor writes, the tokenizers look up where a prompt is cached.
+Holds the contents of a replica's prefix cache: its cache actor writes, the tokenizers look up where a prompt is cached.
 
     0                     HEADER_BYTES      + 8             + 8 * num_slots
     +---------------------+-----------------+----- ... -----+
     | SegmentHeader       | u64 slot 0      | u64 slot 1 .. |       0: empty
     +---------------------+-----------------+----- ... -----+
 
-Open addressing with linear probing, from the slot that the fingerprint's low bits name; there is a power of two of slots. A
-reader may miss a fingerprint that is being moved, or find one that is being removed: what it finds is a hint. The supervisor
-makes the segment; each life of the writer begins with an empty set.
+Open addressing with linear probing from the slot given by the fingerprint's low bits; the number of slots is a power of two. A
+reader may miss a fingerprint that is being moved, or find one that is being removed: results are hints. The supervisor creates
+the segment; each life of the writer begins with an empty set.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MIN_SLOTS = 64
 
 
 def num_slots_for(num_fingerprints: int, max_bytes: int) -> int:
-    """Return the slots of a set that holds `num_fingerprints` at half its load, as far as `max_bytes` allow."""
+    """Return the number of slots for `num_fingerprints` at a load of one half, limited by `max_bytes`."""
     wanted = max(_MIN_SLOTS, 1 << (2 * num_fingerprints - 1).bit_length())
     affordable = 1 << max(_MIN_SLOTS.bit_length(), (max_bytes // _WORD_BYTES).bit_length()) - 1
     return min(wanted, affordable)
 
 
 def fingerprint_of(key: bytes) -> int:
-    """Return the fingerprint of a key that is a hash already. Never 0, which is an empty slot."""
+    """Return the fingerprint of a key, which is a hash. Never 0, which marks an empty slot."""
     return int.from_bytes(key[:_WORD_BYTES], "little") or 1
 
 
@@ -45,7 +45,7 @@ class FingerprintSet:
 
     @classmethod
     def create(cls, run_id: str, name: str, num_slots: int) -> FingerprintSet:
-        """An empty set; `num_slots` is a power of two."""
+        """Create an empty set; `num_slots` is a power of two."""
         return cls(Segment.create(segment_name(run_id, KIND, name), HEADER_BYTES + _WORD_BYTES * num_slots))
 
     @classmethod
@@ -59,13 +59,13 @@ class FingerprintSet:
         self.segment.close()
 
     def _load(self, slot: int) -> int:
-        # SYNC: pairs with FingerprintWriter._store; a word is whole, more is not asked of it.
+        # SYNC: pairs with FingerprintWriter._store; words are read whole; nothing else is needed.
         return _native.load_u64(self.segment.buffer, HEADER_BYTES + _WORD_BYTES * slot)
 
     def _find(self, fingerprint: int) -> int:
-        """Return its slot; -1: it is not there."""
+        """Return the slot of a fingerprint; -1 if it is missing."""
         slot = fingerprint & self._mask
-        for _ in range(self._mask + 1):  # a set in motion, or a corrupt one, holds nobody
+        for _ in range(self._mask + 1):  # bounds the search if the set changes or is corrupt
             word = self._load(slot)
             if word == fingerprint:
                 return slot
@@ -84,7 +84,7 @@ class FingerprintWriter(FingerprintSet):
         self.clear()
 
     def add(self, fingerprint: int) -> bool:
-        """False where it is there already, or the set is full."""
+        """Add a fingerprint. False if it is there already, or the set is full."""
         if self._num_used >= self._mask // 8 * 7 or self._find(fingerprint) >= 0:
             return False
         slot = fingerprint & self._mask
@@ -95,7 +95,7 @@ class FingerprintWriter(FingerprintSet):
         return True
 
     def remove(self, fingerprint: int) -> None:
-        """Remove a fingerprint and move those behind it up, so that no probe ends too early. Harmless where it is not there."""
+        """Remove a fingerprint if it is there, and move later ones up, so that no probe ends too early."""
         hole = self._find(fingerprint)
         if hole < 0:
             return

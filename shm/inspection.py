@@ -1,5 +1,4 @@
-"""Reading the rings of a run from outside: `tokamak top` and `tokamak ctl`, without the engine's help and without writing
-a word."""
+"""Read-only inspection of a run's rings from outside, for `tokamak top` and `tokamak ctl`."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ ACTIVE = 2  # ReaderState::ACTIVE
 
 
 class RingSnapshot(msgspec.Struct, frozen=True):
-    """One ring as it was; of a broadcast ring, one for each active reader."""
+    """Snapshot of a ring; a broadcast ring has one for each active reader."""
 
     receiver: str
     sender: str
     capacity_bytes: int
     fill_bytes: int
-    num_records: int  # sent since the ring was made
+    num_records: int  # sent since the ring was created
     num_full_waits: int  # sends refused because the ring was full
 
 
@@ -36,7 +35,8 @@ class SegmentSnapshot(msgspec.Struct, frozen=True):
 
 
 def rings(run_id: str) -> list[RingSnapshot]:
-    """Every ring of a run, by receiver; empty where the run has gone. An actor of the run sees those that it was passed."""
+    """Return every ring of a run, by receiver; empty if the run has ended. An actor of the run sees only the rings passed to
+    it."""
     found: list[RingSnapshot] = []
     for name in held_segment_names(run_id) or own_segment_names(run_id):
         try:
@@ -52,7 +52,7 @@ def rings(run_id: str) -> list[RingSnapshot]:
 
 
 def segments() -> list[SegmentSnapshot]:
-    """Every ready segment of this user's runs on this machine."""
+    """Return every ready segment of this user's runs on this machine."""
     found = []
     for name in own_segment_names():
         try:

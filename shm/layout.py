@@ -1,7 +1,7 @@
-"""Named offsets of the shared structs, for the parts that Python reads and writes itself (headers, tables, inspection).
+"""Named offsets of the shared structs, for the parts that Python accesses itself (headers, tables, inspection).
 
-The truth is `shm/native/layout.h`, with a byte diagram above every struct; the native module hands its names, offsets and sizes
-over, so nothing is written down twice. `LAYOUT_HASH` covers them all.
+The only definition is `shm/native/layout.h`, with a byte diagram above every struct; the native module provides its names,
+offsets and sizes. `LAYOUT_HASH` covers them all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_NAME_BYTES = _native.LAYOUT["WriterLine"]["owner"][1] - 1
 
 
 def size_of(struct: str) -> int:
-    """sizeof(struct)."""
+    """Return sizeof(struct)."""
     return _native.LAYOUT[struct][""][1]
 
 
@@ -30,8 +30,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class StructView:
-    """One struct at an offset of a mapped buffer: words as integers (load-acquire, store-release), text as UTF-8 up to a
-    zero."""
+    """View of a struct in a mapped buffer: words as integers (load-acquire, store-release), text as UTF-8 up to a zero."""
 
     __slots__ = ("_buffer", "_fields", "offset")
 

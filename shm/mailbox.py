@@ -1,17 +1,16 @@
 """Mailboxes: how actors send each other records.
 
-A mailbox belongs to one receiver and has one SPSC ring for each sender, so that a sender that dies can wedge nobody, and
-one doorbell that all of them ring. The supervisor creates all mailboxes; the receiver attaches a `Mailbox`, each sender a
-`MailboxSender`. Nothing here blocks a sender: a full ring is a refused send.
+A mailbox belongs to one receiver. It has one SPSC ring for each sender, so that a dead sender blocks no other, and one doorbell
+for all. The supervisor creates all mailboxes; the receiver attaches a `Mailbox`, each sender a `MailboxSender`. Senders never
+block: a send to a full ring is refused.
 
-Waiting: a reader whose last wait was short (100 us) looks for `spin_ns` before it sleeps, giving its core away in
-between; all others sleep at once. Measured on two cores (`tokamak bench shm`, back to back, 256 B, one way): with the two
-processes on different cores 1.8 us instead of 20 us without the spin; on one core, or on a busy machine, 5.1 us instead
-of 6.0 us, where a spin that keeps the core costs 59 us. A record that comes a millisecond after the last finds the reader
-asleep either way.
+Waiting: a reader spins for `spin_ns` before it sleeps if its last wait was short (100 us), yielding its core in between;
+otherwise it sleeps at once. Measured on two cores (`tokamak bench shm`, back to back, 256 B, one way): with the two processes
+on different cores 1.8 us instead of 20 us without the spin; on one core, or on a busy machine, 5.1 us instead of 6.0 us, while
+a spin without yielding costs 59 us. A record that comes a millisecond after the last finds the reader asleep either way.
 
-A record arrives whole or not at all. Killed while sending, the writer never sent it; killed while receiving, the reader
-finds it again in its next life.
+A record arrives whole or not at all. If the writer is killed while sending, the record was not sent; if the reader is killed
+while receiving, its next life receives it again.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Mailbox:
 
     @classmethod
     def create(cls, run_id: str, receiver: str, senders: Sequence[str], ring_bytes: int) -> Mailbox:
-        """A mailbox with a ring of at least `ring_bytes` for each sender; the first is the control ring."""
+        """Create a mailbox with a ring of at least `ring_bytes` for each sender; the first is the control ring."""
         if not senders or len(set(senders)) != len(senders):
             raise SharedMemoryError(f"mailbox of {receiver}: senders {list(senders)} must be distinct, and at least one")
         capacity = ring_capacity(ring_bytes)
@@ -68,22 +67,22 @@ class Mailbox:
 
     @classmethod
     def attach(cls, run_id: str, receiver: str, epoch: int) -> Mailbox:
-        """The receiver's end for its incarnation `epoch`, which goes on where the last one stopped."""
+        """Attach the receiver in its life `epoch`; it continues where the last one stopped."""
         return cls(Segment.attach(segment_name(run_id, KIND, receiver)), epoch)
 
     def receive(self, max_records: int = 256) -> list[tuple[str, bytes]]:
-        """Return the records that came, as (sender, payload): the control ring first, then the others in turn, a record each.
-        Records of one sender stay in order. SharedMemoryError: a ring is corrupt."""
+        """Return the records received, as (sender, payload): first the control ring, then one record of each other ring in
+        turn. Records of one sender stay in order. SharedMemoryError if a ring is corrupt."""
         return self._reader.receive(max_records)
 
     def wait(self, timeout_ns: int) -> bool:
-        """Sleep until something is there (True) or the time is over. The GIL is released; Python's signal handlers run at once,
-        or, in a narrow race, within 100 ms."""
+        """Sleep until there is a record (True) or until the timeout. The GIL is released; Python's signal handlers run at once
+        or, in a rare race, within 100 ms."""
         return wait_in_slices(self._reader, timeout_ns, self.spin_ns)
 
     @property
     def num_late_wakes(self) -> int:
-        """Sleeps that ran out with a record there already: its sender died or was held up between publishing and waking."""
+        """Sleeps that timed out although a record was there: its sender died or was delayed between publishing and waking."""
         return self._reader.num_late_wakes
 
     def close(self) -> None:
@@ -107,7 +106,7 @@ class MailboxSender:
 
     @classmethod
     def attach(cls, run_id: str, receiver: str, sender: str, epoch: int) -> MailboxSender:
-        """The end of `sender` in its incarnation `epoch`, which goes on after the last record that was published."""
+        """Attach `sender` in its life `epoch`; it continues after the last published record."""
         segment = Segment.attach(segment_name(run_id, KIND, receiver))
         senders = ring_senders(segment.buffer)
         if sender not in senders:
@@ -115,7 +114,7 @@ class MailboxSender:
         return cls(segment, senders.index(sender), epoch)
 
     def try_send(self, payload: bytes | bytearray) -> bool:
-        """Send a record, or refuse (False) where the ring has no room. SharedMemoryError: larger than `max_record_bytes`."""
+        """Send a record. Return False if the ring has no room. SharedMemoryError if it is larger than `max_record_bytes`."""
         return self._writer.try_send(payload)
 
     @property
@@ -125,17 +124,17 @@ class MailboxSender:
 
     @property
     def sent_position(self) -> int:
-        """Return the end of the record that was sent last; it grows for ever."""
+        """Return the end of the last sent record; it only grows."""
         return self._written.word("tail")
 
     @property
     def received_position(self) -> int:
-        """Return the end of the record that was received last."""
+        """Return the end of the last received record."""
         return self._read.word("head")
 
     @property
     def num_full_waits(self) -> int:
-        """Sends refused because the ring was full, since the ring was made."""
+        """Sends refused because the ring was full, since the ring was created."""
         return self._writer.num_full_waits
 
     def close(self) -> None:
@@ -153,7 +152,7 @@ def ring_capacity(ring_bytes: int) -> int:
 
 
 def max_record_bytes(buffer: memoryview) -> int:
-    """The longest record that a ring of a mailbox takes, as its writers know it."""
+    """Return the size of the largest record that the rings of a mailbox accept."""
     return StructView("MailboxHeader", buffer, MAILBOX_OFFSET).word("capacity_bytes") // 2 - size_of("RecordHeader")
 
 
@@ -169,7 +168,7 @@ def ring_senders(buffer: memoryview) -> list[str]:
 
 
 def wait_in_slices(reader: _native.MailboxReader | _native.BroadcastReader, timeout_ns: int, spin_ns: int) -> bool:
-    """Native waits end after 100 ms, or at a signal, so that its handler can run between two of them."""
+    """Wait natively in slices of at most 100 ms, or until a signal, so that its handler can run in between."""
     deadline = time.monotonic_ns() + timeout_ns
     while not reader.wait(timeout_ns, spin_ns):
         timeout_ns = deadline - time.monotonic_ns()

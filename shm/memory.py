@@ -1,4 +1,4 @@
-"""Available memory: asked when the size of the cache is chosen, and before an arena is reserved."""
+"""Available memory, read to choose the size of the cache and before an arena is reserved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def available_memory_bytes() -> int:
-    """Return the bytes that the machine, or this process's control group, can still give. Page cache that can be dropped counts
-    as free."""
+    """Return the available bytes of the machine or of this process's control group. Page cache that can be dropped counts as
+    free."""
     available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     group = Path("/sys/fs/cgroup")
     try:
@@ -21,5 +21,5 @@ def available_memory_bytes() -> int:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """A file of lines "name value ..."."""
+    """Parse a file of lines "name value ..."."""
     return {name: int(value) for name, value, *_ in (line.split() for line in path.read_text().splitlines())}

@@ -1,7 +1,7 @@
-"""Identity of a process beyond its pid: pids are used again, (pid, start time, boot) is not.
+"""Identity of a process: pids are reused, (pid, start time, boot) is not.
 
-The supervisor writes identities into segment headers, the actor table and its lock file; whoever finds something left over asks
-`is_alive` before removing it.
+The supervisor writes identities into segment headers, the actor table and its lock file. Before leftovers are removed,
+`is_alive` of their owner is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int | None = None) -> ProcessIdentity:
-        """The identity of a living process (default: this one). ProcessLookupError if there is none."""
+        """Return the identity of a living process (default: this one). ProcessLookupError if there is none."""
         pid = os.getpid() if pid is None else pid
         found = _state_and_start(pid)
         if found is None:
@@ -28,8 +28,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
         return cls(pid, found[1], boot_id())
 
     def is_alive(self) -> bool:
-        """False only where the process provably ended: another boot, no such pid, a zombie, or the pid belongs to a later
-        one."""
+        """Return False only if the process has certainly ended: another boot, no such pid, a zombie, or the pid of a later
+        process."""
         if self.boot_id != boot_id():
             return False
         found = _state_and_start(self.pid)
@@ -44,21 +44,22 @@ def boot_id() -> str:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is such a process, also where /proc hides those of other users (hidepid)."""
+    """Return whether the process exists, even if /proc hides those of other users (hidepid)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it exists, and is another user's
+        pass  # it exists and belongs to another user
     return True
 
 
 def _state_and_start(pid: int) -> tuple[str, int] | None:
-    """Fields 3 (state) and 22 (start time) of /proc/<pid>/stat. Field 2, the command, may hold spaces and parentheses."""
+    """Return fields 3 (state) and 22 (start time) of /proc/<pid>/stat. Field 2, the command, may hold spaces and
+    parentheses."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:  # there is no such process, or /proc does not show it
+    except OSError:  # no such process, or /proc hides it
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()
     return fields[0].decode(), int(fields[19])

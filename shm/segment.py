@@ -1,8 +1,8 @@
 """Segments (POSIX shared memory with the common header) and memory files (memfds for large arenas).
 
-The supervisor creates both; actors attach. A segment is created exclusively, its space reserved (an arena's is not), its
-contents initialised, and its magic written last; a process that attaches waits for the magic and then checks layout and run.
-Mapped memory goes when the last object that refers to it goes, so `close` is never a use after free.
+The supervisor creates both; actors attach. A segment is created exclusively, its space is reserved (an arena's is not), its
+contents are initialised, and its magic is written last. A process that attaches waits for the magic and then checks layout and
+run. Memory is unmapped with the last object that refers to it, so `close` never causes a use after free.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shm.sizes import size_text
 
 DIRECTORY = Path("/dev/shm")
 HEADER_BYTES = size_of("SegmentHeader")
-NAMESPACE_VARIABLE = "TOKAMAK_SHM_NAMESPACE"  # letters and digits; engines see the shared memory of their own alone
+NAMESPACE_VARIABLE = "TOKAMAK_SHM_NAMESPACE"  # letters and digits; engines only see segments of their own namespace
 _RUN_ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _READY_POLL_S = 0.001
 
-# This process: name -> descriptor of a segment that it made, or that was passed to it at its start.
+# name -> descriptor of a segment that this process created, or that was passed to it at its start
 _held: dict[str, int] = {}
 
 
@@ -43,7 +43,7 @@ def segment_prefix() -> str:
 
 
 def segment_name(run_id: str, kind: str, name: str) -> str:
-    """`/tokamak.<run id>.<kind>.<name>`, checked."""
+    """Return `/tokamak.<run id>.<kind>.<name>`, checked."""
     if not _RUN_ID.fullmatch(run_id):
         raise SharedMemoryError(f"run id {run_id!r} is not 8 hexadecimal characters")
     for what, text in (("kind", kind), ("name", name)):
@@ -53,12 +53,12 @@ def segment_name(run_id: str, kind: str, name: str) -> str:
 
 
 def hold_segments(descriptors: Mapping[str, int]) -> None:
-    """Let `attach` find these segments by descriptor from now on, also when their names were removed."""
+    """Make `attach` find these segments by descriptor, even if their names are removed."""
     _held.update(descriptors)
 
 
 def release_segments(names: Iterable[str]) -> None:
-    """Forget and close them."""
+    """Forget these segments and close their descriptors."""
     for name in names:
         os.close(_held.pop(name))
 
@@ -69,7 +69,7 @@ def held_segment_names(run_id: str) -> list[str]:
 
 
 def segment_names(run_id: str = "") -> list[str]:
-    """Return the names of all segments of a run, or of every run on this machine. Any user may put anything under such a
+    """Return the names of all segments of a run, or of every run on this machine. Other users may create anything under such a
     name."""
     every = segment_prefix()[1:]
     prefix = f"{every}{run_id}." if run_id else every
@@ -77,8 +77,8 @@ def segment_names(run_id: str = "") -> list[str]:
 
 
 def own_segment_names(run_id: str = "") -> list[str]:
-    """Return the names that belong to this user. Others' are not even opened: a file that its owner cuts short ends a process
-    that has it mapped, and its contents may be false."""
+    """Return the names that belong to this user. Those of others are never opened: their contents may be false, and an owner
+    who truncates a file ends processes that have it mapped."""
     return [name for name in segment_names(run_id) if _is_own(DIRECTORY / name[1:])]
 
 
@@ -86,12 +86,12 @@ def _is_own(path: Path) -> bool:
     try:
         status = path.lstat()
     except OSError:
-        return False  # it has gone
+        return False  # removed meanwhile
     return status.st_uid == os.getuid() and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode))
 
 
 def unlink_segment(name: str) -> bool:
-    """Remove a segment's name; those who have it mapped keep it. False: there was none."""
+    """Remove a segment's name; existing mappings stay. False if there was none."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -111,8 +111,8 @@ class Segment:
     def create(
         cls, name: str, num_bytes: int, initialise: Callable[[memoryview], None] | None = None, epoch: int = 0
     ) -> Segment:
-        """A new segment of `num_bytes`: zeros behind the header, until `initialise(buffer)` has written what belongs there. The
-        magic is written after that; where anything fails, the name is removed again."""
+        """Create a segment of `num_bytes`: zeros after the header, then the contents written by `initialise(buffer)`, then the
+        magic. If anything fails, the name is removed again."""
         _, run_id, kind, short_name = name.split(".", 3)
         shared = _create_exclusively(name)
         try:
@@ -131,8 +131,8 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
-        """Map an existing segment once it is ready: by this process's descriptor, if it holds one, or by name.
-        SharedMemoryError: there is none, or it is not ready within `timeout_s`, or it belongs to another build or run."""
+        """Map an existing segment once it is ready, by this process's descriptor if it holds one, otherwise by name.
+        SharedMemoryError if there is none, it is not ready within `timeout_s`, or it belongs to another build or run."""
         path = DIRECTORY / name[1:]
         if name in _held:
             return cls._attach_descriptor(os.dup(_held[name]), path, is_readonly, timeout_s)
@@ -140,7 +140,7 @@ class Segment:
 
     @classmethod
     def attach_file(cls, path: Path, *, is_readonly: bool = False, timeout_s: float = 5.0) -> Segment:
-        """The same by path: also a copy of a segment elsewhere."""
+        """Attach by path, which may be a copy of a segment."""
         mode = os.O_RDONLY if is_readonly else os.O_RDWR
         try:
             fd = os.open(path, os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | mode)  # a FIFO would wait for its other end
@@ -152,7 +152,7 @@ class Segment:
 
     @classmethod
     def _attach_descriptor(cls, fd: int, path: Path, is_readonly: bool, timeout_s: float) -> Segment:
-        """Takes `fd` over."""
+        """Attach by descriptor, and take ownership of `fd`."""
         try:
             mapping = _map_when_ready(fd, path, mmap.ACCESS_READ if is_readonly else mmap.ACCESS_WRITE, timeout_s)
         finally:
@@ -173,16 +173,16 @@ class Segment:
         self.header = StructView("SegmentHeader", self.buffer)
 
     def unlink(self) -> None:
-        """Remove the name; harmless where it is gone already."""
+        """Remove the name, if it still exists."""
         unlink_segment(self.name)
 
 
 class MemoryFile:
-    """A memfd: an arena without a name, which lives until the last process that has it open or mapped is gone. The supervisor
-    keeps `fd` and passes it to children; whoever asks for `buffer` has it mapped.
+    """A memfd: an arena without a name, which lives until no process has it open or mapped. The supervisor keeps `fd` and
+    passes it to children; `buffer` maps it.
 
-    Its pages come when they are first written, or when they are reserved, which takes a second for every 3 GiB. So `create`
-    only refuses an arena that is larger than what is available then; the rest is `engine/cache/reservation.py`."""
+    Its pages are allocated when first written, or by `reserve`, which takes a second per 3 GiB. So `create` only refuses an
+    arena that is larger than available memory; `engine/cache/reservation.py` does the rest."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self.fd = fd
@@ -190,13 +190,13 @@ class MemoryFile:
 
     @cached_property
     def buffer(self) -> memoryview:
-        """All of it, mapped."""
+        """The whole file, mapped."""
         return memoryview(mmap.mmap(self.fd, self.num_bytes))
 
     @classmethod
     def create(cls, name: str, num_bytes: int, *, is_sparse: bool = False) -> MemoryFile:
         """Create a file of `num_bytes` zero bytes. Its size cannot change under the processes that have it mapped. `is_sparse`:
-        few are written."""
+        only few will be written."""
         available = available_memory_bytes()
         if num_bytes > available and not is_sparse:
             raise SharedMemoryError(
@@ -214,7 +214,7 @@ class MemoryFile:
 
     @classmethod
     def from_fd(cls, fd: int, num_bytes: int) -> MemoryFile:
-        """Take an inherited memfd of `num_bytes` bytes. The descriptor is this object's from now on."""
+        """Take ownership of an inherited memfd of `num_bytes` bytes."""
         try:
             actual = os.fstat(fd).st_size
         except OSError as error:
@@ -226,7 +226,7 @@ class MemoryFile:
         return cls(fd, num_bytes)
 
     def reserve(self, offset: int, num_bytes: int) -> bool:
-        """Allocate the pages of a part now; contents stay. False: there is no room for them."""
+        """Allocate the pages of a part now and keep their contents. False if there is no room."""
         try:
             os.posix_fallocate(self.fd, offset, num_bytes)
         except OSError as error:
@@ -236,7 +236,7 @@ class MemoryFile:
         return True
 
     def close(self) -> None:
-        """Close the descriptor. The memory is unmapped when the last view of it is gone."""
+        """Close the descriptor. The memory is unmapped with its last view."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
@@ -244,7 +244,7 @@ class MemoryFile:
 
 
 def reserve(fd: int, num_bytes: int, what: str) -> None:
-    """Give a file its size and its pages: a clear error now instead of SIGBUS at some later store."""
+    """Set a file's size and allocate its pages, for a clear error now instead of SIGBUS at a later store."""
     try:
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError as error:
@@ -260,7 +260,7 @@ def reserve(fd: int, num_bytes: int, what: str) -> None:
 
 
 def write_header(header: StructView, run_id: str, kind: str, name: str, num_bytes: int, epoch: int) -> None:
-    """All of the common header but its magic."""
+    """Write the common header except its magic."""
     creator = ProcessIdentity.of()
     header.set_text("run_id", run_id)
     header.set_text("kind", kind)
@@ -276,14 +276,14 @@ def write_header(header: StructView, run_id: str, kind: str, name: str, num_byte
 
 
 def publish(header: StructView) -> None:
-    """Write the magic: from now on the segment may be attached to.
+    """Write the magic, after which other processes can attach.
 
     SYNC: the store-release pairs with the load-acquire of magic in _map_when_ready and Slab.attach."""
     header.set_word("magic", MAGIC)
 
 
 def check_header(header: StructView, what: str, num_bytes: int) -> None:
-    """SharedMemoryError unless a header with magic is of this build's layout and of the size it claims."""
+    """Raise SharedMemoryError unless a header with magic has this build's layout and the size of the file."""
     version, layout_hash = header.word("layout_version"), header.word("layout_hash")
     if (version, layout_hash) != (LAYOUT_VERSION, LAYOUT_HASH):
         raise SharedMemoryError(
@@ -312,7 +312,7 @@ def _create_exclusively(name: str) -> posix_ipc.SharedMemory:
 
 
 def _map_when_ready(fd: int, path: Path, access: int, timeout_s: float) -> mmap.mmap:
-    """The mapping, once the creator has sized the file and written the magic."""
+    """Return the mapping once the creator has sized the file and written the magic."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise SharedMemoryError(f"{path} is not a file, so it cannot be a tokamak segment; remove it or use another path")
     deadline = time.monotonic() + timeout_s

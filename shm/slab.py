@@ -1,13 +1,12 @@
-"""The tensor slab: large arrays between actors without a copy on the reader's side.
+"""The tensor slab: large arrays that actors pass on without a copy by the reader.
 
-One producer allocates slots from a memfd that the supervisor created and passed on; a small `SlabHandle` travels in a
-message; each consumer maps the same memfd and looks at the payload in place. A slot has a mask with a bit for every
-consumer that has yet to release it and one for its producer, so that whoever outlives a dead process can take its bit
-away. A slot is free when no bit is left.
+One producer allocates slots from a memfd that the supervisor created and passed on; a small `SlabHandle` is sent in a message;
+each consumer maps the same memfd and reads the payload in place. A slot has a mask with a bit for every consumer that has not
+released it yet and one for its producer, so that the bits of a dead process can be cleared. A slot is free when no bit is set.
 
-Of the producer's bit: set by `allocate`, taken back by `release` once the handle is sent. If the producer dies in
-between, `clear_consumer(PRODUCER)` (its next incarnation's `attach` does it) frees the slot for everybody, because nobody
-can tell whether the handle got out; one that did is then refused as stale.
+The producer's bit is set by `allocate` and cleared by `release` once the handle is sent. If the producer dies in between,
+`clear_consumer(PRODUCER)`, called when its next life attaches, frees the slot for all, because it is unknown whether the handle
+was sent; such a handle is then refused as stale.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PAGE_BYTES = 4096
 
 
 class SlabHandle(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Names one payload. It travels in messages; it is stale once every consumer has released the slot."""
+    """Handle of a payload, sent in messages. It is stale once every consumer has released the slot."""
 
     slab: int
     slot: int
@@ -42,7 +41,7 @@ class SlabHandle(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Slab:
-    """A slab as one process sees it: `holder` is the bit that this process holds slots with."""
+    """A slab, mapped by one process; `holder` is the bit with which this process holds slots."""
 
     def __init__(self, memory: MemoryFile, holder: int) -> None:
         check_bit(holder)
@@ -53,13 +52,12 @@ class Slab:
 
     @staticmethod
     def num_bytes_of(slots: Mapping[int, int]) -> int:
-        """Size of the memory file for {slot bytes: number of slots}."""
+        """Return the size of the memory file for {slot bytes: number of slots}."""
         return _class_offsets(slots)[1]
 
     @classmethod
     def create(cls, memory: MemoryFile, run_id: str, slab_id: int, slots: Mapping[int, int]) -> Slab:
-        """Lay a slab out in a new memory file of `num_bytes_of(slots)`. By the supervisor, before it starts those who
-        attach."""
+        """Create a slab in a new memory file of `num_bytes_of(slots)`. Called by the supervisor before any process attaches."""
         offsets, num_bytes = _class_offsets(slots)
         if memory.num_bytes < num_bytes:
             raise SharedMemoryError(f"slab {slab_id} needs {num_bytes} bytes, but its memory file has {memory.num_bytes}")
@@ -82,9 +80,9 @@ class Slab:
 
     @classmethod
     def attach(cls, memory: MemoryFile, holder: int) -> Slab:
-        """The slab in an inherited memory file, as consumer `holder` (0 to 62) or as `PRODUCER`, which frees what its
-        earlier incarnation had not sent. (A dead consumer's slots are the supervisor's to clear: this one may have been
-        sent handles already.)"""
+        """Attach to an inherited memory file as consumer `holder` (0 to 62) or as `PRODUCER`, which frees slots whose handles
+        its last life had not sent. (The supervisor clears slots of a dead consumer, because its next life may have been sent
+        handles already.)"""
         header = StructView("SegmentHeader", memory.buffer)
         # SYNC: the load-acquire pairs with the store-release in publish.
         if header.word("magic") != MAGIC:
@@ -96,8 +94,8 @@ class Slab:
         return slab
 
     def allocate(self, num_bytes: int, consumers: Iterable[int]) -> SlabHandle | None:
-        """A slot of at least `num_bytes` for these consumers to read, held by the producer too until it calls `release`.
-        None: no free slot that is large enough. Only the producer may call this."""
+        """Allocate a slot of at least `num_bytes` for these consumers; the producer holds it too until it calls `release`. None
+        if no free slot is large enough. Only the producer may call this."""
         mask = 0
         for consumer in consumers:
             mask |= 1 << check_bit(consumer)
@@ -105,7 +103,7 @@ class Slab:
         return None if found is None else SlabHandle(self.slab_id, found[0], found[1], num_bytes)
 
     def put(self, payload: Buffer, consumers: Iterable[int]) -> SlabHandle | None:
-        """`allocate` and copy a payload in."""
+        """Allocate, and copy a payload in."""
         source = memoryview(payload).cast("B")
         handle = self.allocate(source.nbytes, consumers)
         if handle is not None:
@@ -113,25 +111,25 @@ class Slab:
         return handle
 
     def writable(self, handle: SlabHandle) -> memoryview:
-        """The payload, for the producer to fill before it sends the handle."""
+        """Return the payload's memory, for the producer to fill before it sends the handle."""
         return self._payload(handle)
 
     def view(self, handle: SlabHandle) -> memoryview:
-        """The payload in place, read-only; valid until this process calls `release`. SharedMemoryError: a stale handle, or one
-        that was not meant for this consumer."""
+        """Return the payload in place, read-only, valid until this process calls `release`. SharedMemoryError if the handle is
+        stale or not for this consumer."""
         return self._payload(handle).toreadonly()
 
     def release(self, handle: SlabHandle) -> None:
-        """Give the slot back as far as this process goes. The last one to do so frees it."""
+        """Release the slot for this process. The last release frees it."""
         self._native.release(handle.slot, handle.generation, self.holder)
 
     def clear_consumer(self, holder: int) -> int:
-        """Release everything that a dead consumer (or `PRODUCER`) held; returns the number of slots."""
+        """Release all slots of a dead consumer (or `PRODUCER`) and return their number."""
         return self._native.clear(check_bit(holder))
 
     @property
     def num_used(self) -> int:
-        """Slots that are held."""
+        """Number of held slots."""
         return self._native.num_used
 
     def close(self) -> None:
@@ -146,7 +144,7 @@ class Slab:
 
 
 def check_bit(holder: int) -> int:
-    """A bit of the mask: consumers have 0 to 62, the producer 63."""
+    """Check a bit of the mask: consumers have 0 to 62, the producer 63."""
     if not 0 <= holder <= PRODUCER:
         raise SharedMemoryError(f"consumer {holder} is outside 0 to {PRODUCER - 1}, the bits of the mask")
     return holder

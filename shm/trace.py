@@ -1,7 +1,7 @@
-"""The trace of one actor: its last events in a ring that any process may read, while it runs, when it hangs and after it died.
+"""The trace of one actor: its last events in a ring that any process may read, while it runs, hangs, or after it died.
 
-Made on request: by the supervisor (`--trace`), or by a tool that looks at a running engine, which then adds one to the trace
-generation in the counters file; actors look there several times a second (`engine/process/tracer.py`). Without a request there
+Created on request, by the supervisor (`--trace`) or by a tool for a running engine. The tool then increments the trace
+generation in the counters file, which actors read several times a second (`engine/process/tracer.py`). Without a request there
 is no ring. The diagrams of both structs are in `shm/native/layout.h`.
 """
 
@@ -31,7 +31,7 @@ assert offset_of("TraceEvent", "label") == _EVENT.size - 88
 
 
 class TraceEvent(msgspec.Struct, frozen=True):
-    """Something that took from `begin_ns` to `begin_ns + duration_ns`, CLOCK_MONOTONIC."""
+    """Event from `begin_ns` to `begin_ns + duration_ns`, CLOCK_MONOTONIC."""
 
     name: str
     begin_ns: int
@@ -56,12 +56,12 @@ class TraceRing:
             )
         self._names: list[str] = []
         self._num_collected = 0
-        self._collected: list[tuple[int, int, bytes]] = []  # the first's number, that of the oldest that is whole, events
+        self._collected: list[tuple[int, int, bytes]] = []  # number of the first event, number of the oldest intact one, events
         self.num_lost = 0
 
     @classmethod
     def create(cls, run_id: str, actor: str, num_events: int = NUM_EVENTS, until_ns: int = 0) -> TraceRing:
-        """A new one, whose events are those before `until_ns`; 0: all. SharedMemoryError: there is one, or no room."""
+        """Create a ring for events before `until_ns` (0: all). SharedMemoryError if one exists, or there is no room."""
         events_offset = _NAMES_OFFSET + MAX_NAMES * _native.TRACE_NAME_BYTES
 
         def initialise(buffer: memoryview) -> None:
@@ -77,18 +77,18 @@ class TraceRing:
 
     @classmethod
     def attach(cls, run_id: str, actor: str, *, is_readonly: bool = False) -> TraceRing | None:
-        """None: nobody wants a trace, or the name is another user's."""
+        """Attach to the ring. None if no trace is requested, or the name belongs to another user."""
         name = segment_name(run_id, KIND, actor)
         if name not in own_segment_names(run_id):
             return None
         try:
             return cls(Segment.attach(name, is_readonly=is_readonly, timeout_s=0.0))
         except SharedMemoryError:
-            return None  # it went just now, or is not ready yet: whoever makes it says so once it is
+            return None  # just removed, or not ready yet: its creator increments the generation once it is
 
     @property
     def owner(self) -> ProcessIdentity:
-        """Process that made it."""
+        """Process that created the ring."""
         return self.segment.owner
 
     @property
@@ -96,28 +96,28 @@ class TraceRing:
         return self._header.word("until_ns")
 
     def end(self, now_ns: int) -> None:
-        """Nothing later is written."""
+        """Stop recording later events."""
         self._header.set_word("until_ns", max(1, now_ns))
 
     def writer(self) -> TraceWriter:
-        """For the actor alone."""
+        """Return the writer. For the actor only."""
         return TraceWriter(self.segment.buffer)
 
     def collect(self) -> int:
-        """Copy what was written since the last call, for a later `take`; how much that is. Next to no work: who reads a trace
-        while it is made has a part in what it shows."""
+        """Copy the events written since the last call, for a later `take`, and return their number. This is cheap, because a
+        reader of a running trace influences it."""
         end = self._header.word("num_written")
         begin = max(self._num_collected, end - self._num_events)
         copy = self._copy(begin, end)
-        _native.fence()  # SYNC: what was copied is older than what num_written says next
-        oldest = self._header.word("num_written") - self._num_events + 1  # the one before may be half written over
+        _native.fence()  # SYNC: the copy is older than the next read of num_written
+        oldest = self._header.word("num_written") - self._num_events + 1  # the one before may be partly overwritten
         self._collected.append((begin, oldest, copy))
         num_new, self._num_collected = end - self._num_collected, end
         self.num_lost += num_new
         return num_new
 
     def take(self) -> list[TraceEvent]:
-        """Return the events since the last call that were still there when collected, in the order in which they ended."""
+        """Return the events since the last call that were intact when collected, in the order in which they ended."""
         self.collect()
         collected, self._collected = self._collected, []
         events = [
@@ -137,7 +137,7 @@ class TraceRing:
         self.segment.unlink()
 
     def _copy(self, begin: int, end: int) -> bytes:
-        """The events [begin, end), at most as many as there is room for, which may go on at the ring's beginning."""
+        """Return the bytes of the events [begin, end), at most one ring, which may wrap to the ring's beginning."""
         first = begin % self._num_events
         last = first + end - begin
         spans = ((first, min(last, self._num_events)), (0, max(0, last - self._num_events)))

@@ -1,4 +1,4 @@
-// Binding functions, one for each noun of the module.
+// Binding functions, one for each part of the module.
 #pragma once
 
 #include <nanobind/nanobind.h>

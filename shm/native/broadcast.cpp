@@ -20,7 +20,7 @@ struct ReaderPlace {
         : line(buffer.at<ReaderLine>(begin_of(header, index))),
           doorbell(buffer.at<DoorbellLine>(begin_of(header, index) + sizeof(ReaderLine))) {}
 
-    // SYNC: the load-acquire sees head or epoch as they were stored before the state.
+    // SYNC: the load-acquire sees head and epoch as stored before the state.
     bool is(ReaderState state) const { return load_acquire(&line->state) == word(state); }
 
 private:
@@ -44,7 +44,7 @@ struct BroadcastParts {
           area{buffer.at<u8>(header->data_offset, header->capacity_bytes), header->capacity_bytes} {}
 };
 
-// Takes a reader out of the set that the writer waits for, and wakes it so that it learns of it.
+// Removes a reader from the set that the writer waits for, and wakes it so that it notices.
 void evict_reader(ReaderPlace &place) {
     store_release(&place.line->state, word(ReaderState::EVICTED));
     place.doorbell.ring();
@@ -79,7 +79,7 @@ public:
     u64 num_full_waits() const { return writer_.num_full_waits(); }
 
 private:
-    // New readers start at the next record. A new reader that is evicted meanwhile stays evicted.
+    // Admits new readers, which start at the next record. A new reader that is evicted meanwhile stays evicted.
     void admit() {
         for (ReaderPlace &place : readers_) {
             if (!place.is(ReaderState::JOINING)) continue;
@@ -124,8 +124,8 @@ public:
             check_place();
             if (nb::len(batch) == 0) throw;
         }
-        // A reader that was taken for dead copied what the writer may have been overwriting.
-        // SYNC: the fence keeps the copies above before the look at the state.
+        // A reader that was taken for dead may have copied what the writer was overwriting.
+        // SYNC: the fence orders the copies above before the check of the state.
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         check_place();
         ring_->commit();
@@ -137,7 +137,7 @@ public:
         return place_.doorbell.wait(timeout_ns, spin_ns, [this] { return has_news(); });
     }
 
-    // Waits end as well when the word is not (or no longer) `seen`. Whoever changes it then rings this reader.
+    // Ends waits also when the word is not (or no longer) `seen`. The process that changes it rings this reader.
     void watch(nb::handle memory, u64 offset, u64 seen) {
         if (!watched_buffer_) watched_buffer_.emplace(memory);
         watched_ = watched_buffer_->at<u64>(offset);
@@ -154,7 +154,7 @@ public:
     }
 
 private:
-    // SYNC: the store-release of the state publishes the epoch to an older incarnation that may still live.
+    // SYNC: the store-release of the state publishes the epoch to an earlier life that may still run.
     void join() {
         store_relaxed(&place_.line->epoch, epoch_);
         store_release(&place_.line->state, word(ReaderState::JOINING));
@@ -162,7 +162,7 @@ private:
 
     bool is_mine() const { return load_relaxed(&place_.line->epoch) == epoch_; }
 
-    // Something to receive, or an eviction to learn of.
+    // There is a record, or an eviction to report.
     bool has_news() const {
         if (!is_mine() || place_.is(ReaderState::EVICTED)) return true;
         if (watched_ != nullptr && load_acquire(watched_) != seen_) return true;

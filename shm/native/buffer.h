@@ -12,7 +12,7 @@ namespace tokamak {
 
 namespace nb = nanobind;
 
-// Keeps the mapping alive for as long as it lives: a native object that outlives Segment.close() still has its memory.
+// Keeps the mapping alive, so that a native object that outlives Segment.close() still has its memory.
 class Buffer {
 public:
     explicit Buffer(nb::handle object) {
@@ -28,7 +28,7 @@ public:
     u64 num_bytes() const { return static_cast<u64>(view_.len); }
     bool is_readonly() const { return view_.readonly; }
 
-    // `count` structs at `offset`, inside the buffer and aligned, or a Fault.
+    // Returns `count` structs at `offset`; throws Fault unless they are inside the buffer and aligned.
     template <class T>
     T *at(u64 offset, u64 count = 1) const {
         const u64 room = num_bytes();
@@ -53,7 +53,7 @@ private:
     Py_buffer view_;
 };
 
-// A payload given by Python: anything with contiguous bytes.
+// A payload from Python: any object with contiguous bytes.
 class Payload {
 public:
     explicit Payload(nb::handle object) {

@@ -1,5 +1,5 @@
 // Cells and histograms of the counters file (layout: CellLine, HistogramHeader). One writer each, so adding needs no locked
-// instruction; a reader sees each word whole, and a histogram at most one observation apart from itself.
+// instruction. A reader sees each word whole; the parts of a histogram may differ by one observation.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ f64 as_f64(nb::handle number) {
     return value;
 }
 
-// A float is not rounded: it is the caller's mistake where the cell counts whole things.
+// A float is not rounded: passing one to an integer cell is an error of the caller.
 i64 as_i64(nb::handle number) {
     const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
     if (!index.is_valid()) throw nb::python_error();

@@ -1,4 +1,4 @@
-// Wait of a reader, and wake-up by its writers.
+// How a reader waits and its writers wake it.
 #pragma once
 
 #include <sched.h>
@@ -9,23 +9,23 @@
 
 namespace tokamak {
 
-constexpr i64 MAX_SLEEP_NS = 100'000'000;  // a writer that died between `parked = 0` and the wake costs a reader this much
-constexpr i64 SHORT_WAIT_NS = 100'000;     // after a wait of this length or less, the next record may be about as near
+constexpr i64 MAX_SLEEP_NS = 100'000'000;  // delay of a reader if a writer died between `parked = 0` and the wake
+constexpr i64 SHORT_WAIT_NS = 100'000;     // after a wait of at most this length, the next record may come as soon
 
 class Doorbell {
 public:
     explicit Doorbell(DoorbellLine *line, i64 max_sleep_ns = MAX_SLEEP_NS)
         : parked_(&line->parked), max_sleep_ns_(max_sleep_ns) {}
 
-    // By a writer, after it published. One writer of many wakes; nobody calls the kernel while the reader is awake.
+    // Called by a writer after publishing. Of many writers one wakes; no kernel call while the reader is awake.
     // SYNC: the fence pairs with the fence in sleep().
     void ring() {
         fence();
         if (load_relaxed(parked_) != 0 && __atomic_exchange_n(parked_, 0, __ATOMIC_RELAXED) != 0) futex_wake(parked_, 1);
     }
 
-    // By the reader, without the GIL: until `is_ready()`, a sleep of min(timeout_ns, max_sleep_ns), or a signal. If the
-    // last wait was a short one, looks for up to `spin_ns` before it sleeps; an idle reader never spins.
+    // Called by the reader without the GIL: waits until `is_ready()`, a sleep of min(timeout_ns, max_sleep_ns), or a signal. If
+    // the last wait was short, spins for up to `spin_ns` before it sleeps; an idle reader never spins.
     template <class Ready>
     bool wait(i64 timeout_ns, i64 spin_ns, Ready is_ready) {
         if (is_ready()) {
@@ -40,11 +40,11 @@ public:
         return found;
     }
 
-    // Sleeps that ran out with a record there already: its writer died, or was held up, between publishing and waking.
+    // Sleeps that timed out although a record was there: its writer died or was delayed between publishing and waking.
     u64 num_late_wakes() const { return num_late_wakes_; }
 
 private:
-    // Gives the core away in each round: the writer may need this very one, and then a spin that keeps it is all loss.
+    // Yields the core in each round: the writer may need this one, and then a spin that keeps it only delays.
     template <class Ready>
     static bool spin(i64 end, Ready is_ready) {
         while (monotonic_ns() < end) {

@@ -1,5 +1,5 @@
-// Mapped files that another process may truncate, or that a disk cannot read: a load that would end this process with SIGBUS
-// reads zeros instead, and the mapping is marked as lost, which its owner asks for before it believes what it read.
+// Guards of mapped files that another process may truncate, or that a disk cannot read: a load that would end this process with
+// SIGBUS reads zeros instead, and the mapping is marked as lost. Its owner checks the mark before it trusts the data.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int MAX_RANGES = 4096;  // mapped files of a process
 
-// [begin, end) of a mapping. SYNC: `end` is stored last and cleared first, so the handler never sees half of a range.
+// [begin, end) of a mapping. SYNC: `end` is stored last and cleared first, so the handler never sees a partial range.
 struct Range {
     std::atomic<u64> begin{0};
     std::atomic<u64> end{0};  // 0: free
@@ -26,12 +26,12 @@ struct Range {
 };
 
 Range ranges[MAX_RANGES];
-std::atomic<int> num_ranges{0};  // of which some may be free again
-std::mutex lock;                 // of those who add and remove ranges
+std::atomic<int> num_ranges{0};  // including free ones
+std::mutex lock;                 // for adding and removing ranges
 struct sigaction previous;
 u64 page_bytes = 4096;
 
-// The rest of the mapping becomes zeros: page by page a large file would need more mappings than a process may have.
+// Zeroes the rest of the mapping: page by page, a large file would need more mappings than a process may have.
 bool replace(Range &range, u64 address) {
     const u64 end = range.end.load(std::memory_order_acquire);
     const u64 begin = range.begin.load(std::memory_order_relaxed);
@@ -53,7 +53,7 @@ void on_bus_error(int number, siginfo_t *info, void *context) {
             return;
         }
     }
-    // Another handler, such as Python's faulthandler, may raise the signal again, which comes back to this one.
+    // Another handler, such as Python's faulthandler, may raise the signal again, which then reaches this one.
     static std::atomic<bool> is_fatal{false};
     if (is_fatal.exchange(true)) {
         signal(number, SIG_DFL);
@@ -62,13 +62,13 @@ void on_bus_error(int number, siginfo_t *info, void *context) {
     if (previous.sa_flags & SA_SIGINFO) {
         previous.sa_sigaction(number, info, context);
     } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
-        signal(number, SIG_DFL);  // the load is tried again when this returns, and ends the process
+        signal(number, SIG_DFL);  // the load is repeated when this returns, and ends the process
     } else {
         previous.sa_handler(number);
     }
 }
 
-// Whoever set a handler since the last file was mapped comes behind this one again.
+// Handlers set since the last file was mapped are called after this one again.
 void install() {
     page_bytes = static_cast<u64>(sysconf(_SC_PAGESIZE));
     struct sigaction present{};
@@ -81,7 +81,7 @@ void install() {
     sigaction(SIGBUS, &action, &previous);
 }
 
-// The number by which the mapping is asked for and released.
+// Returns the number with which the mapping is checked and released.
 int guard_file(nb::handle memory) {
     const Buffer buffer(memory);
     const u64 begin = reinterpret_cast<u64>(buffer.data());

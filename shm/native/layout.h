@@ -2,7 +2,7 @@
 // and the hash over all of them is in every segment's header, so that builds with different layouts never share a segment.
 //
 // Little-endian, 64-bit, as mapped. A "line" is 128 bytes: two cache lines, because the prefetcher pulls neighbours in
-// pairs. One process writes a line, except where a word says otherwise. Bytes not named are zero.
+// pairs. Each line has one writer unless a word says otherwise. Bytes without a name are zero.
 #pragma once
 
 #include <cstddef>
@@ -80,7 +80,7 @@ struct alignas(LINE) WriterLine {
     u64 tail;
     u64 seq;
     u64 num_records;
-    u64 num_full_waits;  // sends refused for want of room
+    u64 num_full_waits;  // sends refused because the ring was full
     u32 epoch;
     u32 reserved;
     char owner[MAX_NAME_BYTES];
@@ -98,7 +98,7 @@ static_assert(sizeof(WriterLine) == LINE);
 struct alignas(LINE) ReaderLine {
     u64 head;
     u64 last_seq;
-    u64 num_dropped;  // doubles and records of an older writer
+    u64 num_dropped;  // duplicates and records of an older writer
     u32 last_epoch;
     u32 epoch;
     u32 state;  // ReaderState, broadcast rings only
@@ -112,8 +112,8 @@ static_assert(sizeof(ReaderLine) == LINE);
 //        0        4
 //      0 | parked | zero up to 128
 //
-// parked: 1 while the reader sleeps or is about to; set by the reader, taken back by whoever comes first, reader or a writer.
-// SYNC: parked = 1, fence, look at the tails (Doorbell::wait) pairs with tail, fence, look at parked (Doorbell::ring): at least
+// parked: 1 while the reader sleeps or is about to; set by the reader, cleared by the reader or a writer, whichever is first.
+// SYNC: parked = 1, fence, load of the tails (Doorbell::wait) pairs with tail, fence, load of parked (Doorbell::ring): at least
 // one of the two sees the other's store.
 struct alignas(LINE) DoorbellLine {
     u32 parked;
@@ -152,7 +152,7 @@ static_assert(sizeof(MailboxHeader) == LINE);
 //     JOINING -> ACTIVE, head = tail                                    the writer, before its next record (::admit)
 //     any -> EVICTED                                                    supervisor or writer (BroadcastWriter::evict)
 //     ACTIVE -> FREE                                                    the reader (BroadcastReader::leave)
-// The writer alone admits, so a position never enters the set that it waits for behind its back.
+// Only the writer admits, so the set of positions that it waits for never grows without its knowledge.
 enum class ReaderState : u32 { FREE = 0, JOINING = 1, ACTIVE = 2, EVICTED = 3 };
 
 struct alignas(LINE) BroadcastHeader {
@@ -197,8 +197,8 @@ static_assert(sizeof(SlabHeader) == 2 * LINE);
 //      0 | mask            | generation      | num_bytes       | zero up to 128
 //
 // SYNC: the fetch-and of a release (Slab::release, Slab::clear) pairs with the load-acquire in Slab::allocate: the
-// producer writes into a slot only after the last consumer's reads. That a consumer sees the payload is the business of
-// the ring that carries the handle.
+// producer writes into a slot only after the last consumer's reads. The ring that carries the handle ensures that a consumer
+// sees the payload.
 struct alignas(LINE) SlotLine {
     u64 mask;
     u64 generation;
@@ -207,13 +207,13 @@ struct alignas(LINE) SlotLine {
 static_assert(sizeof(SlotLine) == LINE);
 constexpr u32 PRODUCER_BIT = 63;
 
-// What lies in the rows of the encoder arena from one row on; line i is row i's (shm/encoder_arena.py).
+// Contents of the encoder arena from a row on; line i belongs to row i (shm/encoder_arena.py).
 //
 //        0                 8                16         20      24      28
 //      0 | magic           | version         | num_rows | width | dtype | -     |
 //     32 | unit_hash (32)                                    zero up to 128
 //
-// magic is ENCODER_MAGIC while the rest and the rows are whole: cleared first, written last. SYNC: see EncoderArena.
+// magic is ENCODER_MAGIC while the line and the rows are complete: cleared first, written last. SYNC: see EncoderArena.
 struct alignas(LINE) EncoderLine {
     u64 magic;
     u64 version;  // of the weights
@@ -238,7 +238,7 @@ constexpr u64 ENCODER_MAGIC = 0x31'45'52'55'54'41'45'46;  // "FEATURE1"
 //        | values: cells (128 each) and histograms (a multiple of 128)
 //        | for each actor: errors_per_actor ErrorEntries              512 each
 //
-// trace_generation: counts the traces that were begun or ended (shm/trace.py); whoever does that adds one (fetch-and-add).
+// trace_generation: number of begins and ends of traces (shm/trace.py), each of which adds one (fetch-and-add).
 struct alignas(LINE) CountersHeader {
     u32 num_actors;
     u32 errors_per_actor;
@@ -253,7 +253,7 @@ struct alignas(LINE) CountersHeader {
 static_assert(sizeof(CountersHeader) == LINE);
 
 // One actor. The supervisor writes the first line, the actor the second (the supervisor writes SPAWNED before the actor exists
-// and DEAD after it). Every word stands for itself: a reader that comes between two stores sees one old and one new.
+// and DEAD after it). Words are independent: a reader between two stores sees one old and one new.
 //
 //        0                 8                16                24
 //      0 | name (32, text)
@@ -274,7 +274,7 @@ struct alignas(LINE) ActorLines {
 };
 static_assert(sizeof(ActorLines) == 2 * LINE);
 
-// One counter or gauge: an i64, or an f64 where the metadata says so. One writer.
+// One counter or gauge: an i64, or an f64 if the metadata says so. One writer.
 //
 //        0
 //      0 | value           | zero up to 128
@@ -292,7 +292,8 @@ struct HistogramHeader {
     f64 sum;
 };
 
-// One distinct error of one actor, written by that actor. The last entry of an actor's section counts what found no room.
+// One distinct error of one actor, written by that actor. The last entry of an actor's section counts the errors that did not
+// fit.
 //
 //        0                 8                16                24
 //      0 | count           | first_ns        | last_ns         | text (488 bytes, UTF-8 up to a zero) ...
@@ -307,16 +308,17 @@ struct alignas(LINE) ErrorEntry {
 };
 static_assert(sizeof(ErrorEntry) == 4 * LINE);
 
-// The trace of one actor: the last events of its lives, in a ring. One writer, the actor; whoever asked for the trace has made
-// the ring, and writes until_ns.
+// The trace of one actor: the last events of its lives, in a ring. The actor is the only writer of events; the process that
+// requested the trace creates the ring and writes until_ns.
 //
 //      0 | SegmentHeader                                              256
 //    256 | num_written | num_names | max_names | num_events | - | until_ns | names_offset | events_offset   128
 //    384 | names: text, 64 bytes each
 //        | events: TraceEvent                                         128 each
 //
-// num_written: events so far; event i is at i modulo num_events. until_ns: CLOCK_MONOTONIC, later ones are not written; 0: all are.
-// SYNC: the store-release of num_names (TraceWriter::name_id) pairs with the load-acquire in TraceRing.names: the text is whole.
+// num_written: events so far; event i is at i modulo num_events. until_ns: CLOCK_MONOTONIC, later events are not written; 0:
+// all are. SYNC: the store-release of num_names (TraceWriter::name_id) pairs with the load-acquire in TraceRing.names: the text
+// is complete.
 struct alignas(LINE) TraceHeader {
     u64 num_written;
     u32 num_names;
@@ -330,14 +332,15 @@ struct alignas(LINE) TraceHeader {
 static_assert(sizeof(TraceHeader) == LINE);
 constexpr u64 TRACE_NAME_BYTES = 64;
 
-// Something that took from begin_ns to begin_ns + duration_ns (CLOCK_MONOTONIC).
+// An event from begin_ns to begin_ns + duration_ns (CLOCK_MONOTONIC).
 //
 //        0                 8                16                24     28
 //      0 | sequence        | begin_ns        | duration_ns     | name | track |
 //     32 | value           | label (88, text)
 //
-// sequence: 1 + the event's number; 0 while it is written. SYNC: its store-release (TraceWriter::record) pairs with the load-acquire
-// in TraceRing.take; there a second look at num_written, behind a fence, tells whether the event was written over meanwhile.
+// sequence: 1 + the event's number; 0 while it is written. SYNC: its store-release (TraceWriter::record) pairs with the
+// load-acquire in TraceRing.take, where a second load of num_written after a fence shows whether the event was overwritten
+// meanwhile.
 struct alignas(LINE) TraceEvent {
     u64 sequence;
     u64 begin_ns;
@@ -349,7 +352,7 @@ struct alignas(LINE) TraceEvent {
 };
 static_assert(sizeof(TraceEvent) == LINE);
 
-// What Python and the hash know of a struct.
+// Description of a struct for Python and the hash.
 struct LayoutField {
     const char *struct_name;
     const char *field_name;

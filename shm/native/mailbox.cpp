@@ -68,8 +68,8 @@ public:
         }
     }
 
-    // The control ring until it is empty, then one record of each ring in turn. A corrupt ring is reported once nothing
-    // that was taken before would be lost with the error.
+    // Takes from the control ring until it is empty, then one record of each ring in turn. A corrupt ring is reported only when
+    // no record taken before would be lost with the error.
     nb::list receive(u64 max_records) {
         nb::list batch;
         try {

@@ -1,4 +1,4 @@
-// shm._native: shared-memory words, rings, slabs and counter cells under the thin classes of the package `shm`.
+// shm._native: shared-memory words, rings, slabs and counter cells, used by the thin classes of the package `shm`.
 #include "bindings.h"
 #include "buffer.h"
 
@@ -23,7 +23,7 @@ void bind_layout(nb::module_ &module) {
 
 NB_MODULE(_native, module) {
     using namespace tokamak;
-    nb::set_leak_warnings(false);  // an actor that is told to stop may end with rings still in use
+    nb::set_leak_warnings(false);  // a stopping actor may end with rings still in use
     nb::register_exception_translator(
         [](const std::exception_ptr &pointer, void *error_type) {
             try {

@@ -1,4 +1,4 @@
-// Records in a ring of bytes: the writer's half and the reader's half. Mailbox and broadcast ring are built of these.
+// Records in a ring of bytes: the writer's half and the reader's half. Mailbox and broadcast ring are built from these.
 // Independent of Python.
 #pragma once
 
@@ -20,14 +20,14 @@ struct RecordArea {
     u64 contiguous(u64 position) const { return capacity - offset(position); }
     static u64 span(u64 num_bytes) { return round_up(sizeof(RecordHeader) + num_bytes, RECORD_ALIGNMENT); }
 
-    // Half the ring, so that a record and the PAD before it fit into an empty ring from any position.
+    // Half the ring, so that a record and the PAD before it fit into an empty ring at any position.
     u64 max_record_bytes() const { return capacity / 2 - sizeof(RecordHeader); }
 };
 
 class RecordWriter {
 public:
-    // Goes on where the last incarnation published last. A record that it had begun but not published lies beyond the
-    // tail and is overwritten. Numbers go on within an epoch and start again with a new one.
+    // Continues after the last record that the last life published. A record that was begun but not published is beyond the
+    // tail and gets overwritten. Numbers continue within an epoch and restart with a new one.
     RecordWriter(WriterLine *line, RecordArea area, u32 epoch) : line_(line), area_(area), epoch_(epoch) {
         tail_ = load_relaxed(&line->tail);
         seq_ = load_relaxed(&line->epoch) == epoch ? load_relaxed(&line->seq) : 0;
@@ -39,7 +39,8 @@ public:
     u64 max_record_bytes() const { return area_.max_record_bytes(); }
     u64 num_full_waits() const { return load_relaxed(&line_->num_full_waits); }
 
-    // Writes and publishes one record. False: no room. `slowest_head()` is asked only when the last answer is not enough.
+    // Writes and publishes one record. False if there is no room. `slowest_head()` is called only if its last result leaves too
+    // little room.
     template <class Head>
     bool push(const void *payload, u64 num_bytes, Head slowest_head) {
         if (num_bytes > max_record_bytes()) {
@@ -88,12 +89,12 @@ private:
     u32 epoch_;
     u64 tail_;
     u64 seq_;
-    u64 head_ = 0;  // of the slowest reader when last asked; 0 asks again
+    u64 head_ = 0;  // last known head of the slowest reader; 0: not known
 };
 
 class RecordReader {
 public:
-    // Goes on at the head that the last incarnation left: what it had copied but not committed comes again.
+    // Continues at the head that the last life left: records that it copied but did not commit come again.
     RecordReader(const WriterLine *writer, ReaderLine *line, RecordArea area)
         : writer_(writer),
           line_(line),
@@ -101,11 +102,11 @@ public:
           head_(load_acquire(&line->head)),
           last_(load_relaxed(&line->last_epoch), load_relaxed(&line->last_seq)) {}
 
-    // True: something is published beyond the committed head. Looks at shared words only, so any thread may ask.
+    // Whether something is published beyond the committed head. Reads only shared words, so any thread may call it.
     bool has_records() const { return load_acquire(&writer_->tail) != load_relaxed(&line_->head); }
 
-    // take(payload, num_bytes) of the next record; false: there is none. Where `take` throws, the record is the next one still.
-    // Doubles, and records of a writer older than the last one, are dropped. Nothing is given back to the writer before
+    // Calls take(payload, num_bytes) for the next record; false if there is none. If `take` throws, the record stays the next
+    // one. Duplicates and records of a writer older than the last one are dropped. No space is returned to the writer before
     // commit().
     template <class Take>
     bool next(const Take &take) {
@@ -132,9 +133,9 @@ public:
         return false;
     }
 
-    // Gives the space of what next() returned (or dropped) back to the writer. SYNC: pairs with the load-acquire of head
-    // by the writer. The order of the three stores is for the next incarnation: killed between any two of them, this one
-    // leaves a number that is too low, never one that would drop a record not yet delivered.
+    // Returns the space of what next() returned (or dropped) to the writer. SYNC: pairs with the load-acquire of head by the
+    // writer. The order of the three stores is for the next life: if this one is killed between any two of them, it leaves a
+    // number that is too low, never one that would drop a record not yet delivered.
     void commit() {
         if (head_ == load_relaxed(&line_->head)) return;
         store_release(&line_->head, head_);

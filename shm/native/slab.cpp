@@ -21,8 +21,8 @@ public:
         cursors_.resize(header_->num_classes);
     }
 
-    // A free slot of the smallest class that has one, with the producer's bit and the consumers' bits set: (slot, generation).
-    // Only the slab's one producer may call this.
+    // Takes a free slot of the smallest class that has one and sets the producer's and the consumers' bits; returns (slot,
+    // generation). Only the slab's producer may call this.
     nb::object allocate(u64 num_bytes, u64 consumers) {
         for (u32 index = 0; index < header_->num_classes; ++index) {
             const SlabClass &size = header_->classes[index];
@@ -44,7 +44,8 @@ public:
         return nb::none();
     }
 
-    // Where the slot's payload begins. Faults where (slot, generation, num_bytes) is not what the slot holds for `holder`.
+    // Returns the beginning of the slot's payload. Throws Fault unless the slot holds (slot, generation, num_bytes) for
+    // `holder`.
     u64 offset(u32 slot, u64 generation, u64 num_bytes, u32 holder) const {
         check(slot, generation, holder);
         if (load_relaxed(&slots_[slot].num_bytes) != num_bytes) {
@@ -59,14 +60,14 @@ public:
         throw Fault("slab: corrupt header");
     }
 
-    // SYNC: pairs with the load-acquire in allocate(): what the holder read, it read before the slot is free.
+    // SYNC: pairs with the load-acquire in allocate(): the holder's reads come before the slot is free.
     void release(u32 slot, u64 generation, u32 holder) {
         check(slot, generation, holder);
         __atomic_fetch_and(&slots_[slot].mask, ~bit(holder), __ATOMIC_ACQ_REL);
     }
 
-    // Takes a dead holder's bit from every slot and returns how many had it. A dead producer's slots were not yet (or
-    // just) handed over: they are freed whole, with a new generation, so that a handle that did get out is refused.
+    // Clears a dead holder's bit in every slot and returns how many had it. It is unknown whether the handles of a dead
+    // producer's slots were sent: these slots are freed for all, with a new generation, so that a sent handle is refused.
     u32 clear(u32 holder) {
         u32 num_cleared = 0;
         for (u32 slot = 0; slot < header_->num_slots; ++slot) {
@@ -113,7 +114,7 @@ private:
     Buffer buffer_;
     SlabHeader *header_;
     SlotLine *slots_;
-    std::vector<u32> cursors_;  // of each class: where the search for a free slot goes on
+    std::vector<u32> cursors_;  // for each class: where the search for a free slot continues
 };
 
 }  // namespace

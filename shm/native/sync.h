@@ -31,7 +31,7 @@ void store_release(T *word, T value) {
 }
 inline void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-// For a word with one writer: no locked instruction is needed to add to it.
+// Adds to a word with one writer, which needs no locked instruction.
 template <class T>
 void add_relaxed(T *word, T count) {
     store_relaxed(word, static_cast<T>(load_relaxed(word) + count));
@@ -48,7 +48,7 @@ inline i64 monotonic_ns() {
     return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-// Tells the core that this is a spin loop, for the sake of its sibling and of the memory bus.
+// Hints to the core that this is a spin loop, to spare its sibling thread and the memory bus.
 inline void cpu_relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

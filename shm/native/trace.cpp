@@ -23,7 +23,7 @@ public:
         if (num_events_ == 0 || header_->max_names == 0) throw Fault("trace: the ring has no room");
     }
 
-    // What stands for `name` in events; the last one stands for all that found no room.
+    // Returns the id of `name` in events; the last id stands for all names that did not fit.
     u32 name_id(std::string_view name) {
         name = name.substr(0, TRACE_NAME_BYTES - 1);
         const u32 num_names = load_relaxed(&header_->num_names);
@@ -37,14 +37,14 @@ public:
         return num_names;
     }
 
-    // False: the trace is over.
+    // Returns false when the trace is over.
     bool record(u32 name, u64 begin_ns, u64 end_ns, i64 value, std::string_view label, u32 track) {
         const u64 until_ns = load_acquire(&header_->until_ns);
         if (until_ns != 0 && end_ns > until_ns) return false;
         const u64 number = load_relaxed(&header_->num_written);
         TraceEvent &event = events_[number % num_events_];
         store_relaxed(&event.sequence, u64{0});
-        fence();  // nobody takes the new contents for the old event's
+        fence();  // so that the new contents are never taken for the old event
         event.begin_ns = begin_ns;
         event.duration_ns = end_ns > begin_ns ? end_ns - begin_ns : 0;
         event.name = name;

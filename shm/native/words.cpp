@@ -28,7 +28,8 @@ u64 fetch_add_u64(nb::handle memory, u64 offset, u64 count) {
     return __atomic_fetch_add(Buffer(memory).writable_at<u64>(offset), count, __ATOMIC_ACQ_REL);
 }
 
-// True: woken, or the word is not (or no longer) `expected`. False: timeout, or a signal for Python to handle.
+// Returns true if woken, or if the word is not (or no longer) `expected`; false after a timeout, or a signal for Python to
+// handle.
 bool futex_wait_u32(nb::handle memory, u64 offset, u32 expected, i64 timeout_ns) {
     const Buffer buffer(memory);
     const u32 *word = buffer.at<u32>(offset);
@@ -44,8 +45,8 @@ int futex_wake_u32(nb::handle memory, u64 offset, int num_waiters) {
     return futex_wake(Buffer(memory).at<u32>(offset), num_waiters);
 }
 
-// Asks the kernel for `signal` when the thread that made this process ends. A parent that ended before is the caller's to
-// notice.
+// Asks the kernel to send `signal` when the thread that created this process ends. The caller must check whether it ended
+// before.
 void set_parent_death_signal(int signal) {
     if (prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0) != 0) {
         PyErr_SetFromErrno(PyExc_OSError);
