@@ -1,5 +1,5 @@
-"""One step from message to result: the runner, the batch slots, what a step reads, and how the model is run on it.
+"""One step from message to result: the runner, the batch slots, the inputs, and the plans that run the model.
 
-Read `runner.py` first, then `batch_slots.py` (what is kept of a running sequence), `inputs.py` (what one step reads) and
-`plan.py` (eager, tape or graph).
+Read `runner.py` first, then `batch_slots.py` (state of a running sequence), `inputs.py` (inputs of one step) and `plan.py`
+(eager, tape or graph).
 """

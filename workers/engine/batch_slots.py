@@ -1,8 +1,7 @@
-"""The batch slots of a rank: what is kept of each running sequence between steps. Everything in it can be rebuilt from a
-SlotStart.
+"""Batch slots of a rank: the state of each running sequence between steps, which can be rebuilt from a SlotStart.
 
-Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, so that no reset can forget one.
-Parts of a step that not every model has keep their own arrays: a `SlotPart` registers them and fills them at each start.
+Owned by the runner. Every per-slot array is registered once, with the value of an empty slot, so that a reset covers all. Parts
+of a step that not every model has keep their own arrays: a `SlotPart` registers them and fills them at each start.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class SlotPart(Protocol):
     """Arrays of one part of a step, registered with `BatchSlots.register`."""
 
     def start(self, message: SlotStart) -> None:
-        """Fill the slot of a sequence that takes it; it was reset."""
+        """Fill the slot of a new sequence; it was reset before."""
 
 
 class BatchSlots:
-    """`num_slots` batch slots of at most `max_model_len` tokens each, over `block_tables` (int32 [capacity + 1, max_blocks],
-    the step inputs' own; its last row belongs to the padded rows, not to a slot). `hidden_size`: of models that draft."""
+    """`num_slots` batch slots of at most `max_model_len` tokens each, over `block_tables` (int32 [capacity + 1, max_blocks], of
+    the step inputs; the last row belongs to the padded rows, not to a slot). `hidden_size`: of models that draft."""
 
     def __init__(
         self,
@@ -42,17 +41,17 @@ class BatchSlots:
         self.vocab_size = vocab_size
         self._registered: dict[str, tuple[np.ndarray, object]] = {}
         self._parts: list[SlotPart] = []
-        # one place more: the token sampled after the last position, and one more that is sampled ahead of its end
+        # two extra places: the token sampled after the last position, and one sampled ahead after that
         self.token_ids = self.register("token_ids", 0, max_model_len + 2)
         self.num_tokens = self.register("num_tokens", 0)
         self.max_total_tokens = self.register("max_total_tokens", 0)
         self.num_prompt_tokens = self.register("num_prompt_tokens", 0)
         self.is_ended = self.register("is_ended", False, dtype=np.bool_)  # by a stop token
-        # a step drew no token, since its mask was late: rows that go on behind that token are left out
+        # a step sampled no token, because its mask was late: rows that depend on that token are skipped
         self.is_late = self.register("is_late", False, dtype=np.bool_)
-        self.num_starts = self.register("num_starts", 0, dtype=np.int64)  # sequences that had the slot
+        self.num_starts = self.register("num_starts", 0, dtype=np.int64)  # sequences that used the slot so far
         self.block_tables = self._add("block_tables", block_tables[: self.num_slots], 0)
-        # keys that the tokens of a prompt see where these are not all before them: int32 [prompt, 2], up to `bounds_ends`
+        # key bounds of the prompt's tokens if they differ from the causal ones: int32 [prompt, 2], up to `bounds_ends`
         self.mask_bounds = self.register("mask_bounds", None, dtype=object)
         self.bounds_ends = self.register("bounds_ends", 0)
         self._register_drafts(max_drafts, hidden_size)
@@ -60,25 +59,26 @@ class BatchSlots:
     def _register_drafts(self, max_drafts: int, hidden_size: int) -> None:
         self.drafts = self.register("drafts", 0, max_drafts)
         self.draft_classes = self.register("draft_classes", 0, max_drafts)
-        self.draft_chances = self.register("draft_chances", 0, max_drafts, dtype=np.float64)  # with those before
+        # if the earlier ones are accepted
+        self.draft_chances = self.register("draft_chances", 0, max_drafts, dtype=np.float64)
         self.num_drafts = self.register("num_drafts", 0)
-        # by method asked: the chance that its draft tokens are of use
+        # by method: probability that its drafts help
         self.draft_trusts = self.register("draft_trusts", 0, len(DRAFT_METHODS), dtype=np.float64)
         self.num_rested = self.register("num_rested", 0)  # tokens since the last drafts
-        self.draft_pauses = self.register("draft_pauses", 0)  # tokens until the next
-        self.draft_states = self.register("draft_states", -1)  # which state of a drafter
-        # for draft layers (`extensions/drafts/mtp.py`): the trunk's hidden state of a position, -1: none; and the entries
-        # [first_entries, entry_ends) that they have in the cache, -1: not looked up yet
+        self.draft_pauses = self.register("draft_pauses", 0)  # tokens until the next drafts
+        self.draft_states = self.register("draft_states", -1)  # index of the drafters' state
+        # for MTP layers (`extensions/drafts/mtp.py`): the position of the trunk's hidden state, -1: none; and the entries
+        # [first_entries, entry_ends) in the cache, -1: not looked up yet
         self.hidden = self.register("hidden", 0, hidden_size, dtype=np.float32)
         self.hidden_positions = self.register("hidden_positions", -1)
         self.hidden_places = self.register("hidden_places", 0)  # on a device, in the group of `draft_states`
         self.first_entries = self.register("first_entries", 0)
         self.entry_ends = self.register("entry_ends", -1)
         self.is_drafted_by_layers = self.register("is_drafted_by_layers", False, dtype=np.bool_)
-        self.draft_certainties = self.register("draft_certainties", -1, max_drafts)  # given by their layers
+        self.draft_certainties = self.register("draft_certainties", -1, max_drafts)  # by their layers' probability
 
     def register(self, name: str, empty: object, *shape: int, dtype: type | np.dtype = np.int32) -> np.ndarray:
-        """Add an array with `shape` values for each slot, `empty` of which is that of an empty slot."""
+        """Add an array with `shape` values per slot; `empty` is the value of an empty slot."""
         return self._add(name, np.full((self.num_slots, *shape), empty, dtype), empty)
 
     def _add(self, name: str, array: np.ndarray, empty: object) -> np.ndarray:
@@ -87,11 +87,11 @@ class BatchSlots:
         return array
 
     def add_part(self, part: SlotPart) -> None:
-        """Have `part` filled at each start from now on."""
+        """Call `part.start` at each start from now on."""
         self._parts.append(part)
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Every registered array, by name."""
+        """Yield every registered array, by name."""
         return ((name, array) for name, (array, _) in self._registered.items())
 
     def array(self, name: str) -> np.ndarray:
@@ -104,7 +104,7 @@ class BatchSlots:
             array[slot] = empty
 
     def start(self, message: SlotStart) -> None:
-        """Put a sequence into its slot, in place of what was there."""
+        """Put a sequence into its slot, which is reset."""
         slot = message.slot
         assert 0 <= slot < self.num_slots, f"slot {slot} is outside the {self.num_slots} slots"
         num_starts = self.num_starts[slot]
@@ -130,8 +130,8 @@ class BatchSlots:
             part.start(message)
 
     def put_drafts(self, slots: np.ndarray, num_drafts: np.ndarray, counts: np.ndarray, num_sampled: np.ndarray) -> None:
-        """The first num_drafts[i] drafts of slots[i] (int32 [n]) behind its tokens, which they do not count among, and added to
-        the numbers of its row."""
+        """Write the first num_drafts[i] drafts of slots[i] (int32 [n]) after its tokens, without counting them, and add them to
+        the counts of its row."""
         num_drafts = np.ascontiguousarray(num_drafts, np.int32)
         _cpu.put_drafts(
             _cpu.address(slots),
@@ -147,24 +147,24 @@ class BatchSlots:
         )
 
     def begin(self, slots: np.ndarray, positions: np.ndarray) -> None:
-        """A device draws the tokens for `positions` of `slots`, and has them there: -1 until `finish`."""
+        """Record that a device samples the tokens at `positions` of `slots`; they are -1 until `finish`."""
         self.append(slots, positions, np.full(len(slots), -1, np.int32))
 
     def finish(self, slots: np.ndarray, num_starts: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """They are these, of slots whose sequences are still those of then, by their `num_starts`. Others are begun behind."""
+        """Store the tokens of `begin`, for slots that still have the same sequence (by `num_starts`)."""
         own = self.num_starts[slots] == num_starts
         self.token_ids[slots[own], positions[own]] = token_ids[own]
 
     def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """The tokens sampled for `positions` of `slots`, in order; the same again where a step is run again. What was drafted
-        before them is spent."""
+        """Store the tokens sampled at `positions` of `slots`, in order; a repeated step stores them again. Drafts of the slots
+        are used up."""
         self.token_ids[slots, positions] = token_ids
         self.num_tokens[slots] = positions + 1
         self.num_drafts[slots] = 0
 
 
 def _checked_bounds(message: SlotStart) -> np.ndarray:
-    """First and last key of each prompt token, int32 [prompt tokens, 2]; a token sees itself."""
+    """Return the first and last key of each prompt token, int32 [prompt tokens, 2]; every token must attend to itself."""
     bounds = np.frombuffer(message.mask_bounds, np.int32).reshape(-1, 2)
     places = np.arange(message.num_prompt_tokens)
     assert len(bounds) == len(places), f"bounds of {len(bounds)} tokens for a prompt of {len(places)}"

@@ -1,9 +1,9 @@
-"""A device graph's semantics on the CPU: tapes whose numbers of rows are constants, one for each captured size.
+"""The semantics of a device graph on the CPU: tapes with constant numbers of rows, one per captured size.
 
-Made by `execution.make_plan`. Addresses and numbers of rows are fixed when a tape is recorded, so a step is padded to its size
-before: padded rows are of the dummy slot, each a sequence of its own, and what comes of them is left behind. What no size
-takes (prompts, or more rows than the largest) is replayed by the tape for any number of rows. Which step takes which is decided
-by `workers/engine/captures.py`; device graphs come behind the same class.
+Made by `plan.make_plan`. Addresses and numbers of rows are fixed when a tape is recorded, so a step is padded to its size
+first: each padded row is a sequence of the dummy slot, and its results are dropped. Steps that fit no size (prompts, or more
+rows than the largest) are replayed by the tape for any number of rows. `workers/engine/captures.py` decides which tape a step
+takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.models import Model
 
 
 class CapturedPlan(TapePlan):
-    """`sizes`: numbers of rows, the largest first, in whose memory the others find room."""
+    """Plan with captured `sizes`: numbers of rows, largest first; the smaller ones share its memory."""
 
     def __init__(
         self, model: Model, inputs: StepInputs, cache: KvCache, rank_group: RankGroup | None = None, sizes: tuple[int, ...] = ()
@@ -45,5 +45,5 @@ class CapturedPlan(TapePlan):
         )
         tape, hidden = self.captured[size]
         tape.replay()
-        kept = inputs.kept.num_tokens  # real ones: nobody reads the others
+        kept = inputs.kept.num_tokens  # only real rows are read
         self._hidden.numpy()[:kept] = hidden.numpy()[:kept]

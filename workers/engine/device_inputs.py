@@ -1,16 +1,16 @@
-"""Inputs of a step on a device that has memory of its own: one small copy, of which the device makes all else in place.
+"""Inputs of a step on a device with its own memory: one small copy, from which the device computes everything else in place.
 
-Used by the runners of such devices as `StepInputs` is by the CPU's, which holds the same numbers. What is sent, int32
-[num_sent] of `ops/paddle/metadata.py`, of which the used part travels:
+Replaces `StepInputs` in the runners of such devices, with the same values. The copy is int32 [num_sent]
+(`ops/paddle/metadata.py`), sent up to the used length:
 
     number of places | slots | starts | counts | kept | flags (a column of max_num_seqs each) | place, value | ...
 
-and in front of it what layers that draft have their rows made of (`ops/paddle/layer_rows.py`), where there are such.
+preceded by the inputs of MTP layers, if any (`ops/paddle/layer_rows.py`).
 
-Places are of the slots' memory on the device: their tokens, block tables and lengths, and how their tokens are drawn. What a
-sequence begins with is put there when it takes its slot; afterwards the tokens that a row reads go with the step that reads
-them, where the device has not drawn or drafted them itself, and so does the growth of block tables. Masks and media of prompts,
-which few steps have, are copied by themselves.
+Places are in the slots' memory on the device: their tokens, block tables and lengths, and their sampling parameters. A sequence
+is written there when it takes its slot. Later, each step brings the tokens that its rows read, unless the device sampled or
+drafted them itself, and the growth of the block tables. Masks and media of prompts, which few steps have, are copied
+separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers.engine.row_inputs import AttentionMetadata, Room
 
 
 class DeviceInputs(StepInputs):
-    """`StepInputs` that the device makes. Nothing of what it makes lies on the host."""
+    """`StepInputs` computed by the device. The host has no copy."""
 
     is_made_on_device = True
 
@@ -38,7 +38,7 @@ class DeviceInputs(StepInputs):
         self._uploaded_row_ids = self.logit_row_ids
 
     def _make_derived(self, device: Device, room: Room) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        from ops.paddle.metadata import MAX_DIVIDED, Sizes  # which imports Paddle, as a device that comes here has
+        from ops.paddle.metadata import MAX_DIVIDED, Sizes  # needs Paddle, which the device has already imported
 
         most, max_model_len, num_blocks = 1 + self._sizes.num_drafts, self._sizes.max_model_len, self._sizes.num_blocks
         self.sizes = sizes = Sizes(
@@ -47,7 +47,7 @@ class DeviceInputs(StepInputs):
             num_blocks=num_blocks,
             max_rows=room.max_rows,
             max_tiles=room.max_tiles,
-            max_written=room.max_num_seqs * (2 * most + 1),  # of rows that decode: tokens, at most as many blocks, a length
+            max_written=room.max_num_seqs * (2 * most + 1),  # of decoding rows: tokens, at most as many blocks, a length
         )
         assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory: numbers have 31 bits"
         assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions: {MAX_DIVIDED} can be divided into blocks"
@@ -58,7 +58,7 @@ class DeviceInputs(StepInputs):
         self.slots = device.tensor(np.zeros(sizes.num_values, np.int32))
         self.numbers = device.tensor(np.arange(max(sizes.max_tiles * ROW_TILE, sizes.max_written), dtype=np.int32))
         self.derived = device.tensor(np.zeros(sum(sizes.of_rows.values()) + sum(sizes.of_kept.values()), np.int32))
-        self._num_put = np.zeros(room.max_num_seqs, np.int32)  # tokens of each slot that were put there when it was taken
+        self._num_put = np.zeros(room.max_num_seqs, np.int32)  # tokens of each slot written when it was taken
         self._written: list[tuple[np.ndarray, np.ndarray]] = []  # places and values, for the next step
         of_rows: dict[str, Tensor] = {}
         of_kept: dict[str, Tensor] = {}
@@ -72,24 +72,25 @@ class DeviceInputs(StepInputs):
         return of_rows, of_kept
 
     def reserve(self, resting: np.ndarray) -> Tensor:
-        """Send `beside`, int32 [n], in front of all else, with each step what was set of it for that one: else these numbers.
-        Where they come to."""
+        """Reserve int32 [n] (`beside`) in front of the copy, for values that are set per step and otherwise are `resting`;
+        return their tensor on the device."""
         count, num_values = len(resting), len(resting) + self.sizes.num_sent
         self.beside, self._resting = resting.copy(), resting
-        self._staging = [self._device.staging(num_values) for _ in range(2)]  # one may be on its way, the other is filled
+        self._staging = [self._device.staging(num_values) for _ in range(2)]  # one may be in flight while the other is filled
         self._sent = self._device.tensor(np.zeros(num_values, np.int32))
         self.sent = self._part(self._device, self._sent, count, self.sizes.num_sent)
         return self._part(self._device, self._sent, 0, count) if count else None
 
     @staticmethod
     def _part(device: Device, tensor: Tensor, begin: int, count: int) -> Tensor:
-        """The same memory."""
+        """Return a part of a tensor that shares its memory."""
         part = tensor[begin : begin + count]
         assert device.address(part) == device.address(tensor) + 4 * begin, "this device copies when a part is requested"
         return part
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all tensors that are read or made, and the `logit_row_ids` that are used when they do not follow each other."""
+        """Yield all tensors that are read or computed, and `logit_row_ids`, which are used when the rows are not
+        consecutive."""
         yield from ((name, tensor) for name, tensor in super().tensors() if name != "logit_row_ids")
         yield from (("sent", self.sent), ("slots", self.slots), ("numbers", self.numbers), ("derived", self.derived))
         yield "logit_row_ids", self._uploaded_row_ids
@@ -127,7 +128,8 @@ class DeviceInputs(StepInputs):
         prompts: BatchSlots | None = None,
         flags: np.ndarray | None = None,
     ) -> None:
-        """`flags`: FOLLOWING of rows that begin at their slots' last tokens, which lie at `starts` or before; DRAWN."""
+        """Set rows like `StepInputs.set_rows`. `flags`: FOLLOWING for rows that begin at their slots' last tokens, which are at
+        `starts` or before; DRAWN."""
         assert (slots[1:] > slots[:-1]).all(), f"rows of slots {slots.tolist()} are not in slot order"
         ends = starts + counts
         for rows, of_rows in ((self, counts), (self.kept, kept_counts)):
@@ -144,7 +146,7 @@ class DeviceInputs(StepInputs):
         self._set_prompts(prompts, slots, starts, counts, row_ids)
 
     def _write_tokens(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray) -> None:
-        """Those that these rows read, were not there when their slots were taken, and are not the device's own (-1)."""
+        """Write the tokens that these rows read, unless they were written before or are the device's own (-1)."""
         firsts = np.maximum(starts, self._num_put[slots])
         numbers = np.maximum(starts + counts - firsts, 0)
         rows = slots.repeat(numbers)
@@ -157,12 +159,12 @@ class DeviceInputs(StepInputs):
         sizes = self.sizes
         places, values = (np.concatenate(each) for each in zip(*self._written, strict=True))
         self._written.clear()
-        if len(places) > sizes.max_written:  # blocks of prompts, in one copy more
+        if len(places) > sizes.max_written:  # blocks of prompts, in an extra copy
             self._device.put(self.slots, places, values)
             places, values = places[:0], values[:0]
         self._staging.reverse()
         staging, count = self._staging[0], len(self.beside)
-        self._device.settle(staging)  # steps that draw nothing are waited for by nobody
+        self._device.settle(staging)  # the host never waits for steps that sample nothing
         staging[:count], self.beside[:] = self.beside, self._resting
         sent = staging[count:]
         sent[0] = len(places)
@@ -177,7 +179,7 @@ class DeviceInputs(StepInputs):
         self._device.send(staging, self._sent, count + end)
 
     def pad(self, size: int) -> None:
-        """Have the numbers of rows, tiles and keys of every step that is padded to `size`."""
+        """Set the numbers of rows, tiles and keys of every step padded to `size`."""
         for rows in (self, self.kept):
             assert rows.num_tokens <= size <= self.max_rows, f"{rows.num_tokens} rows to be padded to {size}"
             self._fix(rows, self.padded(size))
@@ -193,7 +195,7 @@ class DeviceInputs(StepInputs):
             )
 
     def set_logit_rows(self, row_ids: np.ndarray) -> None:
-        """Where they follow each other, as those of steps that sample do, they are there already."""
+        """Set rows only if they are not consecutive; those of steps that sample are there already."""
         count = len(row_ids)
         first = int(row_ids[0]) if count else 0
         if first + self.padded(count) <= self.kept.num_rows and (row_ids == np.arange(first, first + count)).all():

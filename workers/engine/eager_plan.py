@@ -1,6 +1,6 @@
-"""A model run op by op, with whatever table the device offers.
+"""A model run op by op, with any op table of the device.
 
-Made by `execution.make_plan`.
+Made by `plan.make_plan`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class EagerPlan:
     captured: Mapping[int, object] = {}
 
     def __init__(self, model: Model, ops: OpTable, inputs: StepInputs, cache: KvCache, max_sync_free_rows: int = 0) -> None:
-        """`max_sync_free_rows`: most rows of a step in which the host waits for no result of the device. With more rows waiting
-        is faster: data that rows share is then read once."""
+        """`max_sync_free_rows`: largest number of rows for which the host waits for no result of the device. With more rows
+        waiting is faster, because data shared by rows is then read once."""
         self._model = model
         self._ops = ops
         self._sync_free_ops = ops.sync_free()
@@ -40,14 +40,14 @@ class EagerPlan:
         self._hidden = self._model.forward(ops, self._inputs, self._cache)
 
     def forget(self) -> None:
-        """Nothing was captured."""
+        """Do nothing: nothing was captured."""
 
     def hidden(self) -> np.ndarray:
         return np.asarray(self._hidden.numpy())
 
     @property
     def hidden_there(self) -> Tensor:
-        """Hidden states of the kept rows, on the device."""
+        """Return hidden states of the kept rows, on the device."""
         return self._hidden
 
     def logits(self) -> Tensor:
@@ -60,6 +60,6 @@ class EagerPlan:
 
     def _drawn(self, logits: Tensor, row_ids: Tensor) -> Tensor:
         inputs, drawing = self._inputs, self._ops.drawing
-        assert drawing is not None or inputs.layers is not None, "the host draws"
+        assert drawing is not None or inputs.layers is not None, "the host samples"
         drawn = None if drawing is None else drawing.run(inputs, logits)
         return drawn if inputs.layers is None else inputs.layers.with_read_tokens(drawn, row_ids)

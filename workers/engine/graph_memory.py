@@ -1,5 +1,5 @@
-"""Where all lies that a graph reads and writes: the addresses that it was captured with are compared with those of now before
-each replay. Used by the plans that have graphs (`graph_plan.py`, `draft_plan.py`)."""
+"""Memory that a graph reads and writes: before each replay, its addresses are compared with those at capture. Used by the plans
+with graphs (`graph_plan.py`, `draft_plan.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.engine.row_inputs import AttentionMetadata
 
 
 class Place(NamedTuple):
-    """Where a tensor is kept."""
+    """Attribute or item that holds a tensor."""
 
     name: str
     owner: Any
@@ -21,12 +21,12 @@ class Place(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        """The one that is there now."""
+        """Return the present tensor."""
         return self.owner[self.key] if isinstance(self.owner, dict | list | tuple) else getattr(self.owner, self.key)
 
 
 class GraphMemory:
-    """`inputs`: by what comes before the names of their tensors; `parts`: what keeps tensors, by name."""
+    """Tensors of `inputs`, by prefix of their names, and of `parts`, the named owners of further tensors."""
 
     def __init__(self, device: Device, inputs: Mapping[str, AttentionMetadata], **parts: object) -> None:
         self._device, self._inputs = device, inputs
@@ -37,7 +37,7 @@ class GraphMemory:
         return tuple(self._device.address(tensor) for _, tensor in self._tensors())
 
     def check(self, what: str, captured: tuple[int, ...]) -> None:
-        """DeviceError: something lies elsewhere than when `what` was captured, so the bytes would be wrong."""
+        """Raise DeviceError if an address has changed since `what` was captured, because the graph would use wrong memory."""
         now = self.addresses()
         if now == captured:
             return
@@ -55,7 +55,7 @@ class GraphMemory:
 
 
 def places_of(part: Any, name: str, seen: set[int]) -> Iterator[Place]:
-    """Where modules, lists and tables of them keep tensors; those that were `seen` are left out."""
+    """Yield where modules, lists and tables hold tensors, except those already `seen`."""
     if id(part) in seen:
         return
     seen.add(id(part))

@@ -1,9 +1,9 @@
-"""A model as graphs of its device, one for each captured size; what no size takes is run op by op.
+"""A model as graphs of its device, one per captured size; steps that fit no size run op by op.
 
-Made by `execution.make_plan`. A size is captured when it is run first, which the runner does when it loads weights, the largest
-first. The step's copy to the device comes before the graph; in it are the step's metadata, the model and logits of the first
-rows that are kept. A graph reads and writes the addresses that it was captured with: each replay compares those of inputs,
-cache and weights with the addresses of now; where one differs it is an error that says which, for the bytes would be wrong.
+Made by `plan.make_plan`. A size is captured at its first run, which happens when weights are loaded, largest first. The copy to
+the device precedes the graph, which contains the metadata of the step, the model, and logits of the first kept rows. A graph
+uses the addresses that it was captured with. Each replay compares those of inputs, cache and weights with the present ones, and
+a difference is an error that names the tensor, because the answer would be wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Captured(msgspec.Struct, frozen=True):
-    """A graph, what it writes, and where all lies that it reads and writes."""
+    """A graph, its results, and the addresses of everything that it reads and writes."""
 
     graph: Graph
     written: dict[str, Tensor]
@@ -75,7 +75,7 @@ class GraphPlan(EagerPlan):
         return super().drawn(logits) if found is None else found.written["drawn"]
 
     def _found(self) -> Captured | None:
-        """The replayed one, where it made the logits that are wanted."""
+        """Return the replayed graph if it computed the logits that are needed."""
         inputs, found = self._inputs, self._replayed
         is_in_it = found is not None and inputs.num_logit_rows <= found.num_logit_rows and inputs.has_first_logit_rows
         return found if is_in_it else None

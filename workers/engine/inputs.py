@@ -1,8 +1,8 @@
 """Inputs of one step on the device: metadata in tensors that are allocated once and never move.
 
 Owned by the runner, which fills it from a Step; read by the ops (`ops.table.Inputs`). `set_rows` writes every tensor to its
-full length, so that no tail of a longer earlier step is ever visible, and everything is refreshed before anything of the step
-is run. How rows are laid out is in `row_inputs.py`.
+full length, so that nothing remains of a longer earlier step, and before any op of the step runs. `row_inputs.py` describes the
+layout of rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class InputSizes(msgspec.Struct, frozen=True):
     block_size: int
     row_tile: int = ROW_TILE
     max_padded: int = 0  # rows of the largest captured step
-    num_drafts: int = 0  # of a row at most
-    pads_prompts: bool = False  # steps of prompts are captured
+    num_drafts: int = 0  # per row
+    pads_prompts: bool = False  # whether steps of prompts are captured
 
     @property
     def max_rows(self) -> int:
@@ -39,12 +39,12 @@ class InputSizes(msgspec.Struct, frozen=True):
 
     @property
     def num_blocks(self) -> int:
-        """Entries of a slot's block table."""
+        """Return the number of entries of a slot's block table."""
         return -(-(-(-self.max_model_len // KEY_SPLIT) * KEY_SPLIT) // self.block_size)
 
 
 class RowsOfSlots(msgspec.Struct, frozen=True):
-    """Sequence i has the positions [starts[i], starts[i] + counts[i]) of `slots[i]`; `kept_row_ids` are rows among all."""
+    """Sequence i has positions [starts[i], starts[i] + counts[i]) of `slots[i]`; `kept_row_ids` are indexes of rows."""
 
     slots: np.ndarray
     starts: np.ndarray
@@ -53,7 +53,7 @@ class RowsOfSlots(msgspec.Struct, frozen=True):
 
     @property
     def positions(self) -> np.ndarray:
-        """Position of each row."""
+        """Return the position of each row."""
         starts, counts = self.starts, self.counts
         positions: np.ndarray = np.arange(int(counts.sum())) + (starts - np.cumsum(counts) + counts).repeat(counts)
         return positions
@@ -63,16 +63,16 @@ class RowColumns(Protocol):
     """Tensors that an extension adds to the rows of a step."""
 
     def add_to(self, inputs: StepInputs) -> None:
-        """Add them once."""
+        """Add them to `inputs`, once."""
 
     def set(self, inputs: StepInputs, rows: RowsOfSlots) -> None:
         """Fill them for a step."""
 
 
 class StepInputs(RowInputs):
-    """All rows of a step, and of them those that are kept. `columns`: what extensions add to each row."""
+    """All rows of a step, and the kept ones among them. `columns`: what extensions add to each row."""
 
-    layers: Any = None  # memory of layers that draft on the device (`ops/paddle/layer_rows.py`)
+    layers: Any = None  # memory of MTP layers on the device (`ops/paddle/layer_rows.py`)
 
     def __init__(self, device: Device, sizes: InputSizes, columns: Sequence[RowColumns] = ()) -> None:
         self._sizes = sizes
@@ -88,7 +88,7 @@ class StepInputs(RowInputs):
             each.add_to(self)
 
     def _make_derived(self, device: Device, room: Room) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return the tensors of all rows and of the kept ones that the device makes by itself."""
+        """Return the tensors of all rows and of the kept ones that the device computes itself."""
         return {}, {}
 
     def set_rows(
@@ -101,9 +101,9 @@ class StepInputs(RowInputs):
         prompts: BatchSlots | None = None,
         flags: np.ndarray | None = None,
     ) -> None:
-        """Sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]`, of which the last kept_counts[i] are
-        kept; its tokens are in `slot_token_ids` [slots, tokens]. Sequences without rows may be among them. `prompts`: the slots
-        themselves, where their media and masks count. `flags`: of rows, for devices that make their inputs themselves."""
+        """Set rows: sequence i computes positions [starts[i], starts[i] + counts[i]) of `slots[i]` and keeps the last
+        kept_counts[i]; its tokens are in `slot_token_ids` [slots, tokens]. Sequences may be without rows. `prompts`: the slots,
+        if their media and masks are needed. `flags`: of rows, for devices that compute their inputs."""
         offsets = self._set_tokens(slots, starts, counts, slot_token_ids)
         row_ids = self.kept.set_last(slots, starts + counts, kept_counts, offsets[1:])
         self._set_prompts(prompts, slots, starts, counts, row_ids)
@@ -111,7 +111,7 @@ class StepInputs(RowInputs):
     def _set_prompts(
         self, prompts: BatchSlots | None, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, kept_row_ids: np.ndarray
     ) -> None:
-        """Set what rows have of their prompts: key bounds, and the columns of extensions."""
+        """Set what rows take from their prompts: key bounds, and the columns of extensions."""
         bounds = None
         if prompts is not None:
             bounds = key_bounds(prompts, slots, starts, counts)
@@ -125,11 +125,11 @@ class StepInputs(RowInputs):
         self.kept.pad(size)
 
     def start(self, slots: BatchSlots, slot: int) -> None:
-        """Another sequence took the slot."""
+        """Handle a new sequence in the slot."""
         self._device.upload(self.host_block_tables, self.block_tables)
 
     def grow(self, slots: np.ndarray, indexes: np.ndarray) -> None:
-        """These entries of the host's block tables were written."""
+        """Handle new entries in the host's block tables."""
         if len(slots):
             self._device.upload(self.host_block_tables, self.block_tables)
 
@@ -137,7 +137,7 @@ class StepInputs(RowInputs):
 def key_bounds(
     prompts: BatchSlots, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The first and the last key that each row of these sequences sees; None: all see those up to themselves."""
+    """Return the first and last key of each row of these sequences, or None if all are causal."""
     is_bounded = (prompts.bounds_ends[slots] > starts) & (counts > 0)
     if not is_bounded.any():
         return None

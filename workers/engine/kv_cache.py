@@ -1,12 +1,12 @@
-"""The KV arena of a rank: two tensors a layer over memory that outlives the worker.
+"""KV arena of a rank: two tensors per layer over memory that outlives the worker.
 
 Made once by the runner, over the memfd that the supervisor holds (or any buffer, in tests).
 
     [layers][keys, values][num_blocks + 1, bytes of a block], block 0 is the dummy block
-    [num_blocks + 1, block_size] marks, a byte each, where there are layers that draft
+    [num_blocks + 1, block_size] marks, a byte each, if the model has MTP layers
 
-What a block holds (block_size positions of num_kv_heads heads) is the op table's business. With latent attention keys are the
-rotated keys, and values the latents, of one head.
+The op table defines the layout of a block (block_size positions of num_kv_heads heads). With latent attention, keys are the
+rotated keys and values the latents, of one head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DUMMY_BLOCK = 0
 def map_kv_cache(
     arena: memoryview, spec: KVCacheSpec, num_blocks: int, device: Device, table: OpTable | None = None
 ) -> KvCache:
-    """The tensors over `arena`, which may be larger than needed, as the device's ops want them, or those of `table`. Its
+    """Return the tensors over `arena`, which may be larger than needed, in the layout of the device's ops or of `table`. The
     contents stay: blocks that an earlier worker filled are valid."""
     view_of = (table or device.ops).cache_view
     needed = spec.arena_bytes(num_blocks)
@@ -41,7 +41,6 @@ def map_kv_cache(
 
 
 def map_marks(arena: memoryview, spec: KVCacheSpec, num_blocks: int) -> np.ndarray:
-    """Return for each position of each block whether draft layers have their keys and values there: bool [num_blocks + 1,
-    block_size]."""
+    """Return for each position of each block whether MTP layers have its keys and values: bool [num_blocks + 1, block_size]."""
     at = (num_blocks + 1) * spec.layer_bytes_per_block
     return np.frombuffer(arena, np.bool_, (num_blocks + 1) * spec.block_size, at).reshape(-1, spec.block_size)

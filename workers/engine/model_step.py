@@ -1,4 +1,4 @@
-"""The model's part of a step: its rows are set in the inputs, padded if they are replayed, and the plan runs.
+"""The model part of a step: sets the rows in the inputs, pads them for a replay, and runs the plan.
 
 Owned by the runner.
 """
@@ -17,21 +17,21 @@ from workers.engine.rows import StepRows
 
 
 class ModelStep:
-    """Rows of `slots` in `inputs`. `runs_without_rows`: the ranks that share experts need this one in every step."""
+    """Rows of `slots` in `inputs`. `runs_without_rows`: ranks that share experts need this rank in every step."""
 
     def __init__(self, inputs: StepInputs, slots: BatchSlots, *, runs_without_rows: bool) -> None:
         self.inputs, self.slots = inputs, slots
         self._runs_without_rows = runs_without_rows
-        self.replay: Callable[[Plan, int], None] = replay  # a trace puts its own here
+        self.replay: Callable[[Plan, int], None] = replay  # replaced by a trace
 
     def set_rows(self, rows: StepRows, kept_counts: np.ndarray, mode: StepMode, flags: np.ndarray | None = None) -> None:
-        """Padding comes when all inputs of the rows are there."""
+        """Set the rows, and pad them after all their inputs are set."""
         self.inputs.set_rows(rows.slots, rows.starts, rows.counts, kept_counts, self.slots.token_ids, self.slots, flags)
         if mode.size:
             self.inputs.pad(mode.size)
 
     def run(self, plan: Plan, mode: StepMode) -> None:
-        """Run the rows that are set, up to the hidden states of those that are kept."""
+        """Run the rows that are set, up to the hidden states of the kept ones."""
         if self.inputs.num_tokens or mode.size or self._runs_without_rows:
             self.replay(plan, mode.size)
 

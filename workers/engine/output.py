@@ -14,11 +14,11 @@ class Output(Protocol):
     """Turns hidden states of a step's rows into its result."""
 
     def prepare(self, run: StepRun) -> tuple[np.ndarray, np.ndarray | None]:
-        """Set `run.kept_ends` and return how many positions of each row, its last ones, are kept (int32 [n]), and the flags
-        for `DeviceInputs.set_rows`, if any."""
+        """Set `run.kept_ends`; return how many positions at the end of each row are kept (int32 [n]), and the flags for
+        `DeviceInputs.set_rows`, if any."""
 
     def begin(self, run: StepRun) -> None:
-        """Enqueue what follows the model."""
+        """Enqueue the work after the model."""
 
     def end(self, run: StepRun) -> StepResult:
         """Wait for it; set `run.counts`."""

@@ -1,10 +1,10 @@
-"""How a model is run: a plan is a model bound to its inputs and cache, replayed once a step.
+"""Plans: a model bound to its inputs and cache, replayed once per step.
 
-Made by the runner (anew for new weights). `EagerPlan` (eager_plan.py) calls op by op, with any table; `TapePlan` (tape_plan.py)
-has the native table record the model once and replays the record in one native call; `CapturedPlan` (captured_plan.py) has
-further records of fixed sizes, and `GraphPlan` (graph_plan.py) has them as graphs of a device.
-Contents of the inputs change between replays, addresses never, and the numbers of rows are read from the inputs: one tape
-serves prefill, decode and mixed steps.
+Made by the runner for each load of weights. `EagerPlan` (eager_plan.py) calls op by op, with any table. `TapePlan`
+(tape_plan.py) records the model once with the native table and replays the tape in one native call. `CapturedPlan`
+(captured_plan.py) has further tapes of fixed sizes, and `GraphPlan` (graph_plan.py) has graphs of a device. The contents of the
+inputs change between replays, their addresses never, and the numbers of rows are read from the inputs: one tape serves prefill,
+decode and mixed steps.
 """
 
 from __future__ import annotations
@@ -29,38 +29,37 @@ from workers.models import Model
 
 
 class Plan(Protocol):
-    """A bound model."""
+    """Model bound to inputs and cache."""
 
-    failed_sizes: Collection[int]  # that could not be captured, and are run op by op
+    failed_sizes: Collection[int]  # sizes that could not be captured and run op by op
 
     @property
     def tape(self) -> Tape | None:
-        """The record that `replay(0)` replays; None: it runs ops one by one."""
+        """Return the tape that `replay(0)` replays; None: ops run one by one."""
 
     @property
     def captured(self) -> Collection[int]:
-        """The sizes that were."""
+        """Return the captured sizes."""
 
     def replay(self, size: int = 0) -> None:
-        """Run the step that the inputs hold, up to the hidden states of the rows that are kept. `size`: as it was captured for
-        so many rows, to which the inputs are padded; 0: with the rows that there are."""
+        """Run the step in the inputs, up to the hidden states of the kept rows. `size`: replay the capture of this many padded
+        rows; 0: run the actual rows."""
 
     def forget(self) -> None:
-        """Drop the captures of a device. Each is captured again when it is run."""
+        """Drop the captures of a device. Each is captured again at its next run."""
 
     def hidden(self) -> np.ndarray:
-        """The hidden states of the kept rows of the last step, float32 [m, hidden], m >= inputs.kept.num_tokens; until the next
-        `replay`."""
+        """Return hidden states of the kept rows of the last step, float32 [m, hidden], m >= inputs.kept.num_tokens; valid until
+        the next `replay`."""
 
     def logits(self) -> Tensor:
-        """Logits of the kept rows that the inputs want, of the step that was replayed last: float32 [m, vocab],
-        m >= inputs.num_logit_rows, valid until the next call of either."""
+        """Return logits of the kept rows that the inputs select, of the last step: float32 [m, vocab], m >=
+        inputs.num_logit_rows; valid until the next call of either."""
 
     def drawn(self, logits: Tensor) -> Tensor:
-        """Sample on the device, as its ops' `DeviceSampler.run` does, from the `logits` of this step. With draft layers on the
-        device there is one line more (the only one where it samples nothing): the tokens that these rows had read, draft
-        tokens among them. Once more rows at the end where it was captured with more. Valid until the next
-        call of either."""
+        """Sample on the device from the `logits` of this step, like `DeviceSampler.run` of its ops. With MTP layers on the
+        device there is one more line, the only one if nothing is sampled: the tokens that these rows read, including draft
+        tokens. A captured step may have padded rows at the end. Valid until the next call of either."""
 
 
 def make_plan(
@@ -74,9 +73,9 @@ def make_plan(
     sizes: tuple[int, ...] = (),
     max_sync_free_rows: int = 0,
 ) -> Plan:
-    """The plan "tape" or "captured" with these `sizes`, or "eager". Native ops are captured as tapes, others as graphs of the
-    device. `on_op` is called after each op of a table that is not native: native ones say by themselves that they get on
-    (`ops/cpu/progress.py`). `rank_group`: as the table has it. `max_sync_free_rows`: as in `EagerPlan`."""
+    """Make the plan "tape", "captured" with these `sizes`, or "eager". Native ops are captured as tapes, others as graphs of
+    the device. `on_op` is called after each op of a table that is not native; native ones report progress themselves
+    (`ops/cpu/progress.py`). `rank_group`: of the table. `max_sync_free_rows`: as for `EagerPlan`."""
     ops = device.ops
     if ops.name == "native" and name == "captured":
         return CapturedPlan(model, inputs, cache, rank_group, sizes)
@@ -88,8 +87,7 @@ def make_plan(
 
 
 def telling(ops: OpTable, on_op: Callable[[], None]) -> OpTable:
-    """The same ops, those of a step followed by `on_op`; native ones say by themselves that they get on
-    (`ops/cpu/progress.py`)."""
+    """Return the same ops with `on_op` called after each one; native ops report progress themselves (`ops/cpu/progress.py`)."""
     if ops.name == "native":
         return ops
 

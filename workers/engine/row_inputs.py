@@ -1,7 +1,7 @@
 """Rows of sequences as attention reads them, in tensors that are allocated once and never move.
 
-Base of what a step reads (`inputs.py`), of what draft layers read and of the encoder's segments. `KeptRows` has the same of the
-rows that the last layer goes on with once its keys and values are stored.
+Base of the inputs of a step (`inputs.py`), of MTP layers, and of the encoder's segments. `KeptRows` has the same for the rows
+that the last layer computes after storing its keys and values.
 
     sequence 0, 3 rows | sequence 1, 1 row | padding to the op table's row_tile
     token_ids           5 7 9 | 4 | 0 0 ...
@@ -9,8 +9,8 @@ rows that the last layer goes on with once its keys and values are stored.
     row_slots           2 2 2 | 6 | n n ...      n = max_num_seqs: a block table of zeros, so the dummy block
     sequence_offsets    [0, 3, 4, 4, ...]        LoD
 
-A step that is replayed as it was captured is complete first and then padded to its size (`pad`): each further row is a sequence
-of the dummy slot, and there are always as many sequences.
+A step that replays a capture is completed first and then padded to its size (`pad`): each padded row is a sequence of the dummy
+slot, so the number of sequences is always the same.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ assert comm_spec.ROW_TILE == ROW_TILE, "engine/checkpoint/comm_spec.py and ops/t
 
 
 class Room(msgspec.Struct, frozen=True):
-    """How much there is at most of what a step's rows have."""
+    """Maximum sizes of a step's rows."""
 
     max_num_seqs: int
     max_rows: int
     row_tile: int
-    max_padded: int = 0  # rows that a step is padded to by `pad`
-    pads_prompts: bool = False  # what is padded by `pad` are steps of prompts
+    max_padded: int = 0  # rows to which `pad` extends a step
+    pads_prompts: bool = False  # whether `pad` extends steps of prompts
 
     @property
     def max_tiles(self) -> int:
@@ -44,8 +44,8 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class AttentionMetadata:
-    """Rows of some sequences, as attention reads them, and how much of the tensors they use. Attributes without `host_` are the
-    device's."""
+    """Rows of some sequences as attention reads them, and the used length of the tensors. Attributes without `host_` are on the
+    device."""
 
     block_tables: Tensor
     positions: Tensor
@@ -61,14 +61,14 @@ class AttentionMetadata:
     last_keys: Tensor
     feature_rows: Tensor
     expert_sets: Tensor
-    adapter_slots: Tensor  # of engines with adapters
+    adapter_slots: Tensor  # only in engines with adapters
 
-    features: np.ndarray | None = None  # rows of the encoder arena, which `feature_rows` points into
+    features: np.ndarray | None = None  # rows of the encoder arena, indexed by `feature_rows`
 
-    is_made_on_device = False  # `begin` of the ops makes the tensors of what is sent (`device_inputs.py`); else they are there
+    is_made_on_device = False  # `begin` of the ops computes the tensors from the copy (`device_inputs.py`)
 
     def __init__(self, device: Device, room: Room, derived: Mapping[str, Tensor] | None = None) -> None:
-        """`derived`: those that the device makes by itself, and nobody sets."""
+        """`derived`: tensors that the device computes itself; they are never set."""
         self._device = device
         self._derived = derived or {}
         self._dummy_slot = max_num_seqs = room.max_num_seqs
@@ -100,7 +100,7 @@ class AttentionMetadata:
         self.num_key_splits = 0
 
     def add(self, name: str, *shape: int, dtype: type = np.int32) -> None:
-        """Add the tensor `name`, zeros, unless the device makes it by itself."""
+        """Add the tensor `name`, zeros, unless the device computes it itself."""
         if name in self._derived:
             setattr(self, name, self._derived[name])
             return
@@ -108,31 +108,31 @@ class AttentionMetadata:
         setattr(self, name, self._device.tensor(self._host[name]))
 
     def padded(self, num_rows: int) -> int:
-        """`num_rows` rounded up to a multiple of the op table's row_tile. A table with padded rows is never given none: it may
-        not know empty tensors."""
+        """Return `num_rows` rounded up to a multiple of the op table's row_tile. A table with padded rows gets at least one
+        tile, because it may not support empty tensors."""
         return -(-max(num_rows, self._row_tile - 1) // self._row_tile) * self._row_tile
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor, by name."""
+        """Yield every tensor, by name."""
         return ((name, getattr(self, name)) for name in (*self._derived, *self._host))
 
     def _count(self, num_tokens: int, counts: np.ndarray) -> None:
-        """How many rows there are: of sequences with `counts` positions, `num_tokens` together."""
+        """Set the numbers of rows: of sequences with `counts` positions, `num_tokens` in all."""
         self.num_tokens = num_tokens
         self.num_rows = self.padded(num_tokens)
         host = self.host_counts
         host[NUM_ROWS], host[NUM_SEQUENCES], host[NUM_TOKENS] = self.num_rows, len(counts), num_tokens
 
     def _count_tiles(self, ends: np.ndarray, counts: np.ndarray) -> None:
-        """How many tiles and keys there are, of sequences with `counts` positions before `ends`."""
+        """Set the numbers of tiles and keys, of sequences with `counts` positions before `ends`."""
         self.num_key_splits = -(-int(ends.max(initial=1)) // KEY_SPLIT)
         is_single = counts.max(initial=0) <= 1
         self.tile_rows = 1 if is_single else ROW_TILE
         self.num_tiles = self.num_rows if is_single else int((-(-counts // ROW_TILE)).sum()) + 1
 
     def _set_sequences(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Sequence i has the positions [starts[i], starts[i] + counts[i]) of `slots[i]`, maybe none. Returns the first row of
-        each, and the end of the last: [sequences + 1]."""
+        """Set sequences: i has positions [starts[i], starts[i] + counts[i]) of `slots[i]`, possibly none. Return the first row
+        of each, and the end of the last: [sequences + 1]."""
         offsets = np.zeros(len(counts) + 1, np.int32)
         counts.cumsum(out=offsets[1:])
         self._count(int(offsets[-1]), counts)
@@ -150,7 +150,7 @@ class AttentionMetadata:
         return offsets
 
     def _set_single_rows(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
-        """One row a sequence: each row is its own tile."""
+        """Set one row per sequence: each row is a tile."""
         row_ids = np.arange(self.num_rows)
         self.set("tile_slots", slots[counts > 0], self._dummy_slot)
         self.set("tile_contexts", starts[counts > 0] + 1, 1)
@@ -158,8 +158,8 @@ class AttentionMetadata:
         self.set("row_queries", row_ids)
 
     def _set_tiles(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> None:
-        """Tiles of ROW_TILE queries of one sequence; a place without a query repeats the tile's first. The padded rows, if
-        there are any, are in one more tile, of the dummy slot."""
+        """Set tiles of ROW_TILE queries of one sequence; unused places repeat the tile's first query. Padded rows are in one
+        more tile, of the dummy slot."""
         slots = np.append(slots, self._dummy_slot)
         contexts = np.append(starts + counts, 1)
         counts = np.append(counts, self.num_rows - self.num_tokens)
@@ -179,12 +179,13 @@ class AttentionMetadata:
         self.set("row_queries", row_queries)
 
     def padded_sequences(self, size: int) -> int:
-        """Sequences of a step that is padded to `size` rows: of the batch and of the padded rows, some of them empty."""
+        """Return the sequences of a step padded to `size` rows: those of the batch and of the padded rows, some of them
+        empty."""
         return self._dummy_slot + size
 
     def pad(self, size: int) -> None:
-        """Have `size` rows: behind those that are set, others at position 0 of the dummy slot. What is read of these by row is
-        there already, as padding; here they become sequences."""
+        """Extend the rows to `size`, with rows at position 0 of the dummy slot. Their values per row are there already, as
+        padding; here they become sequences."""
         assert self._row_tile == 1, "a table with tiles has padded rows of its own"
         assert self.num_tokens <= size <= self.max_rows, f"{self.num_tokens} rows to be padded to {size}"
         first = int(self.host_counts[NUM_SEQUENCES])
@@ -195,14 +196,14 @@ class AttentionMetadata:
         self.host_counts[[NUM_ROWS, NUM_SEQUENCES]] = size, self.padded_sequences(size)
 
     def _set_bounds(self, bounds: tuple[np.ndarray, np.ndarray] | None) -> None:
-        """The first and the last key of each row; None: each sees all up to itself."""
+        """Set the first and last key of each row; None: causal."""
         self.host_counts[HAS_BOUNDS] = bounds is not None
         if bounds is not None:
             self.set("first_keys", bounds[0])
             self.set("last_keys", bounds[1])
 
     def set(self, name: str, values: np.ndarray, filler: int = 0) -> None:
-        """Write the tensor `name`: `values`, and `filler` behind them."""
+        """Write the tensor `name`: `values`, then `filler`."""
         host = self._host[name]
         assert len(values) <= len(host), f"{name}: {len(values)} values, room for {len(host)}"
         host[: len(values)] = values
@@ -214,7 +215,7 @@ class AttentionMetadata:
 
 
 class KeptRows(AttentionMetadata):
-    """The last rows of each sequence of a step, as many as are wanted of it: `row_ids` tells where they are among all."""
+    """The kept rows at the end of each sequence of a step; `row_ids` are their indexes among all rows."""
 
     row_ids: Tensor
 
@@ -224,8 +225,8 @@ class KeptRows(AttentionMetadata):
         self.add("row_ids", room.max_rows)
 
     def set_last(self, slots: np.ndarray, ends: np.ndarray, counts: np.ndarray, end_rows: np.ndarray) -> np.ndarray:
-        """Keep the last counts[i] positions of sequence i, which ends before ends[i], in the step before row end_rows[i]. Which
-        of the step's rows these are."""
+        """Keep the last counts[i] positions of sequence i, which ends before position ends[i] and before row end_rows[i] of the
+        step. Return the indexes of these rows."""
         starts = ends - counts
         offsets = self._set_sequences(slots, starts, counts)
         distances = np.arange(self.num_tokens) - offsets[1:].repeat(counts)
@@ -237,30 +238,30 @@ class KeptRows(AttentionMetadata):
 
 
 class RowInputs(AttentionMetadata):
-    """Rows with their tokens, and which of them have logits that are wanted."""
+    """Rows with their tokens, and a selection of rows with logits."""
 
     token_ids: Tensor
     row_slots: Tensor
     slot_mapping: Tensor
     logit_row_ids: Tensor
-    position_rows: Tensor  # of models that look positions up
-    row_numbers: Tensor  # this and the next two: of steps of models whose positions are three numbers
+    position_rows: Tensor  # of models with learned positions
+    row_numbers: Tensor  # this and the next two: of models with three position numbers
     row_cosines: Tensor
     row_sines: Tensor
 
-    has_first_logit_rows = False  # those that are wanted are known to be the first ones that are kept
+    has_first_logit_rows = False  # whether the selected rows are the first of the kept ones
 
     def __init__(self, device: Device, room: Room, num_drafts: int = 0, derived: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(device, room, derived)
         self.max_logit_rows = max_logit_rows(room.max_rows, room.max_num_seqs, num_drafts)
         self.add("token_ids", room.max_rows)
         self.add("row_slots", room.max_rows)
-        self.add("slot_mapping", room.max_rows)  # the device's alone
+        self.add("slot_mapping", room.max_rows)  # only on the device
         self.add("logit_row_ids", self.max_logit_rows)
         self.num_logit_rows = 0
 
     def _set_tokens(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, slot_token_ids: np.ndarray) -> np.ndarray:
-        """Set sequences (`_set_sequences`), with the tokens at their positions in `slot_token_ids` [slots, tokens]."""
+        """Set sequences (`_set_sequences`) with the tokens at their positions in `slot_token_ids` [slots, tokens]."""
         offsets = self._set_sequences(slots, starts, counts)
         row_slots = slots.repeat(counts)
         positions = np.arange(self.num_tokens) + (starts - offsets[:-1]).repeat(counts)
@@ -270,7 +271,7 @@ class RowInputs(AttentionMetadata):
         return offsets
 
     def set_logit_rows(self, row_ids: np.ndarray) -> None:
-        """The kept rows whose logits are wanted, in this order; `max_logit_rows` at most."""
+        """Select the kept rows that need logits, in this order; at most `max_logit_rows`."""
         self.num_logit_rows = len(row_ids)
         self.host_counts[NUM_LOGIT_ROWS] = self.num_logit_rows
         self.set("logit_row_ids", row_ids)

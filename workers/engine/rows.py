@@ -1,11 +1,12 @@
-"""A step's rows as arrays, with what the rank alone knows: where a row begins that follows drafts, and which it verifies.
+"""Rows of a step as arrays, with the rank's own knowledge: where a row begins that follows drafts, and which drafts it
+verifies.
 
 Used by the runner. A row of n tokens with d drafts computes n + d positions, and samples a token after each of the last 1 + d:
 
     position      p        p + 1    p + 2    p + 3        the row begins at p, the slot's last token
     computed      last     draft 0  draft 1  draft 2
     sampled       t0       t1       t2       t3           draft i is accepted iff it equals t_i and all before it are
-    d0 = t0, d1 = t1, d2 != t2:  t0, t1 and t2 are the row's tokens; what lies at p + 3 is written again by the next row
+    d0 = t0, d1 = t1, d2 != t2:  t0, t1 and t2 are the row's tokens; the next row writes position p + 3 again
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from engine.messages import Step
 from ops import _cpu
 from workers.engine.batch_slots import BatchSlots
 
-# of slots, with so many drafts granted, in a step of so many rows of which so many give a token: how many drafts each gets
+# slots, granted drafts, rows and sampled rows of the step -> drafts of each slot
 Choice = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 
 
@@ -28,16 +29,16 @@ class StepRows(msgspec.Struct, frozen=True):
 
     slots: np.ndarray
     starts: np.ndarray
-    counts: np.ndarray  # positions, drafts among them
-    num_sampled: np.ndarray  # of the last positions, each of which gets a token: 1 + drafts; 0: none
+    counts: np.ndarray  # positions, including drafts
+    num_sampled: np.ndarray  # tokens to sample at the end of the row: 1 + drafts, or 0
     num_drafts: np.ndarray
 
     @staticmethod
     def of(step: Step, slots: BatchSlots, choose: Choice | None = None) -> StepRows:
-        """Rows with the drafts that `slots` have for them, as many as are granted and chosen (None: all that are), put behind
-        the slots' tokens. No row gets a sequence that has all its tokens or drew a stop token, which its scheduler did not know
-        yet; one that had no token in the last step (`is_late`); or one whose last step was not run for want of features: the
-        scheduler gives that up, and the steps behind it."""
+        """Return rows with the slots' drafts, as many as granted and chosen (None: all), written after their tokens. A row is
+        skipped if its sequence has all its tokens or sampled a stop token that the scheduler did not know of; if it got no
+        token in the last step (`is_late`); or if its last step did not run because features were missing: the scheduler gives
+        up that step and those after it."""
         slot_ids = np.frombuffer(step.slots, np.int32)
         starts = np.frombuffer(step.start, np.int32)
         counts = np.frombuffer(step.num_tokens, np.int32)
@@ -82,10 +83,10 @@ NO_ROWS = StepRows(*(np.zeros(0, np.int32) for _ in range(5)))
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
-    """The tokens that rows sample, one row's after the other's; int32 [m] each."""
+    """Tokens that rows sample, row by row; int32 [m] each."""
 
-    rows: np.ndarray  # which row each belongs to
-    places: np.ndarray  # which of its row's it is
+    rows: np.ndarray  # row of each token
+    places: np.ndarray  # index within the row
     slots: np.ndarray
     positions: np.ndarray  # of the token
 
@@ -99,8 +100,8 @@ class SampledTokens(msgspec.Struct, frozen=True):
         return SampledTokens(row_ids, places, rows.slots[row_ids], positions)
 
     def accepted(self, rows: StepRows, token_ids: np.ndarray, slot_token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of the sampled `token_ids` (int32 [m]) are the rows' next tokens, bool [m], and how many each row has,
-        int32 [n]: those before the first that is not the draft in its place, and that one."""
+        """Return which of the sampled `token_ids` (int32 [m]) are the rows' next tokens, bool [m], and how many each row has,
+        int32 [n]: all before the first one that differs from the draft in its place, and that one."""
         if not rows.num_drafts.any():
             return np.ones(len(token_ids), np.bool_), rows.num_sampled
         accepted, counts, ends = np.empty(len(token_ids), np.bool_), np.empty_like(rows.counts), rows.ends

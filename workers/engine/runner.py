@@ -1,8 +1,8 @@
-"""One rank's step from message to result: slots, inputs, the model, and what follows it. It knows no process, ring or clock.
+"""One rank's step from message to result: slots, inputs, the model, and the output. Independent of processes, rings and clocks.
 
-Put together by `workers/assembly.py`, owned by a `Runner`. Steps are idempotent: a row's tokens, its keys
-and values and what it samples depend on the step and the slots alone, so a step that was lost with a worker is run again after
-its SlotStarts. (Rows that follow drafts begin where the slot ends: those are run once after a SlotStart.)
+Assembled by `workers/assembly.py`, owned by a `Runner`. Steps are idempotent: tokens, keys and values of a row depend only on
+the step and the slots, so a step that was lost with a worker is run again after its SlotStarts. (Rows that follow drafts begin
+where the slot ends and run once after a SlotStart.)
 """
 
 from __future__ import annotations
@@ -57,24 +57,23 @@ class ModelRunner:
         self.mode = StepMode(Phase.NONE, config.speculative_config.max_drafts)  # of the last step
         self.weights = LoadedWeights()
         is_uniform = config.plan != "captured" and config.ops == "native"
-        self.ran: list[tuple[int, bool]] | None = None if is_uniform else []  # rows of steps, and whether as captured
+        self.ran: list[tuple[int, bool]] | None = None if is_uniform else []  # rows of steps, and whether they were replayed
         self._cache, self._loader, self._make_plan, self._peers, self._output = cache, loader, make_plan, peers, output
         self._has_drafts = any(extension.has_drafts for extension in self.extensions)
-        self._ended: StepRun | None = None  # the last step, until its result was sent
+        self._ended: StepRun | None = None  # the last step, until its result is sent
 
     def find(self, kind: type[E]) -> E | None:
-        """Return the extension of this `kind`; None: the runner has none."""
+        """Return the extension of this `kind`, or None."""
         return next((extension for extension in self.extensions if isinstance(extension, kind)), None)
 
     # ------------------------------------------------------------------------------------------------------ weights
 
     def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> None:
-        """Load the checkpoint at `path` beside the present weights, which it then replaces (`ModelLoader.load`). On an error
-        the present ones stay."""
+        """Load the checkpoint at `path` beside the present weights and then replace them (`ModelLoader.load`). On an error the
+        present ones stay."""
         loaded = self._loader.load(path, version, on_progress, contents)
         self._peers.bind(loaded.mixtures)
-        # padded rows write the dummy block, masked keys are read there: what weights that went wrong (NaN) left must not
-        # reach those that follow
+        # padded rows write the dummy block and masked keys are read from it, so NaN of earlier weights must not stay there
         self.device.ops.clear_block(self._cache, DUMMY_BLOCK)
         for extension in self.extensions:
             extension.on_load(loaded, version)
@@ -100,8 +99,8 @@ class ModelRunner:
         return self.end(self.begin(step))
 
     def begin(self, step: Step) -> StepRun:
-        """Enqueue a step up to its first logits. The one before must have ended, since what it sampled is read, unless the
-        device has that (`StepRun.is_sampled_on_device`). Calling it without weights is the scheduler's bug (AssertionError)."""
+        """Enqueue a step up to its first logits. The one before must have ended, because its tokens are read, unless they are
+        on the device (`StepRun.is_sampled_on_device`). A call without weights is a bug of the scheduler (AssertionError)."""
         plan = self.weights.plan
         assert plan is not None, f"step {step.step_id} arrived while the weights are cleared"
         begin_ns = time.monotonic_ns()
@@ -110,7 +109,7 @@ class ModelRunner:
         for extension in self.extensions:
             extension.on_rows(run)
         if run.missing:
-            if self._peers.share_experts:  # the rank group needs this rank all the same
+            if self._peers.share_experts:  # the rank group needs this rank anyway
                 self.run_without_rows()
             return run
         run.mode = self.mode = self.modes.mode(run.rows)
@@ -132,7 +131,7 @@ class ModelRunner:
         return run
 
     def end(self, run: StepRun) -> StepResult:
-        """Wait for a step that was begun: its tokens are in the slots then."""
+        """Wait for a step; afterwards its tokens are in the slots."""
         if run.missing:
             return self._report(run)
         begin_ns = time.monotonic_ns()
@@ -149,8 +148,8 @@ class ModelRunner:
         return result
 
     def draft(self) -> int:
-        """Propose draft tokens for the rows of later steps. To be called when the result of a step is sent. Returns the
-        nanoseconds that draft tokens took, within the step too; 0: there was nothing to do."""
+        """Propose draft tokens for later steps; call it after sending the result of a step. Return the nanoseconds spent on
+        drafts, including those within the step; 0: no work."""
         run, self._ended = self._ended, None
         if run is None or not self._has_drafts:
             return 0
@@ -159,8 +158,7 @@ class ModelRunner:
         return run.draft_ns and run.draft_ns + run.draft_in_step_ns
 
     def run_without_rows(self) -> None:
-        """Take part in a step of the rank group in which this rank's replica has nothing to do: compute experts for the rows of
-        others."""
+        """Take part in a step of the rank group without rows of this replica: compute experts for the rows of others."""
         plan = self.weights.plan
         assert plan is not None, "a rank without weights serves no requests"
         self.mode = self.modes.mode(NO_ROWS)
@@ -189,7 +187,7 @@ class ModelRunner:
         return counts
 
     def _report(self, run: StepRun) -> StepResult:
-        """Say which units of media the step lacks."""
+        """Return which media units the step lacks."""
         return StepResult(
             step_id=run.step.step_id,
             rank=self._peers.rank % self.config.tensor_parallel_size,

@@ -1,7 +1,7 @@
-"""How each step runs: with its own number of rows, or padded to a size that was captured. Owned by the runner.
+"""How each step runs: with its actual rows, or padded to a captured size. Owned by the runner.
 
-The ranks of a rank group replay alike, and capture alike: a rank that has loaded weights again, which a peer could not load,
-would otherwise exchange what the others do not. So they capture in the first step that they replay together.
+The ranks of a rank group must replay and capture alike: if one rank captured alone, for example after a reload that failed on a
+peer, it would wait in collectives that the others do not call. So they capture in the first step that they replay together.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class StepModes:
         self._num_drafts = config.speculative_config.max_drafts
         phase = Phase.PREFILL if config.graph_only_prefill else Phase.DECODE
         self._captures = Captures(config.cudagraph_capture_sizes, self._num_drafts, phase)
-        self._is_warm, self._are_warm = False, True  # captures are there: of this rank, of all that it runs with
+        self._is_warm, self._are_warm = False, True  # whether captures exist: on this rank, on all ranks of the group
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return self._captures.sizes
 
     def mode(self, rows: StepRows) -> StepMode:
-        """Return how `rows` run. Ranks that share experts learn of each other's rows where it matters."""
+        """Return how `rows` run. Ranks that share experts exchange their shapes if needed."""
         own, others = StepShape.of(rows.counts, rows.num_sampled, can_replay=self._can_replay(rows)), []
         if self._captures.sizes and self._peers.share_experts:
             shapes = self._peers.all_tell(np.array([own.phase, own.num_tokens, own.can_replay, self._is_warm], np.int64))
@@ -50,16 +50,17 @@ class StepModes:
         return self._captures.mode(own, others)
 
     def load(self, plan: Plan) -> None:
-        """Capture with the new weights. Ranks of a rank group load at times of their own, and a replay takes all of them."""
+        """Capture with the new weights. Ranks of a group load at different times and a replay needs all of them, so they
+        capture later."""
         self._is_warm = self._peers.are_none
         if self._is_warm:
             self.warm_up(plan)
 
     def capture_together(self, plan: Plan, mode: StepMode) -> None:
-        """Capture what a step of `mode` replays, where a rank of the rank group has not yet: all do it anew."""
-        if not mode.size or self._peers.rank_group is not None:  # tapes are there
+        """Capture the size of `mode` if a rank of the group has not yet; then all capture again."""
+        if not mode.size or self._peers.rank_group is not None:  # tapes need no capture
             return
-        if not self._peers.share_experts:  # who do have told it with their shapes
+        if not self._peers.share_experts:  # those that do sent it with their shapes
             self._are_warm = self._peers.ranks.count == 1 or bool(self._peers.all_tell(np.array([self._is_warm])).all())
         if self._are_warm:
             return
@@ -71,9 +72,9 @@ class StepModes:
         self.warm_up(plan)
 
     def warm_up(self, plan: Plan) -> None:
-        """Run the largest step, which may not fit beside the cache, and replay each captured size once. Rows are padding, so
-        only the dummy block is written."""
-        if self._config.is_cache_estimated and self._peers.ranks.count == 1:  # else it would wait for ranks that load
+        """Run the largest step, which may not fit beside the cache, and replay each captured size once. All rows are padding,
+        so only the dummy block is written."""
+        if self._config.is_cache_estimated and self._peers.ranks.count == 1:  # peers may still be loading
             self._rehearse(plan)
         for size in self._captures.sizes:
             mode = StepMode(Phase.NONE, self._num_drafts, size)
@@ -85,7 +86,7 @@ class StepModes:
             extension.on_warm_up()
 
     def _rehearse(self, plan: Plan) -> None:
-        """DeviceError: a step of the most rows does not fit."""
+        """Raise DeviceError if a step with the most rows does not fit."""
         inputs = self._model_step.inputs
         try:
             self._model_step.set_rows(NO_ROWS, _NONE, StepMode(Phase.NONE, 0))
@@ -101,7 +102,7 @@ class StepModes:
             ) from error
 
     def _can_replay(self, rows: StepRows) -> bool:
-        """Tapes read bounds of keys, graphs do not."""
+        """Return whether the rows can be replayed: tapes support key bounds, graphs do not."""
         if self._config.ops == "native" or not self._captures.sizes:
             return True
         slots = self._model_step.slots

@@ -1,8 +1,8 @@
-"""The rank's part of a trace: its steps, their parts, and now and then the ops of one.
+"""The rank's part of a trace: its steps, their parts, and sometimes the ops of a step.
 
-Made by the worker, whose `context.tracer` says whether somebody wants it; otherwise nothing is done. The ops of one step in
-`OPS_INTERVAL_NS` are timed, since steps of small models are all alike and their ops many; only those of a recorded model
-(`TapePlan`) are: device graphs and reference ops have none that could be seen from here.
+Made by the worker; does nothing unless `context.tracer` is on. Ops are timed for one step per `OPS_INTERVAL_NS`, because the
+steps of a small model are alike and have many ops, and only for a recorded model (`TapePlan`): ops of device graphs and of
+reference ops are not visible from here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTrace:
         return self.tracer.is_on
 
     def began(self, step: Step, begin_ns: int) -> None:
-        """A step was started; the CPU has then run its model."""
+        """Record that a step began; the CPU has then run its model."""
         end_ns = time.monotonic_ns()
         num_rows = len(step.slots) // 4
         self.tracer.span("forward", begin_ns, end_ns, value=step.step_id, label=f"{num_rows} rows")
@@ -39,15 +39,15 @@ class StepTrace:
             self.tracer.span("begin sample", begin_ns, end_ns, value=step.step_id, label=start.request_id)
 
     def ended(self, step: Step, received_ns: int, begin_ns: int, *, is_alone: bool) -> None:
-        """It came at `received_ns`; from `begin_ns` on its tokens were waited for and drawn. `is_alone`: no other step began
-        meanwhile."""
+        """Record a step that arrived at `received_ns`; waiting for its tokens and sampling began at `begin_ns`. `is_alone`: no
+        other step began in between."""
         end_ns = time.monotonic_ns()
         self.tracer.span("sample", begin_ns, end_ns, value=step.step_id)
         if is_alone:
             self.tracer.span("step", received_ns, end_ns, value=step.step_id)
 
     def replay(self, plan: Plan, size: int) -> None:
-        """Run a model, with the time of each op where it has a record and it is the turn of that."""
+        """Run a model, timing each op if it is recorded and due."""
         if not self.tracer.is_on:
             plan.replay(size)
             return

@@ -1,6 +1,6 @@
-"""A model as native ops that were recorded once: no Python between the ops of a step.
+"""A model as native ops recorded once: no Python between the ops of a step.
 
-Made by `execution.make_plan`.
+Made by `plan.make_plan`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from workers.models import Model
 
 
 class TapePlan:
-    """The model as two lists of native ops over arenas, replayed without the GIL: `tape` makes the hidden states of the
-    rows that are kept, `head` logits of so many of them as the inputs hold at a time."""
+    """The model as two lists of native ops over arenas, replayed without the GIL: `tape` computes hidden states of the kept
+    rows, `head` the logits of as many of them as the inputs hold at a time."""
 
     failed_sizes: Collection[int] = ()
     captured: Mapping[int, object] = {}
@@ -45,7 +45,7 @@ class TapePlan:
         self.tape.replay()
 
     def forget(self) -> None:
-        """Tapes stay."""
+        """Do nothing: tapes stay valid."""
 
     def hidden(self) -> np.ndarray:
         hidden: np.ndarray = self._hidden.numpy()
@@ -56,4 +56,4 @@ class TapePlan:
         return self._logits
 
     def drawn(self, logits: Tensor) -> Tensor:
-        raise AssertionError("the host draws from what native ops gave")
+        raise AssertionError("with native ops the host samples")

@@ -1,4 +1,4 @@
-"""The weights that a rank serves with, and how it loads others beside them. Owned by the runner."""
+"""The weights in use, and loading others beside them. Owned by the runner."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LoadedWeights(msgspec.Struct, frozen=True):
 
 
 class ModelLoader:
-    """Loads checkpoints of the shape `model` for a rank with `peers`. `has_encoder`: with the encoder of pictures, where the
-    model has one; `has_drafts`: with its draft layers."""
+    """Loads checkpoints of the shape `model` for a rank with `peers`. `has_encoder`: with the vision encoder, if the model has
+    one; `has_drafts`: with its MTP layers."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class ModelLoader:
         self._cache = _weight_cache(config)
 
     def load(self, path: str, version: int, on_progress: Progress, contents: str = "") -> LoadedModel:
-        """Raises CheckpointError, and ContentsError if `contents` are asked for and the checkpoint holds others. Random weights
-        need nothing of it but that its shape was right when they were loaded first, before their contents were known."""
+        """Raises CheckpointError, and ContentsError if `contents` are given and the checkpoint has others. Random weights only
+        need the right shape, which was checked when they were first loaded, before their contents were known."""
         config, peers = self._config, self._peers
         is_random = config.load_format == "dummy"
         if is_random and path != config.model and not contents:
@@ -91,7 +91,8 @@ class ModelLoader:
 
 
 def _weight_cache(config: EngineConfig) -> WeightCache | None:
-    """Several ranks share one packed file; what is not to be kept is in the directory of the run."""
+    """Return the cache of packed weights. Several ranks share one packed file, which is in the run directory if it is not to be
+    kept."""
     is_shared = config.num_ranks > 1
     if config.weight_cache_dir and config.load_format != "dummy":
         return WeightCache(Path(config.weight_cache_dir), config.weight_cache_limit, is_shared)

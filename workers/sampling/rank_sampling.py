@@ -1,8 +1,7 @@
-"""Ranks share the rows that are sampled as they share a model: each takes some, and all learn what came of them, as each feeds
-the tokens to the next step itself. Used by the runner.
+"""Ranks of a model divide the rows to sample among them and exchange the results, because each feeds the tokens to its next
+step. Used by the runner.
 
-A rank has rows that lie side by side, so that logits are read where they lie; what a row gives depends on it alone, whoever
-draws.
+Each rank takes adjacent rows, so that logits need no copy. The result of a row does not depend on the rank.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from workers.sampling.sampler import Scores
 
 
 def exchanged(ranks: Collectives, num_rows: int, num_top: int, scored: Callable[[slice], Scores]) -> Scores:
-    """`scored(own)` of each rank's rows, put together. `num_top`: the most that any row wants."""
+    """Return `scored(own)` of every rank's rows, joined. `num_top`: the most that any row needs."""
     most = -(-num_rows // ranks.count)
     own = _rows_of(ranks.place, num_rows, ranks.count)
     records = np.zeros(most, _record(num_top))

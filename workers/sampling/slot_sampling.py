@@ -1,6 +1,6 @@
-"""One sequence's sampling parameters, made once when it takes a slot: a record that the native sampler reads. Pure numpy.
+"""Sampling parameters of one sequence, converted once when it takes a slot: a record that the native sampler reads. Pure numpy.
 
-Used by the sampler. Token ids outside the vocabulary are dropped here: a bad request must not end the worker.
+Used by the sampler. Token ids outside the vocabulary are dropped here, so that a bad request cannot end the worker.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SAMPLING = np.dtype(
         ("num_logprobs", np.int32),
         ("num_prompt_logprobs", np.int32),
         ("num_biases", np.int32),
-        ("num_allowed", np.int32),  # -1: all are
+        ("num_allowed", np.int32),  # -1: all tokens are allowed
         ("num_stops", np.int32),
         ("num_words", np.int32),
         ("first_masked", np.int32),
         ("num_masks", np.int32),
-        ("masks", np.uint64),  # address, as `extensions/grammars/grammars.py` sets it
+        ("masks", np.uint64),  # address, set by `extensions/grammars/grammars.py`
         ("top_n_sigma", np.float64),
         ("typical_p", np.float64),
         ("xtc_probability", np.float64),
@@ -68,7 +68,7 @@ _U64, _U32, _INT32_MAX = 2**64 - 1, 2**32 - 1, 2**31 - 1
 
 
 def record_of(params: SamplingParams, vocab_size: int) -> tuple[np.void, np.ndarray]:
-    """A SAMPLING record of `params`, and the token lists that it holds the address of."""
+    """Return a SAMPLING record of `params`, and the token lists that it points to."""
 
     def known(token_ids: Iterable[int]) -> list[int]:
         return sorted({token_id for token_id in token_ids if 0 <= token_id < vocab_size})
@@ -96,8 +96,9 @@ def record_of(params: SamplingParams, vocab_size: int) -> tuple[np.void, np.ndar
 
 
 def is_plain(params: SamplingParams) -> bool:
-    """Whether nothing but temperature, top_k, top_p, min_p and seed says what is drawn, and of the token drawn alone is more to
-    be known: a device can draw it. It is a matter of the request, so that all of an answer is drawn by the same arithmetic."""
+    """Return whether a device can sample the sequence: it has no parameters but temperature, top_k, top_p, min_p and seed, and
+    requests no log-probabilities of other tokens. This depends only on the request, so that the same arithmetic samples the
+    whole answer."""
     changes = (
         params.logit_bias,
         params.allowed_token_ids,
@@ -123,7 +124,8 @@ def _token_lists(
     words: list[list[int]],
     breaker_ids: list[int],
 ) -> np.ndarray:
-    """int32: bias ids | biases (float32 bits) | allowed | stops | offsets of words, from their end | words | breakers."""
+    """Return int32: bias ids | biases (float32 bits) | allowed | stops | offsets of words, from their end | words |
+    breakers."""
     offsets = np.cumsum([0, *map(len, words)])
     parts = [bias_ids, np.array(biases, np.float32).view(np.int32), allowed_ids, stop_ids, offsets, *words, breaker_ids]
     return np.concatenate([np.asarray(part, np.int32) for part in parts])
@@ -135,7 +137,7 @@ class SlotSampling:
     def __init__(self, slots: BatchSlots) -> None:
         self.slots = slots
         self.records = slots.register("sampling", np.zeros((), SAMPLING)[()], dtype=SAMPLING)
-        self.token_lists = slots.register("token_lists", None, dtype=object)  # `records` point there
+        self.token_lists = slots.register("token_lists", None, dtype=object)  # `records` point to it
         self.is_plain = slots.register("is_plain", False, dtype=np.bool_)
         self.wants_prompt_logprobs = slots.register("wants_prompt_logprobs", False, dtype=np.bool_)
         self.names_tokens = slots.register("names_tokens", False, dtype=np.bool_)  # whether `logprob_token_ids` has any

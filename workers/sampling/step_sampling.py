@@ -1,12 +1,12 @@
-"""From a step's hidden states to its result: which rows' logits are wanted, on their way to the host, drawn from and scored.
+"""From hidden states of a step to its result: selects rows with logits, fetches the logits, samples and scores.
 
-Owned by the runner's core. `begin` enqueues what comes first, `end` waits for it: a device works meanwhile. Of several ranks
-each draws for some of the rows.
+The runner's `Output`. `begin` enqueues the first logits, `end` waits for them while the device works. With several ranks, each
+samples some of the rows.
 
-What a device draws by itself (`Drawing` in ops/table.py) comes to the host in one small copy, and no logits with it. Which rows
-these are depends on their requests alone; but where the device draws without temperature alone, which gives the same tokens
-wherever it is done, either all rows of a step or none. With all drawn there, and nobody who drafts, tokens are written where
-the next step finds them, which may begin before they are known here.
+Tokens sampled on the device (`DeviceSampler` in ops/table.py) reach the host in one small copy, without logits. Which rows
+these are depends only on their requests; a device that samples only without temperature, which gives the same tokens anywhere,
+takes either all rows of a step or none. If all rows are sampled there and nothing drafts, tokens are written where the next
+step reads them, so that it can begin before the host knows them.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from workers.sampling.slot_sampling import SlotSampling
 
 
 class SampledRows(msgspec.Struct):
-    """Rows of a step that get tokens, on their way."""
+    """Rows of a step that get tokens, in flight."""
 
-    prompt_rows: dict[int, int]  # rows whose prompt log-probabilities are wanted -> how many of their positions give one
+    prompt_rows: dict[int, int]  # rows with prompt log-probabilities -> how many of their positions give one
     wanted: SampledTokens
-    kept_rows: np.ndarray  # of `wanted`: which of the step's kept rows
-    drawn: np.ndarray  # bool [m], of `wanted`: by the device
-    num_starts: np.ndarray | None = None  # of the slots of `wanted`, where the next step finds their tokens on the device
-    fetches: list[tuple[slice, Fetch]] = []  # of what was drawn, some of `wanted` each
-    first: Fetch | None = None  # logits of the first of these
+    kept_rows: np.ndarray  # index of each row of `wanted` among the kept rows
+    drawn: np.ndarray  # bool [m], of `wanted`: sampled by the device
+    num_starts: np.ndarray | None = None  # of the slots of `wanted`, if their tokens stay on the device for the next step
+    fetches: list[tuple[slice, Fetch]] = []  # sampled tokens, for a part of `wanted` each
+    first: Fetch | None = None  # logits of the first part
 
 
 class StepSampling:
-    """Draws and scores on the host, with the native sampler, what the device does not draw."""
+    """Samples and scores on the host, with the native sampler, what the device does not sample."""
 
     def __init__(
         self, rank: int, device: Device, inputs: StepInputs, sampling: SlotSampling, ranks: Collectives, *, runs_ahead: bool
     ) -> None:
-        """`rank`: said in results. `runs_ahead`: a step may begin before the tokens of the last one are known here."""
+        """`rank`: reported in results. `runs_ahead`: a step may begin before the host knows the tokens of the last one."""
         self._rank, self._device, self._inputs = rank, device, inputs
         self._slots, self._sampling, self._ranks = sampling.slots, sampling, ranks
         self._drawing = device.ops.drawing if inputs.is_made_on_device else None
@@ -71,8 +71,8 @@ class StepSampling:
         return kept_counts, self._flags(run, run.output)
 
     def _prompt_rows(self, rows: StepRows) -> dict[int, int]:
-        """Rows whose prompt log-probabilities are wanted -> how many of their positions (the first ones) give one: position p
-        gives that of token p + 1, so the prompt's last gives none."""
+        """Return rows with prompt log-probabilities -> how many of their first positions give one: position p gives that of
+        token p + 1, so the last one of the prompt gives none."""
         result = {}
         for row in np.flatnonzero(self._sampling.wants_prompt_logprobs[rows.slots]).tolist():
             last = int(self._slots.num_prompt_tokens[rows.slots[row]]) - 1
@@ -82,10 +82,10 @@ class StepSampling:
         return result
 
     def _flags(self, run: StepRun, sampled: SampledRows) -> np.ndarray | None:
-        """Choose the tokens that the device draws; return the flags for `DeviceInputs.set_rows`."""
+        """Choose the tokens that the device samples; return the flags for `DeviceInputs.set_rows`."""
         if self._drawing is None:
             return None
-        from ops.paddle.metadata import DRAWN  # with Paddle's table, as the device has imported
+        from ops.paddle.metadata import DRAWN  # needs Paddle, which the device has already imported
 
         slots = sampled.wanted.slots
         sampled.drawn = self._sampling.is_plain[slots]
@@ -98,14 +98,14 @@ class StepSampling:
         return flags
 
     def begin(self, run: StepRun) -> None:
-        """Have the first logits made, and sent to the host; what the device draws is all drawn."""
+        """Enqueue the first logits and their copy to the host, and all sampling on the device."""
         sampled: SampledRows = run.output
         if sampled.drawn.any() or run.fetch_draft_tokens is not None:
             self._num_begun += 1
             for part in self._parts(sampled.kept_rows):
                 self._inputs.set_logit_rows(sampled.kept_rows[part])
                 logits = run.plan.logits()
-                key = f"drawn.{self._num_begun % 2}.{part.start}"  # that of the step before is under way
+                key = f"drawn.{self._num_begun % 2}.{part.start}"  # the one of the step before is in flight
                 sampled.fetches.append((part, self._device.fetch(key, run.plan.drawn(logits))))
                 if part.start == 0 and not sampled.drawn.all():
                     sampled.first = self._device.fetch("logits", logits)
@@ -116,12 +116,12 @@ class StepSampling:
             self._slots.begin(sampled.wanted.slots, sampled.wanted.positions)
 
     def end(self, run: StepRun) -> StepResult:
-        """The step's tokens, which are the slots' then."""
+        """Return the step's result; its tokens are in the slots then."""
         sampled: SampledRows = run.output
         step, rows, wanted = run.step, run.rows, sampled.wanted
         num_tops = self._sampling.records["num_logprobs"][wanted.slots]
         found = Scores.of(np.empty(len(wanted.slots), np.int32), max(0, int(num_tops.max(initial=0))))
-        chosen: dict[int, tuple[bytes, bytes]] = {}  # by place in `wanted`: tokens that were asked for
+        chosen: dict[int, tuple[bytes, bytes]] = {}  # by place in `wanted`: requested tokens
         self._take_drawn(sampled, found)
         for part, logits in () if sampled.drawn.all() else self._logits(run, sampled.kept_rows, sampled.first):
             own = np.flatnonzero(~sampled.drawn[part])
@@ -156,7 +156,7 @@ class StepSampling:
         return result
 
     def _chosen(self, logits: np.ndarray, slots: np.ndarray, drawn: Scores) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
-        """Yield the tokens that rows' requests name, with log-probabilities by their distance from the sampled token's."""
+        """Yield the tokens named by the rows' requests, with log-probabilities computed from the sampled token's."""
         for row in np.flatnonzero(self._sampling.names_tokens[slots]).tolist():
             token_ids = self._sampling.logprob_token_ids[slots[row]]
             with np.errstate(invalid="ignore"):
@@ -176,7 +176,7 @@ class StepSampling:
         )
 
     def _take_drawn(self, sampled: SampledRows, found: Scores) -> None:
-        """Put what the device drew into `found`, and draft tokens that only it knew into the slots."""
+        """Put the tokens sampled by the device into `found`, and its draft tokens into the slots."""
         wanted = sampled.wanted
         for part, fetch in sampled.fetches:
             numbers, count = fetch.wait(), part.stop - part.start
@@ -194,7 +194,7 @@ class StepSampling:
                 found.ranks[places] = np.where(has_logprob, numbers[2], 0)
 
     def _parts(self, row_ids: np.ndarray) -> Iterator[slice]:
-        """Yield parts of the rows that have logits at a time."""
+        """Yield parts of the rows, of as many as have logits at a time."""
         for begin in range(0, len(row_ids), self._inputs.max_logit_rows):
             yield slice(begin, min(begin + self._inputs.max_logit_rows, len(row_ids)))
 
@@ -203,8 +203,8 @@ class StepSampling:
         return self._device.fetch("logits", plan.logits())
 
     def _logits(self, run: StepRun, row_ids: np.ndarray, first: Fetch | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-        """Logits [m, vocab] of the step's kept rows `row_ids`, some at a time, and which of them these are; `first`: those that
-        are under way. The time until the next are asked for counts as sampling."""
+        """Yield logits [m, vocab] of the step's kept rows `row_ids`, part by part, with the indexes; `first`: those in flight.
+        The time until the next part is requested counts as sampling."""
         for part in self._parts(row_ids):
             fetch = first if first is not None and part.start == 0 else self._enqueue(run.plan, row_ids[part])
             logits = np.ascontiguousarray(fetch.wait()[: part.stop - part.start])  # Paddle's may be a slice of wider rows
@@ -213,7 +213,7 @@ class StepSampling:
             run.sample_ns += time.monotonic_ns() - begin_ns
 
     def _score(self, logits: np.ndarray, token_ids: np.ndarray, num_top: int) -> Scores:
-        """Score tokens that are known, divided among ranks as in `draw`."""
+        """Score known tokens, divided among ranks as in `draw`."""
         if self._ranks.count == 1:
             return sampler.score(logits, token_ids, num_top)
         num_top = min(num_top, logits.shape[1])
