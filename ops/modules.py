@@ -1,7 +1,7 @@
-"""Weights and caches in the shape that ops take them: small named holders, filled by the loader, opaque to the models.
+"""Holders of weights and caches for the ops: small, named, filled by the loader, opaque to the models.
 
-Used by the models (which declare them), the loader (which fills them) and the op table (which reads them). What `weight` is
-inside (a Paddle tensor, a packed buffer) is the business of the op table that packed it.
+Used by the models (which declare them), the loader (which fills them) and the op table (which reads them). The type of `weight`
+(a Paddle tensor, a packed buffer) is known only to the op table that packed it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 
 from ops.weight_format import FLOAT32, WeightFormat
 
-Tensor = Any  # a backend's tensor: Paddle's in the reference; no op or model looks inside another backend's
-Columns = tuple[tuple[int, int], ...]  # [begin, end) of those that a rank has of a matrix; none: all of them
+Tensor = Any  # a backend's tensor: Paddle's in the reference; opaque to models and other backends
+Columns = tuple[tuple[int, int], ...]  # [begin, end) of a rank's columns of a matrix; empty: all
 
 
 class AdaptedPart(msgspec.Struct, frozen=True):
-    """Outputs of one of several fused linears, as far as an adapter can change them."""
+    """Outputs of one of several fused linears that an adapter can change."""
 
-    first: int  # spans of its outputs among all
+    first: int  # its span among all outputs
     num_outputs: int
     index: int  # column in the table of ranks
-    a: int  # offset of its matrices in a slot, in floats
+    a: int  # offset of its first matrix in a slot, in floats
     b: int
 
 
 class Adapters(msgspec.Struct, frozen=True):
-    """View of the adapter arena for one linear; `engine/checkpoint/adapters/layout.py` defines the layout. Contents change
-    between steps, in slots that no row uses."""
+    """View of the adapter arena for one linear; `engine/checkpoint/adapters/layout.py` defines the layout. Contents change only
+    between steps, in slots without rows."""
 
     parts: tuple[AdaptedPart, ...]
     slots: np.ndarray  # float32 [slots, floats of a slot]
@@ -37,7 +37,7 @@ class Adapters(msgspec.Struct, frozen=True):
 
 
 class Linear(msgspec.Struct):
-    """y = x W (+ b). Stored as `names` one after another along the outputs, each [out, in] in the checkpoint."""
+    """y = x W (+ b). The tensors `names` of the checkpoint, [out, in] each, are concatenated along the outputs."""
 
     names: tuple[str, ...]
     num_inputs: int
@@ -45,9 +45,9 @@ class Linear(msgspec.Struct):
     has_bias: bool = False
     format: WeightFormat = FLOAT32
     columns: Columns = ()  # outputs that this rank computes
-    is_looked_up: bool = False  # an embedding reads any of its outputs
-    adapters: Adapters | None = None  # adapters of its rows; None: none
-    bias_name: str = ""  # if it is not stored beside its own weight, as for a head with tied embeddings
+    is_looked_up: bool = False  # an embedding looks up its outputs as rows
+    adapters: Adapters | None = None  # None: no adapters
+    bias_name: str = ""  # if it is not stored next to the weight, as for a head with tied embeddings
     weight: Tensor = None
     bias: Tensor = None
 
@@ -68,7 +68,7 @@ class Linear(msgspec.Struct):
 
 
 class LinearPart(Linear):
-    """Half of a linear that takes two tensors side by side: inputs from `first_input` on of `stored_inputs`."""
+    """Half of a linear whose input is two tensors side by side: inputs from `first_input` on of `stored_inputs`."""
 
     first_input: int = 0
     stored_inputs: int = 0
@@ -79,8 +79,8 @@ class LinearPart(Linear):
 
 
 class HeadLinear(msgspec.Struct):
-    """y = x W of each head by itself: [num_heads, in] -> [num_heads, out], in floats. W is a part of what the linear `name` of
-    the checkpoint [num_heads * rows_of_head, columns] has of the head: `rows`, [out, in] or, where `is_turned`, [in, out]."""
+    """y = x W separately for each head: [num_heads, in] -> [num_heads, out], in floats. W is a part of the head's rows in the
+    linear `name` of the checkpoint, [num_heads * rows_of_head, columns]: `rows`, as [out, in], or [in, out] if `is_turned`."""
 
     name: str
     num_heads: int
@@ -117,7 +117,7 @@ class Embedding(msgspec.Struct):
     num_rows: int
     width: int
     format: WeightFormat = FLOAT32
-    tied: Linear | None = None  # the same numbers, as the weight of a head: a backend may keep one copy. Packed first
+    tied: Linear | None = None  # the head with the same weights: a backend may keep one copy. Packed first
     weight: Tensor = None
 
 
@@ -131,7 +131,7 @@ class TypedPositions(Embedding):
     num_stored_rows: int = 0
 
     def added(self, positions: np.ndarray, types: np.ndarray) -> np.ndarray:
-        """float32 [types * positions, width], of what is stored."""
+        """Return float32 [types * positions, width] from the stored tensors."""
         used = positions[self.first_row : self.first_row + self.num_rows // self.num_types]
         rows: np.ndarray = (types[:, None] + used).reshape(-1, self.width)
         return rows
@@ -158,8 +158,8 @@ class LayerNorm(msgspec.Struct):
 
 class PatchLinear(Linear):
     """First layer of an encoder, from the pixels of a patch: 0 to 255, [frames, patch, patch, red green blue]. Scale and shift
-    of pixels are folded into the weights, which are float32 in every precision; the frames of a picture, which are all the
-    same, are folded into one."""
+    of pixels are folded into the weights, which are float32 in every precision. The frames of a picture are identical and
+    folded into one."""
 
     stored_shape: tuple[int, ...] = ()  # [out, 3, ..., patch, patch], or the same with fewer axes
     frames: int = 1  # of the patches
@@ -171,11 +171,11 @@ class PatchLinear(Linear):
 
     @property
     def name(self) -> str:
-        """The same weights are kept once for pictures, once for video."""
+        """Name of the packed weights, which pictures and videos keep separately."""
         return f"{self.names[0]}.{self.frames}"
 
     def folded(self, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """[out, frames * patch * patch * 3] and [out], of the stored ones."""
+        """Return [out, frames * patch * patch * 3] and [out] from the stored weight and bias."""
         side = round((weight.size / (len(weight) * 3 * self.stored_frames)) ** 0.5)
         of_pixels = weight.reshape(len(weight), 3, self.stored_frames, side, side).astype(np.float64)
         if self.frames < self.stored_frames:
@@ -187,8 +187,8 @@ class PatchLinear(Linear):
 
 
 class PositionTable(msgspec.Struct):
-    """A learned row for each place of a square of `side` places, which stretches over any picture. `has_aligned_corners`: its
-    corners are the picture's corner patches; else its edges are the picture's edges."""
+    """A learned row for each position in a square of `side` positions, interpolated to any picture. `has_aligned_corners`: its
+    corners match the picture's corner patches; otherwise its edges match the picture's edges."""
 
     name: str
     side: int
@@ -211,8 +211,8 @@ class HeadNorm(msgspec.Struct):
 
 class Rotary(msgspec.Struct):
     """x -> x * cosines[position] + x[partners] * sines[position] for a head x: float32 [max_model_len, head_dim] each, and
-    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines. Where
-    positions are three numbers each row of a step has cosines and sines of its own (`Inputs.row_cosines`)."""
+    int32 [head_dim]. Elements that are not rotated have cosine 1 and sine 0; the minus of a rotation is in the sines. If
+    positions have three numbers, each row of a step has its own cosines and sines (`Inputs.row_cosines`)."""
 
     head_dim: int
     is_by_row: bool = False
@@ -222,9 +222,9 @@ class Rotary(msgspec.Struct):
 
 
 class RoutingRule(msgspec.Struct, frozen=True):
-    """Rule that turns a row's scores into its experts and their weights. Scores are the softmax of the logits, or the sigmoid
-    of each. Experts are in `num_groups` equal groups of neighbours; the score of a group is the sum of its two best experts,
-    and only experts of the best `num_chosen_groups` groups are chosen. Ties go to the first. Weights are scores; if normalized,
+    """Rule that selects a row's experts and their weights from scores. Scores are the softmax of the logits, or the sigmoid of
+    each. Experts are in `num_groups` equal groups of neighbours; the score of a group is the sum of its two best experts, and
+    only experts of the best `num_chosen_groups` groups are selected. Ties go to the first. Weights are scores; if normalized,
     divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
 
     num_chosen: int
@@ -238,9 +238,9 @@ class RoutingRule(msgspec.Struct, frozen=True):
 
 
 class Router(msgspec.Struct):
-    """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores where
-    experts are chosen, not where they are weighed. With a `set` it scores those rows alone (`AttentionMetadata.expert_sets`),
-    and its correction is that row of the tensor."""
+    """Scores a row's experts. `linear` is float32 in every precision. A correction, float32 [experts], is added to scores for
+    the selection of experts, not for their weights. With a `set`, only rows of that set are scored
+    (`AttentionMetadata.expert_sets`), and the correction is that row of the tensor."""
 
     linear: Linear  # [hidden] -> [experts]
     rule: RoutingRule
@@ -256,16 +256,16 @@ class Router(msgspec.Struct):
 
 
 class Experts(msgspec.Struct):
-    """down(activation(gate) * up) for any of many experts, all of one shape and format; none has a bias. Their matrices are
-    kept one after another, as one array for each part of what the format has."""
+    """down(activation(gate) * up) for many experts of one shape and format, without biases. Each part of the format is one
+    array with the matrices of all experts one after another."""
 
     name: str
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
     weight: Tensor = None
     owners: Tensor = None  # with several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: one rank
-    is_local: bool = False  # each rank computes all that it needs, whatever others are shared out
-    counts: Tensor = None  # uint64 [experts]: rows of this rank that asked for each, in all; None: they are not counted
+    is_local: bool = False  # each rank computes all that it needs, even if other experts are shared
+    counts: Tensor = None  # uint64 [experts]: total rows of this rank sent to each; None: not counted
 
     @property
     def num_experts(self) -> int:
@@ -303,7 +303,7 @@ class HeadRange(msgspec.Struct, frozen=True):
 
 class AttentionShape(msgspec.Struct, frozen=True):
     """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. The KV
-    arena holds all heads, whatever a rank computes of them."""
+    arena holds all heads, on every rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -325,8 +325,8 @@ class AttentionShape(msgspec.Struct, frozen=True):
 
 
 class LatentShape(msgspec.Struct, frozen=True):
-    """Heads of one layer's latent attention. A head's query is [plain_dim | rotary_dim], what is kept of a position one latent
-    and one rotated key for all heads; `scale` multiplies scores."""
+    """Heads of one layer's latent attention. A head's query is [plain_dim | rotary_dim]; the cache has one latent and one
+    rotated key per position for all heads; `scale` multiplies scores."""
 
     num_heads: int
     plain_dim: int
@@ -350,7 +350,7 @@ class LatentShape(msgspec.Struct, frozen=True):
 
 
 class LayerCache(msgspec.Struct):
-    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`). With latent attention
+    """One layer's keys and values in the KV arena, in the layout of the op table (`OpTable.cache_view`). With latent attention:
     rotated keys and latents."""
 
     keys: Tensor

@@ -1,12 +1,12 @@
-"""The op table: what a model may call. One field per op; a backend fills them with its own functions.
+"""The op table: the functions that a model may call. One field per op; each backend fills them with its own functions.
 
 A model is written once, straight-line, as `k.linear(...)`, `k.attention(...)`; the worker chooses the table. `R` below is the
 number of rows of a step, padded to a multiple of the table's `row_tile`; padded rows hold token 0 at position 0 of the dummy
-block and mean nothing.
+block, and their results are unused.
 
-Every op is batch- and chunk-invariant: a row's bits depend on that row (and the keys it sees) alone. The order of each
-reduction is fixed by the operand's shape, never by the number of rows, their place, the chunk or the thread.
-`tests/ops/test_invariance.py` asks every table for that, bit for bit.
+Every op is batch- and chunk-invariant: a row's bits depend only on that row and the keys it sees. The order of each reduction
+depends on the operand's shape, never on the number of rows, their positions, the chunk or the thread.
+`tests/ops/test_invariance.py` checks this for every table, bit for bit.
 """
 
 from __future__ import annotations
@@ -42,50 +42,49 @@ NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS = range(5)  # co
 
 
 class AttentionMetadata(Protocol):
-    """Rows of some sequences, as attention reads them. The tensors have fixed addresses and their full sizes; the counts say
-    how much of them is in use. `workers/engine/inputs.py` makes them."""
+    """Rows of sequences, as attention reads them. The tensors have fixed addresses and full size; the counts say how much is in
+    use. Made by `workers/engine/inputs.py`."""
 
     max_rows: int
     num_rows: int  # R, a multiple of the table's row_tile
-    num_tokens: int  # of these, without padding
+    num_tokens: int  # without padding
     num_tiles: int  # at least 2
-    tile_rows: int  # queries per attention tile: 1 where every sequence has one row, else ROW_TILE
+    tile_rows: int  # queries per attention tile: 1 if every sequence has one row, otherwise ROW_TILE
     num_key_splits: int  # covers the longest context of the step
-    block_tables: Tensor  # int32 [max_num_seqs + 1, max_blocks]; the last is the padded rows' and all zero
+    block_tables: Tensor  # int32 [max_num_seqs + 1, max_blocks]; the last is for padded rows and all zero
     positions: Tensor  # int32 [max_rows]; of kept rows for tables that read tiles
     tile_slots: Tensor  # int32 [max_tiles]: batch slot of each tile
     tile_contexts: Tensor  # int32 [max_tiles]: keys of the tile's sequence, this step's included
     tile_row_ids: Tensor  # int32 [max_tiles * ROW_TILE]: row of each query of each tile
-    row_queries: Tensor  # int32 [max_rows]: where each row's query is among the tiles'
+    row_queries: Tensor  # int32 [max_rows]: index of each row's query among those of the tiles
     sequence_slots: Tensor  # int32 [max_num_seqs]: batch slot of each sequence
     sequence_offsets: Tensor  # int32 [max_num_seqs + 1]: first row of each sequence, and the end of the last
     sequence_starts: Tensor  # int32 [max_num_seqs]: position of its first row
-    context_lengths: Tensor  # int32 [max_num_seqs]: the position behind its last row
+    context_lengths: Tensor  # int32 [max_num_seqs]: the position after its last row
     first_keys: Tensor  # int32 [max_rows]: the first and the last position that each row sees,
-    last_keys: Tensor  # where HAS_BOUNDS is not zero; else all up to its own
-    host_counts: np.ndarray  # int32 [5]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS; of fixed address too
+    last_keys: Tensor  # if HAS_BOUNDS is not zero; otherwise all up to its own
+    host_counts: np.ndarray  # int32 [5]: NUM_ROWS, NUM_SEQUENCES, NUM_LOGIT_ROWS, HAS_BOUNDS, NUM_TOKENS; fixed address
 
-    adapter_slots: Tensor  # int32 [max_rows]: which adapter each row has, -1: none; of engines that have some
+    adapter_slots: Tensor  # int32 [max_rows]: adapter of each row, -1: none; only with adapters
 
     # vision-language models only
-    feature_rows: Tensor  # int32 [max_rows]: where each row's features are, -1: it has none
+    feature_rows: Tensor  # int32 [max_rows]: place of each row's features, -1: none
     expert_sets: Tensor  # int32 [max_rows]: 1 for media and their markers, else 0
     features: (
         np.ndarray | None
-    )  # [rows, columns] of the encoder arena: float32, or uint16, the bits of bfloat16; of fixed address
+    )  # [rows, columns] of the encoder arena at a fixed address: float32, or uint16 with the bits of bfloat16
 
 
 class KeptRows(AttentionMetadata, Protocol):
-    """Rows that the last layer continues with after it stored keys and values: the hidden states of the others are not
-    needed."""
+    """Rows for which the last layer continues after storing keys and values; the hidden states of other rows are not needed."""
 
-    row_ids: Tensor  # int32 [max_rows]: which of the step's rows they are
+    row_ids: Tensor  # int32 [max_rows]: index among the step's rows
 
 
 class Inputs(AttentionMetadata, Protocol):
-    """Inputs of a step as ops read them: all its rows."""
+    """Inputs of all rows of a step."""
 
-    is_made_on_device: bool  # `begin` makes the tensors (`ops/paddle/metadata.py`, InPlace); else they are there
+    is_made_on_device: bool  # `begin` computes the tensors (`ops/paddle/metadata.py`, InPlace); otherwise they are ready
     logit_row_ids: Tensor  # int32 [...]: kept rows that need logits
     token_ids: Tensor  # int32 [max_rows]
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
@@ -96,30 +95,29 @@ class Inputs(AttentionMetadata, Protocol):
 
     # M-RoPE models only
     row_numbers: Tensor  # int32 [max_rows]: 0, 1, 2, ...
-    row_cosines: Tensor  # float32 [max_rows, head_dim]: as `Rotary` has them of a position
+    row_cosines: Tensor  # float32 [max_rows, head_dim]: like those of a position in `Rotary`
     row_sines: Tensor
 
 
 class StepInputs(Inputs, Protocol):
-    """Inputs of trunk steps, in which the last layer continues with some of the rows."""
+    """Inputs of trunk steps, in which the last layer continues with some rows only."""
 
     @property
     def kept(self) -> KeptRows: ...
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """The experts of each row, the best first, and what their results weigh."""
+    """Experts of each row, the best first, and the weights of their results."""
 
     ids: Tensor  # int32 [R, chosen]
     weights: Tensor  # float32 [R, chosen]
 
 
 class DeviceSampler(msgspec.Struct, frozen=True):
-    """Sampling on the device, with inputs that it makes (`Inputs.is_made_on_device`). `run`: the step, logits float32 [m,
+    """Sampling on the device, with inputs computed there (`Inputs.is_made_on_device`). `run`: the step, logits float32 [m,
     vocab] of `inputs.logit_row_ids` -> int32 [3, m]: tokens, the bits of their log-probabilities (float32, of the raw logits),
     ranks; or [1, m], only tokens, if it `is_greedy`, for rows without temperature. For rows with the flag DRAWN, the next token
-    and length of their slot are written for the next step. Each row's token is that of the native sampler, whatever else is in
-    the batch."""
+    and length of their slot are written for the next step. Each row's token equals that of the native sampler, in any batch."""
 
     run: Callable[[StepInputs, Tensor], Tensor]
     is_greedy: bool
@@ -129,28 +127,27 @@ class OpTable(msgspec.Struct, frozen=True):
     """The ops of one backend."""
 
     name: str
-    max_head_dim: int | None  # elements of a head, or latent, that the ops of attention take; None: any number
+    max_head_dim: int | None  # maximum elements of a head or latent that attention supports; None: any number
     row_tile: int  # rows of a step, and row ids of `take_rows`, come in multiples of this; a divisor of ROW_TILE
 
-    # keeps a module's weights in the store, in the backend's layout and the module's format, and sets them on the module.
+    # packs a module's weights into the store, in the backend's layout and the module's format, and sets them on the module.
     # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding or PositionTable [rows, width], Norm or
     # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
     # "cosines", "sines", "partners" of a Rotary; "weight" and "correction" of a Router; "gate_up.0", "down.0", "gate_up.1", ...
     # of Experts
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
-    # says how `pack` lays weights out on this machine, at length: what was kept where it said otherwise is of no use. None:
-    # `pack` keeps nothing in the store, and everything becomes float32
+    # describes the layout of `pack` on this machine in full; packed weights with another description are unusable. None: `pack`
+    # does not use the store, and everything becomes float32
     layout: Callable[[], str] | None
-    integer_kinds: tuple[str, ...]  # of formats that `pack` keeps as a checkpoint stores them; what is of others becomes floats
+    integer_kinds: tuple[str, ...]  # integer formats that `pack` keeps as stored in a checkpoint; others become floats
 
     # host memory of a layer's keys or values, uint8 [num_blocks + 1, bytes of a block], and the block size -> the same memory
     # as the table's ops need it
     cache_view: Callable[[np.ndarray, int], np.ndarray]
-    clear_block: Callable[[KvCache, int], None]  # zeros in this block of every layer
-    drawing: DeviceSampler | None  # None: logits are the host's to draw from
-    # ops in the place of those of these names where no host may look at numbers: in a graph, and of few rows on devices. The
-    # same bits
+    clear_block: Callable[[KvCache, int], None]  # zeroes this block in every layer
+    drawing: DeviceSampler | None  # None: the host samples from the logits
+    # replacements of ops, by name, that never read numbers on the host: for graphs, and for few rows on devices. The same bits
     sync_free_ops: Mapping[str, Callable[..., Any]]
 
     # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
@@ -158,11 +155,11 @@ class OpTable(msgspec.Struct, frozen=True):
 
     embedding: Callable[[Inputs, Embedding], Tensor]  # -> [R, width]: by token ids, or as `TypedPositions` defines
     # the step, x [R, width], number -> x, which may be changed in place: the columns [number * width, (number + 1) * width) of
-    # a row's features come in its place where the number is 0, else are added to it
+    # a row's features replace the row if the number is 0, otherwise are added to it
     take_features: Callable[[Any, Tensor, int], Tensor]
     linear: Callable[[Tensor, Linear], Tensor]  # [R, in] -> [R, out]
-    # a step or its inputs, y [R, out] that `linear` made of x [R, in] -> y, with what each row's adapter adds: (x A^T) (B^T
-    # scale). May be in place; rows without an adapter keep their bits. For linears that have `adapters`
+    # a step or its inputs, y [R, out] from `linear` of x [R, in] -> y plus the term of each row's adapter: (x A^T) (B^T scale).
+    # May be in place; rows without an adapter keep their bits. For linears that have `adapters`
     adapt: Callable[[Any, Tensor, Tensor, Linear], Tensor]
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
@@ -174,33 +171,33 @@ class OpTable(msgspec.Struct, frozen=True):
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
-    # of several ranks each has some columns of a linear's, attention's, activation's or experts' result: x with those of all.
-    # May be read until the next gather. Where this rank has all columns it is x
+    # with several ranks, each has some columns of a result of linear, attention, activation or experts: returns x with all
+    # columns, readable until the next gather. If this rank has all columns, returns x
     all_gather: Callable[[Tensor], Tensor]
-    # the step, [R, hidden] -> each row's experts; where the router is for one set of rows, of others -1 and weights 0. Native:
-    # likewise of padded rows, so that they cost and count nothing
+    # the step, [R, hidden] -> each row's experts; if the router is for one set of rows, other rows have -1 and weights 0. In
+    # the native table so have padded rows, which then cost nothing and are not counted
     route: Callable[[Any, Tensor, Router], Routing]
     # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
     # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
     experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]
 
-    # Multi-head latent attention (DeepSeek-V2, 2024), absorbed for every row: prefill and decode round alike.
+    # Multi-head latent attention (DeepSeek-V2, 2024), absorbed for every row, so prefill and decode round alike.
     # queries [R, heads * (plain + rotary)], compressed [R, latent + rotary] -> queries with their rotary parts rotated;
     # writes the normalized latent and the rotated key at slot_mapping
     store_latent: Callable[[Inputs, Tensor, Tensor, Tensor, Norm, LatentShape, LayerCache], Tensor]
     # the step, absorbed queries [R, heads * latent], queries as `store_latent` gives them -> [R, heads * latent]
     latent_attention: Callable[[Any, Tensor, Tensor, LatentShape, LayerCache], Tensor]
-    # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n that a head has, times its own weights
+    # [R, heads * n] -> [R, heads * out]: the first num_inputs of the n values of a head, times the head's weights
     head_linear: Callable[[Tensor, HeadLinear], Tensor]
 
     # Ops of encoders.
     layer_norm: Callable[[Tensor, LayerNorm], Tensor]  # as rms_norm
     add_layer_norm: Callable[[Tensor, Tensor, LayerNorm], tuple[Tensor, Tensor]]  # as add_rms_norm
     activate: Callable[[Tensor, str], Tensor]  # [R, n], activation's name -> [R, n]
-    # [R, n], how many, and where the number of the result's rows is kept (int32 [1]) -> neighbouring rows side by side as one,
-    # the same memory
+    # [R, n], how many, and the place of the result's number of rows (int32 [1]) -> consecutive rows joined into one, in the
+    # same memory
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
 
     def sync_free(self) -> OpTable:
-        """Return the table for graphs and for few rows: no op waits for the device."""
+        """Return the table for graphs and few rows, in which no op waits for the device."""
         return msgspec.structs.replace(self, **self.sync_free_ops)

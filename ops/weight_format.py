@@ -1,7 +1,7 @@
-"""Weights on their way from a checkpoint to a backend: what they are stored as, what a backend keeps, and where it keeps it.
+"""Weights between a checkpoint and a backend: their stored formats, the backend's formats, and the store.
 
 The loader hands a module's sources to `OpTable.pack`; the table asks the store for memory under a name and fills it. A source
-is read only when its values are needed: a store that still has what was kept before never calls `fill`.
+is read only if its values are needed: a store that still has an array never calls `fill`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BFLOAT16 = WeightFormat("bfloat16")
 
 
 class QuantizedWeight(msgspec.Struct, frozen=True):
-    """A matrix that a checkpoint stores as integers: q * scale - offset."""
+    """Matrix stored as integers in a checkpoint: q * scale - offset."""
 
     format: WeightFormat
     values: np.ndarray  # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 stands for 0 without offsets)
@@ -44,7 +44,7 @@ Values = np.ndarray | QuantizedWeight  # an array is float32, or uint16: the bit
 Source = Callable[[], Values]
 Fill = Callable[[np.ndarray], None]
 Parts = Sequence[tuple[int, int]]  # [begin, end) along the first axis of an array
-Fills = Fill | Sequence[tuple[int, Fill]]  # several: each has some rows of the first axis, in order
+Fills = Fill | Sequence[tuple[int, Fill]]  # several: each fills some rows of the first axis, in order
 
 
 class SourceByRows:
@@ -63,12 +63,12 @@ class Store(Protocol):
     """Place where packed weights are kept."""
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
-        """The array under `name`, contiguous and at a cache line: made and filled now, or as it was filled before. `parts`:
-        those that will be read; none: all."""
+        """Return the array `name`, contiguous and aligned to a cache line: created and filled now, or as filled before.
+        `parts`: those that will be read; empty: all."""
 
 
 class Memory:
-    """A store that forgets: every array is new memory."""
+    """Store without memory: every array is new."""
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         num_bytes = int(np.prod(shape)) * dtype.itemsize

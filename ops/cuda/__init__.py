@@ -1,5 +1,5 @@
-"""The rows of an op table in CUDA C++: kernels, what they are given, how they are built, the table. Read `operands.h` first.
+"""The rows of an op table in CUDA C++: kernels, their operands, how they are built, and the table. Read `operands.h` first.
 
-The kernels know no framework: they take addresses and a stream. nvcc compiles them for cards, g++ for the emulation of one
-(`emulation.h`), on which all tests of them run.
+The kernels are independent of frameworks: they take addresses and a stream. nvcc compiles them for cards, g++ for an emulated
+card (`emulation.h`), on which all their tests run.
 """

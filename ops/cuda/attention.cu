@@ -1,11 +1,11 @@
 // Paged attention, also of latents (MLA): rows of any chunk or batch against the cache's keys and values.
 //
-// A row's keys are taken in splits of 64 and parts of 512, both counted from position 0. Within a part the softmax goes on from
-// split to split (Milakov and Gimelshein 2018; Dao et al. 2022); parts are joined in order. So a row's bits depend on its
-// queries and keys alone: not on the tile it lies in, nor on whether one block makes all its parts or each has a block.
+// A row's keys are processed in splits of 64 and parts of 512, both counted from position 0. Within a part the softmax is
+// online (Milakov and Gimelshein 2018; Dao et al. 2022); parts are joined in order. So a row's bits depend only on its queries
+// and keys, not on its tile, nor on whether one block computes all its parts or each has its own block.
 //
-// A block has 16 rows, each a query with one of the heads that share a KV head. Its four warps share a split's keys between
-// them for the scores, and the values' columns for the sums.
+// A block has 16 rows, each a query with one of the heads that share a KV head. Its four warps divide a split's keys for the
+// scores, and the columns of values for the sums.
 #include "cache.h"
 #include "operands.h"
 #include "products.h"
@@ -13,7 +13,7 @@
 namespace {
 
 constexpr int SPLIT = 64, SPLITS_OF_PART = 8, PART = SPLIT * SPLITS_OF_PART, ROWS = 16, WARPS = 4;
-constexpr int PADDING = 8;  // numbers behind a line of shared memory: eight lines begin in different banks
+constexpr int PADDING = 8;  // numbers after a line of shared memory: eight lines begin in different banks
 constexpr float INF = std::numeric_limits<float>::infinity();
 
 HOST_AND_DEVICE constexpr int lines_of(int dim) { return (dim + STEP - 1) / STEP * STEP + PADDING; }
@@ -22,7 +22,7 @@ HOST_AND_DEVICE inline int key_dim_of(const Attention &o) {
     return o.is_latent ? o.cache.value_dim + o.cache.key_dim : o.cache.key_dim;
 }
 
-// Shared memory: the rows' queries; a split's keys, in whose place its values come, a line for each column; its weights.
+// Shared memory: the rows' queries; a split's keys, later replaced by its values, a line for each column; its weights.
 template <typename T>
 struct Layout {
     int key_line, queries, keys, weights, num_bytes;
@@ -38,12 +38,12 @@ struct Layout {
     }
 };
 
-// What a row has seen: the largest score, the sum of its weights; the sums of values are in the warps' registers.
+// State of a row: the largest score and the sum of its weights; the sums of values are in the warps' registers.
 struct Seen {
     float largest, sum;
 };
 
-// a's and b's sums, each to be multiplied by its factor.
+// Factors by which the sums of a and b are multiplied when joined.
 struct Joined {
     Seen seen;
     float of_a, of_b;
@@ -57,7 +57,7 @@ DEVICE Joined join(Seen a, Seen b) {
     return {{largest, fmaf(a.sum, of_a, b.sum * of_b)}, of_a, of_b};
 }
 
-// What the threads of a block share of its rows and of the split at hand.
+// What the threads of a block share about its rows and the current split.
 struct SharedRows {
     Shared<float, ROWS *(SPLIT + 1)> scores;
     Shared<float, ROWS> factors, sums, largests;
@@ -65,8 +65,8 @@ struct SharedRows {
     Shared<int, SPLIT> slots;
 };
 
-// A block's work: 16 rows of one KV head, each thread with its own copy. A stage that reads what other threads wrote comes after
-// `__syncthreads`; `attend_part` shows them in order.
+// Work of a block: 16 rows of one KV head; each thread has its own copy. A stage that reads what other threads wrote comes
+// after `__syncthreads`; `attend_part` has them in order.
 template <typename T, int VALUE_DIM>
 struct AttendBlock {
     static constexpr int COLUMNS = VALUE_DIM / WARPS / 8;  // of a warp, in eights
@@ -100,17 +100,17 @@ struct AttendBlock {
 
     DEVICE int head_of(int row) const { return kv_head * group + (first_row + row) % group; }
 
-    // The row of a number of the sums that a lane keeps.
+    // The row of one of the sums that a lane keeps.
     DEVICE int row_of(int number) const { return lane / 4 + number / 2 * 8; }
 
-    // Which rows of the batch the block has, and the keys that they see.
+    // Finds the block's rows in the batch, and the keys that they see.
     DEVICE void take_rows() {
         if (thread < ROWS) {
             int row = first_row + thread, query = row / group, place = tile * o.tile_rows + query;
             bool is_row = query < o.tile_rows;
             int row_id = is_row ? o.tile_row_ids[place] : -1;
             if (is_row && (row_id >= o.num_rows || o.row_queries[row_id] != place))
-                row_id = -1;  // a place that repeats another
+                row_id = -1;  // this place repeats another one
             shared.row_ids[thread] = row_id;
             int position = row_id < 0 ? -1 : o.positions[row_id];
             bool has_bounds = row_id >= 0 && !o.first_keys.is_empty();
@@ -137,7 +137,7 @@ struct AttendBlock {
         }
     }
 
-    // Cache slots of a split's keys; -1 behind the context.
+    // Cache slots of a split's keys; -1 after the context.
     DEVICE void find_slots(int split) {
         long long table = static_cast<long long>(slot) * o.blocks_per_slot;
         int size = o.cache.block_size;
@@ -147,10 +147,10 @@ struct AttendBlock {
         }
     }
 
-    // Eight neighbours of a latent key, the first of which is number `first`: a latent, then the rotated key.
+    // Eight consecutive numbers of a latent key from `first` on: the latent, then the rotated key.
     DEVICE void load_latent_key(int cache_slot, int first, float (&values)[8]) const {
         if (first + 8 <= value_dim) return load_head(o.cache, true, cache_slot, 0, first, values);
-        for (int i = 0; i < 8; ++i) {  // where the latent ends and the rotated key begins
+        for (int i = 0; i < 8; ++i) {  // the latent ends and the rotated key begins here
             float of_eight[8];
             int at = first + i;
             bool is_key = at >= value_dim;
@@ -194,7 +194,7 @@ struct AttendBlock {
         }
     }
 
-    // Scores become weights: eight threads a row, eight keys each.
+    // Turns scores into weights: eight threads per row, eight keys each.
     DEVICE void weigh(Seen &seen) {
         int row = thread / 8, first = thread % 8 * 8;
         float largest = -INF, added = 0.0f;
@@ -212,7 +212,7 @@ struct AttendBlock {
         if (first == 0) shared.factors[row] = factor;
     }
 
-    // Values come where the keys were.
+    // Loads values in place of the keys.
     DEVICE void take_values() {
         for (int piece = thread; piece < SPLIT * (VALUE_DIM / 8); piece += THREADS) {
             int key = piece % SPLIT, first = piece / SPLIT * 8;
@@ -237,11 +237,11 @@ struct AttendBlock {
         }
     }
 
-    // The softmax of one part, in `seen` of row `thread / 8` (alike in its eight threads) and in `sum`.
+    // Computes the softmax of one part, in `seen` of row `thread / 8` (the same in its eight threads) and in `sum`.
     DEVICE void attend_part(int part, Seen &seen, Sums &sum) {
         int begin = max(part * PART, first_key / SPLIT * SPLIT), end = min((part + 1) * PART, last_key + 1);
         for (int split = begin; split < end; split += SPLIT) {
-            __syncthreads();  // the values of the last split are read no more
+            __syncthreads();  // the values of the last split are no longer read
             find_slots(split);
             __syncthreads();
             take_keys();
@@ -268,7 +268,7 @@ struct AttendBlock {
         }
     }
 
-    // Write the rows' outputs or, where a block makes one part, that part's sums.
+    // Writes the rows' outputs or, if a block computes one part, that part's sums.
     DEVICE void write(const Seen &seen, const Sums &total, bool is_whole, int part) {
         Buffer<T> output = o.output.as<T>();
         __syncthreads();
@@ -290,7 +290,7 @@ struct AttendBlock {
     }
 };
 
-// One block at a time on a multiprocessor is enough: without that bound the compiler spills registers to fit more of them.
+// One block per multiprocessor at a time is enough: without this bound the compiler spills registers to fit more.
 template <typename T, int VALUE_DIM>
 __global__ void __launch_bounds__(WARPS *WARP, 1) attend(Attention o) {
     SHARED SharedRows shared;
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 1) attend(Attention o) {
     block.write(seen, total, true, 0);
 }
 
-// A block joins the parts of a row's heads, in order, as one that made them all does.
+// Joins the parts of a row's heads in order, like a block that computes them all.
 template <typename T>
 __global__ void __launch_bounds__(WARPS *WARP) join_parts(Attention o) {
     Buffer<T> output = o.output.as<T>();

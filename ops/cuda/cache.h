@@ -6,11 +6,11 @@
 
 DEVICE int bytes_of(int type) { return type == FLOAT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 1; }
 
-// Where the head of a slot begins in the keys, or values, in numbers of the block's first byte; and its scale.
+// Position of a slot's head in the keys or values, relative to the block's first byte, and of its scale.
 struct HeadPlace {
     long long block;  // bytes before it
-    int number;       // in the block: of the head's first number
-    int scale;        // bytes from the block on
+    int number;       // index of the head's first number in the block
+    int scale;        // bytes from the block's beginning
 };
 
 DEVICE HeadPlace place_of(const Cache &cache, int dim, int slot, int head) {
@@ -25,7 +25,7 @@ DEVICE Buffer<T> numbers_of(const Buffer<unsigned char> &bytes, long long first)
     return {reinterpret_cast<T *>(bytes.data + first), (bytes.count - first) / static_cast<long long>(sizeof(T))};
 }
 
-// The warp writes value(i) for each number i of a head. int8: the largest becomes 127.
+// The warp writes value(i) for each number i of a head. int8: the largest magnitude becomes 127.
 template <typename Value>
 DEVICE void store_head(const Cache &cache, bool is_value, int slot, int head, int lane, Value value) {
     int dim = is_value ? cache.value_dim : cache.key_dim;
@@ -63,7 +63,7 @@ DEVICE void read_eight(const Buffer<unsigned char> &bytes, const HeadPlace &plac
     for (int i = 0; i < 8; ++i) values[i] = first + i < dim ? to_float(numbers[place.number + first + i]) : 0.0f;
 }
 
-// Eight numbers of a head, from `first` on; zeros behind its end.
+// Eight numbers of a head from `first` on; zeros after its end.
 DEVICE void load_head(const Cache &cache, bool is_value, int slot, int head, int first, float (&values)[8]) {
     int dim = is_value ? cache.value_dim : cache.key_dim;
     const Buffer<unsigned char> &bytes = is_value ? cache.values : cache.keys;

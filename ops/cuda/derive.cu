@@ -1,14 +1,15 @@
-// A step's metadata out of one small copy from the host, in place: what ops/paddle/metadata.py makes of many ops, bit for bit.
+// Computes a step's metadata from one small copy from the host, in place: the same as the many ops of ops/paddle/metadata.py,
+// bit for bit.
 //
-// One block makes all of it, for what is sent has to be in the slots' memory before anything is read there. Sums over the
-// sequences lie in shared memory; where a row or a tile belongs is searched there.
+// One block computes all, because the sent values must be in the slots' memory before anything is read there. Sums over the
+// sequences are in shared memory, where the sequence of a row or tile is searched.
 #include "operands.h"
 
 namespace {
 
 constexpr int THREADS = 256, TILE_ROWS = 16, HEADER = 1, FOLLOWING = 1;  // the last two as in metadata.py
 
-// Sequences of a step, or what of them is kept; the last one, of the dummy slot, has the rows behind all others.
+// Sequences of a step, or their kept rows; the last one, of the dummy slot, has the rows after all others.
 struct Sequences {
     Buffer<int> slots, starts, offsets, first_tiles;  // [sequences + 1]; offsets and tiles one more
     int count;
@@ -18,7 +19,7 @@ struct Sequences {
     DEVICE int rows_of(int sequence) const { return offsets[sequence + 1] - offsets[sequence]; }
 };
 
-// The sequence in which `index` lies: how many of ends[1], ends[2], ... ends[count] it has reached.
+// The sequence of `index`: how many of ends[1], ends[2], ... ends[count] it has reached.
 DEVICE int found_in(const Buffer<int> &ends, int count, int index) {
     int low = 0, high = count;
     while (low < high) {
@@ -45,7 +46,7 @@ DEVICE int position_of(const Sequences &own, int row) {
     return sequence < own.count ? row + own.starts[sequence] - own.offsets[sequence] : 0;
 }
 
-// `num_rows` are those that the host counts, padding included; with one row a tile each is its own.
+// `num_rows`: as counted by the host, padding included; with one row per tile, each row is its own tile.
 DEVICE void write_fields(Writer &writer, const Derive &o, const Sequences &own, int num_rows, int tile_rows) {
     int count = own.count;
     auto slot_of = [&](int row) { return own.slots[found_in(own.offsets, count, row)]; };
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(THREADS) derive(Derive o) {
         return o.slots[block] * o.block_size + position % o.block_size;
     });
     write_fields(writer, o, kept, o.num_kept, o.kept_tile_rows);
-    writer.write(o.max_rows, [&](int row) {  // as far from its sequence's end among all as among those that are kept
+    writer.write(o.max_rows, [&](int row) {  // same distance from its sequence's end among all rows as among the kept ones
         int sequence = found_in(kept.offsets, count, row);
         return sequence < count ? row + all.offsets[sequence + 1] - kept.offsets[sequence + 1] : 0;
     });

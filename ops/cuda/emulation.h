@@ -1,9 +1,9 @@
 // Emulation of nvcc and a GPU for the kernels of this directory, with g++ on a processor.
 //
-// The threads of a block are fibers of one thread: they run one after another, each up to where it waits for the others
-// (__syncthreads, a shuffle, a product of the warp), in a random order given by the seed, as are the blocks. So code that
-// depends on an unspecified order gives different bits with another seed. Every buffer has its bounds, shared memory begins
-// as NaN, and an asynchronous copy arrives only when it is waited for.
+// The threads of a block are fibers of one thread. They run one after another, each until it waits for the others
+// (__syncthreads, a shuffle, a product of the warp), in a random order given by the seed, as do the blocks. So code that
+// depends on an unspecified order gives different bits with another seed. Every buffer has bounds, shared memory begins as NaN,
+// and an asynchronous copy arrives only when it is waited for.
 //
 // `launch` returns 0, or 1 and leaves the kernel's error in `emulation::error()`. One launch at a time in a process.
 #pragma once
@@ -44,7 +44,7 @@ struct alignas(8) uint2 {
 namespace emulation {
 
 constexpr size_t STACK_BYTES = 96 << 10;
-constexpr size_t MAX_SHARED_BYTES = 227 << 10;  // of a block, on the cards with the most
+constexpr size_t MAX_SHARED_BYTES = 227 << 10;  // per block, on the cards with the most
 constexpr int MAX_THREADS = 1024, LANES = 32;
 
 enum class State { READY, AT_BARRIER, AT_WARP, DONE };
@@ -59,13 +59,13 @@ struct Fiber {
     jmp_buf here;
     ucontext_t context;
     std::unique_ptr<char[]> stack;
-    bool is_alive = false;  // its stack is in use: it waits for a block, or within one
+    bool is_alive = false;  // its stack is in use: it waits for a block, or inside one
     State state = State::DONE;
     std::vector<Copy> copies;  // under way
     int num_groups = 0;        // of copies, closed so far
 };
 
-struct Exchange {  // what the lanes of a warp show each other
+struct Exchange {  // data that the lanes of a warp exchange
     uint32_t words[LANES][8];
 };
 
@@ -92,14 +92,14 @@ inline Machine &machine() {
 inline const char *error() { return machine().error.c_str(); }
 inline void seed(unsigned value) { machine().random.seed(value); }
 
-// Back to the scheduler, until it goes on with this fiber.
+// Returns to the scheduler until it continues this fiber.
 [[gnu::noinline]] inline void wait(State state) {
     Fiber &own = *machine().running;
     own.state = state;
     if (_setjmp(own.here) == 0) _longjmp(machine().scheduler, 1);
 }
 
-// Ends the kernel. The fiber's frames are left as they are; what lies on them needs no destructor.
+// Ends the kernel. The fiber's frames are abandoned; nothing on them needs a destructor.
 [[noreturn, gnu::noinline]] inline void fail(const std::string &text) {
     Machine &m = machine();
     char place[96];
@@ -135,7 +135,7 @@ inline void fiber_main() {
     setcontext(&fiber.context);
 }
 
-// All of [begin, end) wait where `state` says, or have ended; at least one waits.
+// Whether all of [begin, end) are in `state` or have ended, and at least one waits.
 inline bool have_met(unsigned begin, unsigned end, State state) {
     bool is_any = false;
     for (unsigned i = begin; i < end; ++i) {
@@ -204,7 +204,7 @@ inline int launch(std::function<void()> kernel, dim3 grid, unsigned num_threads,
         m.block_index = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
         run_block();
         if (!m.error.empty()) {
-            for (Fiber &fiber : m.fibers) fiber.is_alive = false;  // some are within the kernel
+            for (Fiber &fiber : m.fibers) fiber.is_alive = false;  // some are inside the kernel
             return 1;
         }
     }
@@ -218,7 +218,7 @@ inline void *dynamic_shared(size_t offset, size_t size) {
     return machine().shared + offset;
 }
 
-// A static variable of a kernel stands for memory of each block: it is forgotten when a block begins.
+// A static variable of a kernel represents memory of each block: it is reset when a block begins.
 struct SharedMemory {
     SharedMemory(void *memory, size_t size) {
         machine().shared_variables.emplace_back(memory, size);

@@ -1,6 +1,6 @@
-// Experts: which of them each row goes to, their linears over the rows that chose them, and the sum of a row's results.
+// Experts: routing of rows, the linears of each expert over its rows, and the sum of a row's results.
 //
-// A choice's result is that of its row and its expert alone, whichever tile it lies in, so the order in which `dispatch` lists an
+// The result of a choice depends only on its row and expert, not on its tile, so the order in which `dispatch` lists an
 // expert's choices changes no bit.
 #include "linear.h"
 
@@ -13,7 +13,7 @@ struct Found {
     int index;
 };
 
-// The largest of the warp's, of equal ones the first.
+// The largest of the warp; ties go to the first.
 DEVICE Found best_of_warp(Found own) {
     for (int mask = WARP / 2; mask > 0; mask /= 2) {
         float value = __shfl_xor_sync(ALL_LANES, own.value, mask);
@@ -25,7 +25,7 @@ DEVICE Found best_of_warp(Found own) {
 
 constexpr float LEFT_OUT = -std::numeric_limits<float>::infinity();
 
-// A warp has a row.
+// One warp per row.
 __global__ void __launch_bounds__(ROUTE_THREADS) route(Route o) {
     SHARED Shared<float, MAX_EXPERTS> scores, left;
     SHARED Shared<float, MAX_EXPERTS> groups;

@@ -1,4 +1,4 @@
-// What the library tells of itself.
+// Description of the library.
 #include "operands.h"
 
 #define SIZE_OF(row) \

@@ -1,7 +1,7 @@
-"""The rows, compiled: for a card by nvcc, for the emulation by the machine's C++ compiler. Kept by what they were made of.
+"""The compiled rows: for a card by nvcc, for the emulation by the machine's C++ compiler. Cached by a key of all inputs.
 
-A library is made where there is none for these sources, this compiler and these flags yet, in a file that takes its name when
-it is whole. `Library.run` calls a row; what a kernel of the emulation did wrong is an error that says so.
+A library is built if there is none yet for these sources, this compiler and these flags, in a file that is renamed when
+complete. `Library.run` calls a row; errors that the emulation finds in a kernel are raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from ops.cuda.operands import ROWS, STRUCTURES
 
 SOURCES = Path(__file__).parent
-# Where the toolkit puts it, which few have on their PATH, and PyPI's nvidia-cuda-nvcc (the extra `nvcc`).
+# The toolkit's place, which is often not in PATH, and that of PyPI's nvidia-cuda-nvcc (the extra `nvcc`).
 USUAL_NVCCS = ("/usr/local/cuda/bin/nvcc", f"{sysconfig.get_path('purelib')}/nvidia/cu13/bin/nvcc")
 CARDS = ("80", "90", "100")  # compute capabilities that kernels are compiled for
 # Products and sums are fused only where a kernel does so explicitly, so that a row's bits are the same in all kernels.
@@ -28,7 +28,7 @@ _CARDS = ("-std=c++17", "-O3", "--fmad=false", "--shared", "-Xcompiler", "-fPIC"
 
 
 class BuildError(Exception):
-    """The compiler refused, or there is none."""
+    """The compiler failed, or there is none."""
 
 
 def emulation_command() -> list[str]:
@@ -39,7 +39,7 @@ def emulation_command() -> list[str]:
 
 
 def find_nvcc() -> str:
-    """BuildError: there is none."""
+    """Return the path of nvcc. BuildError if there is none."""
     found = next(filter(None, map(shutil.which, ("nvcc", *USUAL_NVCCS))), None)
     if found is None:
         where = " or ".join(("on PATH", *USUAL_NVCCS))
@@ -55,7 +55,7 @@ def card_command(nvcc: str, cards: tuple[str, ...] = CARDS) -> list[str]:
 
 
 def build(command: list[str], directory: Path) -> Path:
-    """The library that `command` makes of the sources. BuildError with the compiler's last lines."""
+    """Return the library that `command` builds from the sources. BuildError with the compiler's last lines."""
     sources = sorted(SOURCES.glob("*.cu"))
     key = hashlib.blake2b(repr(command).encode(), digest_size=12)
     for file in (*sources, *sorted(SOURCES.glob("*.h"))):
@@ -77,7 +77,7 @@ def build(command: list[str], directory: Path) -> Path:
 
 
 class RowError(Exception):
-    """A kernel was not run, or did what it must not."""
+    """A kernel was not run, or made an error."""
 
 
 class Library:
@@ -93,12 +93,12 @@ class Library:
         self._library.tokamak_error.restype = ctypes.c_char_p
 
     def run(self, row: str, operands: ctypes.Structure, stream: int = 0) -> None:
-        """Enqueues a row on a stream of the card (its address); the emulation has run it on return."""
+        """Enqueue a row on a stream of the card (its address); the emulation runs it before returning."""
         call: Any = getattr(self._library, f"tokamak_{row}")
         status = call(ctypes.byref(operands), ctypes.c_void_p(stream))
         if status != 0:
             raise RowError(f"{row}: {self._library.tokamak_error(status).decode()}")
 
     def seed(self, value: int) -> None:
-        """The order of threads and blocks in the emulation, from now on. A card has none."""
+        """Set the seed of the order of threads and blocks in the emulation. No effect on a card."""
         self._library.tokamak_seed(value)

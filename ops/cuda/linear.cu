@@ -1,7 +1,7 @@
-// Linears: y = x W + b of rows, with weights as numbers of x's type or as integers in groups. `linear.h` says in which order the
-// inputs are added up. Both kernels here keep it: that of few rows gives each quarter to a warp, since weights come faster the
-// more warps ask for them; that of many rows makes the quarters one after another and keeps what its warps share in shared
-// memory. So a row has the same bits in both.
+// Linears: y = x W + b of rows, with weights as numbers of x's type or as integers in groups. `linear.h` defines the order of
+// summation. Both kernels here keep it: the one for few rows gives each quarter to a warp, since more warps load weights
+// faster; the one for many rows computes the quarters one after another and keeps data shared by its warps in shared memory. So
+// a row has the same bits in both.
 #include "linear.h"
 
 namespace {
@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) linear_of_tiles(Linear o) {
 }
 
 constexpr int LARGE_ROWS = 128, LARGE_OUTPUTS = 128, LARGE_THREADS = 256, STAGES = 3;
-constexpr int STRIDE = STEP + 8;  // of a line in shared memory: eight lines begin in different banks
+constexpr int STRIDE = STEP + 8;  // length of a line in shared memory: eight lines begin in different banks
 
-// Numbers of x's type alone. Eight warps, of 64 rows and 32 outputs each.
+// Only for weights of x's type. Eight warps, with 64 rows and 32 outputs each.
 template <typename T>
 __global__ void __launch_bounds__(LARGE_THREADS) large_linear(Linear o) {
     Buffer<T> x = o.x.as<T>(), y = o.y.as<T>();

@@ -20,13 +20,13 @@ constexpr int INTEGER_BITS = 0;  // 0: weights are numbers of x's type
 template <int BITS>
 constexpr int INTEGER_BITS<Integer<BITS>> = BITS;
 
-// The first of `num_segments` that a quarter adds up.
+// The first of `num_segments` in a quarter.
 HOST_AND_DEVICE inline int quarter_begin(int quarter, int num_segments) {
     return static_cast<int>(static_cast<long long>(quarter) * num_segments / QUARTERS);
 }
 
-// Integers stay what they are, and so are exact: their scale comes after the sum of a segment. With offsets, or in groups that
-// steps do not divide, they become the numbers that they stand for.
+// Integers are multiplied as they are, which is exact; the scale is applied to the sum of a segment. With offsets, or in groups
+// that are not multiples of a step, they are converted to the numbers that they represent.
 template <typename W>
 DEVICE bool has_scaled_segments(const Weights &w) {
     return INTEGER_BITS<W> != 0 && w.offsets.is_empty() && w.group_size % STEP == 0;
@@ -58,7 +58,7 @@ DEVICE Eight<T> load_weights(const Weights &w, long long output, int first) {
     }
 }
 
-// `row_of(row)`: which row of x is the tile's row, -1: none. `store(row, output, sum)` takes each sum of a row that there is.
+// `row_of(row)`: the row of x for a row of the tile, -1: none. `store(row, output, sum)` gets each sum of the existing rows.
 template <typename T, typename W, typename RowOf, typename Store>
 DEVICE void multiply_tile(const Buffer<T> &x, const Weights &w, long long first_weight, int first_output, RowOf row_of,
                           Store store) {

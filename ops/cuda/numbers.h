@@ -3,7 +3,7 @@
 
 #include "platform.h"
 
-// As `operands.py` numbers them.
+// Numbered as in `operands.py`.
 enum Type : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, FLOAT8 = 4, INT4 = 5 };
 
 struct Float16 {
@@ -18,7 +18,7 @@ struct Float8 {  // e4m3: no infinities, the largest is 448
     uint8_t bits;
 };
 
-// run(x) with an x of the type of a row's activations.
+// Calls run(x) with an x of the type of a row's activations.
 template <typename Run>
 int with_type(int type, Run run) {
     switch (type) {
@@ -133,7 +133,7 @@ DEVICE Float8 from_float<Float8>(float x) {
 
 // -------------------------------------------------------------------------------- sums, always in the same order
 
-// Of all lanes of a warp; each has it.
+// Over all lanes of a warp; each gets the sum.
 DEVICE float warp_sum(float x) {
     for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(ALL_LANES, x, mask);
     return x;

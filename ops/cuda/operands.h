@@ -8,7 +8,7 @@
 
 #include "platform.h"
 
-// Numbers of the type that the operand `type` says; counted in numbers.
+// Numbers of the type given by the operand `type`; sizes are in numbers.
 struct Untyped {
     void *data;
     long long count;
@@ -19,8 +19,8 @@ struct Untyped {
     }
 };
 
-// Where a position's keys and values are: blocks of [block_size, kv_heads, dim] numbers and, of int8, behind these their
-// scales, float32 [block_size, kv_heads].
+// Keys and values: blocks of [block_size, kv_heads, dim] numbers, followed for int8 by their scales, float32 [block_size,
+// kv_heads].
 struct Cache {
     Buffer<unsigned char> keys;    // of all blocks
     Buffer<unsigned char> values;  // of all blocks
@@ -41,7 +41,7 @@ struct Begin {
     int block_size;
 };
 
-// All of a step's metadata, of what the host sent; ops/paddle/metadata.py says what lies where.
+// All metadata of a step, from the values sent by the host; ops/paddle/metadata.py defines the layout.
 struct Derive {
     Buffer<int> sent;     // [1 + 5 * num_slots]: header, columns of the rows; then places and values
     Buffer<int> slots;    // [num_slots + 1, num_positions + num_blocks + 1], in and out: tokens, tables and lengths; settings
@@ -94,8 +94,8 @@ struct StoreLatent {
     int plain_dim;
 };
 
-// Paged attention: the rows of a tile are queries of one sequence. Keys of 64 are a split, splits of 512 a part, each counted
-// from position 0 and added up in this order, whoever computes them.
+// Paged attention: the rows of a tile are queries of one sequence. A split is 64 keys, a part 512, both counted from position 0
+// and added in this order by any block.
 struct Attention {
     int type;
     Untyped queries;  // [num_rows, heads * (cache.key_dim + is_latent * cache.value_dim)]
@@ -123,7 +123,7 @@ struct Attention {
     int is_latent;
 };
 
-// Those of a linear. Integers stand for scale * (q - zero) or, with offsets, scale * q - offset.
+// Weights of a linear. Integers represent scale * (q - zero) or, with offsets, scale * q - offset.
 struct Weights {
     Buffer<unsigned char> values;  // num_outputs of padded_inputs each, of `type`; int4: two a byte, the first in the low bits
     Buffer<float> scales;          // [num_outputs, padded_inputs // group_size]; empty: not integers
@@ -145,7 +145,7 @@ struct Linear {
     int num_rows;
 };
 
-// The best experts of each row, as `RoutingRule` in ops/modules.py says.
+// The best experts of each row, as defined by `RoutingRule` in ops/modules.py.
 struct Route {
     Buffer<float> logits;      // [num_rows, num_experts]
     Buffer<float> correction;  // [num_experts]; empty: none
@@ -165,7 +165,7 @@ struct Route {
     int set;
 };
 
-// The choices of each expert one after another, and which of its tiles of 16 is whose. A choice is row * num_chosen + number.
+// Lists the choices of each expert one after another, and the expert of each tile of 16. A choice is row * num_chosen + number.
 struct Dispatch {
     Buffer<int> ids;           // [num_choices]; -1: none
     Buffer<int> offsets;       // out [num_experts + 1]: where each expert's choices begin
@@ -191,7 +191,7 @@ struct ExpertLinear {
     int x_divisor;
 };
 
-// The results of a row's choices, each times its weight, added up in their order, and then the shared ones.
+// Adds the results of a row's choices in order, each times its weight, and then the shared ones.
 struct Combine {
     int type;
     Untyped results;        // [num_rows, num_chosen, width]
@@ -204,7 +204,8 @@ struct Combine {
     int width;
 };
 
-// The token of each row, and what is known of it. Slots are told the token behind a sequence with the flag DRAWN.
+// Samples a token for each row, with its log-probability and rank. For sequences with the flag DRAWN, the token is written to
+// their slots.
 struct Sample {
     Buffer<float> logits;          // [num_rows, vocab]
     Buffer<int> logit_row_ids;     // [num_rows]: which of the rows that are kept each is
@@ -224,8 +225,8 @@ struct Sample {
     int num_blocks;     // of a slot's table
 };
 
-// Arithmetic alone: 256 threads of each block make num_steps steps in each of 8 chains. A step is of 4 products of a thread in
-// float32, else of one [16, 16] [16, 8] of a warp.
+// Arithmetic only: 256 threads of each block compute num_steps steps in each of 8 chains. A step is 4 products of a thread in
+// float32, otherwise one [16, 16] [16, 8] of a warp.
 struct Peak {
     int type;
     Buffer<float> sums;  // out [num_blocks, 256]

@@ -1,8 +1,7 @@
 """Operands of rows as `operands.h` declares them: a ctypes structure for each struct there, shapes, and the call.
 
-The header is the only place where operands are listed: bindings, sizes of results that the caller does not give, and refusals
-come from it. A number, type or size that does not fit is an error before anything runs, and so is a structure that the compiler
-laid out otherwise.
+The header is the only list of operands: bindings, sizes of results that the caller does not give, and checks are derived from
+it. A wrong number, type or size is an error before anything runs, and so is a structure with another layout in the compiler.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SHAPE = re.compile(r"(?:(out) )?\[([^]]+)\]")
 
 
 class Memory(ctypes.Structure):
-    """A `Buffer` or `Untyped`: where it begins, and of how many numbers it is."""
+    """A `Buffer` or `Untyped`: its address and size in numbers."""
 
     _fields_ = [("data", ctypes.c_void_p), ("count", ctypes.c_longlong)]
 
@@ -38,7 +37,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-Dimension = Callable[[Any], int]  # a number of the structure
+Dimension = Callable[[Any], int]  # computes a size from the numbers of the structure
 
 
 class Member(NamedTuple):
@@ -47,7 +46,7 @@ class Member(NamedTuple):
     name: str
     dtype: str  # "": the type of the operand `type`
     element_bytes: int
-    dimensions: tuple[Dimension, ...] | None  # None: the header does not say
+    dimensions: tuple[Dimension, ...] | None  # None: not in the header
     shape: str  # as in the header
     is_result: bool  # allocated if not given
     may_be_empty: bool
@@ -102,7 +101,7 @@ def _structures(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str,
 
 STRUCTURES, MEMBERS = _structures(HEADER.read_text())
 _FIELDS: list[Any] = [field[1] for structure in STRUCTURES.values() for field in structure._fields_]
-ROWS = tuple(name for name, structure in STRUCTURES.items() if structure not in _FIELDS)  # the others are parts of these
+ROWS = tuple(name for name, structure in STRUCTURES.items() if structure not in _FIELDS)  # other structures are parts of these
 _TYPE_NAMES = {number: name for name, number in TYPES.items()}
 
 Describe = Callable[[Any], tuple[int, int]]  # a tensor's address and bytes
@@ -115,13 +114,13 @@ def memory_of(address: int, num_bytes: int, element_bytes: int) -> Memory:
 
 
 def operands(row: str, describe: Describe, **values: Any) -> ctypes.Structure:
-    """The structure of a row. `values`: for memory a tensor, or None where there is none; numbers as they are; of a struct
-    within it a dict of the same. AssertionError: one too many or too few, or memory that has fewer numbers than its shape."""
+    """Return the structure of a row. `values`: a tensor or None for memory, numbers, and a dict for a nested struct.
+    AssertionError for missing or unknown operands, or memory with fewer numbers than its shape."""
     return bound(row, describe, None, values)[0]
 
 
 def bound(row: str, describe: Describe, make: Make | None, values: dict[str, Any]) -> tuple[ctypes.Structure, dict[str, Any]]:
-    """Return the structure as `operands` does, and the results that `values` lack, which are made."""
+    """Return the structure like `operands`, and the results missing in `values`, which are allocated."""
     structure: Any = STRUCTURES[row]
     members = MEMBERS[row]
     names = [name for name, _ in structure._fields_]

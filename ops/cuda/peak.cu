@@ -1,11 +1,11 @@
-// As much arithmetic as a card does: sums that live in registers, of nothing that is read. What `tools/device/rows.py` holds the
-// arithmetic of other rows against.
+// The maximum arithmetic of a card: sums in registers, without reading memory. `tools/device/rows.py` compares the arithmetic
+// of other rows with it.
 #include "numbers.h"
 #include "operands.h"
 
 namespace {
 
-constexpr int THREADS = 256, CHAINS = 8;  // of each thread, independent of each other
+constexpr int THREADS = 256, CHAINS = 8;  // independent chains of each thread
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) peak(Peak o) {

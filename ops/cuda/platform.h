@@ -40,7 +40,7 @@ struct Buffer {
             emulation::fail("element " + std::to_string(index) + " of a buffer of " + std::to_string(count));
         return data[index];
     }
-    // As many elements as `Vector` has bytes for, from `index` on, in one access.
+    // Accesses as many elements from `index` on as fit into `Vector`, at once.
     template <typename Vector>
     const Vector &vector(long long index) const {
         if (index < 0 || index + static_cast<long long>(sizeof(Vector) / sizeof(T)) > count)
@@ -60,14 +60,15 @@ struct Shared {
     __device__ __forceinline__ T &operator[](int index) { return values[index]; }
 };
 
-// The part of the block's memory from byte `offset` on that has `count` elements.
+// The part of the block's memory with `count` elements from byte `offset` on.
 template <typename T>
 DEVICE Buffer<T> dynamic_shared(int offset, int count) {
     extern __shared__ __align__(16) unsigned char tokamak_shared[];
     return {reinterpret_cast<T *>(tokamak_shared + offset), count};
 }
 
-// 16 bytes, copied while the thread goes on; they are there after `wait_for_copies`, and for other threads after a barrier.
+// Copies 16 bytes while the thread continues; they arrive at `wait_for_copies`, and are visible to other threads after a
+// barrier.
 DEVICE void copy_16_bytes(void *shared, const void *global, bool is_there) {
     unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     int num_bytes = is_there ? 16 : 0;  // the others are zeros

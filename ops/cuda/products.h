@@ -1,9 +1,9 @@
 // Products of 16 rows and 8 columns that a warp computes from memory, 32 inputs at a time.
 //
-// Lane 4 g + t reads eight neighbours from input 8 t on, of rows g and g + 8 and of column g: the first four of each lane
-// are the inputs of one product of the warp, the others of the next. The numbering of inputs only affects the order of the
-// sum, and that order is the same for every row and column. In float32 there is no such product: lanes compute the four sums
-// that they keep, one input after another.
+// Lane 4 g + t reads eight consecutive inputs from 8 t on, of rows g and g + 8 and of column g: the first four of each lane are
+// the inputs of one product of the warp, the others of the next. The numbering of inputs only affects the order of the sum, and
+// that order is the same for every row and column. In float32 there is no such product: lanes compute the four sums that they
+// keep, one input after another.
 #pragma once
 
 #include "numbers.h"
@@ -11,7 +11,7 @@
 constexpr int STEP = 32;  // inputs
 
 template <typename T>
-struct Eight {  // neighbours, as words of two
+struct Eight {  // consecutive numbers, as words of two
     uint32_t words[4];
 };
 
@@ -20,7 +20,7 @@ struct Eight<float> {
     float values[8];
 };
 
-// c [16, 8] += a b of one step; `a(row, first)` and `b(column, first)` give Eight<T>, or zeros behind the end.
+// c [16, 8] += a b of one step; `a(row, first)` and `b(column, first)` give Eight<T>, or zeros after the end.
 template <typename T, typename A, typename B>
 DEVICE void multiply_step(float (&c)[4], int lane, A a, B b) {
     int g = lane / 4, t = lane % 4;
@@ -47,7 +47,7 @@ DEVICE Eight<T> zeros() {
     return {};
 }
 
-// Eight neighbours from `index` on, which is a multiple of eight in memory that begins at a line.
+// Eight consecutive numbers from `index` on, a multiple of eight in memory aligned to a line.
 template <typename T>
 DEVICE Eight<T> load(const Buffer<T> &from, long long index) {
     Eight<T> result;
@@ -71,7 +71,7 @@ DEVICE Eight<T> eight_of(const float (&values)[8]) {
     return result;
 }
 
-// The same where `width` numbers of a row follow each other from `row` on and the last eight may be cut.
+// The same for a row of `width` numbers from `row` on, whose last eight may be incomplete.
 template <typename T>
 DEVICE Eight<T> load_within(const Buffer<T> &from, long long row, int first, int width) {
     if (first + 8 <= width && width % 8 == 0) return load(from, row + first);

@@ -1,8 +1,8 @@
-"""Registers and memory of the kernels on a card, by ptxas: `python -m ops.cuda.resources [NVCC]` prints a table; it fails where
-a kernel spills.
+"""Registers and memory of the kernels on a card, by ptxas: `python -m ops.cuda.resources [NVCC]` prints a table and fails if a
+kernel spills.
 
 The compiler runs as for a build, for all cards, and prints registers, shared memory and spills of each kernel. The table is
-kept in `.github/DEVICES.md` with the digest of its sources: a run takes minutes.
+kept in `.github/DEVICES.md` with the digest of its sources, because a run takes minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers(?:[^\n]*?(?P<shared>\d+) bytes smem)?",
     re.DOTALL,
 )
-_KERNEL = re.compile(r"\d+([a-z][a-z_]*?)(?:I|E)")  # within a mangled name, behind its namespace
+_KERNEL = re.compile(r"\d+([a-z][a-z_]*?)(?:I|E)")  # in a mangled name, after its namespace
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def resources_of(log: str) -> list[Resources]:
 
 
 def table(found: Iterable[Resources]) -> str:
-    """The most that any type of a kernel takes, a line for each kernel and card."""
+    """Return a table of the maximum over all types of a kernel, a line for each kernel and card."""
     most: dict[tuple[str, str], Resources] = {}
     for each in found:
         key = each.kernel, each.card
@@ -75,12 +75,12 @@ def digest() -> str:
 
 
 def is_kept() -> bool:
-    """The table of these very kernels is in .github/DEVICES.md."""
+    """Return whether .github/DEVICES.md has the table of these kernels."""
     return f"Sources `{digest()}`:" in (SOURCES.parents[1] / ".github" / "DEVICES.md").read_text()
 
 
 def main(nvcc: str) -> int:
-    """The exit code: 1 where a kernel spills."""
+    """Return the exit code: 1 if a kernel spills."""
     found: list[Resources] = []
     for source in sorted(SOURCES.glob("*.cu")):
         with tempfile.TemporaryDirectory() as directory:

@@ -1,5 +1,5 @@
-// What follows the projections of attention: heads are normalized and rotated, keys and values go to their places in the cache.
-// A block has a row, a warp a head at a time.
+// After the projections of attention: normalizes and rotates heads, and writes keys and values to the cache. One block per row;
+// each warp takes one head at a time.
 #include "cache.h"
 #include "operands.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int WARPS = 4, MAX_DIM = 512;
 
-// y = normalized x, or x, of a head of `dim` numbers in shared memory; each lane of the warp takes part.
+// y = normalized x, or x, for a head of `dim` numbers in shared memory, by all lanes of the warp.
 DEVICE void normalize(const Buffer<float> &head, const Buffer<float> &weight, int first_weight, int dim, float epsilon,
                       int lane) {
     float squares = 0.0f;
@@ -22,7 +22,7 @@ DEVICE float rotated(const Buffer<float> &head, int i, const Buffer<float> &cosi
     return fmaf(head[i], cosines[angle + i], head[partners[i]] * sines[angle + i]);
 }
 
-// A warp's own part of the block's memory.
+// The part of the block's memory for one warp.
 DEVICE Buffer<float> own_head(Shared<float, WARPS * MAX_DIM> &heads, int warp) { return {&heads[warp * MAX_DIM], MAX_DIM}; }
 
 template <typename T>

@@ -1,9 +1,9 @@
-// A row's token from its logits, as ops/cpu/native/sampling.h defines it: temperature, min_p, top_k, top_p, and the inverse of the
-// cumulative distribution in token id order, with the number of (seed, position, sample index).
+// Samples a row's token from its logits, as defined in ops/cpu/native/sampling.h: temperature, min_p, top_k, top_p, and the
+// inverse of the cumulative distribution in token id order, with the number of (seed, position, sample index).
 //
-// A block has a row, a thread a run of neighbouring ids. What is cut off is found without sorting: the key of the last logit that
-// stays bit by bit, by counting, or weighing, those that are not below it; of equal logits the lowest ids stay. Weights are
-// float32, sums float64: of a thread's run in id order, then thread after thread, so nothing depends on other rows.
+// One block per row; each thread has a range of ids. The cut is found without sorting: the key of the last remaining logit is
+// found bit by bit, by counting or weighing those not below it; of equal logits the lowest ids remain. Weights are float32,
+// sums float64, over a thread's range in id order and then over the threads in order, so nothing depends on other rows.
 #include "numbers.h"
 #include "operands.h"
 
@@ -28,13 +28,13 @@ DEVICE double uniform(uint32_t seed_low, uint32_t seed_high, uint32_t position, 
     return static_cast<double>((uint64_t{c[0]} << 32 | c[1]) >> 11) * 1.1102230246251565e-16;  // 2^-53
 }
 
-// Ascending as the logits are; both zeros are one.
+// Key in the order of the logits; both zeros have the same.
 DEVICE uint32_t key_of(float x) {
     uint32_t bits = bits_of(x + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// What stays: keys above `key`, and of those that are equal to it the first `num_equal`.
+// What remains: keys above `key`, and the first `num_equal` of those equal to it.
 struct Cut {
     uint32_t key;
     int num_equal;
@@ -44,7 +44,7 @@ struct Block {
     Shared<double, THREADS> &parts;
     Shared<double, 1> &all;
 
-    // The sum of each thread's value, thread after thread; each has it.
+    // The sum of all threads' values in thread order; each thread gets it.
     DEVICE double sum(double value) const {
         __syncthreads();
         parts[threadIdx.x] = value;
@@ -58,7 +58,7 @@ struct Block {
         return all[0];
     }
 
-    // Of the threads before this one.
+    // The sum over the threads before this one.
     DEVICE double sum_before(double value) const {
         sum(value);
         double before = 0;
@@ -66,7 +66,7 @@ struct Block {
         return before;
     }
 
-    // The smallest of all.
+    // The minimum over all threads.
     DEVICE int least(int value) const {
         __syncthreads();
         parts[threadIdx.x] = value;
@@ -78,7 +78,7 @@ struct Block {
     }
 };
 
-// Where all lies in the slots' memory.
+// Offsets in the slots' memory.
 struct Slots {
     Buffer<int> memory;
     long long tables_at, lengths_at, settings_at;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(THREADS) sample(Sample o) {
     int kept = o.logit_row_ids[row], slot = o.row_slots[o.row_ids[kept]], position = o.positions[kept] + 1;
     Slots slots(o);
 
-    // The largest, and the first token that has it; the first NaN, where there is one.
+    // The largest logit and its first token; the first NaN, if there is one.
     float largest = -INF;
     bool is_nan = false;
     for (int id = begin; id < end; ++id) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(THREADS) sample(Sample o) {
                 if (count_of(key | bit) >= top_k) key |= bit;
             if (key >= cut.key) cut = {key, key == 0xffffffffu ? top_k : top_k - static_cast<int>(count_of(key + 1))};
         }
-        // What is above the cut weighs; of what is equal to it, so many as are left.
+        // Weighs logits above the cut, and the remaining number of those equal to it.
         auto weight_from = [&](uint32_t least) {
             double sum = 0, of_equal = 0;
             int num_equal = 0;
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(THREADS) sample(Sample o) {
             }
         };
         double own = 0;
-        int last = -1;  // with any weight: taken where no sum reaches the target
+        int last = -1;  // last id with a weight: taken if no sum reaches the target
         for_each_kept([&](int id, double weight) {
             own += weight;
             if (weight > 0) last = id;

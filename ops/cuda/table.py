@@ -1,7 +1,7 @@
-"""The op table of CUDA's rows: what is not a row of its own is the reference's, in Paddle.
+"""The op table of CUDA's rows; other ops are those of the reference, in Paddle.
 
-Tensors are Paddle's, on the card, or on the CPU where the rows are emulated. Activations are float32; weights float32, or int8
-and int4 as a checkpoint stores them or as the native table rounds them, keys and values of any type that `operands.h` knows.
+Tensors are Paddle's, on the card, or on the CPU for emulated rows. Activations are float32; weights are float32, or int8 and
+int4 as stored in a checkpoint or as rounded by the native table; keys and values may have any type of `operands.h`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_PART_NUMBERS = 1 << 24  # scratch memory for parts of attention; beyond it,
 
 
 class PackedLinear(NamedTuple):
-    """The weights of outputs of a rank."""
+    """Weights of a rank's outputs."""
 
     values: paddle.Tensor
     scales: paddle.Tensor | None
@@ -74,7 +74,7 @@ class PackedExperts(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Operands of these names."""
+    """Operands with these names."""
 
     angle_rows: paddle.Tensor
     cosines: paddle.Tensor
@@ -88,7 +88,8 @@ class Step(NamedTuple):
 
 
 def make_table(library: Library, stream: Callable[[], int] = lambda: 0, rank_group: RankGroupOps | None = None) -> OpTable:
-    """`stream`: the address of that on which Paddle enqueues what is its own now. `rank_group`: what several ranks exchange."""
+    """Return the table. `stream`: returns the address of Paddle's current stream. `rank_group`: the exchanges of several
+    ranks."""
     rows = _Rows(library, stream, rank_group)
     table = msgspec.structs.replace(
         reference.TABLE,
@@ -122,13 +123,13 @@ def make_table(library: Library, stream: Callable[[], int] = lambda: 0, rank_gro
 
 
 def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
-    """Linears as the rows take them; what the reference computes, as it packs it."""
+    """Pack linears for the rows, and modules of reference ops as the reference does."""
     match module:
         case Linear():
             module.weight = _packed(sources["weight"](), module.columns, module.format)
             if "bias" in sources:
                 module.bias = paddle.to_tensor(_own(float32(sources["bias"]()), module.columns))
-        case HeadNorm():  # queries are alike, and so are keys
+        case HeadNorm():  # all queries have the same weight, and so have all keys
             values = [float32(sources[name]()).reshape(-1) for name in ("queries", "keys")]
             module.weight = paddle.to_tensor(np.stack(values))
         case Router():
@@ -146,7 +147,7 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 for part, linears in module.parts.items()
             }
             module.weight = PackedExperts(**parts)
-        case Embedding():  # of what its head has, where they are one matrix
+        case Embedding():  # uses the head's weights, if they are one matrix
             numbers = _in_format(sources["weight"](), module.format)
             reference.pack(module, {"weight": lambda: numbers}, store)
         case _:
@@ -154,7 +155,7 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
 
 
 def _in_format(values: Values, format: WeightFormat) -> Values:
-    """Floats rounded, where integers are to be kept of them."""
+    """Round floats if the format has integers."""
     return rounded(values, format) if isinstance(values, np.ndarray) and format.kind in INTEGERS else values
 
 
@@ -234,7 +235,7 @@ def make(shape: tuple[int, ...], dtype: str) -> paddle.Tensor:
 
 
 def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
-    """Return `Cache` of operands.h. Scales follow the keys' numbers in a block: block_size * kv_heads of them."""
+    """Return `Cache` of operands.h. In a block, block_size * kv_heads scales follow the keys' numbers."""
     scale_bytes = 4 if cache.dtype == "int8" else 0
     key_dim, value_dim = (
         (part.shape[1] // (cache.block_size * kv_heads) - scale_bytes) // TYPE_BYTES[cache.dtype]
@@ -258,7 +259,7 @@ class _Rows:
         self._rank_group = rank_group
 
     def _run(self, row: str, **values: Any) -> dict[str, paddle.Tensor]:
-        """The results that are not given."""
+        """Run a row and return the results that are not given."""
         filled, made = bound(row, describe, make, values)
         self._library.run(row, filled, self._stream())
         return made
@@ -360,7 +361,7 @@ class _Rows:
         return reference.Cut(self.combine(results, routing, shared), begin, module.num_inputs)
 
     def expert_products(self, x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, packed: PackedLinear) -> paddle.Tensor:
-        """[n, out]: row rows[i] of x times the weights of expert ids[i]; zeros where that is -1."""
+        """Return [n, out]: row rows[i] of x times the weights of expert ids[i]; zeros for -1."""
         own, of_experts = (paddle.to_tensor(each.astype(np.int32)) for each in (rows, ids))
         lists = self._dispatch(of_experts, len(packed.values) // packed.num_outputs)
         return self._expert_linear(paddle.gather(x, own), packed, lists, 1)
@@ -368,7 +369,7 @@ class _Rows:
     def chosen_of_some(
         self, x: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range
     ) -> paddle.Tensor:
-        """[R * chosen, hidden] by `experts`; zeros where another was chosen."""
+        """Return [R * chosen, hidden] by `experts`; zeros for choices of others."""
         is_own = (ids >= experts.start) & (ids < experts.stop)
         lists = self._dispatch(paddle.where(is_own, ids, paddle.full_like(ids, -1)), module.num_experts)
         both = self._expert_linear(x, module.weight.gate_up, lists, ids.shape[1])
@@ -397,7 +398,7 @@ class _Rows:
     def _expert_linear(
         self, x: paddle.Tensor, packed: PackedLinear, lists: dict[str, paddle.Tensor], x_divisor: int
     ) -> paddle.Tensor:
-        """Rows of choices that no expert has are zeros."""
+        """Run a linear of experts; rows of choices without an expert are zeros."""
         y = paddle.zeros([len(lists["choices"]), packed.num_outputs])
         self._run(
             "ExpertLinear",

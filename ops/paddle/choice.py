@@ -1,8 +1,8 @@
 """Selection of fused-op candidates for a device: each is tried with a model's shapes before weights are loaded.
 
 Called by `workers/selftest/op_choice.py`. A candidate is used if its numbers match the formula, computed here in float64, and
-if a row has the same bits alone, with six others, in 128 and in 640 rows, at any position. On a rank with some columns of a
-linear, the bits must be those of the whole linear.
+if a row has the same bits alone, with six others, and at any position of 128 and of 640 rows. On a rank with some columns of a
+linear, the bits must equal those of the whole linear.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Fallback(msgspec.Struct, frozen=True):
     op: str
     candidate: str
     reason: str
-    is_variant: bool = False  # its numbers are correct but depend on other rows
+    is_variant: bool = False  # numbers are correct but depend on other rows
 
 
 class NoCandidateError(Exception):
@@ -63,7 +63,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(table: OpTable, cases: Iterable[Case], *, allows_variant: bool = False) -> Choice:
-    """Return `table` with the first correct candidate of each op. NoCandidateError: there is none. With `allows_variant`, a
+    """Return `table` with the first correct candidate of each op. NoCandidateError if there is none. With `allows_variant`, a
     candidate with bits that depend on other rows is accepted if no other is correct."""
     by_op: dict[str, list[Case]] = {}
     for case in cases:
@@ -100,7 +100,7 @@ def _fault(candidate: Candidate, table: OpTable, cases: Sequence[Case]) -> Fallb
 
 
 def _check(case: Case, table: OpTable) -> tuple[str, bool]:
-    """Return the fault, and whether only other rows cause it; empty: none."""
+    """Return the fault (empty: none), and whether it only comes from other rows."""
     rows = _random(_NUM_ROWS, case.width)
     op, of_all = case.prepare(table)
     found = of_all(paddle.to_tensor(rows)).numpy()
@@ -135,7 +135,7 @@ def _pack(table: OpTable, module: Module, **values: np.ndarray) -> None:
 
 
 def linear_case(module: Linear) -> Case:
-    """Return the case of a declared linear without weights yet. This rank's columns come first."""
+    """Return the case of a declared linear that has no weights yet. This rank's columns come first."""
     inputs, width = module.num_inputs, module.width
     own = np.concatenate([np.arange(begin, end) for begin, end in module.columns or ((0, width),)])
     order = np.append(own, np.setdiff1d(np.arange(width), own))
@@ -198,11 +198,11 @@ def activation_case(activation: str, width: int) -> Case:
 
 
 def draw_case(vocab_size: int) -> Case:
-    """Greedy tokens, where many logits are equal. Of a large vocabulary a part."""
+    """Return the case of greedy tokens with many equal logits, on a part of a large vocabulary."""
     width = min(vocab_size, _MAX_LOGITS)
 
     def parted(tokens: np.ndarray) -> np.ndarray:
-        """Numbers that a tolerance keeps apart."""
+        """Return numbers that differ by more than the tolerance."""
         return np.stack([tokens // 128, tokens % 128], axis=1)
 
     def prepare(table: OpTable) -> tuple[RowOp, RowOp]:
@@ -222,8 +222,8 @@ def draw_case(vocab_size: int) -> Case:
 
 
 def rotary_case(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners: np.ndarray) -> Case:
-    """Two queries, a key and a value of each row; its position goes with it, as its last number. `cosines`, `sines`: of some
-    positions, `_NUM_ROWS` at most."""
+    """Return the case of two queries, a key and a value per row, whose last number is its position. `cosines`, `sines`: of at
+    most `_NUM_ROWS` positions."""
     shape, dim = AttentionShape(2, 1, module.head_dim), module.head_dim
     width = 4 * dim
 
@@ -247,7 +247,7 @@ def rotary_case(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners
 
     def expected(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         heads = rows[:, :width].reshape(len(rows), 4, dim)
-        # the positions are those of float32, as the op is given them
+        # positions as float32, as the op gets them
         positions = cast(np.ndarray, positions_of(rows.astype(np.float32)))
         angles = cosines[positions][:, None], sines[positions][:, None]
         rotated = heads[:, :3] * angles[0] + heads[:, :3][..., partners] * angles[1]

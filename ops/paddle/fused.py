@@ -1,21 +1,21 @@
-"""Paddle's fused ops in the place of the reference's: for each op of the table some candidates, the best first.
+"""Paddle's fused ops as replacements for reference ops: candidates for each op of the table, the best first.
 
-Nothing of it is believed. `choice.py` tries each candidate on the device that it is for, with the model's shapes; what is wrong
-there, or gives a row other bits in other company, is left for the next one, and at last for the reference's own op.
+None is trusted. `choice.py` tries each candidate on its device with the model's shapes. A candidate with wrong results, or with
+bits that depend on other rows, is skipped for the next one; the last one is the reference op.
 
-A linear runs in tiles of 128 rows, filled up with zeros: one shape, so one algorithm, whatever the batch is; in tiles of 512
-where a row has the same bits in those. Everything else is of one row each.
+A linear runs in tiles of 128 rows, padded with zeros: one shape, so one algorithm, for any batch; in tiles of 512 if a row has
+the same bits there. All other ops work on each row separately.
 
 Not used, and why:
 
-- `block_multihead_attention_xpu`: float16 alone, no grouped queries when it decodes, prompts from position 0 alone, one token a
-  row, and lengths copied to the host in each call: no chunks, found prefixes, drafts or graphs.
-- `block_multihead_attention`: a prompt's rows see the keys of this step alone, so neither chunks nor found prefixes.
-- `flash_attn_unpadded` on XPU copies the offsets to the host in each call. Attention is the reference's.
-- `moe_gate_dispatch` with `moe_combine`: without padding the host must read how many rows each expert has, as for the
-  reference's in large steps; padded to what one may get, every expert multiplies as many rows as there are. Paddle has no
-  `fused_moe`.
-- `weight_only_linear`, `fp8_gemm_blockwise`: activations become 16, or 8, bits there, and all of this table is float32.
+- `block_multihead_attention_xpu`: only float16, no grouped queries in decode, prompts only from position 0, one token per row,
+  and lengths copied to the host in each call: no chunks, prefix hits, drafts or graphs.
+- `block_multihead_attention`: rows of a prompt see only keys of this step, so no chunks or prefix hits.
+- `flash_attn_unpadded` on XPU copies the offsets to the host in each call. Attention is that of the reference.
+- `moe_gate_dispatch` with `moe_combine`: without padding, the host must read the number of rows of each expert, as the
+  reference does in large steps; with padding to the maximum, every expert multiplies as many rows as the step has. Paddle has
+  no `fused_moe`.
+- `weight_only_linear`, `fp8_gemm_blockwise`: activations become 16 or 8 bits, but this table is float32 throughout.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Pack = Callable[[Module, Mapping[str, Source], Store], None]
 
 
 class Candidate(NamedTuple):
-    """`change`: the table with this in the place of its own."""
+    """`change`: returns the table with this candidate in place of its own op."""
 
     name: str
     change: Callable[[OpTable], OpTable]
@@ -67,7 +67,7 @@ def tiled_linear(*tiles: int) -> Callable[[OpTable], OpTable]:
 
 
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
-    """[in, out], of its outputs those of this rank."""
+    """Pack as [in, out], with this rank's outputs."""
     own = module.columns or ((0, module.width),)
     for name, source in sources.items():
         values = float32(source())
@@ -76,7 +76,7 @@ def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) ->
 
 
 def _packing(table: OpTable, kind: type, pack: Callable[[Any, Mapping[str, Source], Store], None]) -> Pack:
-    """The table's `pack`, but of modules of a kind."""
+    """Return the table's `pack` with another function for modules of one kind."""
 
     def packing(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         (pack if isinstance(module, kind) else table.pack)(module, sources, store)
@@ -97,8 +97,8 @@ def _with_norm(table: OpTable) -> OpTable:
 
 @dataclass(frozen=True, slots=True)
 class PairedAngles(reference.Angles):
-    """Angles of pairs: with the other half's element, or with a neighbour. Sines as the fused op takes them: without the
-    minus."""
+    """Angles of pairs: each element with that of the other half, or with a neighbour. Sines are without sign, as the fused op
+    expects."""
 
     are_neighbours: bool
 
@@ -149,7 +149,7 @@ def _with_activation(table: OpTable) -> OpTable:
 
 REFERENCE = Candidate("reference", lambda table: table)
 
-# By the name of what is checked; the last one is always the table's own, or the host.
+# By the name of the checked op; the last one is always the table's own op, or the host.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "linear": (Candidate("tiles_of_512", tiled_linear(512)), Candidate("tiles_of_128", tiled_linear()), REFERENCE),
     "rms_norm": (Candidate("fused_rms_norm", _with_norm), REFERENCE),

@@ -1,17 +1,18 @@
-"""Rows of draft layers, made on the device from a step's buffer: neither draft tokens nor hidden states go through the host.
+"""Rows of draft layers, computed on the device from a step's buffer: draft tokens and hidden states never pass through the
+host.
 
 Used by `workers/extensions/drafts/device_draft_plan.py`. The data of `workers/engine/device_inputs.py` is preceded by int32:
 
     drafts   slot, position of its last token, draft tokens, first key, state    a column of max_drafted each, most drafts first
     entries  first position that gets an entry, state                            a column of num_slots each, as the step's rows
 
-A `state` is a row of `LayerMemory.states`: the trunk's hidden state before the first token of a row. A step leaves the states
-of the last positions of each sequence, 1 + k in a group; the host names the last accepted one once it knows.
+A `state` is a row of `LayerMemory.states`: the trunk's hidden state before the first token of a row. A step stores the states
+of the last 1 + k positions of each sequence as a group; the host later names the last accepted one.
 
     draft n of a row that begins at p    token p + n, written by draft n - 1, and the state, or the one that draft n - 1 left
     entry of position j                  token j, and the state of the row before: of this step, or, for the first, as sent
 
-Entries of rejected draft tokens are written too: the next row begins there, and entries after a row are never read.
+Entries of rejected draft tokens are written too; the next row overwrites them, and entries after a row are never read.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from ops.paddle.metadata import InPlace, num_up_to, write, write_sent
 from ops.table import HAS_BOUNDS, NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS, Inputs, KeptRows
 
 OF_DRAFTS, OF_ENTRIES = 5, 2  # columns
-NO_ENTRIES = (1 << 31) - 1  # in place of a first position
+NO_ENTRIES = (1 << 31) - 1  # first position of a row without entries
 
 
 class _Step(InPlace, Protocol):
-    """Inputs that the device makes."""
+    """Inputs computed on the device."""
 
     block_tables: Tensor
     token_ids: Tensor
@@ -46,19 +47,19 @@ class LayerMemory(msgspec.Struct, frozen=True):
 
     step: Any  # as _Step
     columns: Tensor  # int32 [OF_DRAFTS * max_drafted + OF_ENTRIES * num_slots]
-    states: Tensor  # float32 [(num_slots + 1) * group, hidden]; of the last group the first row stays 0
+    states: Tensor  # float32 [(num_slots + 1) * group, hidden]; the first row of the last group stays 0
     fed: Tensor  # float32 [max_drafted, hidden]: left by the last draft
-    kept: Tensor  # float32 [most rows that are captured, hidden]: of the trunk's graph that was replayed last
+    kept: Tensor  # float32 [maximum captured rows, hidden]: from the last replayed graph of the trunk
     max_drafted: int
     group: int  # states of a sequence
 
     def keep_hidden(self, hidden: Tensor) -> None:
-        """Part of the trunk's graphs: what it gives of the kept rows."""
+        """Keep the hidden states of the kept rows. Part of the trunk's graphs."""
         paddle.assign(hidden, output=self.kept[: hidden.shape[0]])
 
     def with_read_tokens(self, drawn: Tensor | None, row_ids: Tensor) -> Tensor:
-        """Return the `drawn` tokens (int32 [n, m]), if any, of the kept rows `row_ids` (int32 [m]), and behind them the token
-        that each row read: among these are draft tokens that the host does not know yet."""
+        """Return the `drawn` tokens (int32 [n, m]), if any, of the kept rows `row_ids` (int32 [m]), followed by the token that
+        each row read, which may be a draft token that the host does not know yet."""
         step: _Step = self.step
         row_ids = paddle.gather(step.kept.row_ids, row_ids)
         token_ids = paddle.gather(step.token_ids, row_ids).reshape([1, -1])
@@ -136,7 +137,7 @@ def rows_of_draft(memory: LayerMemory, number: int, num_rows: int, num_key_split
 
 
 def put_draft(memory: LayerMemory, number: int, part: slice, tokens: Tensor) -> None:
-    """The `tokens` (int32 [m]) guessed for a part of the rows are the next ones of their slots."""
+    """Store the `tokens` (int32 [m]) drafted for a part of the rows as the next ones of their slots."""
     step: _Step = memory.step
     slots, starts, counts, _, _ = (column[part] for column in _of_draft_tokens(memory, part.stop))
     places = slots * step.sizes.num_positions + starts + (number + 1)
@@ -174,7 +175,7 @@ def rows_of_entries(memory: LayerMemory, kept_hidden: Tensor) -> tuple[Inputs, T
     is_first = (numbers == paddle.gather(offsets[:count], sequences)).unsqueeze(1).expand(kept_hidden.shape)
     before = paddle.where(is_first, paddle.gather(memory.states, states), _one_later(kept_hidden))
 
-    # the last of a sequence is in the last place of its group
+    # the last row of a sequence has the last place in its group
     places = numbers - paddle.gather(offsets[1 : 1 + count], sequences) + memory.group
     is_last = paddle.clip(places + 1, min=0, max=1) * is_row
     nowhere = memory.states.shape[0] - 1
@@ -188,7 +189,7 @@ def _one_later(rows: Tensor) -> Tensor:
 
 
 def draft_tokens(memory: LayerMemory, num_rows: int, count: int) -> Tensor:
-    """The first `count` tokens behind the last one of each row that is guessed for, int32 [rows, count]."""
+    """Return the first `count` tokens after the last one of each drafted row, int32 [rows, count]."""
     step: _Step = memory.step
     slots, starts, _, _, _ = _of_draft_tokens(memory, num_rows)
     firsts = (slots * step.sizes.num_positions + starts + 1).unsqueeze(1).expand([num_rows, count])

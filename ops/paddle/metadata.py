@@ -1,8 +1,8 @@
-"""A step's metadata made on the device, out of one small copy from the host; in tensors that never move.
+"""A step's metadata, computed on the device from one small copy from the host, in tensors with fixed addresses.
 
-Part of `reference.begin` where the inputs are a device's (`workers/engine/device_inputs.py` says what is sent); the numbers are
-those of `workers/engine/inputs.py`, bit for bit. Every op has the same shapes in every step, so all of it can be captured: what
-is not in use is of the dummy slot. Numbers of rows are the host's, which a capture has fixed.
+Part of `reference.begin` for inputs on a device (`workers/engine/device_inputs.py` defines what is sent). The numbers equal
+those of `workers/engine/inputs.py` bit for bit. Every op has the same shapes in every step, so all can be captured; unused rows
+belong to the dummy slot. The host knows the numbers of rows, which a capture fixes.
 
 XPUs have no kernels of `searchsorted`, nor of int32 `floor_divide`, `unbind` and `min` (tests/ops/xpu_kernels.py): none here.
 """
@@ -17,13 +17,13 @@ import paddle
 from ops.modules import Tensor
 from ops.table import ROW_TILE, StepInputs
 
-HEADER = 1  # number of writes to the slots' memory: (place, value) each, after the rows
-NUM_COLUMNS = 5  # of the rows: slot, first position, positions, the last of them that are kept, flags
-MAX_DIVIDED = 1 << 22  # by `quotient`
-FOLLOWING = 1  # flags: the row begins at its slot's last token, wherever that is;
+HEADER = 1  # number of writes to the slots' memory; these follow the rows as (place, value)
+NUM_COLUMNS = 5  # of the rows: slot, first position, number of positions, number of last positions that are kept, flags
+MAX_DIVIDED = 1 << 22  # limit of `quotient`
+FOLLOWING = 1  # flags: the row begins at the last token of its slot;
 DRAWN = 2  # the token sampled after the row's last position is its slot's next token
 SETTINGS = ("seed", "temperature", "top_p", "min_p", "top_k", "sample_index")  # words of a slot, in this order
-NUM_SETTINGS = 10  # words: the first four have two each, the low one first
+NUM_SETTINGS = 10  # words: the first four settings have two each, the low one first
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -91,18 +91,19 @@ class Counts(Protocol):
 
 
 class InPlace(Counts, Protocol):
-    """Memory of a device; all int32 and of fixed address. `num_rows` and `tile_rows` are those of all rows."""
+    """Memory on a device; all int32 at fixed addresses. `num_rows` and `tile_rows` are those of all rows."""
 
     sizes: Sizes
     sent: Tensor  # [num_sent]
     slots: Tensor  # [num_values]: tokens [slots + 1, positions] | tables [slots + 1, blocks] | lengths [slots + 1] | settings
     derived: Tensor  # the fields of_rows, those of_kept
-    numbers: Tensor  # 0, 1, 2, ...: as many as the longest field has
+    numbers: Tensor  # 0, 1, 2, ..., as long as the longest field
     kept: Counts
 
 
 def quotient(x: Tensor, divisor: int) -> Tensor:
-    """x // divisor of int32 from 0 to MAX_DIVIDED: half of one more is far enough from whole numbers for float32."""
+    """Return x // divisor of int32 from 0 to MAX_DIVIDED: with 0.5 added, quotients are far enough from integers for
+    float32."""
     return paddle.scale(x.astype("float32"), 1.0 / divisor, 0.5 / divisor).astype("int32")
 
 
@@ -114,7 +115,7 @@ def num_up_to(ends: Tensor, numbers: Tensor) -> Tensor:
 
 
 def derive(memory: InPlace, block_size: int) -> None:
-    """Write what was sent to the slots, and make all else of it."""
+    """Write the sent values to the slots, and compute all metadata."""
     sizes = memory.sizes
     slots, starts, counts, kept = _take(memory)
     positions, tables = sizes.num_positions, sizes.num_blocks
@@ -124,7 +125,7 @@ def derive(memory: InPlace, block_size: int) -> None:
     token_ids = paddle.gather(memory.slots, row_slots * positions + at) * all_rows.is_row
     blocks = paddle.gather(memory.slots, row_slots * tables + quotient(at, block_size) + sizes.tables_at)
     slot_mapping = blocks * block_size + at % block_size
-    # the last rows of each sequence: as far from its end among all as among those that are kept
+    # kept rows are the last of each sequence: same distance from its end among all rows as among the kept ones
     ends = paddle.concat([all_rows.offsets[1:], all_rows.offsets[-1:]])
     kept_ends = paddle.concat([kept_rows.offsets[1:], kept_rows.offsets[-1:]])
     distances = paddle.gather(ends - kept_ends, kept_rows.row_sequences)
@@ -134,7 +135,7 @@ def derive(memory: InPlace, block_size: int) -> None:
 
 
 def _take(memory: InPlace) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """The rows that were sent, int32 [slots] each, once the slots' memory is as it was told."""
+    """Write the sent values to the slots' memory, and return the sent rows, int32 [slots] each."""
     sizes = memory.sizes
     write_sent(memory)
     columns = memory.sent[HEADER : _written_at(sizes)].reshape([NUM_COLUMNS, sizes.num_slots])
@@ -149,7 +150,7 @@ def _written_at(sizes: Sizes) -> int:
 
 
 def write_sent(memory: InPlace) -> None:
-    """Write the slots' memory that was sent; a second call changes nothing."""
+    """Write the sent values to the slots' memory; a second call changes nothing."""
     sizes, sent = memory.sizes, memory.sent
     is_written = (memory.numbers[: sizes.max_written] < sent[:1]).astype("int32")
     written = sent[_written_at(sizes) :].reshape([sizes.max_written, 2])
@@ -164,7 +165,7 @@ def write(memory: InPlace, places: Tensor, values: Tensor, is_written: Tensor) -
 
 
 def keep_drawn(inputs: StepInputs, tokens: Tensor) -> None:
-    """Write the `tokens` (int32 [m]) sampled for `inputs.logit_row_ids`, which are neighbours, to the slots of rows with the
+    """Write the `tokens` (int32 [m]) sampled for `inputs.logit_row_ids`, which are consecutive, to the slots of rows with the
     flag DRAWN."""
     memory = cast(InPlace, inputs)
     sizes, count = memory.sizes, memory.sizes.num_slots
@@ -190,7 +191,7 @@ class _Sequences:
         self._starts, self._slots, self._contexts = starts, slots, starts + counts
         ends = paddle.cumsum(counts, dtype="int32")
         self.offsets = paddle.concat([numbers[:1], ends])
-        # one more sequence, of the dummy slot, has the rows behind all others
+        # one more sequence, of the dummy slot, has the rows after all others
         rows = numbers[: sizes.max_rows]
         self.row_sequences = num_up_to(ends, rows)
         self.is_row = (self.row_sequences < sizes.num_slots).astype("int32")

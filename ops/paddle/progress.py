@@ -1,6 +1,6 @@
-"""Progress of long ops, so that a worker that computes is not taken for one that hangs.
+"""Progress of long ops, so that a busy worker is not taken for a hanging one.
 
-The worker sets who is told; ops tell it when they end, and between their parts where they work in parts.
+The worker sets the function; ops call it at their end, and between parts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def report_progress_to(report: Callable[[], None] | None) -> None:
 
 
 def got_on() -> None:
-    """A part of an op is done."""
+    """Report that a part of an op is done."""
     if _report is not None:
         _report()
 
 
 def reporting(op: Callable[P, R]) -> Callable[P, R]:
-    """The op, which reports its end."""
+    """Return the op, changed to report its end."""
 
     @functools.wraps(op)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

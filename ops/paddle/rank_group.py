@@ -1,8 +1,8 @@
 """Ops of several ranks: their exchanges, for matrices shared within a replica and experts shared by all replicas. Local
 computation is done by the reference table, or another table over Paddle's tensors (`RankGroupOps.over`).
 
-Tensors go through Paddle process groups, metadata through host memory. Sums never cross ranks: columns are concatenated, and
-the rank of a row adds up its experts' results in the row's own order.
+Tensors go through Paddle process groups, metadata through host memory. Sums never span ranks: columns are concatenated, and the
+rank that has a row adds its experts' results in the row's order.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from ops.table import ROW_TILE, AttentionMetadata, Inputs, OpTable, Routing
 
 
 class Group(Protocol):
-    """Ranks that make the same calls in the same order; `place` is this one's."""
+    """Ranks that make the same calls in the same order; `place` is that of this rank."""
 
     place: int
     count: int
 
     def tell(self, values: np.ndarray) -> np.ndarray:
-        """[...] of each -> [count, ...], in their order."""
+        """Gather [...] of each rank -> [count, ...], in their order."""
 
     def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
-        """float32 [n, m] of each -> [count, n, m]."""
+        """Gather float32 [n, m] of each rank -> [count, n, m]."""
 
 
 class ExpertOps(NamedTuple):
     """Expert ops of a single rank."""
 
     experts: Callable[..., paddle.Tensor | Cut]  # as `OpTable.experts`, also for a rank with some columns of each expert
-    sync_free_ops: Callable[..., paddle.Tensor | Cut]  # the same, and no host looks at numbers
+    sync_free_ops: Callable[..., paddle.Tensor | Cut]  # the same, without reading numbers on the host
     products: Callable[..., paddle.Tensor]  # as `reference.expert_products`
     combine: Callable[..., paddle.Tensor]  # as `reference.add_choices`
-    # rows, ids, module, activation, neighbouring experts -> [R * chosen, hidden], of choices of others whatever it be, and no
-    # host looks. None: choices of others would be as much work, so each rank computes its own rows, as it has all experts
+    # rows, ids, module, activation, consecutive experts -> [R * chosen, hidden], undefined for choices of other experts,
+    # without reading on the host. None: other choices would cost as much, so each rank computes its own rows with all experts
     chosen_of_some: Callable[..., paddle.Tensor] | None = None
 
 
@@ -66,7 +66,7 @@ class RankGroupOps:
         return self.over(reference.TABLE, of_reference)
 
     def over(self, table: OpTable, experts: ExpertOps) -> OpTable:
-        """Return `table` with gathered columns, and with shared experts where ranks share them."""
+        """Return `table` with gathered columns, and with shared experts if ranks share them."""
 
         def begin(inputs: Inputs, cache: KvCache) -> Any:
             self._rows = inputs
@@ -133,15 +133,15 @@ class RankGroupOps:
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
-        """All columns of what goes into `down`, of this rank's columns of gate and up."""
+        """Return all columns of the input of `down`, from this rank's columns of gate and up."""
         first = module.gate_up[0].columns[0][0]
         return self.all_gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
 
     def _shared_results(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, products: Callable[..., paddle.Tensor]
     ) -> paddle.Tensor:
-        """Return the results of each row's choices, [R * chosen, hidden]; those of padded rows mean nothing. Tensor ranks have
-        the same rows: each shows its part of them, computes the choices that fall to it, and all show their results."""
+        """Return the results of each row's choices, [R * chosen, hidden]; those of padded rows are undefined. Tensor ranks have
+        the same rows: each sends its part of them, computes the choices assigned to it, and all exchange their results."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
         num_rows, place = cast(AttentionMetadata, self._rows).num_tokens, sharing.place % num_same
         own = slice(num_rows * place // num_same, num_rows * (place + 1) // num_same)
@@ -169,8 +169,8 @@ class RankGroupOps:
         chosen_of_some: Callable[..., paddle.Tensor],
     ) -> paddle.Tensor:
         """Return `_shared_results` without reading on the host which experts rows have, with the same number of rows on every
-        rank: each rank computes the choices of all ranks that fall to neighbouring experts, the same number on each rank except
-        the last, wherever `owners` places them. No rows are counted for the balancer."""
+        rank: each rank computes the choices of all ranks for a range of experts, equally many on each rank except the last,
+        regardless of `owners`. No rows are counted for the balancer."""
         sharing, num_same = cast(Group, self._sharing), 1 if self._tensor is None else self._tensor.count
         (num_rows, num_chosen), place = routing.ids.shape, sharing.place % num_same
         num_shown = -(-num_rows // num_same)  # part of the rows shared by tensor ranks; the last part is padded with zeros
@@ -199,7 +199,7 @@ class RankGroupOps:
         activation: str,
         products: Callable[..., paddle.Tensor],
     ) -> paddle.Tensor:
-        """[most, hidden]: results of the choices that fall to this rank, in the order in which all count them; then any."""
+        """Return [most, hidden]: results of the choices assigned to this rank, in the common order; the rest is undefined."""
         own = np.flatnonzero(choices.computing == cast(Group, self._sharing).place)
         if not len(own):
             return paddle.zeros([choices.most, module.num_inputs])
@@ -212,12 +212,12 @@ class RankGroupOps:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Every choice of every row that ranks show, in an order that all know: int [n] each."""
+    """All choices of all rows that ranks send, in a common order: int [n] each."""
 
-    homes: np.ndarray  # the rank that shows the row
-    rows: np.ndarray  # index of the row among all shown rows
+    homes: np.ndarray  # the rank that sends the row
+    rows: np.ndarray  # index of the row among all sent rows
     ids: np.ndarray  # the expert
-    computing: np.ndarray  # the rank to which it falls
+    computing: np.ndarray  # the rank that computes it
     places: np.ndarray  # index of its result, with `most` from each rank
     most: int  # whole tiles
 
@@ -243,6 +243,6 @@ def _widened(x: paddle.Tensor, width: int) -> paddle.Tensor:
 
 
 def _with_rows(x: paddle.Tensor | None, count: int, width: int) -> paddle.Tensor:
-    """x [n, width], or no rows, and rows of zeros after it."""
+    """Return x [n, width], which may have no rows, padded with rows of zeros."""
     missing = count - (0 if x is None else x.shape[0])
     return paddle.concat([*([] if x is None else [x]), *([paddle.zeros([missing, width])] if missing else [])])

@@ -1,20 +1,20 @@
-"""Reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the oracle of every test.
+"""Reference backend: every op in plain Paddle, float32. Runs on any Paddle device and is the reference of every test.
 
-Used by the worker if no native table fits the device. A row's bits depend on that row alone, for these reasons:
+Used by the worker if no native table fits the device. A row's bits depend only on that row, for these reasons:
 
 - Rows always come in multiples of ROW_TILE. Paddle's elementwise kernels process the end of an array that is not a multiple of
   the vector width with scalar code, which rounds `exp` and `sqrt` differently; full tiles avoid that.
-- A BLAS chooses its order of summation by the shape of a product, and within one by the place of a row. So in a linear every
-  row is a product of its own, [1, in] x [in, OUTPUT_CHUNK], in one batch with the other rows and chunks.
-- In attention each query makes its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x
-  [KEY_SPLIT, head_dim], whatever tile it is in; splits are counted from position 0 and added up in their order. The maximum is
-  exact in any order, and a split in which all keys are masked adds exact zeros, so it may as well be left out.
-- Products read and write whole lines of LANES elements: widths that are no multiple are padded with zeros, which change no
-  sum. A BLAS treats operands that begin within a line with other code.
+- A BLAS chooses its order of summation by the shape of a product and by the position of a row in it. So in a linear every row
+  is a separate product, [1, in] x [in, OUTPUT_CHUNK], in one batch with the other rows and chunks.
+- In attention each query has its own products [group, head_dim] x [head_dim, KEY_SPLIT] and [group, KEY_SPLIT] x [KEY_SPLIT,
+  head_dim], in any tile; splits are counted from position 0 and added in order. The maximum is exact in any order, and a split
+  with only masked keys adds exact zeros, so it can be omitted.
+- Products read and write whole lines of LANES elements: other widths are padded with zeros, which change no sum. A BLAS treats
+  operands that begin within a line with other code.
 - Paddle joins the rows of a batched product into one when the other operand is not batched; hence at least two chunks of
   outputs in a linear, and at least two tiles in attention (`Inputs.num_tiles`).
-- Each of several ranks (`rank_group.py`) computes whole chunks, and products of whole groups of query heads, and keeps its
-  own columns and heads: so each product is the same as on one rank.
+- With several ranks (`rank_group.py`), each computes whole chunks and products of whole groups of query heads, and keeps its
+  own columns and heads, so each product is the same as on one rank.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ from ops.paddle.progress import got_on, reporting
 from ops.table import HAS_BOUNDS, KEY_SPLIT, ROW_TILE, AttentionMetadata, DeviceSampler, Inputs, OpTable, Routing, StepInputs
 from ops.weight_format import Source, Store, float32
 
-OUTPUT_CHUNK = 64  # small enough to stay in the first caches, with its inputs, while all rows pass
+OUTPUT_CHUNK = 64  # small enough to stay in the caches, with its inputs, for all rows
 LANES = 16  # float32 of a 64-byte line
-MAX_SCORES = 1 << 23  # elements of one attention pass (32 MiB): long prompts take several passes
-MAX_GATHERED = 1 << 24  # elements of gathered expert weights (64 MiB), or one choice
+MAX_SCORES = 1 << 23  # elements per attention pass (32 MiB): long prompts take several passes
+MAX_GATHERED = 1 << 24  # elements of gathered expert weights (64 MiB), but at least one choice
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """A linear's weights [chunks, 1, in, OUTPUT_CHUNK], and where the outputs that are wanted lie among all of theirs."""
+    """Weights of a linear [chunks, 1, in, OUTPUT_CHUNK], and the positions of the wanted outputs among all outputs of the
+    chunks."""
 
     weights: paddle.Tensor
     own: tuple[slice, ...]
@@ -72,7 +73,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The columns of a result that this rank computes, from `begin` on, of `width`."""
+    """Columns of a result that this rank computes, from `begin` on, out of `width`."""
 
     tensor: paddle.Tensor
     begin: int
@@ -81,8 +82,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StackedChunks:
-    """Chunks of all experts, which have the same columns: [experts, chunks, 1, in, OUTPUT_CHUNK]; and views of each in the same
-    memory."""
+    """Chunks of all experts with the same columns, [experts, chunks, 1, in, OUTPUT_CHUNK], and views of each expert."""
 
     weights: paddle.Tensor
     own: tuple[slice, ...]
@@ -91,7 +91,7 @@ class StackedChunks:
 
 @dataclass(frozen=True, slots=True)
 class ExpertChunks:
-    """All ranks have all experts, in memory of their own."""
+    """Chunks of experts: every rank has all experts in its own memory."""
 
     gate_up: StackedChunks
     down: StackedChunks
@@ -105,7 +105,7 @@ class ExpertChunks:
 
 
 def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
-    """Everything float32, whatever the module's format; nothing goes to the store."""
+    """Pack everything as float32, for any format of the module, without the store."""
     values = {name: float32(source()) for name, source in sources.items()}
     match module:
         case Linear():
@@ -154,18 +154,19 @@ def _own_chunks(weight: np.ndarray, columns: Columns) -> Chunks:
 
 
 def _cut(weight: np.ndarray, columns: Columns) -> tuple[np.ndarray, tuple[slice, ...]]:
-    """The chunks of [out, in] that have these columns (none: all), and where these lie among all that the chunks have."""
+    """Return the chunks of [out, in] with these columns (empty: all), and the positions of these among all columns of the
+    chunks."""
     whole, ranges = _chunks(weight), columns or ((0, len(weight)),)
     places = sorted({place for begin, end in ranges for place in range(begin // OUTPUT_CHUNK, -(-end // OUTPUT_CHUNK))})
     firsts = [places.index(begin // OUTPUT_CHUNK) * OUTPUT_CHUNK + begin % OUTPUT_CHUNK for begin, _ in ranges]
     own = tuple(slice(first, first + end - begin) for first, (begin, end) in zip(firsts, ranges, strict=True))
-    if len(places) == 1:  # two at least
+    if len(places) == 1:  # at least two
         places.append(places[0] - 1)
     return whole[places], own
 
 
 def _chunks(weight: np.ndarray) -> np.ndarray:
-    """[out, in] -> [chunks, 1, in, OUTPUT_CHUNK], both padded with zeros."""
+    """Return [out, in] as [chunks, 1, in, OUTPUT_CHUNK], both padded with zeros."""
     num_chunks = max(2, -(-len(weight) // OUTPUT_CHUNK))
     padding = (0, num_chunks * OUTPUT_CHUNK - len(weight)), (0, -weight.shape[1] % LANES)
     chunks = np.pad(weight, padding).reshape(num_chunks, 1, OUTPUT_CHUNK, -1)
@@ -196,9 +197,9 @@ class AttentionStep:
 
     inputs: AttentionMetadata
     block_size: int
-    key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; the dummy slot 0 where the sequence has no key
+    key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; dummy slot 0 if the sequence has no key
     query_positions: paddle.Tensor  # int32 [T, Q, 1]
-    # by kv heads, of the cache and of them the rank's: int32 [T, S * heads * KEY_SPLIT]
+    # by the number of KV heads of the cache and the rank's range: int32 [T, S * heads * KEY_SPLIT]
     head_slots: dict[tuple[int, range], paddle.Tensor] = field(default_factory=dict)
     masks: dict[int, paddle.Tensor] = field(default_factory=dict)  # by window: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
 
@@ -230,7 +231,7 @@ def _attention_step(inputs: AttentionMetadata, size: int) -> AttentionStep:
 
 
 def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape) -> paddle.Tensor:
-    """Rows of the cache seen as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
+    """Return rows of the cache viewed as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
     key = shape.num_kv_heads, _kv_heads(shape)
     rows = step.head_slots.get(key)
     if rows is None:
@@ -276,12 +277,13 @@ def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
 
 
 def _expand(x: paddle.Tensor, shape: list[int]) -> paddle.Tensor:
-    """Paddle's own broadcasting within an operation is many times slower than this and the operation on equal shapes."""
+    """Expand, since Paddle's broadcasting within an operation is many times slower than this and the operation on equal
+    shapes."""
     return paddle.expand(x, shape)
 
 
 def _whole_lines(x: paddle.Tensor) -> paddle.Tensor:
-    """`x` with its last axis padded to a multiple of LANES."""
+    """Return `x` with its last axis padded to a multiple of LANES."""
     padding = -x.shape[-1] % LANES
     return paddle.concat([x, paddle.zeros([*x.shape[:-1], padding])], axis=-1) if padding else x
 
@@ -313,9 +315,9 @@ def linear(x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
 
 
 def adapt(step: Any, y: paddle.Tensor | Cut, x: paddle.Tensor, module: Linear) -> paddle.Tensor | Cut:
-    """Every row by each adapter that some row of the step has: of these products it takes its own. Adapters lie in memory of
-    the host, and may be others in each step."""
-    inputs: AttentionMetadata = getattr(step, "inputs", step)  # of a step of this table or of one made of it
+    """Multiply every row by each adapter in the step, and select the product of its own adapter. Adapters are in host memory
+    and may change in each step."""
+    inputs: AttentionMetadata = getattr(step, "inputs", step)  # a step of this table, or of one based on it
     own, adapters = own_columns(y), module.adapters
     assert adapters is not None, f"{module.name} has no adapters"
     row_slots = inputs.adapter_slots[: x.shape[0]].numpy()
@@ -398,7 +400,7 @@ class Angles:
     partners: paddle.Tensor  # as in Rotary
 
     def rotated(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Heads [R, heads, head_dim]."""
+        """Rotate heads [R, heads, head_dim]."""
         cosines, sines = _expand(self.cosines, x.shape), _expand(self.sines, x.shape)
         return x * cosines + paddle.gather(x, self.partners, axis=-1) * sines
 
@@ -424,7 +426,7 @@ def rotate_and_store(
     num_rotated = own.count + own.kv_count
     heads = own_columns(qkv).reshape([inputs.num_rows, num_rotated + own.kv_count, shape.head_dim])
     x = heads[:, :num_rotated]
-    if norm is not None:  # queries are alike, and so are keys
+    if norm is not None:  # all queries have the same weight, and so have all keys
         weight = norm.weight[shape.num_heads - own.count : shape.num_heads + own.kv_count]
         x = _normalize(x, weight, norm.epsilon)
     x = angles.rotated(x)
@@ -435,7 +437,7 @@ def rotate_and_store(
 
 
 def _store_heads(cache: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tensor, shape: AttentionShape) -> None:
-    """The rank's KV heads [R, heads, head_dim]; those of others stay."""
+    """Store the rank's KV heads [R, heads, head_dim]; those of other ranks are unchanged."""
     if shape.own is None:
         paddle.scatter_(cache, slots, heads.reshape([-1, shape.keys_width]))
         return
@@ -460,8 +462,8 @@ def _attend_heads(
     shape: AttentionShape | LatentShape,
     window: int,
 ) -> paddle.Tensor:
-    """The rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. Where ranks share a KV head, what others have of its
-    group of queries is zeros here."""
+    """Attend with the rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. If ranks share a KV head, the other ranks'
+    queries of its group are zeros."""
     own, rows = shape.heads, queries.shape[0]
     group = shape.num_heads // shape.num_kv_heads
     count, first = own.count // own.kv_count, own.first % group
@@ -484,8 +486,8 @@ def _attend_pages(
     shape: AttentionShape | LatentShape,
     window: int,
 ) -> paddle.Tensor:
-    """Queries [R, kv_heads, group, key_dim] against the parts of keys, [slots * kv_heads, dim] each, side by side ->
-    [R, kv_heads * group * value_dim]; of the rank's KV heads."""
+    """Attend with queries [R, kv_heads, group, key_dim] of the rank's KV heads to the parts of keys, [slots * kv_heads, dim]
+    each, side by side -> [R, kv_heads * group * value_dim]."""
     inputs = step.inputs
     heads, group = queries.shape[1:3]
     if inputs.tile_rows > 1:
@@ -525,7 +527,7 @@ def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, 
 
 
 def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
-    """The sum over axis 2, one split after another."""
+    """Return the sum over axis 2, one split after another."""
     if x.shape[2] == 1:
         return x.squeeze(2)
     return paddle.add_n(paddle.unbind(x, axis=2))
@@ -618,7 +620,7 @@ def route(step: AttentionStep, x: paddle.Tensor, module: Router) -> Routing:
 
 
 def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
-    """The scores, -inf for experts of other groups."""
+    """Return the scores, -inf for experts of other groups."""
     if rule.num_groups == 1:
         return scores
     rows, size = scores.shape[0], scores.shape[1] // rule.num_groups
@@ -638,8 +640,7 @@ def draw_largest(inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
 
 
 def largest(logits: paddle.Tensor) -> paddle.Tensor:
-    """[m, vocab] -> int32 [m]: of those that are no numbers the first, where there are such, as the native sampler does; else
-    the first of the largest."""
+    """[m, vocab] -> int32 [m]: the first NaN if there is any, like the native sampler, otherwise the first of the largest."""
     width = logits.shape[1]
     is_number = logits == logits
     numbers = paddle.where(is_number, logits, paddle.full_like(logits, -math.inf))
@@ -650,12 +651,12 @@ def largest(logits: paddle.Tensor) -> paddle.Tensor:
 
 
 def _from_last(shape: list[int]) -> paddle.Tensor:
-    """int32 [R, n]: n - 1, n - 2, ..., 0 in each row."""
+    """Return int32 [R, n]: n - 1, n - 2, ..., 0 in each row."""
     return _expand((shape[1] - 1) - paddle.arange(shape[1], dtype="int32"), shape)
 
 
 def _largest(values: paddle.Tensor, count: int) -> paddle.Tensor:
-    """int32 [R, count]: where the largest of [R, n] are, the largest first; of equal ones the first."""
+    """Return int32 [R, count]: indices of the largest of [R, n], the largest first; ties go to the first."""
     last, from_last = values.shape[1] - 1, _from_last(values.shape)
     found = []
     for _ in range(count):
@@ -678,8 +679,8 @@ def experts(
 
 
 def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts: StackedChunks) -> paddle.Tensor:
-    """[n, out]: row rows[i] of x times the weights of expert ids[i]. Expert by expert, the rows of each filled up to whole
-    tiles with its first. Those of expert -1, which is none, are zero."""
+    """Return [n, out]: row rows[i] of x times the weights of expert ids[i]. Computed expert by expert, with rows padded to
+    whole tiles by copies of the first. Expert -1 means none and gives zeros."""
     results = paddle.zeros([len(ids), _width(experts.own)])
     for expert in np.unique(ids[ids >= 0]).tolist():
         own = np.flatnonzero(ids == expert)
@@ -701,14 +702,14 @@ def sync_free_experts(
 
 
 def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
-    """[R * chosen, in], of rows [R, in]: the row of each choice."""
+    """Return [R * chosen, in] from rows [R, in]: the row of each choice."""
     rows, num_chosen = routing.ids.shape
     return _expand(x.unsqueeze(1), [rows, num_chosen, x.shape[1]]).reshape([rows * num_chosen, x.shape[1]])
 
 
 def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChunks) -> paddle.Tensor:
     """Return [n, out]: row i of x [n, in] times the weights of expert ids[i]. Weights are read once per choice, while
-    `expert_products` reads them once for all rows that chose the expert, but has to look at the choices."""
+    `expert_products` reads them once for all rows of the expert, but must read the choices on the host."""
     num_chunks, width = experts.weights.shape[1], experts.weights.shape[3]
     num_each = max(1, MAX_GATHERED // (num_chunks * width * OUTPUT_CHUNK))
     x, outputs = _whole_lines(x), []
@@ -722,7 +723,7 @@ def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChu
 
 
 def add_choices(results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
-    """Results of each row's choices [R * chosen, n], weighed, added up in their order, and then the shared ones: [R, n]."""
+    """Return [R, n]: the weighted results of each row's choices [R * chosen, n], added in order, and then the shared ones."""
     rows, num_chosen = routing.weights.shape
     shape = [rows, num_chosen, results.shape[1]]
     weighed = results.reshape(shape) * _expand(routing.weights.unsqueeze(-1), shape)
@@ -764,7 +765,7 @@ TABLE = OpTable(
     keep_rows=keep_rows,
     activate_and_multiply=reporting(activate_and_multiply),
     take_rows=take_rows,
-    all_gather=lambda x: x,  # there is one rank
+    all_gather=lambda x: x,  # single rank
     route=reporting(route),
     experts=reporting(experts),
     store_latent=reporting(store_latent),
