@@ -1,6 +1,6 @@
-"""From a checkpoint to what the kernels read: `declaration.py` (what a model wants), `reader.py` (what a checkpoint has),
-`formats/` (how it is quantized), `loader.py` (packing one into the other), `cache.py` and `packed_file.py` (kept for later
-starts).
+"""From a checkpoint to the kernels' layout: `declaration.py` (modules of a model), `reader.py` (files of a checkpoint),
+`formats/` (quantization formats), `loader.py` (packing one into the other), `cache.py` and `packed_file.py` (packed weights for
+later starts).
 
 Read `loader.py` first.
 """

@@ -1,14 +1,12 @@
-"""The directory of packed weights: one file for each contents of a checkpoint, precision and layout of the kernels, for any
-number of ranks.
+"""Directory of packed weights: one file per checkpoint contents, precision and kernel layout, for any number of ranks.
 
-Used by the loader. Files are written under another name and renamed when they are complete; every writer and every user holds
-a lock (flock) on its file, which dies with the process. So a file without a lock is nobody's: a half-written one was left by a
-writer that died and is removed, a complete one may be removed to keep the directory within its limit, the least recently used
-first. Of two engines that want to write the same file one does, the other goes without. The ranks of one engine wait for the
-one that writes, and if it dies one of them writes in its place. What cannot be kept is no error; the loader then packs into
-memory.
+Used by the loader. Files are written under a temporary name and renamed when complete. Every writer and every user holds a lock
+(flock) on its file, which ends with the process. A file without a lock is therefore unused: a partial one of a dead writer is
+removed, and a complete one may be removed to keep the directory within its limit, least recently used first. If two engines
+want to write the same file, one writes and the other packs into memory. The ranks of one engine wait for the writer; if it
+dies, one of them writes instead. A failure to store weights is no error: the loader packs into memory.
 
-There is no fsync: a file that a power failure cut short is found by its checksum.
+There is no fsync: the checksum detects a file that a power failure truncated.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ _SLICE_S = 0.1
 
 
 class WeightCache:
-    """`limit`: bytes of all files. `is_shared`: by several ranks, which wait for the one that writes. `is_run`: in the
-    directory of a run, which keeps no weights that are not in use."""
+    """`limit`: bytes of all files. `is_shared`: used by several ranks, which wait for the writer. `is_run`: in the directory of
+    a run, which keeps only weights in use."""
 
     def __init__(self, directory: Path, limit: int, is_shared: bool = False, is_run: bool = False) -> None:
         self.directory = directory
@@ -43,7 +41,7 @@ class WeightCache:
         self._is_run = is_run
 
     def open(self, name: str) -> PackedFile | None:
-        """The file of that name; None where there is none. DamagedFileError where it cannot be used."""
+        """Return the file of that name, or None if there is none. Raises DamagedFileError if it is unusable."""
         path = self._path(name)
         try:
             file = PackedFile(path)
@@ -59,9 +57,9 @@ class WeightCache:
     def writer(
         self, name: str, layout: Layout, description: dict[str, Any], on_slice: Callable[[], None] = lambda: None
     ) -> Iterator[FileWriter | None]:
-        """A file to fill; it is complete when the block ends, and gone where the block raises. None where nothing can be kept:
-        one line in the log says why; or where another rank wrote it. `on_slice` is called now and then while that is waited
-        for."""
+        """Yield a new file to fill, complete when the block ends and removed if the block raises. Yield None if it cannot be
+        stored, for the logged reason, or if another rank wrote it. `on_slice` is called regularly while waiting for that
+        rank."""
         try:
             descriptor = self._lock(self._path(name, _PARTIAL), on_slice)
         except OSError as error:
@@ -77,7 +75,7 @@ class WeightCache:
             if writer is not None:
                 writer.finish()
                 self._rename(name)
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # the arrays that were filled still hold it
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # arrays of the filled file still hold it
         finally:
             if writer is not None:
                 writer.close()
@@ -86,7 +84,7 @@ class WeightCache:
             os.close(descriptor)
 
     def written(self, name: str) -> PackedFile | None:
-        """The file that was just written; None where it went away again."""
+        """Return the file that was just written, or None if it was removed again."""
         try:
             return PackedFile(self._path(name), is_checked=False)
         except (OSError, DamagedFileError) as error:
@@ -97,8 +95,8 @@ class WeightCache:
         return self.directory / f"{name}{suffix}"
 
     def _lock(self, path: Path, on_slice: Callable[[], None]) -> int | None:
-        """A descriptor that holds the lock of `path`, which is made where it is missing; None where another has it, or wrote
-        the file while this rank waited."""
+        """Return a descriptor that holds the lock of `path`, which is created if missing; None if another process has the lock,
+        or wrote the file while this rank waited."""
         make_directory(self.directory)
         descriptor = _open_partial(path)
         while True:
@@ -114,7 +112,7 @@ class WeightCache:
                 if not _is_at(descriptor, path):
                     os.close(descriptor)
                     return None
-                continue  # it died: one of those that waited goes on in its place
+                continue  # the writer died: one of the waiting ranks takes over
             except OSError:
                 os.close(descriptor)
                 raise
@@ -148,7 +146,7 @@ class WeightCache:
     # ------------------------------------------------------------------------------------------------------ removing
 
     def remove(self, name: str) -> bool:
-        """Whether the file of that name is gone; one that is in use stays."""
+        """Remove the file of that name unless it is in use; return whether it is gone."""
         return _remove_unused(self._path(name))
 
     def _remove_leftovers(self) -> None:
@@ -156,7 +154,7 @@ class WeightCache:
             _remove_unused(path)
 
     def _make_room(self, num_bytes: int) -> int:
-        """Remove what was used least recently until there are `num_bytes`; the bytes there are then."""
+        """Remove the least recently used files until `num_bytes` are free; return the free bytes."""
         files = sorted(self._files(), key=lambda file: file[0])
         room = self.limit - sum(size for _, size, _ in files)
         for _, size, path in files:
@@ -167,7 +165,7 @@ class WeightCache:
         return room
 
     def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """Time of the last use, bytes and path of every file."""
+        """Yield time of the last use, bytes and path of every file."""
         for path in self.directory.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
@@ -176,9 +174,9 @@ class WeightCache:
 
 
 def _mark_used(path: Path) -> None:
-    """Set the time of its last access, from a clock that tells two uses apart. Whoever has it mapped sees by the other time
-    whether it was written to."""
-    with contextlib.suppress(OSError):  # another user's file, or a directory that cannot be written
+    """Set the last access time, from a clock precise enough to order two uses. The modification time tells users of the mapping
+    whether the file was written to."""
+    with contextlib.suppress(OSError):  # another user's file, or a read-only directory
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
@@ -187,7 +185,7 @@ def _open_partial(path: Path) -> int:
 
 
 def _wait_until_unlocked(descriptor: int, on_slice: Callable[[], None]) -> None:
-    """Until its writer has finished or died; the shared lock is held then, and is lost with the next."""
+    """Wait until the writer has finished or died; the shared lock is then held."""
     waiting = Thread(target=fcntl.flock, args=(descriptor, fcntl.LOCK_SH), daemon=True)
     waiting.start()
     while waiting.is_alive():
@@ -203,7 +201,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file that nobody has locked; whether it is gone."""
+    """Remove a file that no process has locked; return whether it is gone."""
     try:
         descriptor = open_file(path)
     except FileNotFoundError:

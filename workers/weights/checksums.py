@@ -1,12 +1,12 @@
 """Checksums of a checkpoint's files, remembered so that only the first start reads every byte.
 
-Used by the loader, which finds packed weights by what the files hold, never by their names or times. A checksum is remembered
-under what changes whenever somebody writes to a file: device, inode, bytes, and the times of the last change of its contents
-and of its inode, which nobody can set back. A file that changed less than two seconds ago is not remembered: the clocks of some
-file systems are so coarse that a second change would leave the same times.
+Used by the loader, which finds packed weights by the contents of files, never by names or times. A checksum is remembered under
+values that change with every write to a file: device, inode, size, and the change times of its contents and of its inode; the
+latter cannot be set back. A file that changed less than two seconds ago is not remembered, because some file systems have
+clocks too coarse to show a second change.
 
-All of them are one small file beside the packed weights, replaced as a whole. Of two workers that write at once one is
-forgotten, which costs a later start a second look at a checkpoint; what cannot be kept is no error.
+All are stored in one small file beside the packed weights, which is replaced as a whole. If two workers write at once, one
+result is lost and a later start reads that checkpoint again. A failure to store them is no error.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ops import _cpu
 _LOG = logging.getLogger(__name__)
 _MAX_REMEMBERED = 1024  # about 100 KiB
 _SETTLED_NS = 2_000_000_000
-_PIECE = 256 << 20  # bytes between two signs of life
+_PIECE = 256 << 20  # bytes between two progress calls
 
 
 class Checksums:
-    """Those that are remembered in `directory`; None: none are."""
+    """Checksums stored in `directory`, or none without one."""
 
     def __init__(self, directory: Path | None, settled_ns: int = _SETTLED_NS) -> None:
         self.path = directory / "checksums.json" if directory else None
         self._settled_ns = settled_ns
 
     def of(self, files: Sequence[MappedFile], on_piece: Callable[[], None]) -> list[str]:
-        """Return the checksum of each file; `on_piece` is called now and then while they are read."""
+        """Return the checksum of each file; `on_piece` is called regularly while they are read."""
         known = self._remembered()
         begin_ns = time.time_ns()
         found = {file: known.get(_key(file)) or _checksum(file, on_piece) for file in files}
@@ -51,7 +51,7 @@ class Checksums:
         return list(found.values())
 
     def _remembered(self) -> dict[str, str]:
-        """By key, the latest last; none where there is no such file, or where it was damaged."""
+        """Return checksums by key, latest last; empty if the file is missing or damaged."""
         if self.path is None:
             return {}
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -66,7 +66,7 @@ class Checksums:
         latest = dict(list(checksums.items())[-_MAX_REMEMBERED:])
         try:
             replace_file(self.path, json.dumps(latest).encode())
-        except OSError as error:  # the next start reads the checkpoint once more
+        except OSError as error:  # the next start reads the checkpoint again
             _LOG.info("checksums of the checkpoint cannot be stored: %s", error)
 
 

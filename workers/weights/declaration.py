@@ -1,7 +1,7 @@
 """Weights of a model: its modules, declared by name and shape, to be filled from a checkpoint or at random.
 
-A model declares its modules while it is made; the loader checks all of them against the checkpoint before it reads any, and
-then fills them. So a wrong checkpoint is reported whole, and costs no memory.
+A model declares its modules in its constructor. The loader checks all of them against the checkpoint before it reads any, so a
+wrong checkpoint is reported completely and costs no memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workers.rank_group.share import TensorShare
 
 
 class Weights(msgspec.Struct):
-    """The modules that one model declared, in its order; linears know which of their outputs this rank computes."""
+    """The modules that one model declared, in order; linears know which of their outputs this rank computes."""
 
     share: TensorShare = msgspec.field(default_factory=TensorShare)
     linears: list[Linear] = []
@@ -61,16 +61,16 @@ class Weights(msgspec.Struct):
         has_bias: bool = False,
         columns: Columns | None = None,
     ) -> Linear:
-        """Projections of the same input, computed as one: outputs one after another. `columns`: what this rank computes of
-        them; None: its share of each."""
+        """Declare projections of the same input, computed as one, with their outputs joined. `columns`: computed by this rank;
+        None: its share of each."""
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias)
         module.columns = self.share.columns(module.num_outputs) if columns is None else columns
         self.linears.append(module)
         return module
 
     def linear_parts(self, name: str, num_inputs: int, num_outputs: int) -> tuple[Linear, Linear]:
-        """A linear of two tensors side by side, `num_inputs` wide each, as two whose results are to be added. Whole in every
-        rank: what ranks gather is gone by the time that the second has its result."""
+        """Declare one linear over two tensors side by side, `num_inputs` wide each, as two linears whose results are added.
+        Whole on every rank: a gathered tensor is overwritten before the second has its result."""
         first, second = (
             LinearPart((name,), num_inputs, (num_outputs,), first_input=first, stored_inputs=2 * num_inputs)
             for first in (0, num_inputs)
@@ -79,7 +79,7 @@ class Weights(msgspec.Struct):
         return first, second
 
     def encoder_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int]) -> Linear:
-        """Declare a linear of an encoder: with a bias, and whole in every rank, since ranks share out pictures."""
+        """Declare a linear of an encoder: with a bias, and whole on every rank, because ranks divide pictures instead."""
         module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias=True)
         self.encoder_linears.append(module)
         return module
@@ -117,7 +117,7 @@ class Weights(msgspec.Struct):
     def head_linear(
         self, name: str, shape: LatentShape, rows_of_head: int, rows: range, *, is_turned: bool = False
     ) -> HeadLinear:
-        """Declare the `rows` of each head, out of a linear [num_heads * rows_of_head, latent_dim]."""
+        """Declare the `rows` of each head in a linear [num_heads * rows_of_head, latent_dim]."""
         heads = shape.heads
         own = range(heads.first, heads.first + heads.count)
         module = HeadLinear(name, shape.num_heads, rows_of_head, rows, shape.latent_dim, is_turned, own=own)
@@ -130,7 +130,7 @@ class Weights(msgspec.Struct):
         return module
 
     def positions(self, name: str, types_name: str, own: Bidirectional, num_positions: int, width: int) -> TypedPositions:
-        """Learned rows of positions and of types of text, as one table."""
+        """Declare learned rows of positions and of text types, as one table."""
         module = TypedPositions(
             name,
             own.num_token_types * num_positions,
@@ -165,7 +165,7 @@ class Weights(msgspec.Struct):
         correction_shape: tuple[int, ...],
         set: int | None = None,
     ) -> Router:
-        """Declare a router. Several sets have a tensor each, `weight`, `weight_1` and so on, [inputs, experts], and a row of
+        """Declare a router. Each of several sets has a tensor, `weight`, `weight_1` and so on, [inputs, experts], and a row of
         the correction."""
         module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
         if set is not None:
@@ -177,8 +177,8 @@ class Weights(msgspec.Struct):
     def experts(
         self, name: str, num_experts: int, num_inputs: int, inner: int, first: int = 0, is_local: bool = False
     ) -> Experts:
-        """Those from number `first` on. Further sets than the first are not shared out among ranks, nor are those that
-        is_local."""
+        """Declare the experts from number `first` on. Sets after the first are not divided among ranks, nor are experts with
+        `is_local`."""
         gate_up, down = [], []
         gate_up_columns, down_columns = self.share.expert_columns(inner, num_inputs)
         for index in range(first, first + num_experts):
@@ -190,13 +190,14 @@ class Weights(msgspec.Struct):
         return module
 
     def rotary(self, rope: RopeConfig, head_dim: int) -> Rotary:
-        """Not in any checkpoint: computed for as many positions as the engine serves, or for the rows of each step."""
+        """Declare rotary tables, which no checkpoint has: computed for as many positions as the engine serves, or for the rows
+        of each step."""
         module = Rotary(head_dim, is_by_row=bool(rope.mrope_sections))
         self.rotaries.append((rope, module))
         return module
 
     def formatted(self) -> list[Sequence[Linear]]:
-        """The linears that are kept in one format each: one by one, those of a mixture's experts together."""
+        """Return the linears grouped by common format: single ones, and those of a mixture's experts together."""
         alone = [*self.linears, *self.encoder_linears]
         return [*([linear] for linear in alone), *(part for mixture in self.mixtures for part in mixture.parts.values())]
 
@@ -205,7 +206,7 @@ class Weights(msgspec.Struct):
         return [*routers, *(linear for group in self.formatted() for linear in group)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor that a checkpoint must hold, by its Hugging Face name and shape."""
+        """Return the shape of every tensor that a checkpoint must have, by Hugging Face name."""
         shapes: dict[str, tuple[int, ...]] = {}
         for embedding in self.embeddings:
             shapes[f"{embedding.name}.weight"] = (embedding.num_rows, embedding.width)

@@ -1,7 +1,7 @@
-"""From a checkpoint directory to weights, or an error that names everything that is wrong with it.
+"""From a checkpoint directory to weights, or an error that names everything wrong with it.
 
-Called by the runner at start and at each reload. Weights are packed for the op table once and kept in the weight cache
-(`cache.py`), from which later loads map them: those read no more of the checkpoint than its headers.
+Called by the runner at start and at each reload. Weights are packed for the op table once and stored in the weight cache
+(`cache.py`), from which later loads map them; those read only the headers of the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from workers.weights.rotary import rotary_tables
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """Weights that were loaded. `num_bytes`: as they are kept; `contents`: digest of their values; `packed`: the file that they
-    are mapped from."""
+    """Loaded weights. `num_bytes`: as packed; `contents`: digest of their values; `packed`: the mapped file, if any."""
 
-    mixtures: list[Experts]  # of the sparse layers, in their order; of several sets the first
+    mixtures: list[Experts]  # of sparse layers, in order; of several sets the first
     num_bytes: int
     cache: CacheOutcome
     contents: str
-    linears: list[Linear]  # without those of encoders and experts
+    linears: list[Linear]  # without encoders and experts
     packed: PackedFile | None
 
 
@@ -55,12 +54,13 @@ def load_weights(
     contents: str = "",
     node: int = 0,
 ) -> LoadResult:
-    """Fill `weights`, which a model of `config` declared, from the checkpoint at `path`.
+    """Fill `weights`, declared by a model of `config`, from the checkpoint at `path`.
 
-    With `random_seed` nothing of `path` is read and the weights are random; nor is anything read where the cache has the
-    `contents` that are asked for. `node`: memory node of this rank's weights; each node but the first has its own file in the
-    cache. CheckpointError: the checkpoint does not fit. ContentsError: it was overwritten, and `contents` are neither there nor
-    in the cache."""
+    With `random_seed` the weights are random and nothing of `path` is read; nor is it if the cache has the requested
+    `contents`. `node`: memory node of this rank's weights; each node but the first has its own file in the cache. Raises
+    CheckpointError if the checkpoint does not fit, and ContentsError if it was overwritten and the cache does not have
+    `contents`.
+    """
     largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
     if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
@@ -103,7 +103,7 @@ def load_weights(
             try:
                 outcome = loading.pack_with(directory, of(found))
             except Exception:
-                checkpoint.check_unchanged()  # zeros in place of what was cut off are no cause
+                checkpoint.check_unchanged()  # zeros in a truncated file are not the cause
                 raise
     for rope, rotary in weights.rotaries:
         tables = rotary_tables(rope, rotary.head_dim, 0 if rotary.is_by_row else num_positions)
@@ -114,11 +114,11 @@ def load_weights(
 
 
 def _shape(config: ModelConfig, weights: Weights) -> str:
-    """Return a digest of all that packed bytes depend on besides the checkpoint's contents: its tensors, and how they are cut
-    into heads and modules (an embedding may be the head as well). How they are computed with is not in it: models with the same
-    weights share a file."""
+    """Return a digest of everything except the checkpoint's contents that determines packed bytes: its tensors, and how they
+    are cut into heads and modules (an embedding may also be the head). Settings of the computation are excluded, so that models
+    with the same weights share a file."""
     heads = (config.num_attention_heads, config.num_kv_heads)
     vision = config.vision if weights.patch_linears else None
-    pixels = [msgspec.structs.astuple(vision.pixels)] if vision else []  # folded into weights
+    pixels = [msgspec.structs.astuple(vision.pixels)] if vision else []  # are folded into weights
     linears = [list(linear.names) for linear in weights.linears]
     return digest_of([config.architecture, heads, config.tie_word_embeddings, weights.shapes(), linears, *pixels])

@@ -1,7 +1,7 @@
-"""A file of packed weights: written piece by piece while modules are packed, mapped read-only, so that everyone who serves the
-same weights shares its pages, and checked piece by piece, as far as it is used. It is the same for any number of ranks.
+"""File of packed weights: written in pieces while modules are packed, then mapped read-only, so that all processes with the
+same weights share its pages. Pieces are checked when they are used. The file is the same for any number of ranks.
 
-Used by `cache.py`, which knows where such files lie and for how long.
+Used by `cache.py`, which manages the files.
 
     0       8         12        16           24            32              40
     +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
@@ -9,8 +9,8 @@ Used by `cache.py`, which knows where such files lie and for how long.
     +-------+---------+---------+------------+-------------+---------------+------------+-----+-----------------------+
     {"description": ..., "checksums": of each piece from the first array on, "arrays": {name: [dtype, shape, offset]}}
 
-Numbers are u64 of this machine but for the version (u32). The first bytes are written last: a file without them is none. The
-first array begins a piece, as huge pages do; nothing lies in the gap before it.
+Numbers are native u64 except for the version (u32). The first bytes are written last; a file without them is invalid. The first
+array begins at a piece boundary, like huge pages; the gap before it is empty.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from shm.file_guard import FileGuard
 _MAGIC = b"TKPACKED"
 _VERSION = 3
 _HEAD = struct.Struct("=8sIIQQQ")
-_MADV_POPULATE_READ = 22  # as Linux has it (5.14); Python does not name it
-_PIECE = 2 << 20  # that is written, or checked, at a time
-_PIECES_OF_THREAD = 4  # that are gathered before they are written
+_MADV_POPULATE_READ = 22  # in Linux since 5.14; Python does not name it
+_PIECE = 2 << 20  # written or checked at a time
+_PIECES_OF_THREAD = 4  # gathered before they are written
 
 
 class DamagedFileError(Exception):
-    """A file of packed weights that cannot be used; says why."""
+    """Unusable file of packed weights, with the reason."""
 
 
 class Layout:
-    """A store that fills nothing: what is to be kept, and where in a file it comes."""
+    """Store that fills nothing: plans the arrays and their offsets in a file."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}  # name: dtype, shape, offset from the first array
@@ -64,13 +64,13 @@ class Layout:
 
 
 class FileWriter:
-    """A store that fills the arrays of `layout` in a new file, in the order of the layout; whoever opened `descriptor` closes
-    it. Raises OSError where there is no room.
+    """Store that fills the arrays of `layout` in a new file, in the order of the layout; the caller closes `descriptor`. Raises
+    OSError if there is no space.
 
-    The file is written in pieces of whole huge pages: a page cache that knows large folios then keeps it in such, and whoever
-    maps it has it mapped by huge pages. A thread of its own writes, while what comes next is packed: one, for writes to a file
-    wait for each other. What it writes lies in two rooms in turn, whose memory is there and maybe still in a cache. `close` is
-    to be called whatever happens, before the descriptor's."""
+    The file is written in pieces of whole huge pages, so that a page cache with large folios uses them, and mappings get huge
+    pages. A single thread writes while the next pieces are packed, because writes to one file are serialized anyway. It
+    alternates between two buffers, which stay allocated and often cached. Always call `close` before closing the descriptor.
+    """
 
     def __init__(self, descriptor: int, layout: Layout, description: dict[str, Any]) -> None:
         self._descriptor = descriptor
@@ -80,12 +80,12 @@ class FileWriter:
         self._begin = _first_piece(len(self._index()))
         self.num_bytes = self._begin + layout.num_bytes
         os.ftruncate(descriptor, 0)
-        os.posix_fallocate(descriptor, 0, _HEAD.size + len(self._index()))  # an error now, not in the middle
+        os.posix_fallocate(descriptor, 0, _HEAD.size + len(self._index()))  # fails now rather than midway
         os.posix_fallocate(descriptor, self._begin, layout.num_bytes)
         num_pieces = min(_PIECES_OF_THREAD * _cpu.num_threads() + 1, len(self._checksums))
         self._room, self._other_room = (empty(num_pieces * _PIECE // 4).view(np.uint8) for _ in range(2))
-        self._num_gathered = self._num_given = 0  # bytes in the room, and of those before, from the first array on
-        self._write: Future[None] | None = None  # of what is in the other room
+        self._num_gathered = self._num_given = 0  # bytes in the buffer, and written before it, from the first array on
+        self._write: Future[None] | None = None  # of the other buffer
         self._thread = ThreadPoolExecutor(1, "packed-weights")
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
@@ -110,11 +110,11 @@ class FileWriter:
         os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, 0, self.num_bytes, len(index), _checksum(index)), 0)
 
     def close(self) -> None:
-        """End its thread."""
+        """End the writer thread."""
         self._thread.shutdown()
 
     def _fill(self, shape: tuple[int, ...], dtype: np.dtype, fill: Fill) -> None:
-        """Where it goes, or in memory of its own where there is never as much room."""
+        """Fill an array in the buffer, or in separate memory if it is larger than the buffer."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes > len(self._room) - _PIECE + 1:
             values = np.empty(shape, dtype)
@@ -137,11 +137,11 @@ class FileWriter:
             values = values[count:]
 
     def _give_pieces(self) -> None:
-        """Those that are whole."""
+        """Write the complete pieces."""
         self._give(self._num_gathered // _PIECE * _PIECE)
 
     def _give(self, num_bytes: int) -> None:
-        """Have the first bytes of the room written; what remains of them comes to the other."""
+        """Write the first bytes of the buffer and move the rest to the other one."""
         sums = self._checksums[self._num_given // _PIECE :]
         _cpu.checksums(sums.ctypes.data, self._room.ctypes.data, num_bytes, _PIECE)
         self._wait()
@@ -176,22 +176,21 @@ def _first_piece(index_bytes: int) -> int:
 
 
 class PackedFile:
-    """A store of a file that is complete: nothing is filled. While arrays of it live the file is locked (shared), which says
-    that it is in use. Raises DamagedFileError, and OSError where it cannot be opened. `trouble` says whether what is mapped is
-    still what was written."""
+    """Store of a complete file: fills nothing. While arrays of it live, the file has a shared lock, which marks it as used.
+    Raises DamagedFileError, and OSError if it cannot be opened. `trouble` reports whether the mapped data is still valid."""
 
     def __init__(self, path: Path, is_checked: bool = True) -> None:
-        """`is_checked`: whether what is used is read and compared with its checksums."""
+        """`is_checked`: compare the used pieces with their checksums."""
         descriptor = open_file(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             with contextlib.suppress(PermissionError):  # another user's file
-                fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NOATIME)  # reading is no use; `cache.py` marks those
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NOATIME)  # reading is not a use; `cache.py` marks those
             status = os.fstat(descriptor)
             size = status.st_size
             if size < _HEAD.size:
                 raise DamagedFileError(f"it has {size} bytes, too few for its header")
-            self._memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)  # keeps the descriptor, and with it the lock
+            self._memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)  # keeps the descriptor and its lock
             self._guard = FileGuard(self._memory)
             self._path, self._status = path, status
         except BaseException:
@@ -201,7 +200,7 @@ class PackedFile:
         self._descriptor = descriptor
         self.num_bytes = size
         with contextlib.suppress(OSError):  # a kernel without huge pages
-            self._memory.madvise(mmap.MADV_HUGEPAGE)  # also has them read into such
+            self._memory.madvise(mmap.MADV_HUGEPAGE)  # also reads into huge pages
         index = self._index()
         self.description: dict[str, Any] = index["description"]
         self._arrays: dict[str, list[Any]] = index["arrays"]
@@ -210,19 +209,19 @@ class PackedFile:
         self._is_checked = is_checked
 
     def trouble(self) -> str:
-        """Why the arrays may not hold what was written any more; nothing where they do."""
+        """Return why the arrays may have changed since they were written, or an empty string."""
         now = os.fstat(self._descriptor)
         if now.st_size < self._status.st_size:
             return f"{self._path} was truncated while it was in use"
         if now.st_mtime_ns != self._status.st_mtime_ns:
             if not all(map(self._is_intact, self._used)):
                 return f"{self._path} was written to while it was in use"
-            self._status = now  # touched, or written to where nothing is used
+            self._status = now  # only touched, or written outside the used pieces
         return f"{self._path} cannot be read: disk error" if self._guard.is_lost else ""
 
     def map_all(self) -> None:
-        """Every page now rather than when it is first read."""
-        with contextlib.suppress(OSError):  # not known to older kernels: then they come one by one
+        """Map every page now rather than at first use."""
+        with contextlib.suppress(OSError):  # older kernels lack it: pages are mapped one by one
             self._memory.madvise(_MADV_POPULATE_READ)
 
     def _index(self) -> dict[str, Any]:
@@ -247,7 +246,7 @@ class PackedFile:
         return _array(self._memory, kept, shape, self._begin + offset)
 
     def _check(self, begin: int, end: int) -> None:
-        """Check the bytes from the first array on that were not checked before."""
+        """Check the bytes, counted from the first array, that were not checked before."""
         for piece in range(begin // _PIECE, -(-end // _PIECE)):
             if piece not in self._used and self._is_checked and not self._is_intact(piece):
                 raise DamagedFileError("checksum mismatch in its contents")

@@ -1,6 +1,6 @@
-"""Weights as the kernels read them: packed into memory, or into a file of the weight cache that later loads map.
+"""Weights in the kernels' layout: packed into memory, or into a file of the weight cache that later loads map.
 
-Used by `loader.py`, one for each load.
+Used by `loader.py`, one per load.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ CacheOutcome = Literal["hit", "miss", "damaged", "off"]
 
 
 class WeightPacking:
-    """One load: fills every module of `weights` with values of `stored`, or with those that the cache kept of it.
+    """One load: fills every module of `weights` with values of `stored`, or from the cache.
 
-    `source`: the path and architecture that `tokamak models` shows. A description tells one packed file from all others."""
+    `source`: the path and architecture that `tokamak models` shows. A description identifies a packed file.
+    """
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class WeightPacking:
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
         self._modules += [*weights.typed_positions, *weights.routers, *weights.mixtures, *weights.head_linears]
         self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
-        # those of one format each
+        # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
         self._matrices += [*([each] for each in weights.embeddings), *([each] for each in weights.head_linears)]
         self._num_done = 0
@@ -66,7 +67,7 @@ class WeightPacking:
         self._pack(Memory(), self._sizes(Layout()))
 
     def pack_with(self, cache: WeightCache | None, description: dict[str, Any]) -> CacheOutcome:
-        """Map the cache's file of this description, or make it."""
+        """Map the cache's file of this description, or write it first."""
         if cache is None:
             self.pack_into_memory()
             return "off"
@@ -80,12 +81,12 @@ class WeightPacking:
         self._pack(file or Memory(), self._sizes(Layout()))
         self.packed = file
         if file is not None and not cache.is_shared:
-            file.map_all()  # only now that nothing maps it for writing: it should not count twice
+            file.map_all()  # only now, without a writable mapping, so that pages count once
         return outcome
 
     def map_from(self, cache: WeightCache, description: dict[str, Any]) -> CacheOutcome:
-        """Map the cache's file of this description if it is there and whole: its name says what it should hold, its header
-        what it holds."""
+        """Map the cache's file of this description if it exists and is complete: its name gives the expected contents, its
+        header the actual ones."""
         name = self._name_of(description)
         try:
             file = cache.open(name)
@@ -102,7 +103,7 @@ class WeightPacking:
             return "damaged"
 
     def _write(self, cache: WeightCache, description: dict[str, Any]) -> PackedFile | None:
-        """Write the file; None where nothing can be kept, also when that shows in the middle (a quota, a network)."""
+        """Write the file; None if it cannot be stored, even if that shows only midway (a quota, a network)."""
         name, layout = self._name_of(description), Layout()
         sizes = self._sizes(layout)
         try:
@@ -127,10 +128,10 @@ class WeightPacking:
     def _choose_formats(self) -> None:
         kinds = self._ops.integer_kinds
         if not kinds:
-            return  # the table makes everything float32
+            return  # the table converts everything to float32
         assert self.stored is not None, "formats are chosen by what is stored"
         summary = choose_formats(self._weights, self._precision, self.stored.kept)
-        if self._ops.layout is None:  # and everything but these integers
+        if self._ops.layout is None:  # and everything except these integers
             for module in (each for matrices in self._matrices for each in matrices):
                 module.format = module.format if module.format.kind in kinds else FLOAT32
         if summary:
@@ -148,7 +149,7 @@ class WeightPacking:
     # ------------------------------------------------------------------------------------------------------ packing
 
     def _sizes(self, layout: Layout) -> list[int]:
-        """Return the bytes of each module as it will be kept, and lay them out in `layout`."""
+        """Return the packed bytes of each module, and plan them in `layout`."""
         if self._ops.layout is None:
             sizes = [_num_bytes(module) for module in self._modules]
             self.num_bytes = sum(sizes)
@@ -164,12 +165,12 @@ class WeightPacking:
         return ModuleSources(self.stored).of(module)
 
     def _pack(self, store: Store, sizes: list[int], is_kept: bool = True) -> None:
-        """Pack all modules into `store`. `is_kept`: the modules get the arrays that `store` gives for them."""
+        """Pack all modules into `store`. `is_kept`: the modules get the arrays of `store`."""
         for module, size in zip(self._modules, sizes, strict=True):
             self._ops.pack(module if is_kept else copy(module), self._sources(module), store)
             if self.stored is not None:
                 self.stored.release()
-            self._num_done = min(self._num_done + size, self.num_bytes)  # what was packed into a file is then mapped
+            self._num_done = min(self._num_done + size, self.num_bytes)  # a written file is then mapped
             self._on_progress(self._num_done, self.num_bytes)
         if self.stored is not None:
             self.stored.check_unchanged()

@@ -1,15 +1,14 @@
-"""In which format each matrix is kept: what the options ask for, and what the checkpoint stores. A pure decision, called by the
-loader before it packs.
+"""Format of each matrix, from the options and the stored format. A pure decision, called by the loader before it packs.
 
-- A linear that is stored as integers keeps them. Parts that lie in one array (q, k, v; gate, up; experts) and are stored
-  differently get the narrowest format that holds all of them exactly. Where there is none (8-bit floats; groups that are not
-  in the order of the inputs, or of a size that the kernels do not have; integers beside floats) it becomes floats of the dtype.
-- Others are rounded as --quantization says: `wint8` to 8 bits, one scale for each output; `wint4` to 4 bits in groups of 64
-  inputs (32 where 64 does not divide them; else as wint8) with folded scales, the head to 8 bits as for wint8.
-- What scores experts is float32, and so is what takes pixels.
-- Other linears of an encoder of pictures are rounded as --vision-quantization says.
-- Linears of which each head has its own part are floats of the dtype.
-- Embeddings are floats of the dtype; those that are the head too are kept as the head is.
+- A linear that is stored as integers keeps them. Parts of one array (q, k, v; gate, up; experts) that are stored differently
+  get the narrowest format that represents all of them exactly. Without one (8-bit floats; groups that do not follow the order
+  of inputs, or have a size without kernels; integers beside floats) they become floats of the dtype.
+- Others are rounded as --quantization says: `wint8` to 8 bits, one scale per output; `wint4` to 4 bits in groups of 64
+  inputs (32 if 64 does not divide them; else like wint8) with folded scales, the head to 8 bits as for wint8.
+- Routers of experts are float32, and so are patch embeddings.
+- Other linears of a vision encoder are rounded as --vision-quantization says.
+- Linears with a separate part per head are floats of the dtype.
+- Embeddings are floats of the dtype, or have the format of the head if they are shared with it.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ _CLASS_HEADS = (
     "classifier.dense",
     "classifier.out_proj",
     "pooler.dense",
-)  # few outputs, on which all depends: floats
-_HEADS = ("lm_head", "shared_head.head")  # the trunk's, and that of a layer that drafts
+)  # small and sensitive to rounding: float32
+_HEADS = ("lm_head", "shared_head.head")  # of the trunk, and of an MTP layer
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """Wanted precision, from EngineConfig."""
+    """Precision requested in EngineConfig."""
 
     dtype: str = "float32"
     quantization: str = "none"
-    vision_quantization: str = "none"  # of an encoder's linears
+    vision_quantization: str = "none"  # for linears of an encoder
 
     @property
     def float_format(self) -> WeightFormat:
@@ -51,8 +50,8 @@ class Precision(msgspec.Struct, frozen=True):
 
 
 def choose_formats(weights: Weights, precision: Precision, kept: Callable[[str], Kept]) -> str:
-    """Set the format of each linear and embedding. `kept` says how a tensor of the checkpoint can be kept as it is stored. What
-    became of stored integers, as one line; empty where there are none. Raises CheckpointError where they should be rounded."""
+    """Set the format of each linear and embedding. `kept` returns how a tensor of the checkpoint can be kept as stored. Return
+    one line about the stored integers, or an empty string. Raises CheckpointError if they should be rounded."""
     embeddings = {embedding.name for embedding in weights.embeddings}
     of_encoder = Precision(precision.dtype, precision.vision_quantization)
     own = {id(linear) for linear in weights.encoder_linears}
@@ -93,7 +92,7 @@ def _rounded(linear: Linear, is_head: bool, precision: Precision) -> WeightForma
 
 
 def _stored(parts: list[Kept], precision: Precision) -> tuple[WeightFormat, str]:
-    """The format, and a few words for the log."""
+    """Return the common format of `parts`, and a few words for the log."""
     floats = precision.float_format
     formats = [part for part in parts if isinstance(part, WeightFormat)]
     if len(formats) < len(parts):

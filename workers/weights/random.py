@@ -1,4 +1,4 @@
-"""Random weights (--load-format dummy): values that depend on the seed and the tensor's name alone. Used by the loader."""
+"""Random weights (--load-format dummy): values that depend only on the seed and the tensor's name. Used by the loader."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from workers.weights.formats.floats import bfloat16_bits
 from workers.weights.formats.tensor import Kept
 
 _SCALE = np.float32(0.02)
-_BLOCK = 1 << 20  # numbers that are drawn at a time
+_BLOCK = 1 << 20  # numbers generated at a time
 
 
 class RandomWeights:
-    """Reads like a checkpoint. With `is_narrow` matrices are bfloat16."""
+    """Random values with the interface of a checkpoint. With `is_narrow` matrices are bfloat16."""
 
     def __init__(self, weights: Weights, seed: int, is_narrow: bool) -> None:
         self._shapes = weights.shapes()
@@ -55,7 +55,7 @@ class RandomWeights:
         raise AssertionError(f"{name} is random, not {format}")
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no memory is held."""
 
     def check_unchanged(self) -> None:
-        """Nobody can change them."""
+        """Do nothing: there are no files."""

@@ -1,17 +1,16 @@
-"""The files of a checkpoint, checked against the model that is to be filled from them.
+"""Files of a checkpoint, checked against the model to be filled from them.
 
-Used by the loader, at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards)
-in either layout:
+Used by the loader, at start and at each reload. Reads safetensors (one file, or `model.safetensors.index.json` with shards) in
+either layout:
 
 - Hugging Face: linear weights [out, in], names `model.layers.0.self_attn.q_proj.weight`.
-- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names maybe `ernie.layers.0...`, maybe fused: `qkv_proj`
-  holds q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
+- Paddle ("-Paddle" checkpoints of ERNIE): linear weights [in, out], names sometimes `ernie.layers.0...`, sometimes fused:
+  `qkv_proj` has q, k and v side by side (with as many kv heads as heads: per head q, k, v), `up_gate_proj` gate and up.
 
 Quantized weights and those of a GGUF file are decoded by `workers/weights/formats`.
 
-One layout holds for the whole checkpoint. Shapes decide it; where every linear weight is square or fits both, the evidence
-is, in this order: the header's `format` ("pd" against "pt"), Paddle's names, and whether config.json is one that transformers
-wrote.
+The whole checkpoint has one layout, decided by shapes. If every linear weight is square or fits both, these decide, in this
+order: the header's `format` ("pd" or "pt"), Paddle's names, and whether transformers wrote config.json.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from workers.weights.safetensors import SafetensorsFile, StoredTensor
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_|^mtp\.")
 _UNUSED_BY_BERT = r"^(pooler|cls|lm_head)\.|^embeddings\.(position|token_type)_ids$"
-# Names that mean the same, as a pattern and what is in its place. Models that see are published under both.
+# Alternative names: pattern and replacement. Vision-language models are published under both.
 _RENAMES = (
     (re.compile(r"^ernie\."), "model."),
     (re.compile(r"^(bert|roberta)\."), ""),
     (re.compile(r"\bLayerNorm\.gamma$"), "LayerNorm.weight"),
     (re.compile(r"\bLayerNorm\.beta$"), "LayerNorm.bias"),
-    (re.compile(r"^(layers|embed_tokens|norm)\."), r"model.\1."),  # a trunk published by itself, as those that embed are
+    (re.compile(r"^(layers|embed_tokens|norm)\."), r"model.\1."),  # a trunk published alone, as embedding models are
     (re.compile(r"^model\.language_model\."), "model."),
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
@@ -61,7 +60,7 @@ _MAX_LISTED = 20
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """A stored tensor, or some columns of a fused one."""
+    """Stored tensor, or some columns of a fused one."""
 
     tensor: Tensor
     shape: tuple[int, ...]
@@ -72,8 +71,8 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Checkpoint:
-    """The files of a checkpoint, checked against the model that is to be filled, whose shape is `config`, and what it declared.
-    Any declared tensor can be read by its Hugging Face name, linear weights as [out, in]."""
+    """Files of a checkpoint, checked against the `config` of the model to be filled and the tensors that it declared. Any
+    declared tensor can be read by its Hugging Face name, linear weights as [out, in]."""
 
     def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
         self._path = path
@@ -90,31 +89,32 @@ class Checkpoint:
         self._check(weights.shapes(), config)
 
     def read(self, name: str) -> np.ndarray:
-        """float32."""
+        """Read a tensor as float32."""
         part = self._parts[name]
         return self._turned(name, part.of(part.tensor.read()))
 
     def read_plain(self, name: str) -> np.ndarray:
-        """float32, float16, or uint16, the bits of bfloat16: as it is stored, so that large tensors need no copy."""
+        """Read a tensor as float32, float16, or uint16 (the bits of bfloat16), as stored, so that large tensors need no
+        copy."""
         part = self._parts[name]
         return self._turned(name, self._checked(part.of(part.tensor.read_plain()), name))
 
     def has_rows(self, name: str) -> bool:
-        """Whether `read_rows` reads no more than it gives."""
+        """Return whether `read_rows` reads only the requested rows."""
         part = self._parts[name]
         is_turned = self.is_paddle_layout and name in self._is_linear
         return isinstance(part.tensor, StoredTensor) and part.tensor.is_view and part.columns is None and not is_turned
 
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray:
-        """Some of what `read_plain` gives."""
+        """Return rows of the result of `read_plain`."""
         values = self._parts[name].tensor.read_plain()[begin:end]
-        return values if is_finite(values) else self.read_plain(name)[begin:end]  # which says all that is wrong with it
+        return values if is_finite(values) else self.read_plain(name)[begin:end]  # reports everything wrong with it
 
     def kept(self, name: str) -> Kept:
         return self._parts[name].tensor.kept()
 
     def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight:
-        """In a format that holds exactly what `kept` gives."""
+        """Read integers in a format that represents the result of `kept` exactly."""
         weight = self._parts[name].tensor.read_integers(format)
         self._checked(weight.scales, f"the scales of {name}")
         if weight.offsets is not None:
@@ -122,20 +122,19 @@ class Checkpoint:
         return weight
 
     def release(self) -> None:
-        """Count the pages that were read so far no longer as this process's memory."""
+        """Stop counting the pages read so far as memory of this process."""
         for file in self._mapped():
             file.data.madvise(mmap.MADV_DONTNEED)
 
     def check_unchanged(self) -> None:
-        """CheckpointError where somebody wrote to the files while they were read."""
+        """Raise CheckpointError if the files were written to while they were read."""
         for file in self._mapped():
             file.check()
             if not file.is_unchanged:
                 raise CheckpointError(f"{file.path} changed while it was read; load it again when it is complete")
 
     def contents(self, checksums: Checksums, on_progress: Callable[[int, int], None]) -> str:
-        """Return what distinguishes the values that are read here from any others of the same shape: their format, and the
-        bytes and checksum of each file."""
+        """Return an identification of the values: their format, and the bytes and checksum of each file."""
         files = self._mapped()
         sums = checksums.of(files, partial(on_progress, 0, sum(file.status.st_size for file in files)))
         self.release()
@@ -146,7 +145,7 @@ class Checkpoint:
         return [self._gguf.mapped] if self._gguf else [file.mapped for file in self._files]
 
     def _checked(self, values: np.ndarray, name: str) -> np.ndarray:
-        """CheckpointError where one of the values is NaN or infinite: nothing that could be served would come of them."""
+        """Raise CheckpointError if a value is NaN or infinite."""
         if not is_finite(values):
             wrong = ~np.isfinite(float32(values))
             first = [int(index) for index in np.argwhere(wrong)[0]]
@@ -160,7 +159,7 @@ class Checkpoint:
         return values.T if self.is_paddle_layout and name in self._is_linear else values
 
     def _name_parts(self, config: ModelConfig) -> Iterator[tuple[str, _Part]]:
-        """Stored tensors under their Hugging Face names, fused ones as their parts."""
+        """Yield stored tensors by Hugging Face name, fused ones as their parts."""
         for name, tensor in self._tensors(config).items():
             self._has_paddle_names |= name.startswith("ernie.")
             plain_name = name
@@ -174,7 +173,7 @@ class Checkpoint:
                 yield plain_name, _Part(tensor, tensor.shape)
 
     def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
-        """All tensors of all files, quantized ones decoded when they are read."""
+        """Return all tensors of all files, quantized ones decoded when they are read."""
         if self._gguf:
             return gguf_tensors(self._gguf, config)
         stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
@@ -216,7 +215,7 @@ class Checkpoint:
                 problems.append(f"{name} has shape {list(part.shape)}, expected {list(expected)}")
             elif not part.tensor.is_float:
                 problems.append(f"{name} is quantized, but config.json has no quantization_config")
-        unused = {"lm_head.weight"}  # it is the embedding, or nobody asks for logits
+        unused = {"lm_head.weight"}  # shared with the embedding, or unused by pooling
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         harmless = [_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts)]
         if config.bidirectional is not None:
@@ -265,7 +264,7 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
 
 
 def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:
-    """The separate projections within a fused Paddle tensor of `width` columns: name -> its columns."""
+    """Return the projections within a fused Paddle tensor of `width` columns: name -> its columns."""
     match = re.fullmatch(r"(.*\.)(qkv_proj|up_gate_proj)\.(weight|bias)", name)
     if match is None:
         return {}

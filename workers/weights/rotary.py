@@ -1,18 +1,17 @@
 """Rotary position embedding tables: per position and rotated element, a cosine and a signed sine. Pure numpy.
 
-Used by the loader, and for the rows of a step where positions are three numbers. Rope types, with the same numbers as
-transformers gives:
+Used by the loader, and for the rows of a step if positions are three numbers. Rope types, with the same numbers as in
+transformers:
 
 - default: Su et al. 2021, "RoFormer".
 - linear: frequencies divided by `factor` (Chen et al. 2023, "Position Interpolation").
-- dynamic: NTK-aware scaling whose base grows with the length beyond `max_position_embeddings`. Implementations that take the
-  base from the longest sequence of the moment give a token other keys when its neighbours change. Here position p always has
-  the base of a sequence of p + 1 tokens: what generation token by token gives there, and the same however prompts are cut or
-  recomputed.
+- dynamic: NTK-aware scaling with a base that grows with the length beyond `max_position_embeddings`. Implementations that take
+  the base from the longest sequence of the batch give a token other keys when its neighbours change. Here position p always
+  has the base of a sequence of p + 1 tokens: equal to token-by-token generation, and independent of chunks and recomputation.
 - yarn: Peng et al. 2023, "YaRN": high frequencies kept, low ones interpolated, a ramp between, and attention scaled.
 - llama3: the wavelength bands of Llama 3.1.
 
-GGUF files hold the outcome of the latter as a factor for each frequency, which goes with any type.
+GGUF files store the result of the latter as one factor per frequency, which combines with any type.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ import numpy as np
 
 from engine.checkpoint.model_config import RopeConfig
 
-_VECTOR = 16  # numbers of the widest one
+_VECTOR = 16  # numbers of the widest vector
 
 
 def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cosines and signed sines, float32 [num_positions, head_dim], and partners, int32 [head_dim]: the rotated x is
-    `x * cosines + x[partners] * sines`. Angles are rounded to float32 as the published models' code does."""
+    """Return cosines and signed sines, float32 [num_positions, head_dim], and partners, int32 [head_dim]: the rotated x is `x *
+    cosines + x[partners] * sines`. Angles are rounded to float32 like in the published code of the models."""
     first, second = _pairs(rope)
     partners = np.arange(head_dim, dtype=np.int32)
     partners[first], partners[second] = second, first
@@ -36,9 +35,9 @@ def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[
 
 
 def rotary_angles(rope: RopeConfig, head_dim: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and signed sines, float32 [n, head_dim], of positions [n, 1] or, where pairs have positions of their own,
-    [n, rotary_dim / 2]. The bits of a row depend on that row alone: rows are filled up to whole vectors, for the processor's
-    code for the rest of one may round otherwise."""
+    """Return cosines and signed sines, float32 [n, head_dim], of positions [n, 1], or [n, rotary_dim / 2] if pairs have
+    separate positions. The bits of a row depend only on that row: rows are padded to whole vectors, because scalar code for a
+    remainder may round differently."""
     count = len(positions)
     positions = np.pad(positions, ((0, -count % _VECTOR), (0, 0)))
     angles = (positions.astype(np.float32) * _frequencies(rope, positions)).astype(np.float64)
@@ -51,7 +50,7 @@ def rotary_angles(rope: RopeConfig, head_dim: int, positions: np.ndarray) -> tup
 
 
 def _pairs(rope: RopeConfig) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the second element of each."""
+    """Return the first and the second element of each pair."""
     half = rope.rotary_dim // 2
     first = np.arange(half) * 2 if rope.is_interleaved else np.arange(half)
     return first, first + (1 if rope.is_interleaved else half)
@@ -69,7 +68,7 @@ def attention_scale(rope: RopeConfig) -> float:
 
 
 def score_scale(rope: RopeConfig) -> float:
-    """Return DeepSeek's factor of scores beside head_dim^-0.5, with any type of scaling."""
+    """Return DeepSeek's factor of attention scores in addition to head_dim^-0.5, for any type of scaling."""
     return 1.0 if rope.rope_type == "default" else _yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
 
 
@@ -78,7 +77,7 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _frequencies(rope: RopeConfig, positions: np.ndarray) -> np.ndarray:
-    """float32 [rotary_dim / 2], or [n, rotary_dim / 2] where they depend on the position."""
+    """Return frequencies: float32 [rotary_dim / 2], or [n, rotary_dim / 2] if they depend on the position."""
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
     plain = 1.0 / rope.theta**exponents
     if rope.rope_type == "linear":
@@ -104,7 +103,7 @@ def _dynamic(rope: RopeConfig, exponents: np.ndarray, positions: np.ndarray) -> 
 
 def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
     def dimension_of(num_rotations: float) -> float:
-        """The pair that makes so many rotations within the original length."""
+        """Return the pair with this many rotations within the original length."""
         wavelength = rope.original_max_position_embeddings / (num_rotations * 2 * math.pi)
         return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 

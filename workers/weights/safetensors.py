@@ -26,13 +26,14 @@ from ops.weight_format import QuantizedWeight, WeightFormat
 
 _PREFIX_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
-_MAX_NAME_CHARACTERS, _MAX_DIMENSIONS, _MAX_SIZE = 1024, 16, 1 << 62  # what is looked for in a name, or multiplied, stays short
+# bound the cost of regular expressions on names and of products of shapes
+_MAX_NAME_CHARACTERS, _MAX_DIMENSIONS, _MAX_SIZE = 1024, 16, 1 << 62
 _DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "F64": np.dtype("<f8"),
     "BF16": np.dtype("<u2"),
-    "U16": np.dtype("<u2"),  # bfloat16 as Paddle writes it from numpy
+    "U16": np.dtype("<u2"),  # bfloat16, as Paddle writes it from numpy
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
     "I32": np.dtype("<i4"),
@@ -44,9 +45,9 @@ _BFLOAT16 = ("BF16", "U16")
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor's entry in a file; [begin, end) are bytes of the file."""
+    """Entry of a tensor in a file; [begin, end) are bytes of the file."""
 
-    data: mmap.mmap  # not the file itself: whoever drops that gets its memory back at once, without a collection
+    data: mmap.mmap  # not the file object, so that memory is freed with the last tensor, without a garbage collection
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -59,41 +60,41 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
     @property
     def is_float(self) -> bool:
-        """Whether its numbers are weights as they are; others belong to a quantized format."""
+        """Whether its numbers are plain weights; others belong to a quantized format."""
         return self.dtype in FLOATS
 
     @property
     def is_view(self) -> bool:
-        """Whether `read_plain` reads nothing by itself."""
+        """Whether `read_plain` copies nothing."""
         return self.dtype != "F64"
 
     def read_stored(self) -> np.ndarray:
-        """The numbers as they are stored, a view of the mapping; 8-bit and brain floats as unsigned integers."""
+        """Return the numbers as stored, a view of the mapping; 8-bit and brain floats as unsigned integers."""
         return np.frombuffer(self.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)
 
     def read(self) -> np.ndarray:
-        """The values as float32; a view of the mapping where they are stored so."""
+        """Return the values as float32; a view of the mapping if they are stored so."""
         raw = self.read_stored()
         if self.dtype in _BFLOAT16:
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32, copy=False)
 
     def read_plain(self) -> np.ndarray:
-        """The values as float32, float16 or the bits of bfloat16; a view of the mapping where they are stored so."""
+        """Return the values as float32, float16 or the bits of bfloat16; a view of the mapping if they are stored so."""
         return self.read_stored() if self.is_view else self.read()
 
     def kept(self) -> None:
-        """Plain numbers are of no quantized format."""
+        """Return None: plain numbers have no quantized format."""
 
     def read_integers(self, format: WeightFormat) -> QuantizedWeight:
         raise AssertionError(f"{self.name} has dtype {self.dtype} and cannot be converted to {format}")
 
 
 class SafetensorsFile:
-    """A mapped file. `tensors` by name, `metadata` as its writer left it."""
+    """Mapped file, with `tensors` by name and the writer's `metadata`."""
 
     def __init__(self, path: Path, mapped: MappedFile | None = None) -> None:
-        """`mapped`: what it holds, where that is not to be mapped here."""
+        """`mapped`: its contents, if they are not to be mapped here."""
         self.path = path
         self.mapped = map_file(path) if mapped is None else mapped
         self.data = self.mapped.data
@@ -141,7 +142,7 @@ class SafetensorsFile:
 
 
 def _integers(values: Any) -> tuple[int, ...]:
-    """TypeError or ValueError for what are no sizes or places in a file."""
+    """Convert sizes or offsets; raises TypeError or ValueError for other values."""
     if len(values) > _MAX_DIMENSIONS or not all(type(each) is int and abs(each) <= _MAX_SIZE for each in values):
         raise ValueError("no sizes")
     return tuple(values)

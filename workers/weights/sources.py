@@ -1,4 +1,4 @@
-"""Sources of the numbers of each kind of module: tensors of a checkpoint, by their names there. Used by `packing.py`."""
+"""Sources of the numbers of each kind of module: tensors of a checkpoint, by name. Used by `packing.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MATRICES = (Linear, HeadLinear, Embedding)
 
 
 class Stored(Protocol):
-    """Where values come from: a checkpoint, or a random generator. Names are those of Hugging Face."""
+    """Source of values: a checkpoint or a random generator. Names are those of Hugging Face."""
 
     def read_plain(self, name: str) -> np.ndarray: ...
     def has_rows(self, name: str) -> bool: ...
@@ -46,7 +46,7 @@ class Stored(Protocol):
 
 
 class ModuleSources:
-    """Reads modules out of `stored`; None: they are mapped, and no source is read."""
+    """Reads modules from `stored`; None: they are mapped and nothing is read."""
 
     def __init__(self, stored: Stored | None) -> None:
         self._given = stored
@@ -113,12 +113,13 @@ class ModuleSources:
         return sources if module.correction_name else {"weight": sources["weight"]}
 
     def _values_of_expert(self, linear: Linear) -> Values:
-        """Read an expert; what was read for the ones before is not needed any more."""
+        """Read an expert; release the pages read for earlier ones."""
         self._stored.release()
         return self._values(linear, [f"{name}.weight" for name in linear.names])
 
     def _source_by_rows(self, module: Linear | Embedding, names: list[str], counts: Sequence[int]) -> Source:
-        """Return a source that reads rows [begin, end) of tensors with `counts` rows each, where the checkpoint has rows."""
+        """Return a source that reads rows [begin, end) of tensors with `counts` rows each, if the checkpoint supports reading
+        rows."""
         if self._given is None or not all(map(self._given.has_rows, names)):
             return partial(self._values, module, names)
         *starts, num_rows = accumulate(counts, initial=0)

@@ -30,7 +30,7 @@ def awq_weight(module: QuantizedModule) -> DecodedTensor:
     zeros = module.tensor("qzeros", ("I32",), (num_groups, num_words)) if has_zeros else None
 
     def read_zeros() -> np.ndarray:
-        """[groups, out]"""
+        """Return [groups, out]."""
         stored = _in_order(zeros.read_stored()) if zeros else np.full(scales.shape, _SYMMETRIC_ZERO)
         return stored.astype(np.float32)
 

@@ -1,7 +1,7 @@
 """GGML's blocks of values as integers with scales, for the same numbers as in `blocks.py`. Pure numpy.
 
-Used by `gguf.py`. Types of 5 and 6 bits become int8: the kernels have nothing between. A decoder takes blocks, uint8
-[n, bytes of a block], and gives values [n, values of a block], scales [n, groups of a block] and offsets of the same shape.
+Used by `gguf.py`. Types of 5 and 6 bits become int8, because the kernels have nothing in between. A decoder takes blocks, uint8
+[n, bytes of a block], and returns values [n, values of a block], scales [n, groups of a block] and offsets of the same shape.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""GGML's blocks of values as float32, the same numbers bit for bit as llama.cpp's reference code gives. Pure numpy.
+"""GGML's blocks of values as float32, bit for bit like llama.cpp's reference code. Pure numpy.
 
-Used by `gguf.py` and `block_integers.py`. A function takes blocks, uint8 [n, bytes of a block], and gives float32 [n, values of
-a block]. d (and m, a minimum) are float16 scales. Q4_K, Q5_K and Q6_K are superblocks of 256 values whose parts have scales of
-their own, 6 or 8 bits wide.
+Used by `gguf.py` and `block_integers.py`. A function takes blocks, uint8 [n, bytes of a block], and returns float32 [n, values
+of a block]. d (and m, a minimum) are float16 scales. Q4_K, Q5_K and Q6_K are superblocks of 256 values; their parts have
+separate scales, 6 or 8 bits wide.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def half(blocks: np.ndarray, begin: int) -> NDArray[np.float32]:
-    """The float16 at `begin` of each block, [n, 1]."""
+    """Return the float16 at `begin` of each block, [n, 1]."""
     return np.ascontiguousarray(blocks[:, begin : begin + 2]).view(np.float16).astype(np.float32)
 
 
 def halves(packed: np.ndarray) -> np.ndarray:
-    """Low halves of all bytes, then high halves."""
+    """Return low halves of all bytes, then high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def fifth_bits(packed: np.ndarray) -> np.ndarray:
-    """32 bits of each block, as 16 at their place."""
+    """Return 32 bits of each block, each as 16 or 0."""
     return np.unpackbits(packed, axis=-1, bitorder="little") << 4
 
 
@@ -76,7 +76,7 @@ def _q5_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def k_values(blocks: np.ndarray, num_bits: int) -> np.ndarray:
-    """[n, 8, 32]. Of 5 bits, bit i of byte j of the high bits belongs to value j of part i."""
+    """Return [n, 8, 32]. With 5 bits, bit i of byte j of the high bits belongs to value j of part i."""
     low = halves(blocks[:, 16 if num_bits == 4 else 48 :].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     if num_bits == 4:
         return low
@@ -86,9 +86,9 @@ def k_values(blocks: np.ndarray, num_bits: int) -> np.ndarray:
 
 
 def k_factors(blocks: np.ndarray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the factors of the 8 parts, and their offsets, [n, 8] each: d * scale and m * minimum. The 8 scales and 8 minima
-    of 6 bits are packed in 12 bytes: 4 bytes with scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the others;
-    their high bits are the upper two before."""
+    """Return the factors of the 8 parts and their offsets, [n, 8] each: d * scale and m * minimum. The 8 scales and 8 minima of
+    6 bits are packed in 12 bytes: 4 bytes with scales 0 to 3, 4 with minima 0 to 3, 4 with the low halves of the others, which
+    have their high bits in the upper two bits of the first 8 bytes."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], axis=1)
@@ -101,8 +101,9 @@ def _with_minima(blocks: np.ndarray, values: np.ndarray) -> NDArray[np.float32]:
 
 
 def q6_values(blocks: np.ndarray) -> np.ndarray:
-    """[n, 2, 128], 0 to 63. 128 bytes of low halves, 64 of the upper two bits, 16 scales, d. In each half of the block, bytes 0
-    to 63 hold values 0 to 63 low and 64 to 127 high; the upper bits of value 32 i + j are bits 2 i of byte j."""
+    """Return [n, 2, 128], 0 to 63. A block has 128 bytes of low halves, 64 of the upper two bits, 16 scales, d. In each half of
+    the block, bytes 0 to 63 have values 0 to 63 low and 64 to 127 high; the upper bits of value 32 i + j are bits 2 i of byte
+    j."""
     low = halves(blocks[:, :128].reshape(-1, 2, 64))
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     values: np.ndarray = low | high.reshape(-1, 2, 128) << 4

@@ -1,5 +1,5 @@
 """The 8-bit float e4m3fn (Micikevicius et al. 2022): a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, and NaN
-where all other bits are set. Pure numpy."""
+if all other bits are set. Pure numpy."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ _E4M3 = _table()
 
 
 def e4m3(codes: np.ndarray) -> np.ndarray:
-    """float32 of the codes (uint8)."""
+    """Return the float32 values of the codes (uint8)."""
     values: np.ndarray = _E4M3[codes]
     return values

@@ -1,5 +1,5 @@
-"""Floats on their way to the kernels: brain floats stay 16 bits wide, so that a large matrix is never held as float32 when
-neither the file nor the kernels have it so. Used by the loader."""
+"""Floats on their way to the kernels: bfloat16 stays 16 bits wide, so that a large matrix is never expanded to float32 unless
+the file or the kernels need that. Used by the loader."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from ops import _cpu
 from ops.cpu.packing import WEIGHT_KINDS
 from ops.weight_format import BFLOAT16, WeightFormat, float32
 
-_ROW_BLOCK = 1 << 20  # numbers that are rounded at a time
-_EXPONENT = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, np.dtype(np.uint16): 0x7F80}  # its bits
+_ROW_BLOCK = 1 << 20  # numbers rounded at a time
+_EXPONENT = {
+    np.dtype(np.float32): 0x7F800000,
+    np.dtype(np.float16): 0x7C00,
+    np.dtype(np.uint16): 0x7F80,
+}  # bits of the exponent
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether none of float32, float16 or uint16 (the bits of bfloat16) is NaN or infinite. Reads at the speed of memory."""
+    """Return whether no value of float32, float16 or uint16 (the bits of bfloat16) is NaN or infinite. Reads at memory
+    speed."""
     values = np.require(values, requirements=["C", "A"])
     return _cpu.are_finite(values.ctypes.data, values.size, values.itemsize, _EXPONENT[values.dtype])
 
 
 def joined(parts: Sequence[np.ndarray], format: WeightFormat) -> np.ndarray:
-    """The parts (float32, float16, or uint16: the bits of bfloat16) one after another, as bits where that loses nothing that
-    `format` keeps, else as float32. A part by itself is not copied."""
+    """Join the parts (float32, float16, or uint16: the bits of bfloat16), as bits if that loses nothing that `format` keeps,
+    else as float32. A single part is not copied."""
     is_bits = all(part.dtype == np.uint16 for part in parts)
     is_rounded = format == BFLOAT16 and parts[0].ndim == 2 and any(part.dtype != np.float32 for part in parts)
     if len(parts) == 1 and (is_bits or parts[0].dtype == np.float32):

@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file under their Hugging Face names, decoded to [out, in].
+"""Tensors of a GGUF file under their Hugging Face names, decoded to [out, in].
 
-Called by the loader. llama.cpp rotates neighbouring elements of a head for Llama, where the original pairs halves, and stores
-query and key rows in an order that suits; they are put back here.
+Called by the loader. For Llama, llama.cpp rotates neighbouring elements of a head, while the original pairs halves, so it
+stores query and key rows in another order; they are reordered here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 
 def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, Tensor]:
-    """By Hugging Face name; those that have none keep their own, for the loader to name."""
+    """Return tensors by Hugging Face name; unknown ones keep their own, for the loader's error."""
     named = (entry for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG for entry in _named(tensor, config))
     found = {name: _decoded(tensor, config) for name, tensor in named}
     for index in range(config.num_layers if config.latents else 0):
@@ -66,7 +66,7 @@ def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _keys_and_values(keys: DecodedTensor, values: DecodedTensor) -> DecodedTensor:
-    """Keys [heads, latent, plain] and values [heads, value, latent] as one linear [heads * (plain + value), latent]."""
+    """Join keys [heads, latent, plain] and values [heads, value, latent] to one linear [heads * (plain + value), latent]."""
 
     def read() -> np.ndarray:
         parts = np.concatenate([keys.read().swapaxes(1, 2), values.read()], axis=1)
@@ -80,8 +80,8 @@ def _keys_and_values(keys: DecodedTensor, values: DecodedTensor) -> DecodedTenso
 
 
 def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufTensor]]:
-    """By Hugging Face name. A layer's experts lie in one tensor [experts, out, in], and the correction of their scores has a
-    name and shape of each family's own."""
+    """Yield tensors by Hugging Face name. The experts of a layer are one tensor [experts, out, in], and the correction of their
+    scores has a different name and shape in each family."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", tensor.name)
     layer = f"model.layers.{match[1]}" if match else ""
     if match and match[2] in _OF_EXPERTS and len(tensor.shape) == 3:
@@ -145,7 +145,7 @@ def _blocks(tensor: GgufTensor) -> np.ndarray:
 
 
 def _in_order(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """`num_heads`: of rows in llama.cpp's order, 0 where they are as they should be."""
+    """Restore the original order of rows. `num_heads`: of rows in llama.cpp's order, 0: already in order."""
     if not num_heads:
         return values
     pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])

@@ -4,7 +4,7 @@
     qzeros int32 [groups, out * bits / 32]    g_idx int32 [in]
 
 A word holds neighbouring inputs (qweight) or outputs (qzeros) from its lowest bits. weight = (q - zero) * scale. Version 1
-stores zero - 1, which wraps around. With act-order, g_idx says the group of each input.
+stores zero - 1, which wraps around. With act-order, g_idx has the group of each input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gptq_weight(module: QuantizedModule) -> DecodedTensor:
     group_index = module.group_index("g_idx", num_inputs)
 
     def read_zeros() -> np.ndarray:
-        """[out, groups]"""
+        """Return [out, groups]."""
         if zeros is None:
             return np.full(scales.shape[::-1], middle, np.float32)
         stored = unpacked(zeros.read_stored(), scheme.num_bits)
@@ -51,7 +51,7 @@ def gptq_weight(module: QuantizedModule) -> DecodedTensor:
 
     def read_integers(format: WeightFormat) -> QuantizedWeight:
         values, factors = unpacked(words.read_stored().T, scheme.num_bits), np.ascontiguousarray(scales.read().T)
-        zero = 0 if scheme.num_bits == 4 else middle  # of bytes with a sign
+        zero = 0 if scheme.num_bits == 4 else middle  # of signed bytes
         offsets = (read_zeros() - np.float32(zero)) * factors if format.has_offsets else None
         stored = WeightFormat("int8" if zero else "int4", scheme.block[1], offsets is not None)
         values = (values ^ np.uint8(middle)).view(np.int8) if zero else values

@@ -1,5 +1,5 @@
-"""Integers as the kernels keep them (`ops/weight_format.py`): groups of inputs cut to sizes that there are, and one format for
-parts that lie in one matrix. Nothing here rounds: what comes out stands for the same numbers.
+"""Integers as the kernels keep them (`ops/weight_format.py`): groups of inputs split to supported sizes, and one format for the
+parts of one matrix. Nothing is rounded here: results represent the same numbers.
 
 Used by the formats beside this file and by the loader.
 """
@@ -12,12 +12,12 @@ import numpy as np
 
 from ops.weight_format import QuantizedWeight, WeightFormat
 
-GROUP_SIZES = (128, 64, 32, 16)  # that the kernels know; also 0, all inputs, for 8 bits
-_ZERO = 8  # what stands for 0 in 4 bits without offsets
+GROUP_SIZES = (128, 64, 32, 16)  # supported by kernels; also 0, all inputs, for 8 bits
+_ZERO = 8  # represents 0 in 4 bits without offsets
 
 
 def kept_format(num_bits: int, group_size: int, num_inputs: int, has_offsets: bool) -> WeightFormat | None:
-    """For stored groups of `group_size` inputs (0: all); None where no size that there is divides them."""
+    """Return the format for stored groups of `group_size` inputs (0: all); None if no supported size divides them."""
     fitting = [size for size in GROUP_SIZES if num_inputs % size == 0 and (group_size or num_inputs) % size == 0]
     is_whole = group_size in (0, num_inputs)
     if num_bits == 8 and is_whole:
@@ -28,14 +28,15 @@ def kept_format(num_bits: int, group_size: int, num_inputs: int, has_offsets: bo
 
 
 def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
-    """The narrowest format that holds each of `formats` exactly."""
+    """Return the narrowest format that represents each of `formats` exactly."""
     kind = "int8" if any(format.kind == "int8" for format in formats) else "int4"
     sizes = [format.group_size for format in formats if format.group_size]
     return WeightFormat(kind, min(sizes, default=0), any(format.has_offsets for format in formats))  # type: ignore[arg-type]
 
 
 def in_format(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
-    """`weight` in a format that holds it exactly (as `common_format` finds it). Its scales may belong to groups of any size."""
+    """Convert `weight` to a format that represents it exactly (see `common_format`). Its scales may belong to groups of any
+    size."""
     num_inputs = weight.values.shape[1]
     values, scales, offsets = weight.values, weight.scales, weight.offsets
     if format.has_offsets and offsets is None:
@@ -53,7 +54,7 @@ def in_format(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
 
 
 def side_by_side(parts: Sequence[QuantizedWeight], format: WeightFormat) -> QuantizedWeight:
-    """One matrix of several with the same inputs, outputs one after another."""
+    """Join matrices with the same inputs along the outputs."""
     found = [in_format(part, format) for part in parts]
     if len(found) == 1:
         return found[0]

@@ -1,6 +1,6 @@
-"""A linear module of a quantized checkpoint: the tensors that are stored for it, and its weight as it is decoded.
+"""Linear module of a quantized checkpoint: its stored tensors, and its decoded weight.
 
-Used by the formats beside this file. Shapes are checked when a module is made known, values are read when they are asked for.
+Used by the formats beside this file. Shapes are checked when a module is created, values are read on demand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.weights.safetensors import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class DecodedTensor:
-    """A weight [out, in] that is decoded each time it is read (see `Tensor`)."""
+    """Weight [out, in] that is decoded each time it is read (see `Tensor`)."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
@@ -32,7 +32,7 @@ class DecodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModule:
-    """`tensors` by what follows the module's name: qweight, scales, ..."""
+    """`tensors` by their suffix after the module's name: qweight, scales, ..."""
 
     name: str
     scheme: WeightScheme
@@ -42,7 +42,7 @@ class QuantizedModule:
         return CheckpointError(f"{self.name} ({self.scheme.storage}, {self.scheme.num_bits} bits): {text}")
 
     def tensor(self, suffix: str, dtypes: Sequence[str], *shapes: tuple[int, ...]) -> StoredTensor:
-        """The stored tensor, which has one of `dtypes` and, where some are given, one of `shapes`."""
+        """Return the stored tensor, which must have one of `dtypes` and one of `shapes`, if any are given."""
         tensor = self.tensors.get(suffix)
         if tensor is None:
             raise self.error(f"{suffix} is missing; the checkpoint has {', '.join(sorted(self.tensors))}")
@@ -60,14 +60,14 @@ class QuantizedModule:
         return tensor
 
     def kept(self, num_inputs: int, has_offsets: bool, group_index: np.ndarray) -> Kept:
-        """For integers in groups of inputs, `group_index` (of each input) tells which."""
+        """Return the format for integers in groups of inputs; `group_index` returns the group of each input."""
         size = self.scheme.block[1] or num_inputs
         if (group_index != np.arange(num_inputs) // size).any():
             return "groups are not in the order of the inputs"
         return kept_format(self.scheme.num_bits, size, num_inputs, has_offsets) or f"groups of {size}"
 
     def group_index(self, suffix: str, num_inputs: int) -> Callable[[], np.ndarray]:
-        """Reads the group of each input: of the tensor `suffix` where groups are reordered, else one after another."""
+        """Return a reader of the group of each input: from the tensor `suffix` if groups are reordered, else consecutive."""
         size = self.scheme.block[1] or num_inputs
         if not self.scheme.is_reordered:
             return lambda: np.arange(num_inputs) // size

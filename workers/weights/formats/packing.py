@@ -6,7 +6,7 @@ import numpy as np
 
 
 def unpacked(words: np.ndarray, num_bits: int) -> np.ndarray:
-    """uint8 [..., n * 32 / num_bits] of int32 words [..., n]; `num_bits` is 4 or 8."""
+    """Return uint8 [..., n * 32 / num_bits] of int32 words [..., n]; `num_bits` is 4 or 8."""
     values = np.ascontiguousarray(words).view(np.uint8)
     if num_bits == 8:
         return values

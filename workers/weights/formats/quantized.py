@@ -1,7 +1,7 @@
-"""The tensors of a quantized checkpoint as those of the model it was made from: one weight in place of qweight, scales, ...
+"""Tensors of a quantized checkpoint as those of the original model: one weight in place of qweight, scales, ...
 
-Called by the loader. Which modules are quantized is seen from what is stored; a module that the configuration leaves out and
-that is stored quantized all the same is an error.
+Called by the loader. The stored tensors tell which modules are quantized; a module that the configuration excludes but that is
+stored quantized is an error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _WEIGHTS: dict[Storage, Callable[[QuantizedModule], DecodedTensor]] = {
 }
 _MAIN = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "int": "weight", "float": "weight"}
 _OTHERS = ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
-_OF_ACTIVATIONS = (  # quantization of what is not quantized here
+_OF_ACTIVATIONS = (  # quantization of activations, which is ignored
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"),
 )
 
 
 def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dict[str, Tensor]:
-    """`tensors` with the weights of quantized modules [out, in] in place of what is stored for them. Raises CheckpointError."""
+    """Return `tensors` with the weights [out, in] of quantized modules in place of their stored tensors. Raises
+    CheckpointError."""
     by_module: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
         module_name, _, suffix = name.rpartition(".")
@@ -59,7 +60,7 @@ def _quantized_module(name: str, parts: dict[str, StoredTensor], config: Quantiz
 
 
 def _without_empty_biases(tensors: dict[str, Tensor], config: QuantizationConfig) -> dict[str, Tensor]:
-    """AutoGPTQ stores biases, all zero, for modules that have none."""
+    """Drop the biases, all zero, that AutoGPTQ stores for modules without any."""
     if config.method != "gptq":
         return tensors
 

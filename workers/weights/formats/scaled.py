@@ -1,13 +1,13 @@
-"""Weights [out, in] of 4 or 8 bits with a scale for each tensor, output, group of inputs, or rectangle: FP8 as DeepSeek and
-Qwen store it, and compressed-tensors (packed integers, integers, floats).
+"""Weights [out, in] of 4 or 8 bits with a scale per tensor, output, group of inputs, or rectangle: FP8 as stored by DeepSeek
+and Qwen, and compressed-tensors (packed integers, integers, floats).
 
     packed  weight_packed int32 [out, in * bits / 32] from the lowest bits, 2^(bits - 1) added; weight_shape int64 [2];
             weight_zero_point int32 packed along the outputs, or int8
     int     weight int8 [out, in]; weight_zero_point int8
     float   weight float8 e4m3 [out, in]
 
-weight = (q - zero) * scale with `weight_scale` (or `weight_scale_inv`, which is the same thing) of shape [rows, columns] of
-rectangles. With act-order, weight_g_idx says the group of each input.
+weight = (q - zero) * scale, with `weight_scale` (or its synonym `weight_scale_inv`) of shape [rows, columns] of rectangles.
+With act-order, weight_g_idx has the group of each input.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def float_weight(module: QuantizedModule) -> DecodedTensor:
 def _scaled(
     module: QuantizedModule, shape: tuple[int, ...], read_values: _Read, read_kept: _Read | None = None
 ) -> DecodedTensor:
-    """`read_kept` reads what `QuantizedWeight.values` holds; None: the values are no integers."""
+    """Return the decoded weight of a module. `read_kept` reads `QuantizedWeight.values`; None: the values are not integers."""
     height, width = module.scheme.block[0] or shape[0], module.scheme.block[1] or shape[1]
     grid = (-(-shape[0] // height), -(-shape[1] // width))
     name = "weight_scale_inv" if "weight_scale_inv" in module.tensors else "weight_scale"
@@ -99,7 +99,7 @@ def _scaled(
 
 
 def _grid_shapes(grid: tuple[int, int]) -> list[tuple[int, ...]]:
-    """How a grid may be stored: without dimensions of 1 where nothing is lost."""
+    """Return the shapes in which a grid may be stored: without dimensions of 1 if that loses nothing."""
     shapes: list[tuple[int, ...]] = [grid]
     if grid[1] == 1:
         shapes.append((grid[0],))
@@ -109,14 +109,14 @@ def _grid_shapes(grid: tuple[int, int]) -> list[tuple[int, ...]]:
 
 
 def _spread(grid: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Each rectangle's value at each of its elements, or what broadcasts to that."""
+    """Return each rectangle's value at each of its elements, or an array that broadcasts to it."""
     if grid.shape[0] > 1:
         grid = grid[rows]
     return grid[:, columns] if grid.shape[1] > 1 else grid
 
 
 def _zero_points(module: QuantizedModule, grid: tuple[int, int]) -> _Read:
-    """Reads the zero points as float32, in the values' own range."""
+    """Return a reader of the zero points as float32, in the range of the values."""
     packed_shape = (-(-grid[0] * module.scheme.num_bits // 32), grid[1])
     tensor = module.tensor("weight_zero_point", ("I8", "I32"))
     if module.scheme.storage == "packed" and tensor.dtype == "I32":

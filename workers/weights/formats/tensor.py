@@ -14,9 +14,9 @@ Kept = WeightFormat | str | None
 
 
 class Tensor(Protocol):
-    """`read` gives float32; `read_plain` float32, float16 or uint16 (the bits of bfloat16), a view of the file where it is
-    stored so; `read_integers` the numbers in a format that holds what `kept` gives. All decode anew each time. `kept` reads
-    zero points and orders of groups at most."""
+    """`read` returns float32; `read_plain` float32, float16 or uint16 (the bits of bfloat16), a view of the file if it is
+    stored so; `read_integers` the numbers in a format that represents the result of `kept`. Each call decodes again. `kept`
+    reads at most zero points and group orders."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
