@@ -1,11 +1,11 @@
-"""The worker actor: one rank. Takes Steps from the scheduler's broadcast ring, runs them, sends the results back.
+"""The worker actor: one rank. Takes Steps from the scheduler's broadcast ring, runs them, and returns the results.
 
-Run by `engine.process.main` as `worker<rank>`. Owns the rank's weights, slots and plan; the KV arena that it maps outlives it.
-Its life: load the weights (LOADING, with progress), join the broadcast ring at its tail, say Hello to the scheduler, then one
-record a turn, so that the control ring and SIGTERM are seen between two steps. What the scheduler's ring has no room for waits
-here, in order.
+Run by `engine.process.main` as `worker<rank>`. Owns the rank's weights, slots and plan; the mapped KV arena outlives it. It
+loads the weights (LOADING, with progress), joins the broadcast ring at its tail, sends a Hello to the scheduler, and then
+handles one record per turn, so that it sees the control ring and SIGTERM between two steps. If the scheduler's ring is full,
+results wait here in order.
 
-    rank.py        what a rank is made of      step_loops.py    when it runs which step
+    rank.py        parts of a rank             step_loops.py    when it runs which step
     loading.py     its weights                 step_runs.py     a step from its start to its result
 """
 
@@ -42,7 +42,7 @@ from workers.worker_metrics import WorkerMetrics
 if TYPE_CHECKING:
     from workers.extensions.adapters.loading import AdapterLoader
 
-_LOOK_NS = 2_000_000  # nothing wakes the loop when a grammar is compiled
+_LOOK_NS = 2_000_000  # a compiled grammar does not wake the loop
 
 
 class WorkerActor(Actor):
@@ -93,7 +93,7 @@ class WorkerActor(Actor):
         if isinstance(command.order, LoadAdapter) and self._adapters is not None:
             return self._adapters.start(command.command_id, command.order)
         if isinstance(command.order, RebalanceExperts) and self._balancer is not None:
-            self._balancer.order(command.command_id, is_forced=command.order.force)
+            self._balancer.rebalance(command.command_id, is_forced=command.order.force)
             return None
         return super().on_command(command)
 
@@ -115,7 +115,7 @@ class WorkerActor(Actor):
         return num_done + self._loop.do_work()
 
     def wait(self, timeout_ns: int) -> None:
-        """The doorbell is the broadcast ring's; the loop looks at the control ring at least every 100 ms."""
+        """Wait on the doorbell of the broadcast ring; the loop checks the control ring at least every 100 ms."""
         self._loop.wait(timeout_ns)
 
     def deadline_ns(self) -> int:
@@ -125,8 +125,8 @@ class WorkerActor(Actor):
     # ---------------------------------------------------------------------------------------------------------- work
 
     def carry_out(self, message: Message) -> None:
-        """Carry out a message of the broadcast ring that is no Step, behind the steps that came before it."""
-        if not isinstance(message, CompileGrammar):  # a grammar changes nothing for steps that run
+        """Handle a message of the broadcast ring that is not a Step, after all earlier steps."""
+        if not isinstance(message, CompileGrammar):  # a grammar does not affect running steps
             self._runs.finish_all()
         match message:
             case CompileGrammar():
@@ -141,7 +141,7 @@ class WorkerActor(Actor):
                 raise AssertionError(f"unexpected {type(message).__name__} on the broadcast ring")
 
     def send_hello(self) -> None:
-        """Join the rank group's epoch and say Hello in it: once this rank is a member, if it is to be one."""
+        """Join the rank group's epoch and send a Hello in it, once this rank is a member if it will be one."""
         says_hello = self._loop.join()
         self._metrics.rank_group_epoch.set(self._group.epoch)
         if not says_hello:
@@ -161,7 +161,7 @@ class WorkerActor(Actor):
         return SharedStepLoop(self.context, queue, self._runs, self._group, self._metrics, self)
 
     def _make_balancer(self, group: RankGroupMember) -> Balancer | None:
-        """Return None where experts stay where they are placed first."""
+        """Return the balancer, or None if experts do not move."""
         topology = group.topology(self._rank.model)
         if topology is None or group.experts is None:
             return None
@@ -181,7 +181,7 @@ class WorkerActor(Actor):
         self.context.log.debug("moving %d experts; max/mean of the ranks' rows becomes %.3f", num_moved, imbalance)
 
     def _beat(self) -> None:
-        """Beat between two ops of a step, which may take long."""
+        """Update the heartbeat between two ops of a step, which may take long."""
         self.context.row.beat(time.monotonic_ns())
 
     def _send(self, message: Message) -> None:

@@ -1,6 +1,6 @@
-"""Puts a rank's step together: the runner, with the parts that its model and its options ask for.
+"""Assembles a rank's step: the runner, with the parts for its model and options.
 
-Called by the runners (`runners.py`) and by tests. The one place that knows all parts; none of them knows another.
+Called by the runners (`runners.py`) and by tests. Only this module knows all parts; the parts do not know each other.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 class RunnerParts:
     """Everything that a rank's runner is built from.
 
-    `arena`: its KV arena; `on_op` is called within a step (`make_plan`). With `features` it takes media, with `adapters` rows
-    may have one of these. `device_arena`: descriptor of memory on the card that outlives this process; -1: there is none."""
+    `arena`: its KV arena; `on_op` is called within a step (`make_plan`). `features`: for models with media; `adapters`: for
+    rows with adapters. `device_arena`: descriptor of memory on the card that outlives this process; -1: none.
+    """
 
     config: EngineConfig
     model: ModelConfig
@@ -67,7 +68,7 @@ class RunnerParts:
 
 
 class DeviceParts(msgspec.Struct, frozen=True):
-    """Parts of a runner that its device decides. `rows`: to be tried before the device's ops."""
+    """Parts of a runner that depend on its device. `rows`: to be tried before the device's ops."""
 
     device: Device
     make_inputs: Callable[..., StepInputs]
@@ -81,7 +82,7 @@ def build_runner(parts: RunnerParts, device_parts: DeviceParts) -> ModelRunner:
 
 
 class _Assembly:
-    """The parts of one runner, in the order in which they need each other."""
+    """The parts of one runner, in the order of their dependencies."""
 
     def __init__(self, parts: RunnerParts, device_parts: DeviceParts) -> None:
         config, model, peers, features = parts.config, parts.model, parts.peers, parts.features
@@ -117,7 +118,7 @@ class _Assembly:
         return self._device_parts.make_inputs(self._device, sizes, [columns for columns in found if columns is not None])
 
     def _make_slots(self) -> BatchSlots:
-        # of draft layers; those of devices stay there
+        # of MTP layers; those of devices have no draft tokens on the host
         hidden_size = self._model.hidden_size if self._has_drafts and not self._inputs.is_made_on_device else 0
         slots = BatchSlots(
             self._inputs.host_block_tables,
@@ -156,7 +157,7 @@ class _Assembly:
 
     def _make_plan(self, model: Any, sizes: tuple[int, ...]) -> Plan:
         config, inputs = self._config, self._inputs
-        # ranks that share experts ask each other how many rows they have, where no graph has that fixed
+        # ranks that share experts exchange their numbers of rows, unless a graph fixes them
         is_sync_free = inputs.is_made_on_device and not self._peers.share_experts
         num_rows = config.max_num_seqs * (1 + config.speculative_config.max_drafts)
         return self._device_parts.make_plan(
@@ -208,7 +209,7 @@ class _Assembly:
 
 
 def _matching(config: EngineConfig) -> Matching:
-    """Return a matching with the vocabulary that a tokenizer has written into the run's directory."""
+    """Return a matching with the vocabulary that a tokenizer wrote into the run directory."""
     from engine.grammars.matching import Matching
 
     return Matching(GrammarTokens.read(Run(config.run_id, Path(config.run_dir)).vocabulary_path))

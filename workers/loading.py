@@ -1,6 +1,6 @@
-"""The weights of a rank: loaded at the start, changed while the API stays up, dropped. Owned by the worker actor.
+"""Weights of a rank: loaded at the start, changed while the API stays up, cleared. Owned by the worker actor.
 
-Progress goes to the supervisor, which shows it on the terminal beside the actor; each sign of it is a heartbeat too.
+Progress goes to the supervisor, which shows it on the terminal beside the actor; it also counts as a heartbeat.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class WeightLoader:
     def load_in_use(self, *, only_exact: bool) -> None:
         """Load the weights that the engine uses now.
 
-        Where their contents are gone from the disk, load what the checkpoint holds instead, or nothing; the scheduler sees by
-        version and contents that these are not the ones in use. `only_exact`: never load other contents under the same version,
-        since this rank computes other replicas' rows. CheckpointError at a first start."""
+        If their contents are gone from the disk, load what the checkpoint has instead, or nothing; version and contents tell
+        the scheduler that these are not the ones in use. `only_exact`: never load other contents under the same version,
+        because this rank computes other replicas' rows. Raises CheckpointError at a first start.
+        """
         path, version, contents = self._context.weights_in_use()
         try:
             try:
@@ -56,13 +57,13 @@ class WeightLoader:
             self._record_lost(path, error)
 
     def change(self, message: LoadWeights) -> WeightsChanged:
-        """Load other weights beside the present ones, which serve on if that fails. Return what is in use afterwards."""
+        """Load other weights beside the present ones, which stay in use if that fails. Return the weights in use afterwards."""
         before = self._context.row.state
         self._context.row.set_state(State.LOADING)
         text = ""
         try:
             self._load(message.path, message.version, message.contents)
-        except Exception as error:  # whatever is wrong with the new weights, the present ones serve on
+        except Exception as error:  # any error: the present weights stay in use
             is_known = isinstance(error, CheckpointError)
             text = str(error) if is_known else sayable(f"{message.path} cannot be loaded: {error!r}")
             self._context.log.error("weights %s were not loaded: %s", message.path, text)
@@ -84,7 +85,7 @@ class WeightLoader:
         self._context.counters.errors.record(self._context.name, str(error))
 
     def _load(self, path: str, version: int, contents: str = "") -> None:
-        """Load weights, with these contents where any are named. CheckpointError leaves the present ones in use."""
+        """Load weights, with these contents if given. Raises CheckpointError; the present ones then stay in use."""
         begin_ns = time.monotonic_ns()
         shown_part = -1
 

@@ -1,6 +1,6 @@
-"""Puts one rank together: its memory, its place in the rank group, the runner of its device. Called by the worker actor.
+"""Assembles a rank: its memory, its place in the rank group, the runner of its device. Called by the worker actor.
 
-Imports what runs the model (Paddle, with reference ops), which takes a while.
+Imports the code that runs the model (with reference ops, Paddle), which takes a while.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.runners import Runner, make_runner
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """`memory`: mappings that the runner and the adapters read, which must stay open."""
+    """Parts of a rank. `memory`: mappings that the runner and the adapters read; they must stay open."""
 
     runner: Runner
     group: SingleRank | RankGroupMember

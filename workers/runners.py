@@ -1,14 +1,14 @@
 """Runners: the steps of one rank, in order, on each kind of device. `make_runner` chooses by the configuration.
 
     cpu         native ops and tapes, or reference ops on Paddle's CPU place; the host makes the inputs in memory that the ops
-                read, and samples. A step is done when it is started: waiting elsewhere gains nothing.
-    gpu         NVIDIA GPUs by Paddle: reference ops or CUDA's rows, graphs on request. The device makes the inputs from
-                one copy and samples by itself where it can; else the native sampler does, from logits fetched into pinned
-                memory. The cache may be memory of the card that the supervisor holds: a worker that comes back finds it.
-    xpu, other  Kunlun XPUs and custom devices by Paddle, which calls them alike. A device that takes no copies without waiting,
-                or no graphs, says so at its start (`Capabilities`).
+                read, and samples. A step is complete when `start` returns: waiting elsewhere gains nothing.
+    gpu         NVIDIA GPUs with Paddle: reference ops or CUDA ops, graphs on request. The device makes the inputs from
+                one copy, and samples if it can; otherwise the native sampler does, from logits fetched into pinned
+                memory. The cache may be memory of the card that the supervisor holds: a restarted worker finds it.
+    xpu, other  Kunlun XPUs and custom devices with Paddle, which have the same interface. `Capabilities` shows at the start
+                if a device lacks asynchronous copies or graphs.
 
-GPUs and XPUs were not run on any card yet. Their steps run one ahead (`Ahead`).
+Not tested on GPUs or XPUs yet. Their steps run one ahead (`Ahead`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workers.engine.step_run import StepRun
 
 
 class Runner(Protocol):
-    """Steps of one rank, in order. Weights are loaded into `core`, while no step is started."""
+    """Steps of one rank, in order. Weights are loaded into `core`, while no step is running."""
 
     core: ModelRunner
 
@@ -42,11 +42,11 @@ class Runner(Protocol):
         """Enqueue a step."""
 
     def finish(self) -> StepResult:
-        """Wait for the first step that was started and is not finished."""
+        """Wait for the oldest unfinished step."""
 
 
 class InStep:
-    """Runner whose steps are done when they are started."""
+    """Runner on which steps are complete when they are started."""
 
     depth = 1
 
@@ -62,7 +62,7 @@ class InStep:
 
 
 class Ahead:
-    """Runner whose steps are one ahead, on a device that works while the host does something else.
+    """Runner with steps one ahead, on a device that works asynchronously.
 
                  tokens that the device samples               tokens that the host samples
     start n      enqueue n                                    enqueue n
@@ -92,12 +92,12 @@ class Ahead:
         return self._results.popleft()
 
     def _end(self) -> None:
-        """End the step that was begun first."""
+        """End the oldest step."""
         self._results.append(self.core.end(self._begun.popleft()))
 
 
 def make_runner(parts: RunnerParts) -> Runner:
-    """Return the runner of the configuration's device. Adapters are the CPU's alone so far."""
+    """Return the runner of the configuration's device. Adapters are supported only on the CPU so far."""
     kind = "cpu" if parts.adapters is not None else parts.config.device
     if parts.device_arena >= 0 or kind == "gpu":
         return gpu_runner(parts)
@@ -137,7 +137,7 @@ def xpu_runner(parts: RunnerParts) -> Ahead:
 
 
 def _needed_by(config: EngineConfig) -> str:
-    """Return the option that only CUDA's rows support on a card; empty: there is none."""
+    """Return the option that only the CUDA ops support on a card, or an empty string."""
     if config.quantization != "none":
         return f"--quantization {config.quantization}"
     return "" if config.kv_cache_dtype == "float32" else f"--kv-cache-dtype {config.kv_cache_dtype}"

@@ -1,4 +1,4 @@
-"""When a rank runs which step: as soon as it comes, or in turn with all ranks that share the experts. Used by the actor."""
+"""Step loops: run each step when it arrives, or together with all ranks that share experts. Used by the actor."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from workers.step_runs import StepRuns
 from workers.worker_metrics import WorkerMetrics
 
 
-class Orders(Protocol):
+class Handler(Protocol):
     """The worker actor, as a step loop calls it."""
 
     def carry_out(self, message: Message) -> None:
-        """Carry out a message of the broadcast ring that is no Step."""
+        """Handle a message of the broadcast ring that is not a Step."""
 
     def send_hello(self) -> None:
         """Join the rank group's epoch and tell the scheduler."""
@@ -27,20 +27,20 @@ class Orders(Protocol):
 
 class StepLoop(Protocol):
     def do_work(self) -> int:
-        """Take what came and run a step; return how many things were done."""
+        """Handle new messages and run a step; return the number of things done."""
 
     def join(self) -> bool:
-        """Join the rank group's present epoch. Return whether this rank says hello in it: a rank that is to be a member waits
+        """Join the rank group's present epoch. Return whether this rank sends a Hello in it: a rank that will be a member waits
         until it is one."""
 
     def wait(self, timeout_ns: int) -> None:
-        """Sleep until something comes, at most `timeout_ns`."""
+        """Sleep until a message arrives, at most `timeout_ns`."""
 
     def close(self) -> None: ...
 
 
 class OwnStepLoop:
-    """Runs each step as soon as it comes; results follow in order. For a single rank and for tensor ranks."""
+    """Runs each step when it arrives; results follow in order. For a single rank and for tensor ranks."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class OwnStepLoop:
         reader: BroadcastReader,
         runs: StepRuns,
         group: SingleRank | RankGroupMember,
-        orders: Orders,
+        handler: Handler,
     ) -> None:
         self._context = context
         self._reader = reader
         self._runs = runs
         self._group = group
-        self._orders = orders
+        self._handler = handler
 
     def do_work(self) -> int:
         num_done = 0
@@ -64,9 +64,9 @@ class OwnStepLoop:
             if isinstance(message, Step):
                 self._take(message, received_ns)
             else:
-                self._orders.carry_out(message)
+                self._handler.carry_out(message)
             num_done += 1
-        if self._runs.num_started and not num_done:  # there is no step to start before the first one's result
+        if self._runs.num_started and not num_done:  # no step may start before the first result
             self._runs.finish()
             num_done += 1
         return num_done
@@ -78,11 +78,11 @@ class OwnStepLoop:
         self._reader.wait(timeout_ns)
 
     def close(self) -> None:
-        """The reader is the actor's."""
+        """Do nothing: the actor owns the reader."""
 
     def _take(self, step: Step, received_ns: int) -> None:
-        """Run a step of this epoch. A step of another epoch is left alone, and one in which a rank dies is dropped: the
-        scheduler sends both again once all ranks have said hello."""
+        """Run a step of this epoch. A step of another epoch is skipped, and one in which a rank dies is dropped; the scheduler
+        sends both again after a Hello of every rank."""
         if not self._runs.weight_version:
             self._runs.refuse(step)
         elif step.rank_group_epoch == self._group.epoch:
@@ -92,7 +92,7 @@ class OwnStepLoop:
                     self._runs.finish()
             except RankGroupBroken as broken:
                 self._context.log.info("dropped step %d: %s", step.step_id, broken.args[0])
-                self._orders.send_hello()
+                self._handler.send_hello()
 
 
 class SharedStepLoop:
@@ -105,15 +105,15 @@ class SharedStepLoop:
         runs: StepRuns,
         group: SingleRank | RankGroupMember,
         metrics: WorkerMetrics,
-        orders: Orders,
+        handler: Handler,
     ) -> None:
         self._context = context
         self._queue = queue
         self._runs = runs
         self._group = group
         self._metrics = metrics
-        self._orders = orders
-        self._takes_part = True  # in the rank group, as the supervisor knows it
+        self._handler = handler
+        self._takes_part = True  # in the rank group, as reported to the supervisor
 
     def do_work(self) -> int:
         if self._queue.can_sleep_on:
@@ -121,10 +121,10 @@ class SharedStepLoop:
         received_ns = time.monotonic_ns()
         num_done = self._queue.receive()
         for grammar in self._queue.take_grammars():
-            self._orders.carry_out(grammar)
-        order = self._queue.next_order()
-        if order is not None:
-            self._orders.carry_out(order)
+            self._handler.carry_out(grammar)
+        message = self._queue.next_message()
+        if message is not None:
+            self._handler.carry_out(message)
             self._tell_membership()
             return num_done + 1
         if not self._queue.has_turn(self._runs.weight_version > 0):
@@ -133,7 +133,7 @@ class SharedStepLoop:
             self._run_next(received_ns)
         except RankGroupBroken as broken:
             self._context.log.info("dropped an expert-parallel step: %s", broken.args[0])
-            self._orders.send_hello()
+            self._handler.send_hello()
         return num_done + 1
 
     def join(self) -> bool:
@@ -149,7 +149,7 @@ class SharedStepLoop:
         self._queue.close()
 
     def _tell_membership(self) -> None:
-        """Take part while there are weights. Without them the peers would wait for this rank; so they compute its experts."""
+        """Take part while there are weights. Without them the peers would wait for this rank, so they compute its experts."""
         has_weights = self._runs.weight_version > 0
         if has_weights != self._takes_part:
             self._takes_part = has_weights

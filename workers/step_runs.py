@@ -1,4 +1,4 @@
-"""Steps of one rank from start to result: traced, counted, sent. Owned by the worker actor, driven by the step loops."""
+"""Steps of one rank from start to result: traced, counted, sent. Owned by the worker actor, used by the step loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StepRuns:
-    """Runs steps in order. `send` takes messages to the scheduler; of several tensor ranks only the first one sends results."""
+    """Runs steps in order. `send` sends messages to the scheduler; of several tensor ranks only the first one sends results."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StepRuns:
         trace: StepTrace,
         send: Callable[[Message], None],
     ) -> None:
-        from workers.extensions.drafts.drafting import Drafting  # with the models, as the runner has imported
+        from workers.extensions.drafts.drafting import Drafting  # as late as the models, which the runner has imported
 
         self._runner = runner
         self._drafting = runner.core.find(Drafting)
@@ -39,22 +39,22 @@ class StepRuns:
         self._metrics = metrics
         self._trace = trace
         self._send = send
-        self._started: deque[tuple[Step, int]] = deque()  # steps, and when they came
+        self._started: deque[tuple[Step, int]] = deque()  # steps, and when they arrived
         self._last_end_ns = 0
 
     @property
     def num_started(self) -> int:
-        """Steps that are started and not finished."""
+        """Return the number of started and unfinished steps."""
         return len(self._started)
 
     @property
     def is_full(self) -> bool:
-        """Whether a step has to be finished before the next one starts."""
+        """Return whether a step must be finished before the next one starts."""
         return len(self._started) >= self._runner.depth
 
     @property
     def weight_version(self) -> int:
-        """Version of the weights in use; 0: none."""
+        """Return the version of the weights in use; 0: none."""
         return self._runner.core.weights.version
 
     def start(self, step: Step, received_ns: int) -> None:
@@ -66,7 +66,7 @@ class StepRuns:
         self._started.append((step, received_ns))
 
     def finish(self) -> None:
-        """Send the result of the step that was started first, then draft."""
+        """Send the result of the oldest step, then draft."""
         self.send(self.result())
         self.draft()
 
@@ -75,12 +75,12 @@ class StepRuns:
             self.finish()
 
     def drop_all(self) -> None:
-        """Finish all steps and send nothing: the scheduler that sent them is gone."""
+        """Finish all steps without sending: their scheduler is gone."""
         while self._started:
             self.result()
 
     def result(self) -> StepResult:
-        """Wait for the step that was started first. OutsideError where its weights changed on the disk under it."""
+        """Wait for the oldest step. Raises OutsideError if the mapped weights changed on the disk."""
         step, received_ns = self._started.popleft()
         begin_ns = time.monotonic_ns()
         result = self._runner.finish()
@@ -100,12 +100,12 @@ class StepRuns:
             self._send(result)
 
     def refuse(self, step: Step) -> None:
-        """Answer a step that came while the weights are cleared: a scheduler that died sent ClearWeights before it."""
+        """Answer a step that arrived while the weights are cleared: its scheduler died after sending ClearWeights."""
         error = f"step {step.step_id} arrived while the weights are cleared"
         self._send(StepResult(step.step_id, self._tensor_rank, 0, b"", b"", b"", error=error))
 
     def run_without_rows(self, received_ns: int) -> None:
-        """Run a step of the rank group in which this replica has no rows."""
+        """Run a step of the rank group without rows of this replica."""
         self._runner.core.run_without_rows()
         self._runner.core.weights.check()
         self._metrics.ended_without_rows(time.monotonic_ns() - received_ns, self._group.communicators)
@@ -126,6 +126,6 @@ class StepRuns:
 
 
 def _continues(step: Step) -> bool:
-    """Whether the step has a row of a sequence that ran before, so that the rank's idle time was lost to that sequence."""
+    """Return whether the step has a row of a sequence that ran before and therefore waited while the rank was idle."""
     started = {start.slot for start in step.starts}
     return any(slot not in started for slot in np.frombuffer(step.slots, np.int32).tolist())

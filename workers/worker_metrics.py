@@ -1,6 +1,6 @@
 """Metrics of a rank, in the engine's counters: steps, drafts, structured output, collectives, experts, its device, its weights.
 
-Part of `WorkerActor`, which says when; each cell has this rank as its one writer. The values come from the runner's core.
+Part of `WorkerActor`, which calls it; each cell has this rank as its only writer. Values come from the runner's core.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WorkerMetrics:
         self._step.set(step_id)
 
     def ended(self, core: ModelRunner, result: StepResult, busy_ns: int, communicators: Sequence[Communicator]) -> None:
-        """A step gave `result`, `busy_ns` after it had come."""
+        """Count a step with `result`, `busy_ns` after its arrival."""
         self._idle_seconds.add(result.idle_ns / 1e9)
         self._take_collectives(communicators)
         self._take_device_work(core)
@@ -111,11 +111,11 @@ class WorkerMetrics:
         self._device_wait.set(traffic.waited_ns / 1e9)
 
     def drafted(self, draft_ns: int) -> None:
-        """Count the time that drafting took."""
+        """Count the time of drafting."""
         self._draft_seconds.add(draft_ns / 1e9)
 
     def take_drafts(self, drafting: Drafting, *, is_first: bool) -> None:
-        """Count what came of draft tokens, on the first rank alone."""
+        """Count verified and accepted drafts, on the first rank only."""
         self._index_bytes.set(drafting.num_bytes)
         for method, *numbers in drafting.take_figures() if is_first else ():
             for cell, number in zip(self._drafts[method], numbers, strict=True):
@@ -129,7 +129,7 @@ class WorkerMetrics:
     # ----------------------------------------------------------------------------------------------- device and weights
 
     def show_device(self, core: ModelRunner) -> None:
-        """Show what the device can, and the ops without a right candidate."""
+        """Show the device's capabilities, and ops without a correct candidate."""
         from workers.extensions.drafts.mtp_steps import MtpSteps
         from workers.extensions.grammars.grammars import Grammars
         from workers.extensions.media.media import Media
@@ -144,7 +144,7 @@ class WorkerMetrics:
             self._context.counter("op_fallbacks_total", op=op, candidate=candidate).add(1)
 
     def loaded(self, core: ModelRunner, load_ns: int) -> None:
-        """Weights, which are shown too."""
+        """Count a load of weights and show them."""
         self._load_seconds.set(load_ns / 1e9)
         if core.weights.cache in self._cache_loads:
             self._cache_loads[core.weights.cache].add(1)

@@ -1,1 +1,1 @@
-"""Where this rank's tensors live and which ops run there, with which kernels. Read `device.py` first."""
+"""Devices: where a rank's tensors are, which ops run there, and with which kernels. Read `device.py` first."""

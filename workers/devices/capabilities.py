@@ -1,4 +1,4 @@
-"""Capabilities of a device, and the error for those that it lacks. Found by the devices (`device.py`, `paddle.py`)."""
+"""Capabilities of a device, and the error if it lacks one. Found by the devices (`device.py`, `paddle.py`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 class Capabilities(msgspec.Struct, frozen=True):
     """Capabilities of one device."""
 
-    place: str  # as the device calls itself
-    has_graphs: bool  # what was captured is replayed
-    is_arena_lasting: bool  # what the cache holds outlives the worker
-    dtypes: tuple[str, ...]  # of DEVICE_DTYPES those in which it multiplies
+    place: str  # name that the device reports
+    has_graphs: bool  # captures can be replayed
+    is_arena_lasting: bool  # the KV cache outlives the worker
+    dtypes: tuple[str, ...]  # those of DEVICE_DTYPES in which it multiplies
 
     @property
     def text(self) -> str:
@@ -21,4 +21,4 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class DeviceError(Exception):
-    """A device does not do what was asked of it."""
+    """A device cannot do a requested operation."""

@@ -1,7 +1,6 @@
-"""CUDA's rows for the card of a rank: built by nvcc, where there is one, when they are first needed; and taken where they are
-right.
+"""CUDA ops for the card of a rank: built by nvcc when first needed, and used if they prove correct.
 
-Called by `workers/runners.pygpu.py` with `--ops cuda`. The library is kept for later starts, by what it was made of.
+Called by `workers/runners.py` with `--ops cuda`. The library is kept for later starts, named by a digest of its sources.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ _LOG = logging.getLogger(__name__)
 
 
 class CardRows(msgspec.Struct, frozen=True):
-    """Rows that nobody has tried on this card yet. `needed_by`: the option that no other ops on a card have, or none."""
+    """CUDA ops not yet tried on this card. `needed_by`: the option that only they support, or empty."""
 
-    make: Callable[[Any], OpTable]  # of a rank group (`Device.rank_group`); None: of one rank
+    make: Callable[[Any], OpTable]  # from a rank group (`Device.rank_group`); None: a single rank
     needed_by: str = ""
 
 
 def leave_rows(cause: str, needed_by: str, remedy: str) -> None:
-    """Other ops are taken, which is said. OptionError: these lack what was asked for."""
+    """Fall back to other ops, with a warning. Raises OptionError if they do not support `needed_by`."""
     if needed_by:
         raise OptionError(f"--ops cuda: {cause}; {needed_by} needs them, remove it{remedy}")
     _LOG.warning("--ops cuda: using fused ops instead: %s", cause)
 
 
 def card_rows(needed_by: str = "") -> CardRows | None:
-    """Those that nvcc builds; None: it does not. OptionError: and they are needed."""
-    from ops.cuda.library import BuildError, Library, build, card_command, find_nvcc  # with Paddle's table
+    """Return the ops built by nvcc; None if it cannot build them. Raises OptionError if they are needed."""
+    from ops.cuda.library import BuildError, Library, build, card_command, find_nvcc  # needs Paddle's op table
     from ops.cuda.table import make_table
 
     try:
@@ -47,7 +46,7 @@ def card_rows(needed_by: str = "") -> CardRows | None:
 
 
 def current_stream() -> int:
-    """The address of that on which Paddle enqueues now."""
+    """Return the address of Paddle's current stream."""
     import paddle
 
     stream: Any = paddle.device.current_stream()

@@ -1,9 +1,9 @@
-"""The device of this rank: where tensors live, how the host writes what a step reads, and what the device can.
+"""The device of this rank: memory for tensors, transfers of the host, and capabilities.
 
-Made by the runners. Native ops need nothing but memory: their tensors are the host's arrays, and Paddle is
-not imported. With reference ops tensors are Paddle's (`paddle.py`).
+Made by the runners. Native ops only need memory: their tensors are the host's arrays, and Paddle is not imported. With
+reference ops tensors are Paddle's (`paddle.py`).
 
-What a device can is asked of it once, when it is made (`Capabilities`), by trying; nothing is concluded from its name.
+Capabilities are found by trying, once, when the device is made (`Capabilities`), never from its name.
 """
 
 from __future__ import annotations
@@ -36,60 +36,61 @@ _LOG = logging.getLogger(__name__)
 
 
 class Device(Protocol):
-    """A place for tensors, and the ops that run there."""
+    """Memory for tensors, and the ops that run on it."""
 
     ops: OpTable
-    rank_group: Any  # `GangOps` of Paddle's tensors; None: there is one rank, or what ranks exchange goes through `Rank group`
-    fallbacks: tuple[tuple[str, str], ...]  # op and candidate, of what was found to be wrong here (`op_choice.py`)
-    place: Any  # Paddle's; None: memory of the host
+    rank_group: Any  # `RankGroupOps` on Paddle's tensors; None: a single rank, or ranks use the comm arena
+    fallbacks: tuple[tuple[str, str], ...]  # op and candidate of those found to be wrong here (`op_choice.py`)
+    place: Any  # Paddle's place; None: memory of the host
     traffic: Traffic
     capabilities: Capabilities
 
     def tensor(self, host: np.ndarray) -> Tensor:
-        """A tensor that stays tied to `host`: the same memory on a CPU, else a copy that `upload` refreshes."""
+        """Return a tensor tied to `host`: the same memory on a CPU, else a copy that `upload` refreshes."""
 
     def upload(self, host: np.ndarray, tensor: Tensor) -> None:
-        """Make `tensor` hold what `host` holds; its address stays."""
+        """Copy `host` to `tensor`, which keeps its address."""
 
     def arena(self, memory: np.ndarray) -> Tensor:
-        """A part of the cache: `memory` itself where that is the device's too, and what it holds stays; else as much of its
+        """Return a part of the cache: `memory` itself, with its contents, if the device can use it; else as much memory of its
         own, zeros."""
 
     def staging(self, num_values: int) -> np.ndarray:
-        """int32 of the host that `send` copies from without waiting, where the device can."""
+        """Return an int32 array on the host from which `send` copies without waiting, if the device supports that."""
 
     def send(self, staging: np.ndarray, tensor: Tensor, count: int) -> None:
-        """Enqueue: the first `count` values of `staging` to `tensor`. They must stay until that is done (`settle`)."""
+        """Enqueue a copy of the first `count` values of `staging` to `tensor`. They must not change until it is done
+        (`settle`)."""
 
     def settle(self, staging: np.ndarray) -> None:
-        """Wait until what was sent from it last has left it, where it has not yet."""
+        """Wait until the last copy from `staging` is done."""
 
     def put(self, tensor: Tensor, places: np.ndarray, values: np.ndarray) -> None:
-        """Write `values` at `places` (whole numbers [n]) of an int32 `tensor`; may wait."""
+        """Write `values` at `places` (integers [n]) of an int32 `tensor`; may wait."""
 
     def fetch(self, key: str, tensor: Tensor) -> Fetch:
-        """Enqueue: the values of a float32 or int32 `tensor` to memory of the host, which each `key` has of its own."""
+        """Enqueue a copy of a float32 or int32 `tensor` to the host, into separate memory for each `key`."""
 
     def capture(self, run: Callable[[], object]) -> Graph:
-        """Capture what `run` enqueues; it is run once before. Ranks that share matrices capture the same together. DeviceError,
-        on all of them: one cannot capture it."""
+        """Capture the work that `run` enqueues; it runs once before. Ranks that share matrices capture together. Raises
+        DeviceError on all of them if one cannot."""
 
     def agreed_fault(self, fault: str) -> str:
-        """Return what is wrong here, or with a rank that this one computes with; empty: nothing. All of them call it."""
+        """Return the fault of this rank, or of one that it computes with; empty: none. All of them call it."""
 
     def address(self, tensor: Tensor) -> int:
-        """Where it lies."""
+        """Return the tensor's address."""
 
     def memory_bytes(self) -> int:
-        """Return the memory that this rank's tensors have on it; 0 where it is the host's, or is not counted."""
+        """Return the device memory of this rank's tensors; 0 if it is the host's, or not counted."""
 
     def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
-        """Within, as many threads as so many ranks have together, on any core: while one of them packs, the others wait."""
+        """Use the threads of `num_ranks` ranks, on any core, within the context: while one of them packs, the others wait."""
 
 
 class HostDevice:
-    """This machine's cores, with native ops on `num_threads` of them from now on: on those of `cores`, or on any; and with the
-    variant of the kernels that `variants` has for each part. `rank_group`: the ranks that share a model's matrices."""
+    """This machine's cores, with native ops on `num_threads` of them: on `cores`, or any if empty; with the kernel variant of
+    each part in `variants`. `rank_group`: the ranks that share a model's matrices."""
 
     place = None
     rank_group = None
@@ -111,7 +112,7 @@ class HostDevice:
         return host
 
     def upload(self, host: np.ndarray, tensor: Tensor) -> None:
-        """They are the same memory."""
+        """Do nothing: they are the same memory."""
 
     def arena(self, memory: np.ndarray) -> np.ndarray:
         return memory
@@ -123,7 +124,7 @@ class HostDevice:
         tensor[:count] = staging[:count]
 
     def settle(self, staging: np.ndarray) -> None:
-        """It has."""
+        """Do nothing: the copy is done."""
 
     def put(self, tensor: Tensor, places: np.ndarray, values: np.ndarray) -> None:
         tensor[places] = values
@@ -149,7 +150,7 @@ class HostDevice:
         if num_ranks == 1:
             yield
             return
-        os.sched_setaffinity(0, self._allowed)  # which the new threads inherit
+        os.sched_setaffinity(0, self._allowed)  # inherited by the new threads
         _cpu.set_num_threads(self._num_threads * num_ranks)
         try:
             yield
@@ -158,7 +159,7 @@ class HostDevice:
 
 
 def missing_variants() -> list[str]:
-    """Variants of the kernels that would be better here than the best of those that were built."""
+    """Return kernel variants that would be faster here than the best one that was built."""
     known = _cpu.known_variants()
     best = [name for name, _, _ in known].index(_cpu.variants()[-1])
     return [name for name, is_built, is_runnable in known[best + 1 :] if is_runnable and not is_built]
@@ -176,10 +177,10 @@ def make_device(
     meetings: Rendezvous | None = None,
     lasting: PersistentKvArena | None = None,
 ) -> Device:
-    """The device `name` (as `--device`) with the op table "native" (on a CPU alone), or else the reference's. Raises
-    OptionError where the installed Paddle has no such device. Ranks that exchange tensors do so in a `rank_group` with native
-    ops, with reference ops in groups of processes, which find each other as `meetings` says. `place` of `num_beside` ranks
-    that may use the same cores; cards are each `rank`'s own. `lasting`: the card's memory for the cache, which outlives us."""
+    """Return the device `name` (as for `--device`) with the op table "native" (only on a CPU), or else the reference's. Raises
+    OptionError if the installed Paddle has no such device. Ranks that exchange tensors do so in a `rank_group` with native ops,
+    and with reference ops in process groups, at the places in `meetings`. `place`: among `num_beside` ranks on the same cores;
+    cards are assigned by `rank`. `lasting`: the card's memory of the cache, which outlives the worker."""
     if ops == "native":
         assert name == "cpu", f"there are no native ops for {name}"
         allowed = os.sched_getaffinity(0)
@@ -188,6 +189,6 @@ def make_device(
     configure_blas(num_threads)
     if meetings is not None:
         meetings.open_stores()
-    from workers.devices.paddle import PaddleDevice  # Paddle reads the settings of its BLAS when it is loaded
+    from workers.devices.paddle import PaddleDevice  # sets Paddle's BLAS options before it is loaded
 
     return PaddleDevice(name, rank, meetings, lasting)

@@ -1,4 +1,4 @@
-"""Work that a device was given, or may be given again."""
+"""Work enqueued on a device, and captured work."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 
 
 class Traffic(msgspec.Struct):
-    """Between a device and the host, since the rank began."""
+    """Traffic between a device and the host since the rank began."""
 
     num_to_device: int = 0  # copies
     num_to_host: int = 0
-    waited_ns: int = 0  # for the device, where its results are fetched
+    waited_ns: int = 0  # for results of the device
 
 
 class Graph(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     def replay(self) -> None:
-        """Enqueue it again, on what lies at the same addresses now."""
+        """Enqueue it again, on the present contents of the same addresses."""
 
 
 class Fetch(Protocol):
-    """A copy to the host under way."""
+    """Copy to the host in flight."""
 
     def wait(self) -> np.ndarray:
-        """The values, until the next fetch of the same `key`."""
+        """Wait for the values, which are valid until the next fetch of the same `key`."""
 
 
 class Fetched:
-    """Values that are there already."""
+    """Values that are available already."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values

@@ -1,7 +1,7 @@
-"""Graphs of a device behind Paddle's CUDAGraph, which serves GPUs, XPUs and custom devices alike: the place says which.
+"""Graphs of a device by Paddle's CUDAGraph, which supports GPUs, XPUs and custom devices: the place selects one.
 
-Used by `paddle.py`. What is captured reads and writes the addresses that it had then. All graphs of a process allocate from one
-pool: the largest is to be captured first, in whose memory the others find room.
+Used by `paddle.py`. A graph reads and writes the addresses of its capture. All graphs of a process allocate from one pool, so
+the largest should be captured first; the others fit into its memory.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from workers.devices.groups import PaddleGroup
 
 
 class PaddleGraph:
-    """Graph of what `run` enqueues at `place`. Ranks of `groups`, which capture alike, exchange nothing while they do."""
+    """Graph of the work that `run` enqueues at `place`. Ranks of `groups` capture together and exchange nothing meanwhile."""
 
     def __init__(self, place: Any, run: Callable[[], object], groups: Sequence[PaddleGroup] = ()) -> None:
-        if isinstance(place, core.CPUPlace) or not graphs.is_cuda_graph_supported():  # which may be another device's
+        if isinstance(place, core.CPUPlace) or not graphs.is_cuda_graph_supported():  # may be true for another device
             raise DeviceError(f"{place}: the installed Paddle {paddle.__version__} has no graphs")
         for group in groups:
             group.rehearse()
-        run()  # libraries make their handles and choose algorithms at a first call, which no capture survives
+        run()  # libraries create handles and choose algorithms at their first call, which cannot be captured
         paddle.device.synchronize()
         for group in groups:
             group.record()
         self._graph = graphs.CUDAGraph(place, pool_id=_pool())
-        errors: list[Exception] = []  # the first says why
+        errors: list[Exception] = []  # the first is the cause
         for call in (self._graph.capture_begin, run, self._graph.capture_end):
             try:
                 call()
@@ -46,7 +46,7 @@ class PaddleGraph:
 
 
 def replays(place: Any) -> bool:
-    """Whether a graph does at `place` what was captured in it; one may record nothing, and replay that without a word."""
+    """Return whether a graph at `place` replays what it captured; some record nothing, silently."""
     x = paddle.zeros([16])
     try:
         graph = PaddleGraph(place, lambda: x.add_(paddle.ones([16])))

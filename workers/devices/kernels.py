@@ -1,14 +1,13 @@
-"""Which variants of the kernels an engine runs on: timed once for a processor and a build, kept in a file, then the same for
-every start.
+"""Kernel variants of an engine: measured once per processor and build, stored in a file, and then the same for every start.
 
-`kernels` is called in the launcher (by `tools/serving.py`; and by `tokamak bench step`) before anything starts. What it returns
-is part of the engine's configuration, and a worker selects just that (`device.py`), however often it is started again and
-whatever became of the file.
+`kernels` is called in the launcher (by `tools/serving.py`, and by `tokamak bench step`) before anything starts. Its result is
+part of the engine's configuration, and a worker selects exactly that (`device.py`), however often it restarts and whatever
+happens to the file.
 
     <directory of packed weights>/kernels-<key>.json    Timing; the key is of the processor and the native module
 
-It is replaced as a whole. One that cannot be read, or says something else than `Timing`, or names kernels that are not here, is
-as none: the kernels are timed anew. What cannot be kept is no error.
+The file is replaced as a whole. If it is unreadable, invalid or names unavailable kernels, they are measured again. A failure
+to store it is no error.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ops.cpu.choice import ATTENTION, BASE, LINEARS, NUM_CASES, TIMED, choose, k
 from shm.blake2 import blake2b
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_S = 120.0  # that timing may take: a fraction of a second, on a machine that does nothing else
+_LONGEST_S = 120.0  # measuring takes a fraction of a second on an idle machine
 _PROCESSOR = (
     "vendor_id",
     "cpu family",
@@ -49,20 +48,20 @@ AUTO = "auto"
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of kernels, and the choice made by them."""
+    """Times of kernels, and the resulting choice."""
 
     key: str
-    chosen: dict[str, str]  # of each of TIMED: a variant
-    seconds: dict[str, dict[str, list[float]]]  # timed part -> variant -> of each case; of a single variant: nothing
+    chosen: dict[str, str]  # variant of each of TIMED
+    seconds: dict[str, dict[str, list[float]]]  # part -> variant -> time of each case; empty with a single variant
 
     @property
     def base(self) -> str:
-        """The newest of those that could be timed."""
+        """Return the newest measured variant."""
         return list(self.seconds[TIMED[0]])[-1] if self.seconds else self.chosen[TIMED[0]]
 
     @staticmethod
     def read(path: Path, key: str, variants: list[str]) -> Timing | None:
-        """Return what is kept there for this key and these variants; None where it is anything else."""
+        """Return the stored timing for this key and these variants; None if it is missing or different."""
         try:
             found = msgspec.json.decode(read_document(path), type=Timing)
         except (OSError, msgspec.DecodeError, RecursionError):
@@ -71,7 +70,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found if is_ours and found.has_times_of(variants) else None
 
     def has_times_of(self, variants: list[str]) -> bool:
-        """Whether all variants were timed, unless there was no choice."""
+        """Return whether all variants were measured, unless there is only one."""
         if len(variants) == 1:
             return not self.seconds
         is_whole = self.seconds.keys() == set(TIMED) and all(list(times) == variants for times in self.seconds.values())
@@ -83,7 +82,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
-    """The variant of each part of an engine: `asked`, or ("auto") as timed. OptionError where it cannot run here."""
+    """Return the variant of each part of an engine: `asked`, or the fastest ones for "auto". Raises OptionError if it cannot
+    run here."""
     if not _cpu.candidates():
         built = ", ".join(name for name, is_built, _ in _cpu.known_variants() if is_built)
         raise OptionError(
@@ -98,7 +98,7 @@ def kernels(asked: str, kv_dtype: str, directory: Path) -> dict[str, str]:
 
 
 def check(variant: str) -> None:
-    """OptionError where there is no such variant here."""
+    """Raise OptionError if there is no such variant here."""
     if variant in _cpu.variants():
         return
     known = {name: is_runnable for name, _, is_runnable in _cpu.known_variants()}
@@ -110,7 +110,7 @@ def check(variant: str) -> None:
 
 
 def timing(directory: Path) -> Timing:
-    """Return the timing that is kept in `directory`; else time now, and keep it."""
+    """Return the timing stored in `directory`; else measure and store it."""
     key, variants = _key(), _candidates()
     path = directory / f"kernels-{key}.json"
     if kept := Timing.read(path, key, variants):
@@ -123,8 +123,7 @@ def timing(directory: Path) -> Timing:
 
 
 def select(chosen: Mapping[str, str]) -> None:
-    """Take each part from its variant from now on, and say in the log what is selected then; an empty choice leaves it as it
-    is."""
+    """Select the variant of each part, and log the selection; an empty choice changes nothing."""
     for part, variant in sorted(chosen.items(), key=lambda item: item[0] != BASE):
         is_here = _cpu.select(variant) if part == BASE else _cpu.select_part(part, variant)
         if not is_here:
@@ -138,19 +137,19 @@ def select(chosen: Mapping[str, str]) -> None:
 
 
 def _candidates() -> list[str]:
-    """Those among which there is a choice: what runs everywhere is only taken where there is nothing else."""
+    """Return the variants to choose from: the portable one only if there is no other."""
     found = _cpu.candidates()
     return found[1:] if len(found) > 1 and found[0] == "portable" else found
 
 
 def _key() -> str:
-    """Return a key of the processor and of the native module as it was built."""
+    """Return a key of the processor and of the build of the native module."""
     native = Path(_cpu.__file__).stat()
     return blake2b(f"{native.st_size} {native.st_mtime_ns} {_processor()}".encode(), digest_size=8).hexdigest()
 
 
 def _processor() -> str:
-    """Return what the operating system says of the first processor."""
+    """Return the operating system's description of the first processor."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -159,8 +158,8 @@ def _processor() -> str:
 
 
 def timed(variants: list[str]) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
-    """Seconds of those that can be timed; of a single one none are needed. The newest may fault on a processor that offers it
-    by mistake, as some virtual ones do: an engine still starts, with the others."""
+    """Return the variants that could be measured, with their times in seconds; a single one is not measured. The newest may
+    crash on a processor that wrongly reports its instructions, as some virtual ones do; the engine then uses the others."""
     while len(variants) > 1:
         try:
             return variants, _measured(variants)
@@ -171,9 +170,9 @@ def timed(variants: list[str]) -> tuple[list[str], dict[str, dict[str, list[floa
 
 
 def _measured(variants: list[str]) -> dict[str, dict[str, list[float]]]:
-    """Timed by a child process. OptionError where it fails."""
+    """Measure in a child process. Raises OptionError if it fails."""
     command = [sys.executable, "-m", "ops.cpu.rates", *variants]
-    environment = {**python_environment(os.environ), "OPENBLAS_NUM_THREADS": "1"}  # numpy starts no threads that nobody uses
+    environment = {**python_environment(os.environ), "OPENBLAS_NUM_THREADS": "1"}  # numpy needs no threads
     settings: dict[str, Any] = {"cwd": PACKAGES, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True}
     try:
         child = subprocess.run(command, timeout=_LONGEST_S, check=True, **settings)

@@ -1,7 +1,6 @@
-"""A Paddle place with the reference ops. Besides the ops themselves, `groups.py`, `graphs.py` and `parallel/gloo.py` the one
-module that imports Paddle; made by `device.py` where no native table serves. On a CPU the host's arrays and Paddle's tensors
-are the same memory.
-"""
+"""A Paddle place with the reference ops. Except for the ops themselves, `groups.py`, `graphs.py` and `rank_group/gloo.py` the
+only module that imports Paddle; made by `device.py` without a native op table. On a CPU the host's arrays and Paddle's tensors
+are the same memory."""
 
 from __future__ import annotations
 
@@ -34,13 +33,13 @@ from workers.devices.persistent_kv_arena import ON_GPU, ON_HOST, PersistentKvAre
 from workers.rank_group.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)
-_LEAST_LANDING = 1 << 10  # numbers: of small fetches, which grow with the batch, one makes room for all
-_UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # what Paddle says of what it cannot do
+_LEAST_LANDING = 1 << 10  # minimum size, so that small fetches, which grow with the batch, share one buffer
+_UNABLE = (RuntimeError, ValueError, TypeError, OSError)  # Paddle's errors for unsupported operations
 
 
 def _leave_signals_alone() -> None:
-    """Paddle's handlers, which it sets when it is imported, tell of a crash when an actor is asked to end. With them goes what
-    was there before."""
+    """Remove Paddle's signal handlers, which it installs on import and which report a crash when an actor ends on SIGTERM.
+    Handlers set before are removed too."""
     paddle.disable_signal_handler()
     if faulthandler.is_enabled():
         faulthandler.disable()
@@ -65,7 +64,7 @@ class PaddleDevice:
         if paddle.is_compiled_with_xpu():
             counts["xpu"] = paddle.device.xpu.device_count()
         self._is_host, self._lasting = name == "cpu", lasting
-        # else Paddle runs what a device lacks on the CPU, in silence, and what was written in place is elsewhere then
+        # else Paddle silently runs unsupported ops on the CPU, and tensors written in place would move
         paddle.set_flags({"FLAGS_enable_api_kernel_fallback": self._is_host})
         if not self._is_host and counts.get(name, 0) <= rank:
             usable = ", ".join(["cpu", *(f"{count} {kind}" for kind, count in sorted(counts.items()))])
@@ -80,13 +79,13 @@ class PaddleDevice:
         paddle.device.set_device(self.place)
         self.traffic = Traffic()
         self._card = rank
-        self._stagings: dict[int, paddle.Tensor] = {}  # by the address of the memory that it is
-        self._sent: dict[int, Any] = {}  # likewise: the event behind what was sent last
-        self._landings: dict[str, tuple[paddle.Tensor, np.ndarray]] = {}  # of fetches, by their keys
-        core.set_cublas_switch(False)  # products of float32 in float32, where there are others (TF32)
-        self._arrivals: dict[str, Any] = {}  # events, as long as the device: whoever destroys one waits for it
+        self._stagings: dict[int, paddle.Tensor] = {}  # by address
+        self._sent: dict[int, Any] = {}  # by address: the event after the last copy
+        self._landings: dict[str, tuple[paddle.Tensor, np.ndarray]] = {}  # of fetches, by key
+        core.set_cublas_switch(False)  # float32 products in float32, not TF32
+        self._arrivals: dict[str, Any] = {}  # events live as long as the device, because destroying one waits for it
         self.ops = reference.TABLE
-        self.rank_group: RankGroupOps | None = None  # of several ranks
+        self.rank_group: RankGroupOps | None = None  # None for a single rank
         self._groups: list[PaddleGroup] = []
         if meetings is not None:
             kind = name if name not in custom else "custom"
@@ -181,11 +180,11 @@ class PaddleDevice:
             return 0
 
     def threads_of(self, num_ranks: int) -> AbstractContextManager[None]:
-        """Paddle's own."""
+        """Do nothing: Paddle has its own threads."""
         return contextlib.nullcontext()
 
     def _pinned(self, shape: list[int], dtype: Literal["int32", "float32"]) -> tuple[paddle.Tensor, np.ndarray]:
-        """Memory of the host as a tensor and as an array: pinned where Paddle pins some for the device."""
+        """Return host memory as a tensor and as an array: pinned if Paddle supports that for the device."""
         tensor = paddle.zeros(shape, dtype)
         tensor = tensor if self._is_host else tensor._copy_to(paddle.CPUPlace(), True)
         if not self._is_host:
@@ -206,7 +205,7 @@ class PaddleDevice:
 
 
 class _Landing:
-    """A fetch that is done when its event is."""
+    """Fetch that is done when its event is."""
 
     def __init__(self, event: paddle.device.Event, values: np.ndarray, traffic: Traffic) -> None:
         self._event, self._values, self._traffic = event, values, traffic
@@ -219,8 +218,8 @@ class _Landing:
 
 
 def _copy(target: Any, source: paddle.Tensor) -> None:
-    """Without waiting, where memory of the host is pinned."""
-    target.copy_(source, False)  # Paddle's stubs do not know it
+    """Copy without waiting if the host memory is pinned."""
+    target.copy_(source, False)  # missing in Paddle's stubs
 
 
 def _multiplies(dtype: Any) -> bool:

@@ -1,6 +1,6 @@
-"""A rank's KV arena in its card's memory, as tensors: the memory is the supervisor's, and what it holds outlives the worker.
+"""KV arena of a rank in its card's memory, as tensors: the supervisor owns the memory, so its contents outlive the worker.
 
-Made by `runners/gpu.py`, used by `paddle.py`. Tensors are made by DLPack (its C structs, version 0.x), without a copy.
+Made by `workers/runners.py`, used by `paddle.py`. Tensors are made by DLPack (its C structs, version 0.x), without a copy.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (c_void_p, ctype
 
 
 class PersistentKvArena:
-    """On card `card`; laid out as `arena`, memory of the host that nobody writes but for marks."""
+    """Arena on card `card`, laid out like `arena`, host memory of which only the marks are written."""
 
     def __init__(self, library: str, card: int, descriptor: int, arena: memoryview) -> None:
         self._card = card
         self._begin, self._num_bytes = np.frombuffer(arena, np.uint8).ctypes.data, arena.nbytes
         self._address = DeviceMemory(library, card).map(descriptor, arena.nbytes)
-        self._given: list[Any] = []  # as long as the process: so are the tensors
+        self._given: list[Any] = []  # for the lifetime of the process, like the tensors
 
     def has(self, memory: np.ndarray) -> bool:
-        """Whether it is part of the host's arena; what is tried when a rank starts has a cache of its own."""
+        """Return whether `memory` is part of the host's arena; the self-test at start has a separate cache."""
         return 0 <= memory.ctypes.data - self._begin <= self._num_bytes - memory.nbytes
 
     def capsule(self, memory: np.ndarray, device_type: int) -> Any:
-        """For `from_dlpack`: what lies where `memory` does in the host's arena."""
+        """Return a capsule for `from_dlpack` of the memory at the same offset as `memory` in the host's arena."""
         assert memory.flags.c_contiguous
         assert self.has(memory), "the memory is not part of the arena"
         shape = (c_int64 * memory.ndim)(*memory.shape)

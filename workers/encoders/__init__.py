@@ -1,4 +1,4 @@
-"""The encoders of pictures and video, written straight-line against the op table, a file a family. Read `tower.py` first."""
+"""Encoders of pictures and video, written straight-line against the op table, one file per family. Read `tower.py` first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.weights.declaration import Weights
 
 
 def declare_encoder(config: VisionConfig, weights: Weights) -> Tower:
-    """The encoder of `config`, its weights declared and empty."""
+    """Declare the encoder of `config`, with empty weights."""
     module_name, _, class_name = media_rules(config.kind).encoder.partition(":")
     tower: type[Tower] = getattr(import_module(module_name), class_name)
     return tower(config, weights)

@@ -1,5 +1,5 @@
-"""ERNIE 4.5 VL's encoder (Baidu 2025): LayerNorm, and a resampler that makes a token of 2 x 2 patches in two frames, of a
-picture with itself."""
+"""ERNIE 4.5 VL's encoder (Baidu 2025): LayerNorm, and a resampler that makes one token of 2 x 2 patches in two frames; a
+picture is paired with itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL's encoder (Qwen team 2025): LayerNorm, learned positions that stretch over the picture, and mergers of their own for
+"""Qwen3-VL's encoder (Qwen team 2025): LayerNorm, learned positions interpolated over the picture, and separate mergers for
 some inner layers."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _EPSILON = 1e-6
 
 
 class _Merger:
-    """Norm and MLP of squares of patches. The norm is of each patch, or of all of a square."""
+    """Norm and MLP of squares of patches. The norm covers each patch, or a whole square."""
 
     def __init__(self, config: VisionConfig, prefix: str, weights: Weights, *, is_of_square: bool) -> None:
         merged = config.hidden_size * config.spatial_merge_size**2

@@ -1,9 +1,8 @@
-"""Base of the encoders: layers of attention and an MLP over the patches of some pictures. Straight-line against
-the op table, like the models. A family's file says what its weights are called, its norms and MLPs, and what becomes of the
-patches at the end.
+"""Base of the encoders: layers of attention and an MLP over the patches of some pictures. Straight-line against the op table,
+like the models. A family's file has the names of its weights, its norms and MLPs, and its merging of patches.
 
-Patches attend to all of their picture, or of their window in it, and to nothing else: so many pictures can be computed at
-once, and none has an effect on another.
+Patches attend only to their picture, or to their window in it, so that many pictures can be computed at once without affecting
+each other.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from workers.weights.declaration import Weights
 
 
 class SliceRows(Protocol):
-    """Rows of a slice, as `workers/extensions/media/encoder_inputs.py` has them."""
+    """Rows of a slice (`workers/extensions/media/encoder_inputs.py`)."""
 
-    pictures: Any  # `ops.table.Inputs` of the segments that are whole pictures, or windows of them
+    pictures: Any  # `ops.table.Inputs` of the segments: whole pictures, or windows
     windows: Any
 
     def merged(self, ops: OpTable, h: Tensor) -> Tensor:
-        """Squares of patches side by side."""
+        """Place the patches of each square side by side."""
 
 
 class Call(msgspec.Struct):
-    """Steps and tensors of a slice of the rows between two passes."""
+    """Step and tensors of a slice, kept between two passes."""
 
     inputs: SliceRows
-    caches: list[LayerCache]  # of even layers, and of odd ones: while one is read, the next is written
-    windows: Any  # the steps of `OpTable.begin`
+    caches: list[LayerCache]  # of even and odd layers: while one is read, the next is written
+    windows: Any  # results of `OpTable.begin`
     pictures: Any
-    angles: Any  # of `OpTable.rotary_angles`
-    h: Tensor  # the layer's input is h + residual, or h where there is none
+    angles: Any  # result of `OpTable.rotary_angles`
+    h: Tensor  # the layer's input is h + residual, or h without a residual
     residual: Tensor = None
-    queries: Tensor = None  # of the layer whose keys were stored last
-    deepstack: list[Tensor] = []  # tokens' features of inner layers
+    queries: Tensor = None  # of the layer that stored its keys last
+    deepstack: list[Tensor] = []  # features of inner layers, per token
 
 
 class Mlp(Protocol):
@@ -77,7 +76,7 @@ def norm(ops: OpTable, h: Tensor, module: AnyNorm) -> Tensor:
 
 
 def add_norm(ops: OpTable, call: Call, module: AnyNorm) -> Tensor:
-    """The norm of h + residual, which then is the residual."""
+    """Return the norm of h + residual, which becomes the residual."""
     if call.residual is None:
         call.residual = call.h
         return norm(ops, call.h, module)
@@ -113,7 +112,8 @@ class Tower:
     def declare_patches(
         self, name: str, weights: Weights, has_bias: bool, *, is_linear: bool = False, is_in_time: bool = False
     ) -> None:
-        """Stored as a convolution over height and width, and over frames if `is_in_time`, be it one; or as a matrix."""
+        """Declare the patch embedding, stored as a convolution over height and width, and over frames if `is_in_time` (even if
+        one), or as a matrix."""
         config = self.config
         frames, area = config.temporal_patch_size, config.patch_size**2
         axes = [3 * area] if is_linear else [3, *([frames] if is_in_time else []), config.patch_size, config.patch_size]
@@ -122,7 +122,8 @@ class Tower:
         self.patches = {kind: weights.patch_linear(name, shape, frames, kind, config.pixels, has_bias) for kind in kinds}
 
     def go_over(self, ops: OpTable, call: Call, index: int) -> list[Tensor]:
-        """Pass `index` over a slice: layer `index - 1` once all of its keys are there, and the next one's keys; or `finish`."""
+        """Run pass `index` over a slice: layer `index - 1` once all its keys are stored, then the next one's keys; or
+        `finish`."""
         if index:
             self._leave(ops, call, index - 1)
         if index == self.config.depth:
@@ -147,13 +148,13 @@ class Tower:
         return not self.config.window_size or index in self.config.full_attention_layers
 
     def look(self, ops: OpTable, call: Call, index: int) -> None:
-        """`call.residual` is what layer `index` is given: what the layer before it found."""
+        """Handle the input of layer `index`, which is `call.residual`."""
 
     def finish(self, ops: OpTable, call: Call) -> list[Tensor]:
-        """Features of the tokens, [tokens, out_hidden_size] each: those of `feature_width`, side by side. Where two frames
-        become one: what the frames' are made of."""
+        """Return features of the tokens, [tokens, out_hidden_size] each, to be joined to `feature_width`; if two frames are
+        merged, the inputs of `finish_pairs`."""
         raise NotImplementedError
 
     def finish_pairs(self, ops: OpTable, h: Tensor) -> list[Tensor]:
-        """Features of tokens, whose two frames' results of `finish` are side by side."""
+        """Return features of tokens from the results of `finish` of their two frames, side by side."""
         raise NotImplementedError

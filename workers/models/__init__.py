@@ -1,6 +1,6 @@
-"""The models, written straight-line against the op table. Read `llama.py` first: what most families are, by configuration.
+"""The models, written straight-line against the op table. Read `llama.py` first; its configuration covers most families.
 
-Which class computes which family is in `engine/checkpoint/families`.
+`engine/checkpoint/families` maps each family to its class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workers.models.mtp import declare_drafts
 from workers.rank_group.share import TensorShare
 from workers.weights.declaration import Weights
 
-Model = Llama  # what every model offers: `forward` and `logits`
+Model = Llama  # interface of every model: `forward` and `logits`
 
 
 def declare_model(
@@ -25,8 +25,8 @@ def declare_model(
     has_encoder: bool = True,
     has_drafts: bool = False,
 ) -> tuple[Model, Weights]:
-    """The model of `config`, as a rank with this share of it computes it, its weights declared and empty. `has_encoder`: with
-    its encoder of pictures, where it has one; `has_drafts`: with its draft layers."""
+    """Declare the model of `config`, as a rank with this share computes it, with its weights declared and empty. `has_encoder`:
+    with its vision encoder, if any; `has_drafts`: with its MTP layers."""
     module_name, _, class_name = FAMILIES[config.architecture].model.partition(":")
     model_class: type[Model] = getattr(import_module(module_name), class_name)
     weights = Weights(share)

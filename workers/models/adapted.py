@@ -1,4 +1,4 @@
-"""Linears that adapters may change. Used by the models, where rows of a step go through one."""
+"""Linears that adapters may change. Used by the models for the rows of a step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from ops.table import OpTable
 
 
 def linear(ops: OpTable, step: Any, x: Tensor, module: Linear) -> Tensor:
-    """`module` of x, the rows of `step` (or of its inputs, which are all its rows), with what their adapters add."""
+    """Apply `module` to x, the rows of `step`, and add what their adapters compute."""
     y = ops.linear(x, module)
     return y if module.adapters is None else ops.adapt(step, y, x, module)

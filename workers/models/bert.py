@@ -1,8 +1,7 @@
-"""BERT (Devlin et al. 2019) and its kin: an encoder whose tokens see the whole text.
+"""BERT (Devlin et al. 2019) and its variants: an encoder with bidirectional attention.
 
-Straight-line against the op table, as the decoders are. Keys and values go through memory of the KV arena, which all layers
-share and which nobody reads after the step; that each token sees all others is said by the bounds of its keys (`BatchSlots`).
-Norms come behind the sums.
+Straight-line against the op table, like the decoders. Keys and values use memory of the KV arena, which all layers share and
+which is not read after the step; bidirectional attention comes from key bounds (`BatchSlots`). Norms follow the residual sums.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Bert(Llama):
         self.shape = AttentionShape(config.num_attention_heads, config.num_kv_heads, config.head_dim)
         self.blocks = [BertLayer(config, weights, f"encoder.layer.{index}") for index in range(config.num_layers)]
         self.rotary = weights.rotary(config.rope, config.head_dim)
-        self.dense: Linear | None = None  # of what classifies
+        self.dense: Linear | None = None  # of classifiers
         self.head: Linear | None = None
         if config.task == "classify":
             dense, head = ("classifier.dense", "classifier.out_proj") if own.has_deep_head else ("pooler.dense", "classifier")

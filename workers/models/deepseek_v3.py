@@ -1,8 +1,8 @@
 """DeepSeek-V3 (DeepSeek-AI 2024): multi-head latent attention, and experts in all layers but the first few.
 
-What is kept of a position is one latent and one rotated key for all heads. A head's keys and values are linear in the latent.
-They are not computed: what makes keys of it is multiplied into the queries, and what makes values of it follows the attention.
-So it is for every row, in prefill too: two ways to compute a row would round differently.
+The cache has one latent and one rotated key per position, for all heads. The keys and values of a head are linear in the
+latent. They are not computed: the key projection is multiplied into the queries, and the value projection follows the
+attention. Prefill does the same, because two ways to compute a row would round differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.rank_group.share import query_columns
 from workers.weights.declaration import Weights
 from workers.weights.rotary import score_scale
 
-_LATENT_EPSILON = 1e-6  # whatever rms_norm_eps is
+_LATENT_EPSILON = 1e-6  # independent of rms_norm_eps
 
 
 class DeepseekV3Layer:

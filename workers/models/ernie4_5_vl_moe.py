@@ -1,7 +1,7 @@
-"""ERNIE 4.5 VL (Baidu 2025): ERNIE 4.5 with experts, of which tokens of media have a set of their own.
+"""ERNIE 4.5 VL (Baidu 2025): ERNIE 4.5 with a separate set of experts for media tokens.
 
-Both sets are asked one after the other, each for its own rows alone: what the first makes of a row, or of none, is added by the
-second as an MLP for all rows would be. A step without media asks no expert of theirs.
+Both sets are computed one after the other, each only for its own rows: the second adds the result of the first, like the output
+of a shared MLP. A step without media skips the media experts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from workers.models.llama import Llama, LlamaLayer
 from workers.models.mlp import FeedForward, Mixture
 from workers.weights.declaration import Weights
 
-TEXT, MEDIA = range(2)  # as `AttentionMetadata.expert_sets` has them
+TEXT, MEDIA = range(2)  # values of `AttentionMetadata.expert_sets`
 
 
 class IsolatedMixture(FeedForward):
-    """A mixture for text, with the MLP that all tokens share, and one for media."""
+    """A mixture for text, with the shared MLP of all tokens, and one for media."""
 
     def __init__(self, config: ModelConfig, text: ExpertsConfig, media: ExpertsConfig, layer: str, weights: Weights) -> None:
         self.text = Mixture(config, text, layer, weights, set=TEXT)

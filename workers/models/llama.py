@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): the decoder that the other dense architectures vary.
 
-Made by the loader, run by a plan. `k` is the op table, R the padded number of rows of the step (`ops/table.py`). Which
-projections have biases, the window of each layer, which layers have experts and the rotary variant are the config's.
+Made by the loader, run by a plan. `ops` is the op table, R the padded number of rows of the step (`ops/table.py`). The config
+decides which projections have biases, the window of each layer, which layers have experts and the rotary variant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.models.mlp import FeedForward, feed_forward
 from workers.rank_group.share import head_columns
 from workers.weights.declaration import Weights
 
-CLASS_HEAD = "score"  # of a model that classifies
+CLASS_HEAD = "score"  # of classifiers
 
 
 class Layer(Protocol):
@@ -32,28 +32,28 @@ class Layer(Protocol):
         """Declare layer `index` of the trunk, stored under `prefix`."""
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
-        """Queries of all rows; what later rows read of these is in the cache."""
+        """Return the queries of all rows; their keys and values are written to the cache."""
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
-        """Return what attention adds to the rows of `step`."""
+        """Return the attention output for the rows of `step`."""
 
 
 class DraftLayer(Protocol):
-    """A layer that drafts further tokens beside a trunk (`mtp.py`)."""
+    """A layer that drafts further tokens (`mtp.py`)."""
 
     def parts(self) -> Sequence[object]:
-        """Return all modules with weights that it reads, its trunk's too."""
+        """Return all modules whose weights it reads, including the trunk's."""
 
     def store(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> None:
         """Write entries of accepted tokens: those of `inputs`, with the trunk's `hidden` states before them [R, hidden].
-        `begin` was called for them."""
+        `begin` must have been called for them."""
 
     def forward(self, ops: OpTable, inputs: Inputs, hidden: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
-        """Return what the head reads and what is fed to the next draft, [R, hidden] each, from the last token of each sequence
-        and `hidden` before it. Its entry is in the cache."""
+        """Return the input of the head and of the next draft, [R, hidden] each, from the last token of each sequence and the
+        `hidden` state before it. Its entry is written to the cache."""
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
-        """Return logits (`Llama.logits`) of what the head reads."""
+        """Return logits (`Llama.logits`) from the head's input."""
 
 
 class LlamaLayer:
@@ -95,7 +95,7 @@ class Llama:
 
     layer_class: type[Layer] = LlamaLayer
     encoder: Tower | None = None  # of pictures and video
-    drafts: Sequence[DraftLayer] = ()  # layers that draft further tokens
+    drafts: Sequence[DraftLayer] = ()  # MTP layers
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
@@ -107,10 +107,10 @@ class Llama:
         self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
 
     def declare_head(self, weights: Weights) -> Linear | None:
-        """None: hidden states are all that is asked for."""
+        """Declare the head; None if only hidden states are needed."""
         config = self.config
         if config.task == "classify":
-            return weights.linear([CLASS_HEAD], config.hidden_size, [config.num_labels], columns=())  # whole in every rank
+            return weights.linear([CLASS_HEAD], config.hidden_size, [config.num_labels], columns=())  # whole on every rank
         if config.task == "embed":
             return None
         name = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
@@ -122,8 +122,8 @@ class Llama:
         return head
 
     def forward(self, ops: OpTable, inputs: Inputs, cache: KvCache) -> Tensor:
-        """The last hidden states of the rows that this step keeps, normalized [kept, hidden]; keys and values of all its rows
-        are in the cache."""
+        """Return the last hidden states of the kept rows, normalized [kept, hidden]; keys and values of all rows are written to
+        the cache."""
         step = ops.begin(inputs, cache)
         angles = ops.rotary_angles(inputs, self.rotary)
         has_features = inputs.features is not None
@@ -140,11 +140,11 @@ class Llama:
             h = layer.attend(ops, step, queries, layer_cache)
             h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
             h = layer.mlp.forward(ops, step, h)
-            if has_features and index < self.num_deepstack:  # Qwen3-VL: what inner layers of the encoder found
+            if has_features and index < self.num_deepstack:  # Qwen3-VL: features of the encoder's inner layers
                 residual = ops.take_features(step, residual, index + 1)
         return ops.add_rms_norm(h, residual, self.norm)[0]
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
-        """Logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or of so many classes."""
+        """Return logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or [m, classes]."""
         assert self.head is not None, "the model only returns hidden states"
         return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))

@@ -40,8 +40,9 @@ def load_model(
 ) -> LoadedModel:
     """Return the model of `config`, as a rank with this share computes it, with the weights of the checkpoint at `path`.
 
-    Without `has_encoder` a vision-language model is loaded as one of text; `has_drafts`: with its layers that draft tokens. All
-    else, and the errors, as in `load_weights`."""
+    Without `has_encoder` a vision-language model is loaded as a text model; `has_drafts`: with its MTP layers. Other arguments
+    and errors are those of `load_weights`.
+    """
     model, weights = declare_model(config, share, has_encoder=has_encoder, has_drafts=has_drafts)
     result = load_weights(
         path,

@@ -1,4 +1,4 @@
-"""The part of a layer behind attention: an MLP, or a mixture of experts. Used by the models."""
+"""The part of a layer after attention: an MLP, or a mixture of experts. Used by the models."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Mlp:
         return ops.all_gather(self.columns(ops, step, h))
 
     def columns(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
-        """Those of the result that this rank computes."""
+        """Return the columns of the result that this rank computes."""
         gate_up = linear(ops, step, h, self.gate_up)
         h = ops.all_gather(ops.activate_and_multiply(gate_up, self.activation))
         return linear(ops, step, h, self.down)
 
 
 class Mixture:
-    """The same, by a few of many experts for each row, and by an MLP for all where the model has that."""
+    """Mixture of experts: an MLP of a few out of many experts per row, and a shared MLP if the model has one."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Mixture:
         first: int = 0,
         is_local: bool = False,
     ) -> None:
-        """With a `set` it is for those rows alone, and its experts are stored from number `first` on. `is_local`: ranks do not
-        share them out."""
+        """With a `set`, experts only for the rows of that set, stored from number `first` on. `is_local`: not divided among
+        ranks."""
         rule = RoutingRule(
             experts.num_chosen,
             experts.scoring,
@@ -79,15 +79,15 @@ class Mixture:
         return ops.all_gather(self.columns(ops, step, h, None))
 
     def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None) -> Tensor:
-        """Return this rank's columns of the result, and `shared`, which is added to it."""
-        if self.shared is not None:  # added to columns of the same rank
+        """Return this rank's columns of the result, plus `shared`."""
+        if self.shared is not None:  # has the columns of the same rank
             shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
         return ops.experts(h, ops.route(step, h, self.router), self.experts, self.activation, shared)
 
 
 def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
-    """Declare that of layer `index` of the trunk, stored under `prefix`. Layers that are none of the trunk's have experts of
-    their own in every rank: replicas that share those of the trunk draft each for itself."""
+    """Declare the feed-forward part of layer `index` of the trunk, stored under `prefix`. MTP layers have separate experts on
+    every rank, because replicas that share the trunk's experts draft independently."""
     experts = config.experts
     if experts is not None and index in experts.sparse_layers:
         return Mixture(config, experts, prefix, weights, is_local=prefix != f"model.layers.{index}")

@@ -1,12 +1,13 @@
 """Multi-token prediction (DeepSeek-AI 2024, section 2.2): a layer beside the trunk that drafts the tokens after the next one.
 
-Declared with a model where its drafts are asked for; run by `extensions/drafts/draft_plan.py`. A module makes of token j and of
-the trunk's hidden state before it, h_{j - 1}, a hidden state h'_j, from which a head reads a draft token of token j + 1:
+Declared with a model if its drafts are requested; run by `extensions/drafts/draft_plan.py`. From token j and the trunk's hidden
+state before it, h_{j - 1}, a module computes a hidden state h'_j, from which a head drafts token j + 1:
 
     h'_j = layer(projection([embedding_norm(embedding of token j), hidden_norm(h_{j - 1})]))
 
-The layer's attention has keys and values of its own: the entry of position j, from 1 on, is made of token j and h_{j - 1}. The
-next draft token comes of the draft token and h'_j in place of h_j, by the next module, or the same one where there is one.
+The layer's attention has separate keys and values: the entry of position j, from 1 on, is made of token j and h_{j - 1}. The
+next draft token is computed from the last one and h'_j in place of h_j, by the next module, or by the same if there is only
+one.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ops.table import Inputs, OpTable
 from workers.models.llama import Llama
 from workers.weights.declaration import Weights
 
-DENSE = -1  # a layer as the trunk's last one, but without experts
+DENSE = -1  # like the trunk's last layer, but without experts
 
 
 class DraftModule:
-    """One of them."""
+    """One MTP module."""
 
     def __init__(self, trunk: Llama, names: DraftNames, cache_index: int, parts: _Parts) -> None:
-        """`cache_index`: of its layer in the cache, behind those of the trunk."""
+        """`cache_index`: of its layer in the cache, after those of the trunk."""
         self.cache_index = cache_index
         self._trunk = trunk
         self._is_fed_normalized = names.is_fed_normalized
@@ -65,7 +66,7 @@ class DraftModule:
         return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
 
     def _enter(self, ops: OpTable, inputs: Inputs, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the projection gives, normalized for the layer and as it is."""
+        """Return the projection's result, normalized for the layer and unchanged."""
         embedded = ops.rms_norm(ops.embedding(inputs, self._trunk.embedding), self.embedding_norm)
         of_token, of_hidden = self.projection
         parts = ops.linear(embedded, of_token), ops.linear(ops.rms_norm(hidden, self.hidden_norm), of_hidden)
@@ -73,7 +74,7 @@ class DraftModule:
 
 
 class _Parts:
-    """Parts of the modules. Those that have the same name in all of them exist once."""
+    """Parts of the modules. Parts with the same name are shared."""
 
     def __init__(self, trunk: Llama, weights: Weights) -> None:
         self.weights = weights
@@ -96,7 +97,7 @@ class _Parts:
 
 
 def declare_drafts(trunk: Llama, weights: Weights) -> list[DraftModule]:
-    """The modules that checkpoints of the family have beside `trunk`."""
+    """Declare the modules that checkpoints of the family have beside `trunk`."""
     config = trunk.config
     names = FAMILIES[config.architecture].draft_names
     assert names is not None, f"{config.architecture} has no MTP layers"

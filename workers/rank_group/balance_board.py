@@ -1,8 +1,8 @@
-"""Words by which ranks agree on the places of shared experts, in the segment `experts.main` (`shm/experts.py`).
+"""Words by which ranks agree on the placement of shared experts, in the segment `experts.main` (`shm/experts.py`).
 
-The word in force changes by compare-and-exchange alone: by the leader, who puts a version in force, or by the first rank that
-joins a new epoch, which seals the version that was in force. So a death decides between the old placement and the new one for
-all alike. The words `proposed` and `ready` are epoch << 12 | version.
+The word in force changes only by compare-and-exchange: by the leader, who puts a version in force, or by the first rank that
+joins a new epoch, which seals the version in force. So after a death all ranks have either the old placement or the new one.
+The words `proposed` and `ready` are epoch << 12 | version.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shm.layout import LINE
 
 
 def next_version(version: int) -> int:
-    """Versions of neighbours in time have different parities; 0 is the first placement's alone."""
+    """Return the next version. Consecutive versions have different parities; only the first placement is 0."""
     return version % (MAX_VERSION - 1) + 1 if version % 2 else version + 1
 
 
 class BalanceBoard:
-    """The board as rank `rank` sees it. `counts`: uint64 [ranks, layers, experts]; each rank writes its own."""
+    """The board as seen by rank `rank`. `counts`: uint64 [ranks, layers, experts]; each rank writes its own."""
 
     def __init__(self, table: ExpertTable, rank: int) -> None:
         self._table, self._rank = table, rank
@@ -35,21 +35,21 @@ class BalanceBoard:
 
     @property
     def words(self) -> tuple[int, int]:
-        """Return the words in force and proposed: while these stay, nothing is new."""
+        """Return the words in force and proposed, to detect a change."""
         return _native.load_u64(self._table.words, IN_FORCE), _native.load_u64(self._table.words, PROPOSED)
 
     def replace(self, before: InForce, after: InForce) -> bool:
-        """False: it is not `before` any more."""
+        """Replace the word in force; return False if it is no longer `before`."""
         return _native.compare_exchange_u64(self._table.words, IN_FORCE, before.word, after.word)
 
     def seal(self, epoch: int) -> InForce:
-        """Return what is in force in `epoch` from its beginning on: the last version of the epochs before."""
+        """Return the placement in force from the beginning of `epoch` on: the last version of the epochs before."""
         while (found := self.in_force).epoch < epoch:
             self.replace(found, InForce.of(epoch, 0, found.version))
         return found
 
     def proposed(self, epoch: int) -> int | None:
-        """The version that is proposed in this epoch."""
+        """Return the version proposed in this epoch, or None."""
         word = _native.load_u64(self._table.words, PROPOSED)
         return word & MAX_VERSION if word >> VERSION_BITS == epoch else None
 
@@ -59,11 +59,11 @@ class BalanceBoard:
         _native.store_u64(self._table.words, PROPOSED, epoch << VERSION_BITS | version)
 
     def placement(self, version: int) -> tuple[LayerPlacement, ...]:
-        """Return the placement that was proposed under this version."""
+        """Return the placement proposed under this version."""
         return tuple(placement_of(table) for table in self._tables[version % 2])
 
     def show_window(self, since_s: float, counts: np.ndarray) -> None:
-        """Show the counts of all ranks at the beginning of the window."""
+        """Publish the counts of all ranks at the beginning of the window."""
         self._table.show_window(int(since_s * 1e9), counts.tobytes())
 
     def say_ready(self, epoch: int, version: int) -> None:

@@ -1,13 +1,13 @@
-"""Moves experts between the ranks that share them, by what is counted of their rows.
+"""Moves experts between the ranks that share them, based on counts of their rows.
 
-Called by the worker between steps. The lowest member leads: now and then it looks at the counts of all (no collective),
-computes a placement in a thread, and proposes it. Every rank faults in the weights of the experts that it gets and says that it
-is ready; then the leader puts the version in force two steps ahead of the clock: nobody can come to that step before the leader
-has run the one before it, so everybody sees the word in time. Whatever breaks the rank group meanwhile leaves the old version
-in force, or the new one, for all alike (`balance_board.py`).
+Called by the worker between steps. The member with the lowest rank leads: at intervals it reads the counts of all ranks (no
+collective), computes a placement in a thread, and proposes it. Every rank faults in the weights of its new experts and reports
+that it is ready. Then the leader puts the version in force two steps ahead of the clock. No rank can reach that step before the
+leader has run the one before it, so all see the word in time. If the rank group breaks meanwhile, all ranks have the old
+version in force, or all have the new one (`balance_board.py`).
 
-An operator's order goes the same way at once, on the rank that leads. Where nobody has rows the leader begins steps without
-any, until the version's step has come.
+A command of an operator takes the same way immediately, on the leading rank. If no rank has rows, the leader begins steps
+without rows until the version's step.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _PAGE = 4096
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """Counts that the leader saw at one time."""
+    """Counts that the leader read at one time."""
 
     at_s: float
-    num_steps: int  # of the rank group, that it has run
-    counts: np.ndarray  # [layers, experts], of all ranks, in all
+    num_steps: int  # steps run by the rank group
+    counts: np.ndarray  # totals [layers, experts] of all ranks
 
 
-class _Order(msgspec.Struct):
-    """An operator's command."""
+class _Command(msgspec.Struct):
+    """Command of an operator."""
 
     command_id: str
     is_forced: bool
-    is_begun: bool = False  # what is looked for, or proposed, is for it
-    version: int | None = None  # that it put in force
+    is_begun: bool = False  # whether a search or proposal for it is running
+    version: int | None = None  # put in force for it
     details: Details = {}
 
 
@@ -74,42 +74,42 @@ class Balancer:
         self._looks: deque[_Look] = deque()
         self._epoch = 0
         self._num_steps = 0
-        self._last_change = 0  # in steps
+        self._last_change = 0  # step number
         self._found: Future[tuple[LayerPlacement, ...] | None] | None = None
-        self._faulted: tuple[int, Future[None]] | None = None  # for which version
-        self._counted: list[list[int]] = []  # what is looked for goes by this
-        self._proposal: tuple[int, int, float] | None = None  # version, experts that move, what max/mean becomes
-        self._order: _Order | None = None
+        self._faulted: tuple[int, Future[None]] | None = None  # the version being faulted in
+        self._counted: list[list[int]] = []  # counts used by the running search
+        self._proposal: tuple[int, int, float] | None = None  # version, number of moved experts, resulting max/mean
+        self._command: _Command | None = None
         self._settled: tuple[int, int] | None = None  # the board's words when there was nothing to do
 
     def join(self) -> None:
-        """Another epoch: what was proposed in the one before is void. Experts lie as was in force last."""
+        """Join another epoch: proposals of the last one are void, the placement in force stays."""
         if self._epoch == self._experts.epoch:
             return
         self._epoch = self._experts.epoch
         self._settled = None
         self._found = self._faulted = self._proposal = None
         self._take(self._board.seal(self._experts.epoch))
-        if self._order is not None:
-            self._order.is_begun = False  # it begins anew, unless its version is in force
+        if self._command is not None:
+            self._command.is_begun = False  # starts again, unless its version is in force
 
-    def order(self, command_id: str, *, is_forced: bool) -> None:
-        """Move experts now, and answer that."""
-        self._order = _Order(command_id, is_forced)
+    def rebalance(self, command_id: str, *, is_forced: bool) -> None:
+        """Move experts now, and answer the command."""
+        self._command = _Command(command_id, is_forced)
         self._settled = None
 
     @property
     def wants_step(self) -> bool:
-        """An order waits for its version's step, and nobody may have rows for one."""
-        return self._order is not None and self._board.in_force.version != self._experts.version
+        """Return whether a command waits for its version's step, which may have no rows."""
+        return self._command is not None and self._board.in_force.version != self._experts.version
 
     @property
     def is_settled(self) -> bool:
-        """There is nothing to do until a step runs, or somebody says something."""
+        """Return whether there is nothing to do until a step runs or a word on the board changes."""
         return self._settled is not None and self._settled == self._board.words
 
     def begin_step(self, number: int) -> None:
-        """Before step `number` of the rank group."""
+        """Update the placement before step `number` of the rank group."""
         self._num_steps += 1
         self._settled = None
         found = self._board.in_force
@@ -117,20 +117,20 @@ class Balancer:
             self._take(found)
 
     def advance(self, now_s: float) -> None:
-        """Between two steps, or while there are none."""
+        """Advance between two steps, or while there are none."""
         if self.is_settled:
             return
         words = self._board.words
         epoch, members = self._experts.epoch, self._experts.communicator.members
         if self._experts.communicator.rank in members:
             self._get_ready(epoch)
-        order = self._order
-        if order is not None and order.version == self._experts.version:
-            self._end_order(200, f"moved {order.details['num_moved']} experts", order.details)
+        command = self._command
+        if command is not None and command.version == self._experts.version:
+            self._end_command(200, f"moved {command.details['num_moved']} experts", command.details)
         if members and members[0] == self._experts.communicator.rank:
             self._lead(epoch, now_s)
-        elif self._order is not None:
-            self._end_order(503, f"rank {members[0] if members else 'none'} now leads the rank group; try again")
+        elif self._command is not None:
+            self._end_command(503, f"rank {members[0] if members else 'none'} now leads the rank group; try again")
         is_leader = bool(members) and members[0] == self._experts.communicator.rank
         if not self._is_under_way(epoch) and (not is_leader or self._has_looked):
             self._settled = words
@@ -139,13 +139,13 @@ class Balancer:
         self._thread.shutdown(wait=True)
 
     def _is_under_way(self, epoch: int) -> bool:
-        """An order, a search or a proposal."""
-        is_leading = self._order is not None or self._found is not None or self._proposal is not None
+        """Return whether a command, search or proposal is running."""
+        is_leading = self._command is not None or self._found is not None or self._proposal is not None
         return is_leading or self._board.proposed(epoch) == next_version(self._experts.version)
 
     @property
     def _has_looked(self) -> bool:
-        """At all that was counted: no step ran since."""
+        """Return whether all counts have been read: no step has run since."""
         return bool(self._looks) and self._looks[-1].num_steps == self._num_steps
 
     # ------------------------------------------------------------------------------------------------------- everybody
@@ -155,7 +155,8 @@ class Balancer:
             self._experts.place(self._board.placement(found.version), found.version)
 
     def _get_ready(self, epoch: int) -> None:
-        """Fault in what a proposal brings to this rank. Who has not come to the version before is not ready for the next."""
+        """Fault in the experts that a proposal brings to this rank. A rank that has not reached the version before is not ready
+        for the next."""
         version = self._board.proposed(epoch)
         if version is None or version != next_version(self._experts.version):
             return
@@ -177,15 +178,15 @@ class Balancer:
 
     def _lead(self, epoch: int, now_s: float) -> None:
         if self._board.in_force.version != self._experts.version:
-            return  # the last one's step has not come yet
+            return  # the last version's step has not come yet
         if self._proposal is not None:
             self._put_in_force(epoch, self._proposal)
         elif self._found is not None:
             if self._found.done():
                 found, self._found = self._found.result(), None
                 self._propose(epoch, found)
-        elif self._order is not None:
-            self._carry_out(self._order, now_s)
+        elif self._command is not None:
+            self._carry_out(self._command, now_s)
         elif not self._looks or now_s - self._looks[-1].at_s >= self._config.check_interval_s:
             self._look(now_s)
 
@@ -195,7 +196,7 @@ class Balancer:
             self._search(self._counts())
 
     def _note(self, now_s: float) -> bool:
-        """False: nothing ran since."""
+        """Read the counts; return False if no step has run since."""
         config, looks = self._config, self._looks
         if self._has_looked:
             return False
@@ -209,12 +210,12 @@ class Balancer:
             self._board.show_window(looks[0].at_s, looks[0].counts)
         return True
 
-    def _carry_out(self, order: _Order, now_s: float) -> None:
-        """By what was counted of the time that is looked back at; where that is nothing, of all time."""
+    def _carry_out(self, command: _Command, now_s: float) -> None:
+        """Carry out a command, by the counts of the window, or of all time if it is empty."""
         self._note(now_s)
         counts = self._counts() if len(self._looks) > 1 else []
-        order.is_begun = True
-        self._search(counts if any(map(any, counts)) else self._board.counts.sum(axis=0).tolist(), is_forced=order.is_forced)
+        command.is_begun = True
+        self._search(counts if any(map(any, counts)) else self._board.counts.sum(axis=0).tolist(), is_forced=command.is_forced)
 
     def _search(self, counts: list[list[int]], *, is_forced: bool = False) -> None:
         self._counted = counts
@@ -233,10 +234,10 @@ class Balancer:
         self._last_change = self._num_steps
         present = self._experts.placement
         if found is None or found == present:
-            if self._order is not None and self._order.is_begun:
+            if self._command is not None and self._command.is_begun:
                 ratio = _mean_imbalance(present, self._counted)
                 text = f"no experts moved: max/mean of the ranks' rows is {ratio:.3f}, and moving would not improve it"
-                self._end_order(200, text, {"placement_version": self._experts.version, "num_moved": 0, "imbalance": ratio})
+                self._end_command(200, text, {"placement_version": self._experts.version, "num_moved": 0, "imbalance": ratio})
             return
         ratio = _mean_imbalance(found, self._counted)
         version = next_version(self._experts.version)
@@ -244,7 +245,8 @@ class Balancer:
         self._proposal = version, num_moved(present, found), ratio
 
     def _put_in_force(self, epoch: int, proposal: tuple[int, int, float]) -> None:
-        """Once all are ready. What somebody sealed meanwhile stays, and the epoch that follows begins without a proposal."""
+        """Put the proposal in force once all ranks are ready. If the word was sealed meanwhile, it stays, and the next epoch
+        begins without a proposal."""
         version, num_experts, ratio = proposal
         before = self._board.in_force
         members = self._experts.communicator.members
@@ -254,15 +256,15 @@ class Balancer:
         number = header.num_begun(header.clock, epoch) + 2
         if self._board.replace(before, InForce.of(epoch, number, version)):
             self._on_change(num_experts, ratio)
-            if self._order is not None and self._order.is_begun:
-                self._order.version = version
-                self._order.details = {"placement_version": version, "num_moved": num_experts, "imbalance": ratio}
+            if self._command is not None and self._command.is_begun:
+                self._command.version = version
+                self._command.details = {"placement_version": version, "num_moved": num_experts, "imbalance": ratio}
         self._proposal = None
 
-    def _end_order(self, status: int, message: str, details: Details | None = None) -> None:
-        assert self._order is not None
-        self._answer(Reply(self._order.command_id, status, message, details or {}))
-        self._order = None
+    def _end_command(self, status: int, message: str, details: Details | None = None) -> None:
+        assert self._command is not None
+        self._answer(Reply(self._command.command_id, status, message, details or {}))
+        self._command = None
 
 
 def _mean_imbalance(placement: Sequence[LayerPlacement], counts: Sequence[Sequence[int]]) -> float:

@@ -1,4 +1,4 @@
-"""Collectives that a step needs of the ranks that run it together; a single rank is such a group too."""
+"""Collectives that a step needs from the ranks that run it together; a single rank is a group too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Collectives(Protocol):
 
     @property
     def place(self) -> int:
-        """Place of this rank among them."""
+        """Return the index of this rank among them."""
 
     @property
     def count(self) -> int: ...
@@ -22,22 +22,22 @@ class Collectives(Protocol):
     def barrier(self) -> None: ...
 
     def all_gather(self, x: np.ndarray) -> np.ndarray:
-        """[...] -> [count, ...], in the order of the ranks."""
+        """[...] -> [count, ...], in rank order."""
 
     def broadcast(self, x: np.ndarray, root: int = 0) -> np.ndarray:
-        """Return what the rank at place `root` has."""
+        """Return the value of the rank at place `root`."""
 
 
 class OneRank:
-    """Collectives of a rank without peers."""
+    """Collectives of a single rank."""
 
     place, count = 0, 1
 
     def begin_step(self, step: int, versions: int = 0) -> None:
-        """Nothing to agree on."""
+        """Do nothing: there are no peers."""
 
     def barrier(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there are no peers."""
 
     def all_gather(self, x: np.ndarray) -> np.ndarray:
         return x[np.newaxis]

@@ -1,8 +1,8 @@
-"""A rank's part in computing the experts of all ranks: who computes which, and the memory through which rows and results go.
+"""A rank's part in computing the experts of all ranks: their placement, and the memory for rows and results.
 
 Made by the worker, used by the runner. All members of the rank group run every step of its clock (`clock.py`), with rows or
-without, and meet twice in each sparse layer: rows are shown, and results are there. A result lies with its row, and whoever
-has the row adds its results up in the row's own order; so where an expert is computed changes no bit.
+without, and meet twice in each sparse layer: when rows are published, and when results are written. A result is stored with its
+row, and the row's rank adds its results in a fixed order, so the placement of an expert changes no bit.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PAGE = 4096
 
 
 class ExpertRank:
-    """`owners`: int32 [sparse layers, experts, 1 + ranks], whose address stays: tapes read it whenever they run. The first
-    `--num-max-dispatch-tokens-per-rank` rows of each rank's window are resident from here on."""
+    """`owners`: int32 [sparse layers, experts, 1 + ranks], at a fixed address that tapes read at each run. The first
+    `--num-max-dispatch-tokens-per-rank` rows of each rank's window are resident from the start."""
 
     def __init__(self, communicator: Communicator, config: EngineConfig, model: ModelConfig) -> None:
         assert model.experts is not None, "the model has no experts"
@@ -30,7 +30,7 @@ class ExpertRank:
         rows = expert_rows(group, config.max_num_batched_tokens, config.max_num_seqs)
         windows = communicator.memory[len(communicator.memory) - expert_windows_bytes(model, num_ranks, rows) :]
         for begin, end in expert_window_spans(model, num_ranks, rows, config.num_max_dispatch_tokens_per_rank):
-            windows[[*range(begin, end, _PAGE), end - 1]].max()  # to be read is enough, and disturbs nobody
+            windows[[*range(begin, end, _PAGE), end - 1]].max()  # reading is enough, and changes nothing
         self.rank_group = ExpertRankGroup(communicator.native, windows, rows, communicator.rank // group * group, group)
         self._num_experts = model.experts.num_experts
         num_layers = len(model.experts.sparse_layers)
@@ -39,11 +39,11 @@ class ExpertRank:
         self.num_slots = self._num_experts + num_redundant
         self.placement: tuple[LayerPlacement, ...] = (first,) * num_layers
         self.version = 0  # of the placement
-        self.counts: np.ndarray | None = None  # uint64 [sparse layers, experts]: where rows are counted
+        self.counts: np.ndarray | None = None  # uint64 [sparse layers, experts]: rows counted here
         self.owners = np.zeros((num_layers, self._num_experts, 1 + num_ranks), np.int32)
 
     def join(self) -> bool:
-        """Take the rank group's epoch, and make up for who is missing in it; whether this rank is a member."""
+        """Join the rank group's epoch, and compute the experts of missing ranks too; return whether this rank is a member."""
         is_member = self.communicator.join()
         if is_member:
             self.place(self.placement, self.version)
@@ -54,12 +54,12 @@ class ExpertRank:
         return self.communicator.epoch
 
     def begin_step(self, number: int, weight_version: int) -> None:
-        """Step `number` of the rank group. All must have the same weights, and experts where the others think them."""
+        """Begin step `number` of the rank group. All ranks must have the same weights and the same placement."""
         self.communicator.begin_step(number, (weight_version & 0xFFFF) << 16 | self.version & 0xFFFF)
 
     def place(self, placement: tuple[LayerPlacement, ...], version: int) -> None:
-        """From the next step on experts are computed where `placement` says. While nobody is a member (all died at once) none
-        are: the tables are filled when this rank joins."""
+        """Compute experts where `placement` says, from the next step on. While the group has no members (all died at once) none
+        are computed: the tables are filled when this rank joins."""
         self.placement, self.version = placement, version
         if not self.communicator.members:
             return

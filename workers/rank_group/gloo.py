@@ -1,4 +1,4 @@
-"""Collectives of paddle.distributed over gloo, on tensors of the host: what the comm arena is measured beside."""
+"""Collectives of paddle.distributed over gloo, on tensors of the host: the baseline for benchmarks of the comm arena."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 
 def gloo_calls(rank: int, num_ranks: int, port: int) -> dict[str, Callable[[np.ndarray], object]]:
-    """all_gather and all_reduce of float32, which is summed in place. Ranks meet at `port` and the ports after it; Paddle reads
-    where from the environment."""
+    """Return all_gather and all_reduce of float32, summed in place. Ranks meet at `port` and the ports after it, which Paddle
+    reads from the environment."""
     endpoints = [f"127.0.0.1:{port + 1 + other}" for other in range(num_ranks)]
     os.environ.update(
         PADDLE_TRAINER_ID=str(rank),

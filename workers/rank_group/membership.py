@@ -1,7 +1,7 @@
-"""This rank's place in its rank group: alone, one of a replica's tensor ranks, or one of all ranks that share the experts.
+"""This rank's membership: a single rank, one of a replica's tensor ranks, or one of all ranks that share experts.
 
-Made by the worker actor when it starts. A rank group is a replica, or all replicas where they share experts; its epoch and its
-members are in the comm arena that the supervisor made.
+Made by the worker actor when it starts. A rank group is a replica, or all replicas if they share experts; its epoch and members
+are in the comm arena that the supervisor made.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from workers.rank_group.balance_board import BalanceBoard
 from workers.rank_group.communicator import SPIN_NS, Communicator
 from workers.rank_group.experts import ExpertRank
 
-_HANG_GRACE_S = 10.0  # a peer that hangs is ended before the ranks that wait for it give up
+_HANG_GRACE_S = 10.0  # a hung peer is ended before the ranks that wait for it time out
 
 
 class SingleRank:
-    """A rank that computes alone: it is in epoch 0 for ever."""
+    """A rank that computes alone, always in epoch 0."""
 
     epoch = 0
     has_new_epoch = False
@@ -53,7 +53,7 @@ class RankGroupMember:
 
     @property
     def epoch(self) -> int:
-        """Epoch that it joined last."""
+        """Return the epoch of the last join."""
         return self.communicator.epoch
 
     @property
@@ -61,11 +61,11 @@ class RankGroupMember:
         return self.communicator.is_elsewhere
 
     def join(self) -> bool:
-        """Join the rank group's present epoch. Return whether this rank is a member in it."""
+        """Join the rank group's present epoch; return whether this rank is a member in it."""
         return self.communicator.join()
 
     def topology(self, model: ModelConfig) -> Topology | None:
-        """Ranks and slots that experts may move between; None where experts stay where they are placed first."""
+        """Return the ranks and slots that experts may move between; None if experts do not move."""
         config = self._context.config
         if self.experts is None or not config.enable_eplb or model.experts is None:
             return None

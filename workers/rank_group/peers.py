@@ -15,11 +15,12 @@ from workers.rank_group.share import TensorShare
 
 
 class Peers:
-    """Ranks that rank `rank` computes with; `epoch` is its process's.
+    """Ranks that rank `rank` computes with; `epoch` is that of its process.
 
     With a `communicator` a rank computes its share of a model, and each step runs on all ranks of the group. RankGroupBroken in
-    a step: a rank died, and the step has to run again on all. With `experts` all ranks of the rank group run each step
-    together, with rows or without."""
+    a step means that a rank died, and the step must run again on all. With `experts` all ranks of the rank group run each step
+    together, with rows or without.
+    """
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Peers:
     ) -> None:
         self.rank, self.experts = rank, experts
         self.communicator = communicator if communicator is not None and communicator.count > 1 else None
-        self.ranks: Collectives = self.communicator or OneRank()  # that have the same rows
+        self.ranks: Collectives = self.communicator or OneRank()  # ranks with the same rows
         self.share = TensorShare()
         if communicator is not None:
             self.share = TensorShare(communicator.place, communicator.count, shares_experts=experts is not None)
@@ -44,7 +45,7 @@ class Peers:
 
     @property
     def are_none(self) -> bool:
-        """Whether the rank runs its steps by itself."""
+        """Return whether the rank runs its steps alone."""
         return self.ranks.count == 1 and self.experts is None
 
     @property
@@ -52,7 +53,7 @@ class Peers:
         return self.experts is not None
 
     def bind(self, mixtures: list[Experts]) -> None:
-        """Have the sparse layers' experts computed where the rank group places them."""
+        """Let the experts of the sparse layers be computed where the rank group places them."""
         if self.experts is None:
             return
         for layer, mixture in enumerate(mixtures):

@@ -1,4 +1,5 @@
-"""Where the groups of a rank's reference ops find each other. Made by the runner, used by the device; imports no Paddle."""
+"""Ports at which the process groups of a rank's reference ops meet. Made by the runner, used by the device; imports no
+Paddle."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from workers.rank_group.store import open_store
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """A group of ranks, and the port of its store, whose keys have the name of this life of the rank group."""
+    """A group of ranks, and the port of its store; keys contain the name of this life of the rank group."""
 
     communicator: Communicator
     port: int
@@ -18,7 +19,7 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """With the ranks that share this one's matrices, and with all that share experts; None: there are no others."""
+    """Meetings with the ranks that share this one's matrices, and with all that share experts; None: no such ranks."""
 
     tensor: Meeting | None = None
     experts: Meeting | None = None
@@ -27,8 +28,8 @@ class Rendezvous(msgspec.Struct, frozen=True):
     def of(
         config: EngineConfig, rank: int, tensor: Communicator | None, experts: Communicator | None, epoch: int = 1
     ) -> Rendezvous | None:
-        """Return the rendezvous of rank `rank` of the engine; None: it exchanges no tensors with Paddle's groups. `epoch`: of
-        its process, which is the others' too, since they end and begin together."""
+        """Return the rendezvous of rank `rank` of the engine; None if it needs no process groups. `epoch`: of its process,
+        equal on all ranks, because they start and end together."""
         if config.ops == "native" or (tensor is None and experts is None):
             return None
         ports = config.group_ports
@@ -38,7 +39,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
         )
 
     def open_stores(self) -> None:
-        """Those of the groups in which this rank is the first."""
+        """Open the stores of the groups in which this rank is the first."""
         for meeting in (self.tensor, self.experts):
             if meeting is not None and meeting.communicator.place == 0:
                 open_store(meeting.port)

@@ -1,7 +1,7 @@
 """A rank's share of a model: whole heads, and whole panels of a linear's outputs. Pure; used by the models when they declare
 their weights.
 
-Nothing is cut along inputs and nothing is added up across ranks, so each number is made by the same operations as on one rank.
+Nothing is split along inputs or summed across ranks, so each number is computed by the same operations as on a single rank.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 from ops.modules import AttentionShape, Columns, HeadRange, LatentShape
 
-PANEL = 16  # outputs that every layout of weights holds side by side at most
-MIN_PANELS = 2  # of a rank: what is smaller takes less time than waiting for the others, and runs whole on each
+PANEL = 16  # the most outputs that a weight layout interleaves
+MIN_PANELS = 2  # per rank: smaller linears run whole on each, which is faster than waiting for the others
 
 Shape = TypeVar("Shape", AttentionShape, LatentShape)
 
@@ -24,11 +24,10 @@ class TensorShare(msgspec.Struct, frozen=True):
 
     rank: int = 0
     size: int = 1
-    shares_experts: bool = False  # whole ones, with all ranks of the rank group: then no expert is cut
+    shares_experts: bool = False  # experts are divided whole among all ranks of the rank group, not split
 
     def heads(self, shape: Shape) -> Shape:
-        """The rank's query heads and those of the KV heads that they read: with fewer KV heads than ranks, several ranks have
-        the same one."""
+        """Return the rank's query heads and their KV heads: with fewer KV heads than ranks, several ranks have the same one."""
         if self.size == 1:
             return shape
         count, kv_count = shape.num_heads // self.size, max(1, shape.num_kv_heads // self.size)
@@ -37,7 +36,7 @@ class TensorShare(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(shape, own=HeadRange(self.rank * count, count, first_kv, kv_count))
 
     def columns(self, num_outputs: Sequence[int]) -> Columns:
-        """Return the same part of each run of outputs; none: all, as there are too few to cut."""
+        """Return the same part of each run of outputs; none: all, because there are too few to split."""
         if self.size == 1 or min(num_outputs) < MIN_PANELS * self.size * PANEL:
             return ()
         ranges, first = [], 0
@@ -49,7 +48,7 @@ class TensorShare(msgspec.Struct, frozen=True):
         return tuple(ranges)
 
     def expert_columns(self, inner: int, hidden: int) -> tuple[Columns, Columns]:
-        """Return the columns of an expert's gate and up, and of its down: of both, or all of both."""
+        """Return the columns of an expert's gate and up, and of its down: split in both, or whole in both."""
         gate_up, down = self.columns((inner, inner)), self.columns((hidden,))
         return (gate_up, down) if gate_up and down and not self.shares_experts else ((), ())
 

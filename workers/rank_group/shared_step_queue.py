@@ -1,9 +1,9 @@
-"""A rank's turns in a rank group that shares experts: which step of the clock it runs next, and which of its replica's Steps
-goes with it.
+"""A rank's steps in a rank group that shares experts: which step of the clock it runs next, and which of its replica's Steps
+belongs to it.
 
-Used by the worker. What comes on the broadcast ring waits here in order. A Step waits for a step of the rank group: tensor
-rank 0 begins one for it, or takes one that another replica began; its peers follow its word. What is no Step is carried out
-between two.
+Used by the worker. Messages of the broadcast ring wait here in order. A Step waits for a step of the rank group: tensor rank 0
+begins one for it, or joins one that another replica began; its tensor peers follow. Other messages are handled between two
+steps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
 
 _NO_STEP = -1
-_SLICE_NS = 100_000_000  # of a wait for a Step: then a heartbeat
+_SLICE_NS = 100_000_000  # of a wait for a Step, between two heartbeats
 
 
 class SharedStepQueue:
-    """`tensor`: the ranks that have the same rows. `bells`: of all readers of all replicas' rings. `beat` says that the rank
-    gets on."""
+    """`tensor`: the ranks with the same rows. `bells`: of all readers of all replicas' rings. `beat` reports progress of the
+    rank."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class SharedStepQueue:
         self._waiting: deque[Message] = deque()
         self._grammars: list[CompileGrammar] = []
         self._has_weights = True
-        self._has_slept = False  # the last wait was over without anything that it watches
+        self._has_slept = False  # the last wait ended without an event
 
     def join(self) -> None:
-        """Take the rank group's epoch, in which the communicator of `tensor` is already."""
+        """Join the rank group's epoch, after the communicator of `tensor`."""
         self._has_slept = False
         self._clock.join(self._experts.join())
         if self._balancer is not None:
@@ -60,7 +60,7 @@ class SharedStepQueue:
 
     @property
     def can_sleep_on(self) -> bool:
-        """Nothing is to be done since the last wait, which found nothing. An idle rank asks ten times a second, and no more."""
+        """Return whether nothing has happened since the last wait. An idle rank checks only ten times a second."""
         return self._has_slept and (self._balancer is None or self._balancer.is_settled)
 
     def receive(self) -> int:
@@ -73,12 +73,12 @@ class SharedStepQueue:
         return len(messages)
 
     def take_grammars(self) -> list[CompileGrammar]:
-        """Take the grammars, which wait for no turn."""
+        """Take the grammars, which need no step."""
         grammars, self._grammars = self._grammars, []
         return grammars
 
-    def next_order(self) -> Message | None:
-        """Return the next message that is no Step and has not to wait for one. Steps of another epoch are dropped."""
+    def next_message(self) -> Message | None:
+        """Return the next message that is not a Step and need not wait for one. Steps of another epoch are dropped."""
         while self._waiting:
             message = self._waiting[0]
             if not isinstance(message, Step):
@@ -89,8 +89,8 @@ class SharedStepQueue:
         return None
 
     def has_turn(self, has_weights: bool) -> bool:
-        """Whether this rank is to run a step now. With rows of its own, and nobody before it, it begins one. Without weights it
-        runs none, and is soon no member."""
+        """Return whether this rank should run a step now. If it has rows and no earlier step, it begins one. Without weights it
+        runs none, and soon stops being a member."""
         self._has_weights = has_weights
         if not has_weights:
             return False
@@ -102,12 +102,12 @@ class SharedStepQueue:
         return self._clock.is_ahead
 
     def begin_turn(self, weight_version: int) -> Step | None:
-        """The Step that goes with this step of the rank group; None: this rank has no rows in it. RankGroupBroken."""
+        """Return the Step of this step of the rank group; None: this rank has no rows in it. Raises RankGroupBroken."""
         number = self._clock.num_done + 1
         if self._balancer is not None:
             self._balancer.begin_step(number)
         self._experts.begin_step(number, weight_version)
-        if not self._tensor.is_whole:  # its replica has no rows; the others have
+        if not self._tensor.is_whole:  # its replica has no rows, others have
             return None
         step_id = self._waiting[0].step_id if self._waiting and isinstance(self._waiting[0], Step) else _NO_STEP
         if self._tensor.count > 1:
@@ -119,7 +119,7 @@ class SharedStepQueue:
         self._clock.end_step()
 
     def wait(self, timeout_ns: int) -> None:
-        """Until something comes on the ring, or another step of the rank group was begun."""
+        """Wait for a message or another step of the rank group."""
         if not self._has_slept:
             header = self._experts.communicator.header
             clock = header.clock
@@ -135,12 +135,12 @@ class SharedStepQueue:
             bells.close()
 
     def _awaited(self, step_id: int) -> Step:
-        """Return that Step, which tensor rank 0 has received, and so every peer does. No order lies before it: a rank with an
-        order to carry out names no Step."""
+        """Return that Step, which tensor rank 0 has received, so every peer will. No other message precedes it, because a rank
+        with one to handle names no Step."""
         while True:
-            order = self.next_order()
-            assert order is None, (
-                f"{type(order).__name__} is queued before step {step_id}, which rank {self._tensor.rank} must run"
+            message = self.next_message()
+            assert message is None, (
+                f"{type(message).__name__} is queued before step {step_id}, which rank {self._tensor.rank} must run"
             )
             if self._waiting:
                 step = self._waiting.popleft()

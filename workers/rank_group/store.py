@@ -1,8 +1,8 @@
-"""The store in which process groups of Paddle find each other: what clients of its TCPStore talk to.
+"""Store in which process groups of Paddle find each other, compatible with clients of its TCPStore.
 
-Run by the first rank of a rank group, for its life, on a port that the supervisor holds (`engine/supervisor/port.py`).
-Paddle's own server listens on every address of the machine, this one on the loopback alone; and it is there before Paddle is
-loaded, so that no client has to try again. Numbers are the machine's own, as Paddle sends them.
+Run by the first rank of a rank group, for its lifetime, on a port that the supervisor reserves (`engine/supervisor/port.py`).
+Paddle's own server listens on every address of the machine, this one only on the loopback; and it runs before Paddle is loaded,
+so that no client must retry. Numbers have native byte order, as Paddle sends them.
 
     request    int32 command | uint64 length, key | ADD: int64 | SET: uint64 length, value
     answer     ADD: int64, the sum | GET: uint64 length, value | CHECK, WAIT: int32 | SET: none
@@ -27,7 +27,7 @@ class _Command(IntEnum):
 
 
 class GroupStore(socketserver.ThreadingTCPServer):
-    """On `port` of the loopback, from now on; a thread for each client."""
+    """Store on `port` of the loopback, running from construction on; a thread per client."""
 
     daemon_threads = True
     block_on_close = False
@@ -39,12 +39,12 @@ class GroupStore(socketserver.ThreadingTCPServer):
         threading.Thread(target=self._serve, name="group-store", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:  # serve_forever would look twice a second whether it is to end
+        while True:  # serve_forever would poll twice a second
             self.handle_request()
 
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier life
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the supervisor holds it
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the supervisor has reserved it
         super().server_bind()
 
 

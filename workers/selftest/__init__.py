@@ -1,1 +1,1 @@
-"""Checks on the rank's device before it serves: ops, CUDA's rows and whole steps. Read `op_choice.py` first."""
+"""Checks on the rank's device before it serves: fused ops, CUDA ops and whole steps. Read `op_choice.py` first."""

@@ -1,7 +1,7 @@
-"""The fused ops that a device takes for a model: checked when the rank starts, on the device, before its weights are loaded.
+"""Choice of fused ops for a model: checked on the device when the rank starts, before its weights are loaded.
 
-Called by `workers/assembly.py`, for `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` says what is checked of ops,
-`row_check.py` what of CUDA's rows; here is with what shapes, and what is said.
+Called by `workers/assembly.py`, for `--ops fused` and `--ops cuda`. `ops/paddle/choice.py` checks ops and `row_check.py` checks
+CUDA ops; this module chooses the shapes and reports the results.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from workers.weights.precision import Precision
 from workers.weights.rotary import rotary_tables
 
 _LOG = logging.getLogger(__name__)
-_NUM_POSITIONS = 512  # that are checked of a rotation
+_NUM_POSITIONS = 512  # checked positions of a rotation
 _UNABLE = (RuntimeError, ValueError, TypeError, OSError, MemoryError, DeviceError)
 
 
 class ChosenOps(msgspec.Struct, frozen=True):
     ops: OpTable
-    fallbacks: tuple[tuple[str, str], ...] = ()  # op, and the candidate that was not taken
+    fallbacks: tuple[tuple[str, str], ...] = ()  # op, and the rejected candidate
 
 
 def settle_ops(
@@ -45,7 +45,7 @@ def settle_ops(
     has_encoder: bool,
     has_drafts: bool,
 ) -> None:
-    """Give `device` the ops that are right on it for `model`: `rows`, or the fused ones."""
+    """Set the ops of `device` that are correct on it for `model`: `rows`, or the fused ones."""
     if config.ops not in ("fused", "cuda"):
         return
     fallbacks: tuple[tuple[str, str], ...] = ()
@@ -64,10 +64,10 @@ def settle_ops(
 
 
 def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Precision, kv_dtype: str) -> ChosenOps | None:
-    """CUDA's, where they are right on this card, and on those of its peers; None: other ops are to be taken. OptionError: and
-    these lack what was asked for."""
+    """Return CUDA ops if they are correct on this card and those of its peers; None: use other ops. Raises OptionError if these
+    do not support a given option."""
     from ops.cuda.library import RowError
-    from workers.selftest.row_check import fault_of_drawing, fault_of_rows  # with Paddle's table
+    from workers.selftest.row_check import fault_of_drawing, fault_of_rows  # needs Paddle's op table
 
     place, alone = device.capabilities.place, rows.make(None)
     try:
@@ -91,8 +91,9 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
 
 
 def choose_ops(ops: OpTable, name: str, config: ModelConfig, weights: Weights, *, allows_variant: bool = False) -> ChosenOps:
-    """`ops` with what is right at the device `name`, of what a model declares. OptionError: nothing is, for one of them."""
-    from ops.paddle import choice  # imports Paddle, which the device has done by now
+    """Return `ops` with correct candidates on the device `name`, for the modules that a model declares. Raises OptionError if
+    an op has none."""
+    from ops.paddle import choice  # needs Paddle, which the device has already imported
 
     linears = [*weights.linears, *weights.encoder_linears, *weights.patch_linears]
     distinct: dict[Any, choice.Case] = {}

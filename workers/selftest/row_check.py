@@ -1,8 +1,8 @@
-"""Whether CUDA's rows are right on a card: tried there before anything of a model is loaded, with its shapes.
+"""Whether CUDA ops are correct on a card: tried with the model's shapes before its weights are loaded.
 
-Called by `op_choice.py` with `--ops cuda`. A small model of random weights has a layer of each kind that the model has (dense
-or with experts, with and without a window), of the same widths, heads and types; its hidden states are held against those of
-Paddle's plain ops, and against themselves in chunks beside other prompts. Tokens are held against the native sampler's.
+Called by `op_choice.py` with `--ops cuda`. A small model of random weights has one layer of each kind in the model (dense or
+with experts, with and without a window), with the same widths, heads and types. Its hidden states are compared with those of
+Paddle's plain ops, and with themselves in chunks beside other prompts. Tokens are compared with those of the native sampler.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from workers.selftest.self_test import SelfTest
 from workers.weights.precision import Precision
 
 _VOCAB = 512
-_EXPERTS = 16  # of a layer, at least as many as a row chooses
-_OFF = {"float32": 2e-4, "bfloat16": 3e-2, "int8": 5e-2, "wint8": 5e-2, "wint4": 0.25}  # of the largest number
-_ROWS_OFF = 0.1  # of those whose experts are chosen: scores may be nearly equal
+_EXPERTS = 16  # per layer, at least as many as a row chooses
+_OFF = {"float32": 2e-4, "bfloat16": 3e-2, "int8": 5e-2, "wint8": 5e-2, "wint4": 0.25}  # relative to the largest number
+_ROWS_OFF = 0.1  # allowed share with experts: scores may be nearly equal
 _DRAWN: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -43,13 +43,13 @@ _DRAWN: tuple[dict[str, Any], ...] = (
 
 
 def fault_of_rows(device: Device, rows: OpTable, config: ModelConfig, precision: Precision, kv_dtype: str) -> str:
-    """Return what is wrong with their numbers; empty: nothing."""
+    """Return the fault of their numbers, or an empty string."""
     from ops.paddle import reference
 
     small = small_model(config)
     expected, _ = _hidden_of(device, reference.TABLE, small, Precision(), "float32")
     found, in_parts = _hidden_of(device, rows, small, precision, kv_dtype)
-    off = np.abs(found - expected).max(axis=1)  # NaN stays
+    off = np.abs(found - expected).max(axis=1)  # keeps NaN
     most = max(_OFF["float32"], _OFF[kv_dtype], _OFF.get(precision.quantization, 0.0)) * np.abs(expected).max()
     num_off = int((~(off <= most)).sum())
     if num_off > (_ROWS_OFF * len(off) if small.experts else 0):
@@ -62,7 +62,7 @@ def fault_of_rows(device: Device, rows: OpTable, config: ModelConfig, precision:
 
 
 def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
-    """Return what is wrong with the tokens that they sample; empty: nothing."""
+    """Return the fault of their sampled tokens, or an empty string."""
     assert rows.drawing is not None
     vocab, params = min(vocab_size, 8192), [SamplingParams(seed=7 + number, **each) for number, each in enumerate(_DRAWN * 4)]
     inputs = DeviceInputs(device, InputSizes(len(params), 256, 64, 16, rows.row_tile))
@@ -85,7 +85,8 @@ def fault_of_drawing(device: Device, rows: OpTable, vocab_size: int) -> str:
 
 
 def small_model(config: ModelConfig) -> ModelConfig:
-    """With the first layer of each kind, few words and few experts. Of a model that sees the trunk."""
+    """Return a model with the first layer of each kind, a small vocabulary and few experts; of a vision-language model only the
+    trunk."""
     mixtures = {"experts": config.experts, "vision_experts": config.vision_experts}
     sparse = [frozenset(each.sparse_layers) if each else frozenset() for each in mixtures.values()]
     kinds = {

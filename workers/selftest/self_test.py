@@ -1,5 +1,5 @@
-"""A prompt whole, and in chunks beside others, through a model on a device, in a cache of its own: what `op_choice.py` and
-`row_check.py` look at before a rank serves."""
+"""Self-test of a model on a device: a prompt as a whole, and in chunks beside others, with a separate cache. Used by
+`op_choice.py` and `row_check.py` before a rank serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.extensions.typed_positions import TypedPositionColumns
 from workers.models import Model
 
 _BLOCK_SIZE, _NUM_SLOTS, _LENGTH = 16, 3, 100
-Sequences = list[tuple[int, int, int]]  # slot, first position, positions
+Sequences = list[tuple[int, int, int]]  # slot, first position, number of positions
 
 
 class SelfTest:
@@ -48,8 +48,8 @@ class SelfTest:
         slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
 
     def hidden_of(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
-        """After the last layer, float32 [length, hidden]: of the prompt whole; and of its chunks, or beside others, without a
-        look of the host at numbers."""
+        """Return hidden states after the last layer, float32 [length, hidden]: of the whole prompt; and of its chunks, or
+        beside others, without reading values on the host."""
         length = self.length
         first, end, others = length * 3 // 8, length - 2, length // 5
         cut: list[Sequences] = [[(1, 0, first)], [(0, 0, others), (1, first, end - first), (2, 0, others // 2)]]

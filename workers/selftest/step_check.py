@@ -1,4 +1,4 @@
-"""Whole steps on the rank's device, checked once weights are there and before the rank serves.
+"""Whole steps on the rank's device, checked after weights are loaded and before the rank serves.
 
 An extension of the runner with `--ops fused` and `--ops cuda`.
 """
@@ -35,8 +35,8 @@ class StepCheck(Extension):
 
 
 def check_steps(device: Device, model: Model, kv_dtype: str, max_model_len: int, *, allows_variant: bool) -> None:
-    """A prompt whole, and in chunks with others beside it: the same bits after the last layer, whatever its ops are, attention
-    and experts too. OptionError where they are not."""
+    """Compare a whole prompt with its chunks beside others: the bits after the last layer must be equal for any ops, including
+    attention and experts. Raises OptionError if they differ."""
     whole, in_parts = SelfTest(device, device.ops, model.config, kv_dtype, max_model_len).hidden_of(model)
     if np.array_equal(whole, in_parts):
         return

@@ -221,7 +221,7 @@ def test_idle_ranks_read_only_two_words(pair: Pair) -> None:
     assert [balancer._settled for balancer in pair.balancers] == [None, None]
     follower.advance(pair.now_s)
     assert follower._settled is not None
-    follower.order("order", is_forced=False)
+    follower.rebalance("command", is_forced=False)
     assert follower._settled is None
     follower.advance(pair.now_s)  # who does not lead says so
     assert follower._settled is not None
@@ -318,11 +318,11 @@ def test_idle_rank_sleeps_until_an_event(pair: Pair) -> None:
     assert turns.receive() == 0
     assert has_slept()
     assert pair.writer.active_readers() == [0]
-    assert pair.writer.try_send(encode(ClearWeights("order")))
+    assert pair.writer.try_send(encode(ClearWeights("command")))
     turns.wait(1)
     assert not turns.can_sleep_on
     assert turns.receive() == 1
-    assert turns.next_order() == ClearWeights("order")
+    assert turns.next_message() == ClearWeights("command")
 
     assert has_slept()
     header = pair.experts[0].communicator.header
@@ -344,5 +344,5 @@ def test_idle_rank_sleeps_until_an_event(pair: Pair) -> None:
     assert pair.balancers[1].is_settled
     assert not turns.can_sleep_on
     assert has_slept()
-    pair.balancers[1].order("order", is_forced=False)
+    pair.balancers[1].rebalance("command", is_forced=False)
     assert not turns.can_sleep_on

@@ -21,11 +21,11 @@ class AdapterLoader:
         self._arena = arena
         self._load: _Load | None = None
 
-    def start(self, command_id: str, order: LoadAdapter) -> Reply | None:
+    def start(self, command_id: str, adapter: LoadAdapter) -> Reply | None:
         """Start loading. Return a refusal while another adapter is loading."""
         if self._load is not None:
             return Reply(command_id, 409, "another adapter is being loaded; try again when it has finished")
-        self._load = _Load(command_id, order, self._arena)
+        self._load = _Load(command_id, adapter, self._arena)
         return None
 
     def take_reply(self) -> Reply | None:
@@ -39,8 +39,8 @@ class AdapterLoader:
 class _Load:
     """One command. `reply` is set when it has finished, successfully or not."""
 
-    def __init__(self, command_id: str, order: LoadAdapter, arena: AdapterArena) -> None:
-        self._command_id, self._order, self._arena = command_id, order, arena
+    def __init__(self, command_id: str, adapter: LoadAdapter, arena: AdapterArena) -> None:
+        self._command_id, self._adapter, self._arena = command_id, adapter, arena
         self.reply: Reply | None = None
         threading.Thread(target=self._load, name="adapter", daemon=True).start()
 
@@ -48,13 +48,13 @@ class _Load:
         """Check all files, then write the slot, which no row uses. Numbers are checked while they are written; no row gets a
         slot that was not loaded completely."""
         try:
-            files = AdapterFiles(Path(self._order.path), self._arena.layout)
-            contents = self._arena.write(self._order.slot, files.linears())
+            files = AdapterFiles(Path(self._adapter.path), self._arena.layout)
+            contents = self._arena.write(self._adapter.slot, files.linears())
         except CheckpointError as error:
             self.reply = Reply(self._command_id, 400, str(error))
         except Exception as error:  # any error fails only this adapter
-            _LOG.exception("adapter %s", self._order.path)
-            self.reply = Reply(self._command_id, 400, f"{self._order.path} cannot be loaded: {error!r}")
+            _LOG.exception("adapter %s", self._adapter.path)
+            self.reply = Reply(self._command_id, 400, f"{self._adapter.path} cannot be loaded: {error!r}")
         else:
-            rank = int(self._arena.ranks[self._order.slot].max())
+            rank = int(self._arena.ranks[self._adapter.slot].max())
             self.reply = Reply(self._command_id, 200, "", {"contents": contents, "rank": rank})
