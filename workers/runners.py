@@ -81,7 +81,7 @@ class Ahead:
         return 2 if self.core.can_run_ahead else 1
 
     def start(self, step: Step) -> None:
-        assert len(self._begun) + len(self._results) < self.depth, "the host's memory is that of two steps"
+        assert len(self._begun) + len(self._results) < self.depth, "too many steps in flight"
         if self._begun and not self._begun[-1].is_sampled_on_device:
             self._end()
         self._begun.append(self.core.begin(step))

@@ -202,7 +202,7 @@ def test_missing_nvcc_falls_back_or_is_refused(monkeypatch: pytest.MonkeyPatch, 
         ("quantization", "wint8", "--quantization"),
         ("kv_cache_dtype", "bfloat16", "--kv-cache-dtype"),
     ):
-        says = f"--ops cuda: nvcc was not found .*; {name} {value} needs them, remove it or install nvcc"
+        says = f"--ops cuda: nvcc was not found .*; {name} {value} needs CUDA ops; remove it or install nvcc"
         with pytest.raises(OptionError, match=says):
             core_of(gpu_runner, "llama", ops="cuda", **{option: value})
     runner = core_of(gpu_runner, "llama", ops="cuda")

@@ -28,7 +28,7 @@ class CardRows(msgspec.Struct, frozen=True):
 def leave_rows(cause: str, needed_by: str, remedy: str) -> None:
     """Fall back to other ops, with a warning. Raises OptionError if they do not support `needed_by`."""
     if needed_by:
-        raise OptionError(f"--ops cuda: {cause}; {needed_by} needs them, remove it{remedy}")
+        raise OptionError(f"--ops cuda: {cause}; {needed_by} needs CUDA ops; remove it{remedy}")
     _LOG.warning("--ops cuda: using fused ops instead: %s", cause)
 
 

@@ -106,7 +106,9 @@ class HostDevice:
         self.ops = native.make_table(Immediate(rank_group))
         self.traffic = Traffic()
         if missing := missing_variants():
-            _LOG.warning("kernels: %s, though this processor runs %s; %s", _cpu.variant(), ", ".join(missing), BUILD_AGAIN)
+            _LOG.warning(
+                "using %s kernels, although this processor supports %s; %s", _cpu.variant(), ", ".join(missing), BUILD_AGAIN
+            )
 
     def tensor(self, host: np.ndarray) -> np.ndarray:
         return host

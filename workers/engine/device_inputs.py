@@ -49,8 +49,8 @@ class DeviceInputs(StepInputs):
             max_tiles=room.max_tiles,
             max_written=room.max_num_seqs * (2 * most + 1),  # of decoding rows: tokens, at most as many blocks, a length
         )
-        assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory: numbers have 31 bits"
-        assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions: {MAX_DIVIDED} can be divided into blocks"
+        assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory, limit 2^31"
+        assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions, limit {MAX_DIVIDED}"
         self._pads_tiles = self._sizes.num_drafts > 0 or room.pads_prompts
         self._max_splits = -(-max_model_len // KEY_SPLIT)
         self._device = device
@@ -85,7 +85,7 @@ class DeviceInputs(StepInputs):
     def _part(device: Device, tensor: Tensor, begin: int, count: int) -> Tensor:
         """Return a part of a tensor that shares its memory."""
         part = tensor[begin : begin + count]
-        assert device.address(part) == device.address(tensor) + 4 * begin, "this device copies when a part is requested"
+        assert device.address(part) == device.address(tensor) + 4 * begin, "this device copies slices"
         return part
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

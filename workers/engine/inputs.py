@@ -147,7 +147,7 @@ def key_bounds(
     for index in np.flatnonzero(is_bounded).tolist():
         end = starts[index] + counts[index]
         of_chunk = prompts.mask_bounds[slots[index]][starts[index] : end]
-        assert of_chunk[:, 1].max() < end, f"a chunk ends at {end}, within what its token {starts[index]} and others see"
+        assert of_chunk[:, 1].max() < end, f"a chunk ends at {end}, before the last key of tokens from {starts[index]} on"
         rows = slice(offsets[index], offsets[index] + len(of_chunk))
         first[rows], last[rows] = of_chunk.T
     return first, last

@@ -68,5 +68,5 @@ class Bert(Llama):
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         assert self.dense is not None, "the model only returns hidden states"
-        assert self.head is not None, "what is dense comes before a head"
+        assert self.head is not None, "a dense layer needs a head"
         return ops.linear(ops.activate(ops.linear(ops.take_rows(hidden, row_ids), self.dense), "tanh"), self.head)

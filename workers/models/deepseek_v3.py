@@ -26,7 +26,7 @@ class DeepseekV3Layer:
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
         latents = config.latents
-        assert latents is not None, "the family gives them"
+        assert latents is not None, "the config has no latents"
         hidden, heads = config.hidden_size, config.num_attention_heads
         head_dim = latents.plain_dim + latents.rotary_dim
         scale = head_dim**-0.5 * score_scale(config.rope)

@@ -39,7 +39,7 @@ class DraftModule:
         self.layer = trunk.layer_class(trunk.config, kind, parts.weights, names.layer)
         self.norm = parts.norm(names.norm)
         head = parts.head(names.head) if names.head else trunk.head
-        assert head is not None, "a trunk that generates has a head"
+        assert head is not None, "the trunk has no head"
         self.head = head
 
     def parts(self) -> Sequence[object]:

@@ -56,7 +56,7 @@ def settle_ops(
             return
         fallbacks = (("all", "cuda"),)
     elif config.ops == "cuda":
-        device.agreed_fault("they are not built")
+        device.agreed_fault("CUDA ops are not built")
     _, declared = declare_model(model, peers.share, has_encoder=has_encoder, has_drafts=has_drafts)
     name, allows_variant = device.capabilities.place, config.allow_variant_ops
     chosen = choose_ops(device.ops, name, model, declared, allows_variant=allows_variant)
@@ -73,7 +73,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
     try:
         fault = fault_of_rows(device, alone, config, precision, kv_dtype)
     except (*_UNABLE, RowError) as error:
-        fault = f"they fail: {cause_of(error)}"
+        fault = f"CUDA ops fail: {cause_of(error)}"
     fault = device.agreed_fault(fault)
     if fault:
         leave_rows(f"on {place} {fault}", rows.needed_by, "")
@@ -81,7 +81,7 @@ def take_rows(device: Device, rows: CardRows, config: ModelConfig, precision: Pr
     try:
         fault = fault_of_drawing(device, alone, config.vocab_size)
     except (*_UNABLE, RowError) as error:
-        fault = f"it fails: {cause_of(error)}"
+        fault = f"sampling fails: {cause_of(error)}"
     fault = device.agreed_fault(fault)
     table = rows.make(device.rank_group)
     if not fault:

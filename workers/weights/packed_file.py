@@ -56,7 +56,7 @@ class Layout:
         self.num_bytes = 0
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
-        assert name not in self.arrays, f"{name} is kept twice"
+        assert name not in self.arrays, f"{name} is stored twice"
         self.arrays[name] = (dtype.str, shape, self.num_bytes)
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -90,9 +90,9 @@ class FileWriter:
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: Fills, parts: Parts = ()) -> np.ndarray:
         kept, expected, offset = self._layout.arrays[name]
-        assert (kept, expected) == (dtype.str, shape), f"{name} was {kept} {expected} and is {dtype.str} {shape}"
+        assert (kept, expected) == (dtype.str, shape), f"{name} is {dtype.str} {shape}, expected {kept} {expected}"
         padding = offset - (self._num_given + self._num_gathered)
-        assert 0 <= padding < ALIGNMENT, f"{name} comes out of order"
+        assert 0 <= padding < ALIGNMENT, f"{name} is out of order"
         self._append(np.zeros(padding, np.uint8))
         for num_rows, fill_rows in fill if isinstance(fill, Sequence) else [(shape[0], fill)]:
             self._fill((num_rows, *shape[1:]), dtype, fill_rows)

@@ -129,7 +129,7 @@ class WeightPacking:
         kinds = self._ops.integer_kinds
         if not kinds:
             return  # the table converts everything to float32
-        assert self.stored is not None, "formats are chosen by what is stored"
+        assert self.stored is not None, "formats depend on the stored ones"
         summary = choose_formats(self._weights, self._precision, self.stored.kept)
         if self._ops.layout is None:  # and everything except these integers
             for module in (each for matrices in self._matrices for each in matrices):

@@ -46,7 +46,7 @@ class RandomWeights:
         return False
 
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray:
-        raise AssertionError(f"{name} is drawn as a whole")
+        raise AssertionError(f"{name} has no rows")
 
     def kept(self, name: str) -> Kept:
         return None

@@ -53,7 +53,7 @@ class ModuleSources:
 
     @property
     def _stored(self) -> Stored:
-        assert self._given is not None, "weights that are mapped are not read"
+        assert self._given is not None, "mapped weights have no source"
         return self._given
 
     def of(self, module: Module) -> Mapping[str, Source]:

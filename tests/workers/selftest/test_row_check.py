@@ -77,7 +77,7 @@ def failing(table: OpTable, by: float) -> OpTable:
         (off, 0.01, r"100 of 100 rows of a prompt are off by up to [\d.e-]+, limit [\d.e-]+"),
         (off, float("nan"), r"100 of 100 rows of a prompt are off by up to nan, limit"),
         (variant, 1e-9, r"\d+ of 100 rows of a prompt have different bits in chunks of a batch"),
-        (failing, 0.0, "they fail: Attention: an illegal memory access was encountered"),
+        (failing, 0.0, "CUDA ops fail: Attention: an illegal memory access was encountered"),
     ],
 )
 def test_wrong_rows_are_not_used(
@@ -87,7 +87,7 @@ def test_wrong_rows_are_not_used(
     assert taken(broken, "llama", Precision(), "float32") is None
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().startswith("--ops cuda: using fused ops instead: on cpu ")
-    with pytest.raises(OptionError, match=rf"^--ops cuda: on cpu {says}.*; --quantization wint8 needs them, remove it$"):
+    with pytest.raises(OptionError, match=rf"^--ops cuda: on cpu {says}.*; --quantization wint8 needs CUDA ops; remove it$"):
         taken(broken, "llama", Precision(), "float32", "--quantization wint8")
 
 

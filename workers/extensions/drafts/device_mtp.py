@@ -64,7 +64,7 @@ class DeviceMtpDrafter(MtpDrafter):
 
     @property
     def _layers_plan(self) -> DeviceDraftPlan:
-        assert self._device_plan is not None, "a plan comes with the weights"
+        assert self._device_plan is not None, "weights are not loaded"
         return self._device_plan
 
     def load(self, model: Model) -> None:

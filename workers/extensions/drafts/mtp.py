@@ -184,7 +184,7 @@ class MtpDrafter:
 
     def warm_up(self) -> None:
         """Replay every graph once, on padded rows that write only the dummy block."""
-        assert self._plan is not None, "a plan comes with the weights"
+        assert self._plan is not None, "weights are not loaded"
         none = np.zeros(0, np.int32)
         for size in self._sizes:
             self._single.set_rows(none, none, none, self._slots.token_ids, none)
@@ -194,7 +194,7 @@ class MtpDrafter:
 
     def _forward(self, module: int, mode: StepMode) -> None:
         """Run on the rows that are set, padded to a captured size if the model's rows are."""
-        assert self._plan is not None, "a plan comes with the weights"
+        assert self._plan is not None, "weights are not loaded"
         size = self._size_of(self._single.num_tokens, mode)
         if size:
             self._single.pad(size)
@@ -224,7 +224,7 @@ class MtpDrafter:
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():
             return
-        assert self._plan is not None, "a plan comes with the weights"
+        assert self._plan is not None, "weights are not loaded"
         if isinstance(self._plan, TapeDraftPlan) and not mode.size and choose is likeliest:
             self._plan.chain(self._layers, rows)
             return
@@ -267,7 +267,7 @@ class MtpDrafter:
         drafting, else of those that sample."""
         slots, firsts, num_entries, first_keys = self._take(rows, counts, is_drafting, kept_ends, plan.hidden())
         if len(slots):  # otherwise a plan without tapes
-            assert self._plan is not None, "a plan comes with the weights"
+            assert self._plan is not None, "weights are not loaded"
             self._accepted.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
             self._plan.store()
             self._mark(slots, firsts, firsts + num_entries)

@@ -73,7 +73,7 @@ def _keys_and_values(keys: DecodedTensor, values: DecodedTensor) -> DecodedTenso
         return parts.reshape(-1, parts.shape[-1])
 
     def read_integers(format: WeightFormat) -> QuantizedWeight:
-        raise AssertionError(f"what is cut up for the heads is no {format}")
+        raise AssertionError(f"joined keys and values cannot be kept as {format}")
 
     heads, latent, plain = keys.shape
     return DecodedTensor((heads * (plain + values.shape[1]), latent), read, read, lambda: None, read_integers)

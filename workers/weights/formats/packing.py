@@ -10,7 +10,7 @@ def unpacked(words: np.ndarray, num_bits: int) -> np.ndarray:
     values = np.ascontiguousarray(words).view(np.uint8)
     if num_bits == 8:
         return values
-    assert num_bits == 4, f"{num_bits} bits passed the check of the configuration"
+    assert num_bits == 4, f"{num_bits} bits are not supported"
     halves = np.empty((*values.shape, 2), np.uint8)
     np.bitwise_and(values, 15, out=halves[..., 0])
     np.right_shift(values, 4, out=halves[..., 1])

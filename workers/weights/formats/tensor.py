@@ -10,7 +10,7 @@ import numpy as np
 from ops.weight_format import QuantizedWeight, WeightFormat
 
 Kept = WeightFormat | str | None
-"""How a weight is kept as it is stored: the format that holds its integers exactly, or why none does; None: it is floats."""
+"""Format that represents stored integers exactly, or why none does; None: stored as floats."""
 
 
 class Tensor(Protocol):
