@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import Router
+from starlette.routing import Match, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from api.access import GIVEN_KEY, LOCAL_ORIGIN, Access, Given, source_of
@@ -133,7 +133,8 @@ class App:
         except RequestError as error:
             refusal = _refusal(tracker, scope, error)
         except HTTPException as error:
-            refusal = _refusal(tracker, scope, _router_error(error, scope), error.headers)
+            allowed = {"allow": self._methods_of(scope)} if error.status_code == 405 else error.headers
+            refusal = _refusal(tracker, scope, _router_error(error, scope), allowed)
         except Exception as error:
             self._services.context.log.exception("%s %s failed", scope["method"], scope["path"])
             text = printable(f"{type(error).__name__}: {error}")
@@ -159,6 +160,11 @@ class App:
 
     def count_disconnect(self) -> None:
         self._disconnects.add(1)
+
+    def _methods_of(self, scope: Scope) -> str:
+        """Return the methods of a path, of all its routes: the router names those of the first."""
+        found = [route for route in self._router.routes if route.matches(scope)[0] is not Match.NONE]
+        return ", ".join(sorted({method for route in found if isinstance(route, Route) for method in route.methods or ()}))
 
     def _new_context(self, given: str | None, source: str) -> RequestContext:
         """`given`: a client's own id, which is made safe for logs and headers."""

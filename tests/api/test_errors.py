@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -285,6 +286,12 @@ def test_unknown_places(server: ApiServer) -> None:
     assert (nothing.status_code, nothing.json()["error"]["code"]) == (404, "not_found")
     wrong = server.get("/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
+    for path, methods in (
+        ("/v1/batches", "GET, HEAD, POST"),
+        ("/v1/files/x", "DELETE, GET, HEAD"),
+        ("/api/blobs/x", "HEAD, POST"),
+    ):
+        assert httpx.put(server.url + path, headers=OPERATOR, timeout=WATCHDOG_S).headers["allow"] == methods
     assert server.get("/v1/models/").status_code == 404
 
 
