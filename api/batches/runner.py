@@ -275,7 +275,7 @@ class BatchRunner:
                 ledger.take(line, is_well)
                 break
             except RequestError as error:
-                batch.errors = BatchErrors(data=[BatchError(code="no_room", message=f"engine is busy: {error.message}")])
+                batch.errors = BatchErrors(data=[BatchError(code="no_room", message=f"waiting for room: {error.message}")])
                 running.has_changed = True
                 await self._tick()
         batch.errors = None

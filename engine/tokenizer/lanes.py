@@ -150,7 +150,7 @@ class Lanes:
         if is_new_request and not has_room(num_own, num_all, limit):
             raise _too_many(
                 f"the queue of the {name} helper is full: {num_all} requests are waiting, {num_own} of them yours, "
-                f"limit {limit} without other users; try again later"
+                f"limit {limit} without other users"
             )
         lane.waiting.push(job.turn, job)
         self._has_jobs = True

@@ -156,7 +156,7 @@ def test_slow_formats_of_one_source_block_no_other(lanes: Bench, monkeypatch: py
 def test_a_source_has_half_of_the_queue(lanes: Bench, gate: Path) -> None:
     lanes.ask(*(form(f"a{index}", "a", f"wait:{gate}") for index in range(3)))  # two have helpers
     with pytest.raises(
-        RequestError, match="the queue of the format helper is full: 1 requests are waiting, 1 of them yours"
+        RequestError, match=r"is full: 1 requests are waiting, 1 of them yours, limit 1 without other users; try again later$"
     ) as caught:
         lanes.ask(form("a3", "a"))
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
