@@ -277,11 +277,18 @@ def _add_which(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     which.add_argument("--run-dir", type=Path, metavar="DIR", help="run directory of the engine", **defaults)
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=_timeout,
         metavar="S",
         help=f"maximum time to wait for a reply (default: {DEFAULT_TIMEOUT_S:g})",
         **{"default": DEFAULT_TIMEOUT_S} | defaults,
     )
+
+
+def _timeout(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
+    return value
 
 
 _Add = Callable[[str, Callable[[Run, argparse.Namespace], int], str], argparse.ArgumentParser]

@@ -110,6 +110,11 @@ def test_run_is_named_before_or_after_command(engine: EchoEngine) -> None:
     assert "not allowed with" in ctl(root, "stop", "--run", engine.run().run_id, "--run-dir", str(root), code=2)
 
 
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan"])
+def test_command_without_time_to_wait_is_not_sent(engine: EchoEngine, timeout: str) -> None:
+    assert f"expected seconds above 0, got {timeout}" in ctl(root_of(engine), "--timeout", timeout, "pause", code=2)
+
+
 def test_hung_engine_is_readable(engine: EchoEngine) -> None:
     """Every process is stopped, including the supervisor, so no process could answer."""
     pids = engine.pids()
