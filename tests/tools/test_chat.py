@@ -367,3 +367,19 @@ def test_ctrl_d_during_an_answer_quits(term: str, tmp_path: Path) -> None:
         assert "Traceback" not in terminal.screen
         assert terminal.quit_key == b"\x1c"
     assert len(server.bodies(CHAT)) == 1
+
+
+def test_chat_ended_during_an_answer_restores_keys(tmp_path: Path) -> None:
+    with (
+        openai_server(Behaviour(hang_after=3)) as server,
+        terminal_chat("--url", server.url, term="xterm-256color", cache=tmp_path) as terminal,
+    ):
+        terminal.until("/help")
+        terminal.until(">")
+        terminal.type("one\r")
+        terminal.until("w0")
+        assert terminal.quit_key == b"\x04"
+        terminal.process.terminate()
+        assert terminal.process.wait(WATCHDOG_S) == 128 + signal.SIGTERM
+        assert "Traceback" not in terminal.screen
+        assert terminal.quit_key == b"\x1c"
