@@ -18,6 +18,7 @@ from tools.demo import MODEL
 from tools.models import main
 from workers.models.loading import load_model
 from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadOptions
 
 TABLE = make_table(Immediate())
 LONG_AGO_S = 1_000_000_000
@@ -28,7 +29,7 @@ def pack(checkpoint: Path, directory: Path, seed: int | None = None) -> str:
     before = set(directory.glob("*"))
     config = ModelConfig.read(checkpoint)
     cache = WeightCache(directory, limit=1 << 30, is_shared=seed is not None)
-    load_model(checkpoint, config, TABLE, 16, lambda done, total: None, cache=cache, random_seed=seed)
+    load_model(checkpoint, config, TABLE, 16, lambda done, total: None, LoadOptions(cache=cache, random_seed=seed))
     (path,) = (path for path in set(directory.glob("*.weights")) - before)
     os.utime(path, (LONG_AGO_S, LONG_AGO_S))
     return path.stem.rpartition("-")[2]

@@ -17,6 +17,7 @@ from workers.engine.plan import Plan
 from workers.models.loading import LoadedModel, load_model
 from workers.rank_group.peers import Peers
 from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadOptions
 from workers.weights.packed_file import PackedFile
 from workers.weights.packing import CacheOutcome, Progress
 from workers.weights.precision import Precision
@@ -72,6 +73,13 @@ class ModelLoader:
         is_random = config.load_format == "dummy"
         if is_random and path != config.model and not contents:
             self._model.of_same_shape(Path(path), GgufFile.of_checkpoint(Path(path)))
+        options = LoadOptions(
+            precision=Precision(config.dtype, config.quantization, config.vision_quantization),
+            random_seed=config.seed + version - 1 if is_random else None,
+            cache=self._cache,
+            contents=contents,
+            node=peers.seat.node,
+        )
         with self._device.threads_of(peers.seat.count):
             return load_model(
                 Path(path),
@@ -79,14 +87,10 @@ class ModelLoader:
                 self._device.ops,
                 config.max_model_len,
                 on_progress,
-                precision=Precision(config.dtype, config.quantization, config.vision_quantization),
-                random_seed=config.seed + version - 1 if is_random else None,
-                cache=self._cache,
-                contents=contents,
+                options,
                 share=peers.share,
                 has_encoder=self._has_encoder,
                 has_drafts=self._has_drafts,
-                node=peers.seat.node,
             )
 
 

@@ -10,10 +10,8 @@ from engine.checkpoint.model_config import ModelConfig
 from ops.table import OpTable
 from workers.models import Model, declare_model
 from workers.rank_group.share import TensorShare
-from workers.weights.cache import WeightCache
-from workers.weights.loader import LoadResult, load_weights
+from workers.weights.loader import LoadOptions, LoadResult, load_weights
 from workers.weights.packing import Progress
-from workers.weights.precision import Precision
 
 
 class LoadedModel(LoadResult, frozen=True, kw_only=True):
@@ -28,15 +26,11 @@ def load_model(
     ops: OpTable,
     num_positions: int,
     on_progress: Progress,
+    options: LoadOptions = LoadOptions(),  # noqa: B008 - a frozen value
     *,
-    precision: Precision = Precision(),  # noqa: B008 - a frozen value
-    random_seed: int | None = None,
-    cache: WeightCache | None = None,
-    contents: str = "",
     share: TensorShare = TensorShare(),  # noqa: B008 - a frozen value
     has_encoder: bool = True,
     has_drafts: bool = False,
-    node: int = 0,
 ) -> LoadedModel:
     """Return the model of `config`, as a rank with this share computes it, with the weights of the checkpoint at `path`.
 
@@ -44,17 +38,5 @@ def load_model(
     and errors are those of `load_weights`.
     """
     model, weights = declare_model(config, share, has_encoder=has_encoder, has_drafts=has_drafts)
-    result = load_weights(
-        path,
-        config,
-        weights,
-        ops,
-        num_positions,
-        on_progress,
-        precision=precision,
-        random_seed=random_seed,
-        cache=cache,
-        contents=contents,
-        node=node,
-    )
+    result = load_weights(path, config, weights, ops, num_positions, on_progress, options)
     return LoadedModel(model=model, **msgspec.structs.asdict(result))

@@ -26,6 +26,7 @@ from workers.models.loading import load_model
 from workers.sampling import sampler
 from workers.sampling.slot_sampling import SlotSampling
 from workers.selftest.self_test import SelfTest
+from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
 
 _VOCAB = 512
@@ -123,8 +124,7 @@ def _hidden_of(
         table,
         trial.length,
         lambda num_done, num_bytes: None,
-        precision=precision,
-        random_seed=0,
+        LoadOptions(precision=precision, random_seed=0),
         has_encoder=False,
     )
     return trial.hidden_of(loaded.model)

@@ -29,6 +29,19 @@ from workers.weights.reader import Checkpoint, digest_of
 from workers.weights.rotary import rotary_tables
 
 
+class LoadOptions(msgspec.Struct, frozen=True):
+    """How weights are stored, and where they come from instead of the checkpoint.
+
+    With `random_seed` they are random and nothing of the checkpoint is read; nor is it if `cache` has the requested `contents`.
+    """
+
+    precision: Precision = Precision()
+    random_seed: int | None = None
+    cache: WeightCache | None = None
+    contents: str = ""
+    node: int = 0  # memory node of this rank's weights; each but the first has its own file in the cache
+
+
 class LoadResult(msgspec.Struct, frozen=True):
     """Loaded weights. `num_bytes`: as packed; `contents`: digest of their values; `packed`: the mapped file, if any."""
 
@@ -47,19 +60,12 @@ def load_weights(
     ops: OpTable,
     num_positions: int,
     on_progress: Progress,
-    *,
-    precision: Precision = Precision(),  # noqa: B008 - a frozen value
-    random_seed: int | None = None,
-    cache: WeightCache | None = None,
-    contents: str = "",
-    node: int = 0,
+    options: LoadOptions,
 ) -> LoadResult:
     """Fill `weights`, declared by a model of `config`, from the checkpoint at `path`.
 
-    With `random_seed` the weights are random and nothing of `path` is read; nor is it if the cache has the requested
-    `contents`. `node`: memory node of this rank's weights; each node but the first has its own file in the cache. Raises
-    CheckpointError if the checkpoint does not fit, and ContentsError if it was overwritten and the cache does not have
-    `contents`.
+    Raises CheckpointError if the checkpoint does not fit, and ContentsError if it was overwritten and the cache does not have
+    the requested contents.
     """
     largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
     if ops.max_head_dim is not None and largest > ops.max_head_dim:
@@ -68,6 +74,7 @@ def load_weights(
             f"{ops.max_head_dim}; use --ops reference"
         )
     outcome: CacheOutcome = "off"
+    precision, random_seed, cache, contents, node = msgspec.structs.astuple(options)
     found = ""
     directory = cache if ops.layout is not None else None
     layout = ops.layout and digest_of(ops.layout())

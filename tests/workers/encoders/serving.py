@@ -18,6 +18,7 @@ from workers.devices.device import Device
 from workers.encoders.tower import Tower
 from workers.extensions.media.encoder import Encoder
 from workers.models.loading import load_model
+from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
 
 Unit = tuple[int, int, int]  # frames, and patches in height and width
@@ -40,7 +41,9 @@ class PlainArena:
 
 def load_tower(path: Path, device: Device, precision: Precision | None = None) -> Tower:
     config = ModelConfig.read(path)
-    loaded = load_model(path, config, device.ops, 256, lambda _done, _all: None, precision=precision or Precision())
+    loaded = load_model(
+        path, config, device.ops, 256, lambda _done, _all: None, LoadOptions(precision=precision or Precision())
+    )
     assert loaded.model.encoder is not None
     return loaded.model.encoder
 

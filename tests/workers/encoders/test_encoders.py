@@ -21,6 +21,7 @@ from tests.workers.weights.test_encoder_names import stored
 from workers.devices.device import Device, HostDevice
 from workers.models.loading import LoadedModel, load_model
 from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
 
 
@@ -97,7 +98,13 @@ def test_encoder_is_in_the_packed_file(tmp_path: Path) -> None:
 
     def load(precision: Precision, has_encoder: bool = True) -> LoadedModel:
         return load_model(
-            path, config, device.ops, 256, lambda _done, _all: None, precision=precision, cache=cache, has_encoder=has_encoder
+            path,
+            config,
+            device.ops,
+            256,
+            lambda _done, _all: None,
+            LoadOptions(precision=precision, cache=cache),
+            has_encoder=has_encoder,
         )
 
     for precision in (Precision(), Precision(vision_quantization="wint8")):

@@ -20,6 +20,7 @@ from tests.workers.encoders.serving import Unit, encoded
 from workers.devices.device import HostDevice
 from workers.encoders.tower import Tower
 from workers.models.loading import load_model
+from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
 
 # as tall as wide, with a rest of a window, video, one token
@@ -44,7 +45,9 @@ def write(path: Path, name: str) -> ModelConfig:
 
 def drawn(path: Path, config: ModelConfig, device: HostDevice, precision: Precision) -> Tower:
     """Return an encoder with random weights."""
-    loaded = load_model(path, config, device.ops, 256, lambda _done, _all: None, precision=precision, random_seed=3, cache=None)
+    loaded = load_model(
+        path, config, device.ops, 256, lambda _done, _all: None, LoadOptions(precision=precision, random_seed=3)
+    )
     assert loaded.model.encoder is not None
     return loaded.model.encoder
 

@@ -36,6 +36,7 @@ from workers.models.loading import LoadedModel, load_model
 from workers.rank_group.share import TensorShare
 from workers.weights.cache import WeightCache
 from workers.weights.checksums import Checksums
+from workers.weights.loader import LoadOptions
 from workers.weights.packed_file import Layout
 from workers.weights.packing import Progress
 from workers.weights.precision import Precision
@@ -56,7 +57,9 @@ def directory(tmp_path: Path) -> Path:
 
 def load(path: Path, directory: Path | None, *, limit: int = LIMIT, precision: Precision = Precision()) -> LoadedModel:  # noqa: B008
     cache = WeightCache(directory, limit) if directory else None
-    return load_model(path, ModelConfig.read(path), TABLE, 16, lambda done, total: None, precision=precision, cache=cache)
+    return load_model(
+        path, ModelConfig.read(path), TABLE, 16, lambda done, total: None, LoadOptions(precision=precision, cache=cache)
+    )
 
 
 def weights_of(loaded: LoadedModel) -> list[bytes]:
@@ -117,7 +120,8 @@ class TestHit:
     def test_each_memory_node_has_its_own_file(self, model: Path, directory: Path) -> None:
         cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)
         found = [
-            load_model(model, config, TABLE, 16, lambda done, total: None, cache=cache, node=node) for node in (0, 1, 1, 0)
+            load_model(model, config, TABLE, 16, lambda done, total: None, LoadOptions(cache=cache, node=node))
+            for node in (0, 1, 1, 0)
         ]
         assert [loaded.cache for loaded in found] == ["miss", "miss", "hit", "hit"]
         assert len(packed_files(directory)) == 2
@@ -130,7 +134,7 @@ class TestHit:
 
         def outcome(config: ModelConfig) -> str:
             cache = WeightCache(directory, LIMIT)
-            return load_model(path, config, TABLE, 16, lambda done, total: None, cache=cache).cache
+            return load_model(path, config, TABLE, 16, lambda done, total: None, LoadOptions(cache=cache)).cache
 
         of_vectors = msgspec.structs.replace(config, task="embed")
         found = [outcome(each) for each in (config, of_vectors, config, of_vectors)]
@@ -140,7 +144,9 @@ class TestHit:
         cache, config = WeightCache(directory, LIMIT), ModelConfig.read(model)
         seen: list[list[tuple[int, int]]] = [[], []]
         for shown in seen:
-            load_model(model, config, TABLE, 16, lambda done, total, shown=shown: shown.append((done, total)), cache=cache)  # type: ignore[misc]
+            load_model(
+                model, config, TABLE, 16, lambda done, total, shown=shown: shown.append((done, total)), LoadOptions(cache=cache)
+            )  # type: ignore[misc]
         for shown in seen:
             assert shown == sorted(shown)
             assert shown[-1][0] == shown[-1][1] > 0
@@ -257,7 +263,7 @@ class TestChecksums:
                 (model / "model.safetensors").touch()
 
         with pytest.raises(CheckpointError, match="changed while it was read"):
-            load_model(model, ModelConfig.read(model), TABLE, 16, overwrite, cache=WeightCache(directory, LIMIT))
+            load_model(model, ModelConfig.read(model), TABLE, 16, overwrite, LoadOptions(cache=WeightCache(directory, LIMIT)))
         assert files(directory) == []
 
 
@@ -323,7 +329,7 @@ class TestDamage:
             shutil.copy(other, path)
             cache = WeightCache(directory, LIMIT)
             config = ModelConfig.read(model)
-            found = load_model(model, config, TABLE, 16, lambda done, total: None, cache=cache, contents=contents)
+            found = load_model(model, config, TABLE, 16, lambda done, total: None, LoadOptions(cache=cache, contents=contents))
             assert (found.cache, weights_of(found)) == ("damaged", weights_of(load(model, None)))
             assert load(model, directory).cache == "hit"
 
@@ -424,10 +430,12 @@ class TestRanks:
         *,
         on_progress: Progress = lambda done, total: None,
         is_run: bool = False,
-        **options: Any,
+        random_seed: int | None = None,
+        share: TensorShare = TensorShare(),  # noqa: B008
     ) -> LoadedModel:
         cache = WeightCache(directory, LIMIT, is_shared=True, is_run=is_run)
-        return load_model(path, ModelConfig.read(path), TABLE, 16, on_progress, cache=cache, **options)
+        options = LoadOptions(cache=cache, random_seed=random_seed)
+        return load_model(path, ModelConfig.read(path), TABLE, 16, on_progress, options, share=share)
 
 
 class _held_writer:
@@ -440,6 +448,7 @@ from engine.checkpoint.model_config import ModelConfig
 from ops.cpu.table import TABLE
 from workers.models.loading import load_model
 from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadOptions
 
 calls = []
 
@@ -450,7 +459,7 @@ def hold(done, total):
         sys.stdin.readline()
 
 path = Path(sys.argv[1])
-load_model(path, ModelConfig.read(path), TABLE, 16, hold, cache=WeightCache(Path(sys.argv[2]), 1 << 30))
+load_model(path, ModelConfig.read(path), TABLE, 16, hold, LoadOptions(cache=WeightCache(Path(sys.argv[2]), 1 << 30)))
 """
 
     def __init__(self, model: Path, directory: Path) -> None:

@@ -26,6 +26,7 @@ from tests.workers.weights.formats.quantizers import FORMATS, write_quantized
 from workers.models.loading import LoadedModel, load_model
 from workers.models.mlp import Mixture
 from workers.weights.cache import WeightCache
+from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
 
 MOE: dict[str, Any] = {
@@ -59,7 +60,9 @@ PROJECTIONS = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 
 def load(path: Path, directory: Path | None = None, precision: Precision = Precision()) -> LoadedModel:  # noqa: B008
     cache = WeightCache(directory, 1 << 30) if directory else None
-    return load_model(path, ModelConfig.read(path), TABLE, 16, lambda done, total: None, precision=precision, cache=cache)
+    return load_model(
+        path, ModelConfig.read(path), TABLE, 16, lambda done, total: None, LoadOptions(precision=precision, cache=cache)
+    )
 
 
 def mixture_of(loaded: LoadedModel) -> tuple[Router, Experts]:
@@ -257,7 +260,9 @@ def test_missing_expert_is_named(tmp_path: Path) -> None:
 
 def test_random_experts_depend_on_the_seed(tmp_path: Path) -> None:
     config = write_config(tmp_path, MOE)
-    found = [load_model(tmp_path, config, TABLE, 16, lambda done, total: None, random_seed=seed) for seed in (1, 1, 2)]
+    found = [
+        load_model(tmp_path, config, TABLE, 16, lambda done, total: None, LoadOptions(random_seed=seed)) for seed in (1, 1, 2)
+    ]
     assert_same(found[0], found[1])
     values = [mixture_of(loaded)[1].weight.down.values.numpy() for loaded in found]
     assert (values[0] != values[2]).any()

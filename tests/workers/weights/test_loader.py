@@ -17,6 +17,7 @@ from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, wri
 from workers.models import declare_model
 from workers.models.loading import LoadedModel, load_model
 from workers.weights.formats.floats import is_finite
+from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
 from workers.weights.reader import Checkpoint
 
@@ -81,7 +82,7 @@ def load(path: Path) -> LoadedModel:
 
 
 def packed(path: Path, precision: Precision) -> list[bytes]:
-    loaded = load_model(path, ModelConfig.read(path), NATIVE, 16, lambda done, total: None, precision=precision)
+    loaded = load_model(path, ModelConfig.read(path), NATIVE, 16, lambda done, total: None, LoadOptions(precision=precision))
     return arrays_of(loaded)
 
 
@@ -258,7 +259,9 @@ class TestRefused:
 
 class TestRandomWeights:
     def load(self, path: Path, seed: int) -> np.ndarray:
-        model = load_model(path, ModelConfig.read(path), TABLE, 16, lambda num_done, num_bytes: None, random_seed=seed).model
+        model = load_model(
+            path, ModelConfig.read(path), TABLE, 16, lambda num_done, num_bytes: None, LoadOptions(random_seed=seed)
+        ).model
         weight: np.ndarray = model.layers[1].mlp.down.weight.weights.numpy()
         assert (model.layers[0].input_norm.weight.numpy() == 1).all()
         return weight
@@ -286,4 +289,4 @@ def test_too_wide_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=rf"heads have {2 * NATIVE.max_head_dim} elements, the limit of the native ops is"
     ):
-        load_model(tmp_path, model, NATIVE, 16, lambda done, total: None, random_seed=1)
+        load_model(tmp_path, model, NATIVE, 16, lambda done, total: None, LoadOptions(random_seed=1))
