@@ -1,13 +1,13 @@
-"""Access to routes: checks the host name of a request, the page that it comes from and its key, and sets its priority.
+"""Access to routes: checks a request's host name, origin and key, and sets its priority.
 
-Called in the api process, by `app.App` for every request and by `submission.py` for those that generate. A browser on
-this machine runs the code of any page that it shows, and reaches this server like any program here. Two headers that such code
-cannot choose tell it apart:
+Called in the api process, by `app.App` for every request and by `submission.py` for those that generate. A browser on this
+machine runs the code of any page it shows, and can reach this server like any local program. Two headers that such code cannot
+choose identify it:
 
-    Host      a foreign name that a DNS server pointed here (DNS rebinding). A server on the loopback interface answers to
+    Host      a foreign name that a DNS server points here (DNS rebinding). A server on the loopback interface answers to
               localhost and to addresses, and to --allowed-hosts; one on another interface to any name, unless that is given.
-    Origin    the page's own origin. It must be this server, another server on this machine (a chat page that its user started
-              here) or one of --allowed-origins; these may then also read the answers (CORS). /admin is for this server's alone.
+    Origin    the page's origin. It must be this server, another server on this machine (a chat page that its user started
+              here) or one of --allowed-origins; they may also read answers (CORS). /admin accepts only pages of this server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.keys import key_digest
 PROTECTED_PATHS = ("/tokenize", "/detokenize", "/dashboard", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify")
 PROTECTED_PREFIXES = ("/v1/", "/api/", "/dashboard/")
 ADMIN_PREFIX = "/admin"
-ADMIN_PATHS = (  # where vLLM and FastDeploy have them
+ADMIN_PATHS = (  # paths of vLLM and FastDeploy
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/sleep",
@@ -40,15 +40,15 @@ ADMIN_PATHS = (  # where vLLM and FastDeploy have them
     "/clear_load_weight",
     "/update_model_weight",
 )
-GIVEN_KEY = "tokamak.given"  # in the scope of a request that this server makes itself: `Given`
+GIVEN_KEY = "tokamak.given"  # in the scope of a request that this server sends itself: `Given`
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
-_NUM_REMEMBERED = 256  # names and addresses, of which nearly every request brings one of the last ones
+_NUM_REMEMBERED = 256  # recent names and addresses; nearly every request has one of them
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
 
 class Given(NamedTuple):
-    """Source and priority of a request that no client has just sent: they come from no headers and no address."""
+    """Source and priority of a request of this server itself, which has no headers and no address."""
 
     source: str
     priority: int
@@ -59,12 +59,12 @@ class Access:
         self._api_keys = config.api_key
         self._admin_key = config.admin_key
         self._hosts = frozenset(host.lower() for host in config.allowed_hosts)
-        is_local = _is_local(config.host) and not config.uds  # no browser reaches a UNIX socket by itself
+        is_local = _is_local(config.host) and not config.uds  # browsers cannot reach a UNIX socket
         self._is_any_host_allowed = "*" in self._hosts or not (self._hosts or is_local)
         self.origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
 
     def check(self, path: str, headers: Headers) -> None:
-        """400, 401 or 403 for whoever may not enter."""
+        """Raise 400, 401 or 403 if the request is not allowed."""
         self._check_host(headers.getlist("host"))
         origin = headers.get("origin")
         if origin is not None and not self.is_shared(path, origin) and not _is_same(origin, headers.get("host", "")):
@@ -78,12 +78,12 @@ class Access:
             self._check_api_key(headers)
 
     def is_shared(self, path: str, origin: str) -> bool:
-        """Whether pages of `origin`, of this machine or of --allowed-origins, may use what is at `path`, and read it."""
+        """Return whether pages of `origin`, on this machine or in --allowed-origins, may use `path` and read the answer."""
         is_allowed = "*" in self.origins or origin in self.origins or re.fullmatch(LOCAL_ORIGIN, origin) is not None
         return is_allowed and not _is_admin(path)
 
     def _check_host(self, given: Sequence[str]) -> None:
-        """No Host at all (HTTP/1.0) comes from no browser."""
+        """Check the Host header. A request without one (HTTP/1.0) does not come from a browser."""
         match = _HOST.fullmatch(given[0]) if len(given) == 1 else None
         if given and match is None:
             raise RequestError("host: expected NAME or NAME:PORT", code="invalid_value", param="host")
@@ -107,8 +107,8 @@ class Access:
 
 
 def priority_of(request: HTTPConnection, asked: int | None, config: EngineConfig) -> int:
-    """With which priority a request runs that asks for `asked`: a key's own priority is the best that its requests get.
-    400 where requests may not choose."""
+    """Return the priority of a request that asks for `asked`: the priority of a key is the best that its requests get. Raises
+    400 if requests may not choose."""
     if asked and not config.request_priority:
         raise RequestError(
             f"priority {asked} is not allowed, because priorities are disabled (--no-request-priority); remove it",
@@ -125,7 +125,7 @@ def priority_of(request: HTTPConnection, asked: int | None, config: EngineConfig
 
 
 def source_of(request: HTTPConnection, config: EngineConfig) -> str:
-    """Return the source of a request: a hash of its key, or of its address where there is no key. Empty: unknown."""
+    """Return the source of a request: a hash of its key, or of its address if there is no key. Empty: unknown."""
     given: Given | None = request.scope.get(GIVEN_KEY)
     if given is not None:
         return given.source
@@ -134,20 +134,20 @@ def source_of(request: HTTPConnection, config: EngineConfig) -> str:
 
 
 def owner_of(directory: Path, source: str) -> str:
-    """Return 8 hexadecimal digits that stand for a source in the names of its files in `directory`. They differ from run to
-    run, and tell a reader nothing about an address."""
+    """Return 8 hexadecimal digits that represent a source in the names of its files in `directory`. They differ between runs,
+    and reveal nothing about an address."""
     return hashlib.blake2b(f"{directory}\0{source}".encode(), digest_size=4).hexdigest()
 
 
 def _client_of(request: HTTPConnection, proxies: tuple[str, ...]) -> str:
-    """The address of a client, which may be behind trusted proxies: each adds to X-Forwarded-For the address that it sees."""
+    """Return the address of a client, perhaps behind trusted proxies: each appends the address it sees to X-Forwarded-For."""
     host = request.client.host if request.client else ""
     if not is_within(host, proxies):
         return host
     forwarded = [part.strip() for text in request.headers.getlist("x-forwarded-for") for part in text.split(",")]
     for address in reversed(forwarded):
         if not _is_address(address):
-            break  # no proxy of ours wrote that
+            break  # not written by one of our proxies
         host = address
         if not is_within(address, proxies):
             break
@@ -156,20 +156,20 @@ def _client_of(request: HTTPConnection, proxies: tuple[str, ...]) -> str:
 
 @lru_cache(_NUM_REMEMBERED)
 def is_within(host: str, networks: tuple[str, ...]) -> bool:
-    """Whether an address is in one of some networks."""
+    """Return whether an address is in one of the networks."""
     if not networks:
         return False
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:  # a socket of both kinds
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:  # a dual-stack socket
         address = address.ipv4_mapped
     return any(address in ipaddress.ip_network(network) for network in networks)
 
 
-def _source(whose: str) -> str:
-    return hashlib.blake2b(whose.encode(), digest_size=8).hexdigest() if whose else ""
+def _source(owner: str) -> str:
+    return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest() if owner else ""
 
 
 @lru_cache(_NUM_REMEMBERED)
@@ -178,15 +178,15 @@ def _source_at(host: str) -> str:
 
 
 def neighbourhood(host: str) -> str:
-    """Return the addresses that count as one user: one of IPv4, all 2^64 of a network of IPv6. All of IPv4 is one such network
-    behind a translator (RFC 6052), and each of its addresses another user."""
+    """Return the network of addresses that counts as one user: a single IPv4 address, or all 2^64 of an IPv6 network. Behind a
+    translator (RFC 6052) all of IPv4 is one such network, but each of its addresses is another user."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
-    if address.ipv4_mapped is not None:  # a socket of both kinds
+    if address.ipv4_mapped is not None:  # a dual-stack socket
         return str(address.ipv4_mapped)
     if address in _TRANSLATED:
         return str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -194,7 +194,7 @@ def neighbourhood(host: str) -> str:
 
 
 def _key_of(headers: Headers, digests: Sequence[str]) -> str:
-    """The one of `digests` that the bearer token or `x-api-key` has, found in a time that depends on neither; empty: none."""
+    """Return the one of `digests` that matches the bearer token or `x-api-key`, in constant time; empty: none."""
     if not digests:
         return ""
     scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -210,7 +210,7 @@ def _is_admin(path: str) -> bool:
 
 @lru_cache(_NUM_REMEMBERED)
 def _is_local(name: str) -> bool:
-    """A name or address that never leaves this machine."""
+    """Return whether a name or address never leaves this machine."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     return _is_address(name) and ipaddress.ip_address(name.strip("[]")).is_loopback
@@ -218,7 +218,7 @@ def _is_local(name: str) -> bool:
 
 @lru_cache(_NUM_REMEMBERED)
 def _is_address(name: str) -> bool:
-    """A numeric address: no DNS server can point it elsewhere."""
+    """Return whether this is a numeric address: no DNS server can point it elsewhere."""
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`/admin`: an operator's orders over HTTP, each handed to the supervisor as `tokamak ctl` does, answered when it is done.
+"""`/admin`: operators' commands over HTTP, each sent to the supervisor as by `tokamak ctl`, and answered when it is done.
 
 Runs in the api process. Only holders of `--admin-key` get here (`access.Access`).
 """
@@ -57,7 +57,7 @@ async def list_actors(request: Request) -> Response:
 
 
 async def list_rank_groups(request: Request) -> Response:
-    """From shared memory: nobody is asked."""
+    """List rank groups, from shared memory."""
     context = RequestContext.of(request).services.context
     states = {actor.name: actor.state.name for actor in context.counters.actors()}
     values = {(row["labels"]["actor"], row["name"]): row.get("value", 0) for row in context.counters.snapshot()["metrics"]}
@@ -66,8 +66,8 @@ async def list_rank_groups(request: Request) -> Response:
 
 
 async def show_experts(request: Request) -> Response:
-    """From shared memory: nobody is asked."""
-    from engine.parallel.expert_view import expert_view  # numpy, which is much to load for who does not ask
+    """Show experts, from shared memory."""
+    from engine.parallel.expert_view import expert_view  # imports numpy, so only when requested
 
     context = RequestContext.of(request).services.context
     if not context.config.enable_expert_parallel:
@@ -98,7 +98,7 @@ async def sleep(request: Request) -> Response:
 
 
 async def sleep_by_query(request: Request) -> Response:
-    """vLLM's route: `mode` in the query; both of its levels give all memory of the weights back."""
+    """Handle vLLM's route: `mode` in the query; both levels release all memory of the weights."""
     await _parse(request, EmptyRequest)
     given = {name: value for name, value in request.query_params.items() if name == "mode"}
     body = convert(given, PauseRequest)
@@ -109,13 +109,13 @@ async def sleep_by_query(request: Request) -> Response:
 
 
 async def wake_up(request: Request) -> Response:
-    """vLLM's route. All wakes at once, whatever `tags` name."""
+    """Handle vLLM's route. Wakes everything, regardless of `tags`."""
     await _parse(request, EmptyRequest)
     return await _carry_out(request, Resume())
 
 
 async def is_sleeping(request: Request) -> Response:
-    """vLLM's route: whether the weights are out of memory."""
+    """Handle vLLM's route: return whether the weights are not in memory."""
     context = RequestContext.of(request).services.context
     schedulers = actors_of(SCHEDULER, (actor.name for actor in context.counters.actors()))
     states = [context.counters.counter("engine_state", name).value for name in schedulers]
@@ -138,14 +138,14 @@ async def reset_encoder_cache(request: Request) -> Response:
 
 
 async def reload_weights(request: Request) -> Response:
-    """Load weights from a path on the engine's machine: a directory, or a GGUF file."""
+    """Load weights from a path on the engine's machine: a directory or a GGUF file."""
     body = await _parse(request, ReloadRequest)
     path = await asyncio.to_thread(_checkpoint_at, body.path) if body.path else ""
     return await _carry_out(request, ReloadWeights(path, body.mode, body.ranks))
 
 
 async def load_adapter(request: Request) -> Response:
-    """Load an adapter from a directory on the engine's machine. vLLM's body."""
+    """Load an adapter from a directory on the engine's machine. The body is vLLM's."""
     body = await _parse(request, LoadAdapterRequest, b"")
     path = Path(body.lora_path)
     if "\0" in body.lora_path or not path.is_absolute():
@@ -154,7 +154,7 @@ async def load_adapter(request: Request) -> Response:
 
 
 async def unload_adapter(request: Request) -> Response:
-    """Answered when the requests that are open have ended."""
+    """Unload an adapter. Answered when its open requests have ended."""
     body = await _parse(request, UnloadAdapterRequest, b"")
     return await _carry_out(request, UnloadAdapter(body.lora_name))
 
@@ -170,7 +170,7 @@ async def clear_weights(request: Request) -> Response:
 
 
 async def abort_request(request: Request) -> Response:
-    """By the id that the client was given. Another api process's requests are reached through the engine."""
+    """Abort a request by the id that its client got. Requests of other api processes are reached through the engine."""
     context = RequestContext.of(request)
     body = await _parse(request, AbortRequestBody, b"")
     if context.services.client.abort(body.request_id):
@@ -179,7 +179,7 @@ async def abort_request(request: Request) -> Response:
 
 
 def _checkpoint_at(path: str) -> str:
-    from engine.checkpoint.local import local_checkpoint  # much to load for who asks once in a while
+    from engine.checkpoint.local import local_checkpoint  # slow to import, rarely needed
 
     try:
         found = local_checkpoint(path)
@@ -192,7 +192,7 @@ def _checkpoint_at(path: str) -> str:
 
 
 async def _parse(request: Request, type_: type[T], default: bytes = b"{}") -> T:
-    """A body whose every field has a default may be empty."""
+    """Parse a body; it may be empty if every field has a default."""
     return await RequestContext.of(request).parse(request, type_, default)
 
 

@@ -1,11 +1,11 @@
-"""Which open connections of one api process may send requests, so that no client address takes them all.
+"""Decides which open connections of one api process may send requests, so that no client address takes them all.
 
-Used by `connection.Connection`, in the event loop. An address is a network of one user (`access.neighbourhood`). It has
-`max_per_address` connections at most; 0: no more than it leaves free for others (`engine/process/shares.py`). Connections of
-trusted proxies and of a UNIX socket, which may carry requests of anyone, count towards the limit of all alone.
+Used by `connection.Connection`, in the event loop. An address is a network of one user (`access.neighbourhood`). It may have
+`max_per_address` connections; 0: as many as it leaves free for others (`engine/process/shares.py`). Connections of trusted
+proxies and of a UNIX socket, which may carry requests of many users, only count towards the total limit.
 
-A connection beyond the limits is accepted for a short while: `/health` is answered on it, so that an operator's probe always
-sees how the engine is, and any other request is refused with the reason. Where there are too many of these, the oldest is cut.
+A connection beyond the limits is accepted for a short time: `/health` is answered, so that health checks always work, and any
+other request is rejected with the reason. If there are too many of these, the oldest is closed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Admission:
         self._max_per_address = max_per_address
         self._proxies = proxies
         self._open_paths = {prefix + path for prefix in (b"", root_path.encode()) for path in HEALTH_PATHS}
-        self._admitted: dict[Member, str] = {}  # and their addresses; empty: not limited by address
+        self._admitted: dict[Member, str] = {}  # with their addresses; empty: not limited by address
         self._num_admitted = Counter[str]()  # by address
         self._surplus: dict[Member, str] = {}  # the oldest first
 
     def enter(self, member: Member, host: str) -> bool:
-        """A connection of `host` (empty: of a UNIX socket) was made. Whether it is admitted."""
+        """Register a connection of `host` (empty: of a UNIX socket); return whether it is admitted."""
         address = "" if not host or is_within(host, self._proxies) else neighbourhood(host)
         if self._refusal(address) is None:
             self._admit(member, address)
@@ -58,7 +58,7 @@ class Admission:
                 del self._num_admitted[address]
 
     def check(self, member: Member, path: bytes) -> None:
-        """A request has come. RequestError (429, 503) where its connection is not admitted even now."""
+        """Check a request. Raises RequestError (429, 503) if its connection is still not admitted."""
         address = self._surplus.get(member)
         if address is None or path.partition(b"?")[0] in self._open_paths:
             return
@@ -76,7 +76,7 @@ class Admission:
         self._num_admitted[address] += 1
 
     def _refusal(self, address: str) -> RequestError | None:
-        """Why one more connection of an address is not admitted."""
+        """Return why another connection of an address is not admitted; None if it is."""
         num_all, num_own = len(self._admitted), self._num_admitted[address] if address else 0
         if num_all >= self._max_connections:
             text = f"too many connections: {num_all} are open, limit {self._max_connections} (--max-connections)"

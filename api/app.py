@@ -1,4 +1,4 @@
-"""The ASGI application of the api process, which every request passes.
+"""The ASGI application of the api process, which handles every request.
 
 Read `App.__call__` for what happens to each request, `api/routes.py` for the routes.
 """
@@ -35,14 +35,14 @@ from engine.process.log import printable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_REQUEST_ID = 128  # characters
-MAX_UNREAD_BYTES = 64 << 10  # with which a request may end; uvicorn's high-water mark
+MAX_UNREAD_BYTES = 64 << 10  # unread rest of a body; uvicorn's high-water mark
 _TRACKER_KEY = "tokamak.response_tracker"
 _METHODS = ("GET", "POST", "DELETE")
 _EXPOSED = ("x-request-id", "x-tokamak-weight-version", "x-tokamak-replica", "retry-after", "traceparent", "x-tokamak-dropped")
 
 
 class App:
-    """Gives each request its id, checks who sent it, counts it, and turns every error into an answer."""
+    """Gives each request an id, checks access, counts it, and turns every error into an answer."""
 
     def __init__(self, services: Services) -> None:
         context = services.context
@@ -68,7 +68,7 @@ class App:
         begin_ns = time.monotonic_ns()
         tracker = scope[_TRACKER_KEY] = _ResponseTracker(self, receive, send)
         self._requests.add(1)
-        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):  # a proxy that leaves it on
+        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):  # a proxy that keeps the prefix
             scope["path"] = scope["path"][len(self._root_path) :]
         origin = Headers(scope=scope).get("origin")
         is_shared = origin is not None and self._access.is_shared(scope["path"], origin)
@@ -78,11 +78,11 @@ class App:
             self._on_end(scope, tracker, time.monotonic_ns() - begin_ns)
 
     async def ask(self, path: str, body: bytes, given: Given) -> Answer:
-        """Answer a POST of this process's own. It is aborted where the task that waits is cancelled."""
+        """Answer a POST from this process itself. Cancelling the waiting task aborts it."""
         head: dict[str, Any] = {"status": 0}
         parts: list[bytes] = []
         unread = [body]
-        never = asyncio.Event()  # the one who asks does not leave
+        never = asyncio.Event()  # the caller does not disconnect
 
         async def receive() -> Message:
             if not unread:
@@ -117,7 +117,7 @@ class App:
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         tracker = scope[_TRACKER_KEY]
         try:
-            scope["app"] = self  # the router then reports unknown places as exceptions
+            scope["app"] = self  # so that the router raises exceptions for unknown paths
             headers = Headers(scope=scope)
             given_id = headers.get("x-request-id")
             source = source_of(HTTPConnection(scope), self._services.context.config)
@@ -140,7 +140,7 @@ class App:
             text = printable(f"{type(error).__name__}: {error}")
             self._services.context.counters.errors.record(self._services.context.name, text)
             refusal = _refusal(tracker, scope, RequestError("internal error", status=500, code="internal_error"))
-        if not tracker.status:  # else the server cuts the connection
+        if not tracker.status:  # otherwise the server closes the connection
             await refusal(scope, receive, send)
 
     def _on_end(self, scope: Scope, tracker: _ResponseTracker, duration_ns: int) -> None:
@@ -167,7 +167,7 @@ class App:
         return ", ".join(sorted({method for route in found if isinstance(route, Route) for method in route.methods or ()}))
 
     def _new_context(self, given: str | None, source: str) -> RequestContext:
-        """`given`: a client's own id, which is made safe for logs and headers."""
+        """`given`: a client's own id, sanitized for logs and headers."""
         if given:
             given = _UNSAFE.sub("_", given[:MAX_REQUEST_ID])
             return RequestContext(
@@ -178,7 +178,7 @@ class App:
 
 
 class _ResponseTracker:
-    """One request's ASGI channels, watched: what is answered, and whether the client left before."""
+    """Watches a request's ASGI channels: the answer, and whether the client disconnected before."""
 
     __slots__ = ("_app", "_has_left", "_is_complete", "_receive", "_send", "context", "status")
 
@@ -188,7 +188,7 @@ class _ResponseTracker:
         self._send = send
         self._is_complete = False
         self._has_left = False
-        self.status = 0  # of the answer; 0: it has not begun
+        self.status = 0  # of the answer; 0: not begun
         self.context: RequestContext | None = None
 
     async def receive(self) -> Message:
@@ -210,7 +210,7 @@ class _ResponseTracker:
         elif not message.get("more_body", False):
             if len(message.get("body", b"")) > MAX_UNREAD_BYTES:
                 await self._send({**message, "more_body": True})
-                message = {"type": "http.response.body", "body": b""}  # waits until the client has read what comes before
+                message = {"type": "http.response.body", "body": b""}  # waits until the client has read the rest
             self._is_complete = True
         await self._send(message)
 
@@ -218,7 +218,7 @@ class _ResponseTracker:
 def _refusal(
     tracker: _ResponseTracker, scope: Scope, error: RequestError, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error in the shape of the API that was spoken."""
+    """Return an error in the format of the request's API."""
     response = error_response(error, headers)
     if anthropic_errors.is_spoken(scope["path"], Headers(scope=scope)):
         request_id = tracker.context.request_id if tracker.context is not None else None
@@ -230,7 +230,7 @@ def _refusal(
 
 
 def _router_error(error: HTTPException, scope: Scope) -> RequestError:
-    """404 and 405, in OpenAI's words."""
+    """Return 404 or 405 in OpenAI's format."""
     place = f"{scope['method']} {scope['path']}"
     if error.status_code == 405:
         return RequestError(f"{place}: method not allowed", status=405, code="method_not_allowed")

@@ -1,10 +1,10 @@
-"""How many bytes of request bodies one api process holds, of all connections together.
+"""Memory for request bodies in one api process, for all connections together.
 
-Each body has a limit of its own; a thousand connections at that limit would still fill the machine. So large bodies share a
-budget while they are read and decoded. Small ones, as nearly all are, take nothing of it and are never refused for it.
+Each body has its own limit; a thousand connections at that limit would still fill the memory. So large bodies share a budget
+while they are read and decoded. Small ones, which nearly all are, do not count and are never rejected for it.
 
-A source takes no more than it leaves free for others (`engine/process/shares.py`). Where there is no room, the slowest bodies
-lose theirs: silence and a trickle count against their sender, progress keeps a body.
+A source may use at most as much as it leaves free for others (`engine/process/shares.py`). If there is no room, the slowest
+bodies lose theirs; a body that arrives fast enough keeps it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from engine.errors import RequestError
 from engine.process.shares import has_room
 
-FREE_BYTES = 64 << 10  # of each body
-LARGEST_BODIES = 8  # of one source, that may be held at once
-GRACE_NS = 30_000_000_000  # that a body may be behind its pace
+FREE_BYTES = 64 << 10  # per body
+LARGEST_BODIES = 8  # that one source may hold at once
+GRACE_NS = 30_000_000_000  # how far a body may be behind its pace
 LEAST_BODY_BYTES_PER_S = 64 << 10
-PATIENCE_NS = 2_000_000_000  # a body that is further behind than this loses its room to others
+PATIENCE_NS = 2_000_000_000  # a body that is further behind than this may lose its room to others
 
 
 class BodyBudget:
     def __init__(self, max_body_bytes: int) -> None:
         self._limit = LARGEST_BODIES * max_body_bytes
-        self._shares: dict[BodyShare, None] = {}  # of bodies that are read or decoded
+        self._shares: dict[BodyShare, None] = {}  # of bodies being read or decoded
 
     def share(self, source: str = "", begin_ns: int = 0) -> BodyShare:
-        """For the body of a request of `source` that arrived at `begin_ns` (CLOCK_MONOTONIC)."""
+        """Return the share of a request's body from `source` that arrived at `begin_ns` (CLOCK_MONOTONIC)."""
         return BodyShare(self, source, begin_ns or time.monotonic_ns())
 
     def enter(self, share: BodyShare) -> None:
@@ -40,7 +40,8 @@ class BodyBudget:
         self._shares.pop(share, None)
 
     def make_room(self, share: BodyShare, num_more: int) -> None:
-        """For `num_more` bytes of a body, where need be in place of slower ones. RequestError (503): there is none."""
+        """Make room for `num_more` bytes of a body, if necessary by displacing slower ones. Raises RequestError (503) if there
+        is none."""
         now_ns = time.monotonic_ns()
         while not self._has_room(share, num_more):
             slow = [other for other in self._shares if other is not share and other.is_slow(now_ns)]
@@ -59,25 +60,25 @@ class BodyBudget:
     def _has_room(self, share: BodyShare, num_more: int) -> bool:
         num_all = self._num_bytes()
         num_own = self._num_bytes(share.source) if share.source else num_all
-        return has_room(num_own + num_more, num_all + num_more, self._limit, 0)  # a body may be a large part of all
+        return has_room(num_own + num_more, num_all + num_more, self._limit, 0)  # a body may be a large part of the total
 
     def _num_bytes(self, source: str | None = None) -> int:
         return sum(share.num_bytes for share in self._shares if source is None or share.source == source)
 
 
 class BodyShare:
-    """The part of the budget that one body takes until the block ends, and the pace at which it arrives."""
+    """Part of the budget used by one body until the block ends, and the pace at which it arrives."""
 
     def __init__(self, budget: BodyBudget, source: str, begin_ns: int) -> None:
         self.source = source
-        self.num_bytes = 0  # beyond those that are free
-        self.deadline_ns = begin_ns + GRACE_NS  # for more of it
+        self.num_bytes = 0  # beyond the free ones
+        self.deadline_ns = begin_ns + GRACE_NS  # for the next bytes
         self.is_displaced = False
-        self.arriving: asyncio.Future[Any] | None = None  # more of it, while it is waited for
+        self.arriving: asyncio.Future[Any] | None = None  # the wait for more of it
         self._budget = budget
 
     def grow_to(self, num_bytes: int, now_ns: int | None = None) -> None:
-        """More of the body is here: room for it, and time for the rest."""
+        """Note that more of the body has arrived: allocate room, and extend its deadline."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         more = max(num_bytes - FREE_BYTES, 0) - self.num_bytes
         if more > 0:
@@ -87,11 +88,11 @@ class BodyShare:
             self.deadline_ns = min(self.deadline_ns, now_ns + GRACE_NS)
 
     def is_slow(self, now_ns: int) -> bool:
-        """Whether it holds room and is behind its pace."""
+        """Return whether it holds room and is behind its pace."""
         return self.num_bytes > 0 and self.arriving is not None and self.deadline_ns - now_ns < GRACE_NS - PATIENCE_NS
 
     def displace(self) -> None:
-        """Give its room to another body; whoever waits for more of it is cancelled."""
+        """Give its room to another body; the wait for more of it is cancelled."""
         assert self.arriving is not None
         self.is_displaced = True
         self.num_bytes = 0

@@ -1,16 +1,16 @@
-"""uvicorn's HTTP/1.1 connection with the limits that keep slow, surplus and boundless clients from holding the server.
+"""uvicorn's HTTP/1.1 connection, with limits for slow clients, for too many connections and for unbounded requests.
 
-One instance per connection of the api process. What is bounded, and by what:
+One instance per connection of the api process. The limits:
 
-    open connections        `admission.py`: of all, and of one address; beyond that /health alone is answered
-    a request's head        `head_timeout_s` from its first byte (whatever that is), 64 KiB, 100 fields; else 431
+    open connections        `admission.py`: in total and per address; beyond that only /health is answered
+    a request's head        `head_timeout_s` from its first byte, 64 KiB, 100 fields; else 431
     between two requests    uvicorn's keep-alive time
-    requests sent ahead     few and short; else the connection ends with the answer under way
-    an answer not read      `stall_timeout_s` in which the client acknowledged nothing; then it is cut
+    requests sent ahead     few and short; else the connection ends after the current answer
+    an answer not read      `stall_timeout_s` without acknowledged bytes; then it is closed
 
-What is not HTTP gets an error in the same shape as any other, and a handler can cut its connection
-(`request_context.ABORT_KEY`). A body's own limits are in `RequestContext`. An offer to go on in another protocol (`Upgrade`) is
-ignored (RFC 9110, 7.8): the request is served without it.
+Bytes that are not HTTP get the usual kind of error, and a handler can close its connection (`request_context.ABORT_KEY`). The
+limits of bodies are in `RequestContext`. An offer to switch the protocol (`Upgrade`) is ignored (RFC 9110, 7.8): the request is
+served without it.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEAD_FIELDS = 100
 MAX_REQUESTS_AHEAD = 16
-MAX_AHEAD_BYTES = 48 << 10  # less than uvicorn's high-water mark, at which it stops to read and would miss that a client leaves
-PIECE_BYTES = 16 << 10  # what the parser gets at a time: how far beyond a limit it can run
-LINGER_S = 2.0  # a refused client may still send; closed at once, its end would drop our answer unread
-_TCP_INFO_BYTES_ACKED = slice(120, 128)  # of struct tcp_info, Linux
+# less than uvicorn's high-water mark, where it stops reading and would not notice that a client disconnects
+MAX_AHEAD_BYTES = 48 << 10
+PIECE_BYTES = 16 << 10  # given to the parser at a time: how far it can run beyond a limit
+LINGER_S = 2.0  # a refused client may still send; after an immediate close it would lose our answer
+_TCP_INFO_BYTES_ACKED = slice(120, 128)  # in Linux's struct tcp_info
 
 
 class Connection(HttpToolsProtocol):
     admission = Admission(1024)  # set by the server before it listens
     head_timeout_s = 30.0
-    surplus_head_timeout_s = 5.0  # of a connection that is not admitted
+    surplus_head_timeout_s = 5.0  # for a connection that is not admitted
     stall_timeout_s = 60.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._answering: RequestResponseCycle | None = None  # the latest that was handed to the application
-        self._is_between = True  # two requests: nothing of the next one is here
+        self._answering: RequestResponseCycle | None = None  # the latest one that was passed to the application
+        self._is_between = True  # between two requests: no byte of the next one has arrived
         self._is_in_head = False
-        self._is_deaf = False  # what still comes is dropped
-        self._num_fields = self._num_head_bytes = 0  # of this head, later of this trailer
+        self._is_deaf = False  # further bytes are dropped
+        self._num_fields = self._num_head_bytes = 0  # of the current head, later of a trailer
         self._num_idle_bytes = 0  # since a head, a part of a body or a request was complete
         self._refusal: RequestError | None = None
 
@@ -70,7 +71,7 @@ class Connection(HttpToolsProtocol):
         self._head_arrived()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
-        for cycle in [self._answering, *(cycle for cycle, _ in self.pipeline)]:  # uvicorn tells the last one alone
+        for cycle in [self._answering, *(cycle for cycle, _ in self.pipeline)]:  # uvicorn informs only the last one
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -109,12 +110,12 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_fields += 1
         self._count_head(len(name) + len(value))
-        if self._is_in_head:  # a trailer's fields change nothing any more
+        if self._is_in_head:  # a trailer's fields change nothing
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_upgrade_offered:
-            return  # the head comes again
+            return  # the head is parsed again
         self._head_arrived()
         self._is_in_head = False
         self._num_fields = self._num_head_bytes = self._num_idle_bytes = 0
@@ -128,7 +129,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.admission.is_surplus(self):
             self.cycle.keep_alive = False
-        if self.pipeline:  # uvicorn stops to read, and would not see the client of the answer under way leave
+        if self.pipeline:  # uvicorn stops reading, and would not notice that the client of the current answer disconnects
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -145,7 +146,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._refusal or RequestError(msg, code="invalid_http"))
 
     def cut(self) -> None:
-        """End it at once: another connection needs its place."""
+        """Close it at once: another connection needs its place."""
         self.admission.leave(self)
         self.transport.abort()
 
@@ -153,8 +154,9 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.loop.call_soon(self._watch_reader)  # when it was tried to write
-        if not self._is_between and not self._is_answer_under_way:  # the rest of what was answered early, or the next head
+        self.loop.call_soon(self._watch_reader)  # after the attempt to write
+        # the rest of a request that was answered early, or the next head
+        if not self._is_between and not self._is_answer_under_way:
             self._expect_head()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -164,8 +166,8 @@ class Connection(HttpToolsProtocol):
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _parse(self, data: bytes) -> None:
-        """The parser stops behind a head that offers an upgrade, and takes the body for the other protocol. Another one gets
-        that head without the offer, and then what follows it."""
+        """Feed the parser. It stops after a head that offers an upgrade, and would leave the body to the other protocol; a new
+        parser gets that head without the offer, and then the rest."""
         self._unset_keepalive_if_required()
         while data:
             try:
@@ -173,11 +175,11 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._is_upgrade_offered:
-                    return  # CONNECT: what follows its head is for nobody
+                    return  # CONNECT: the bytes after its head are dropped
                 head = self._head_without_offer()
                 data = data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                 data = head + data
             except httptools.HttpParserError as error:
                 self.send_400_response(f"invalid HTTP request: {error}")
@@ -219,15 +221,15 @@ class Connection(HttpToolsProtocol):
         return len(self.pipeline) > MAX_REQUESTS_AHEAD or num_bytes > MAX_AHEAD_BYTES
 
     def _end_with_answer(self) -> None:
-        """The answer under way is the last: requests that follow it are not served. Their bytes are still read, so that a
-        client that leaves is seen."""
+        """Make the current answer the last one: later requests are not served. Their bytes are still read, to notice that a
+        client disconnects."""
         assert self._answering is not None
         self._is_deaf = True
         self._answering.keep_alive = False
         self.pipeline.clear()
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer bytes that are no request, where their sender can still understand that, and close."""
+        """Answer bytes that are not a request, if the client can still understand the answer, and close."""
         if self._is_deaf:
             return
         cycle = self._answering
@@ -235,7 +237,7 @@ class Connection(HttpToolsProtocol):
             if cycle is not self.cycle or not cycle.more_body:
                 self._end_with_answer()
                 return
-            cycle.disconnected = True  # its own body went wrong
+            cycle.disconnected = True  # its own body was malformed
             cycle.message_event.set()
         if cycle is not None and cycle is self.cycle and cycle.more_body and cycle.response_started:
             self.transport.close()
@@ -245,13 +247,13 @@ class Connection(HttpToolsProtocol):
         head += b"retry-after: %d\r\n\r\n" % error.retry_after_s if error.retry_after_s else b"\r\n"
         self.transport.write(STATUS_LINE[error.status] + head + body)
         self._is_deaf = True
-        if self.transport.can_write_eof():  # not over TLS
+        if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         self._head_arrived()
         self._head_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _watch_reader(self) -> None:
-        """Where something waits for the client to read, look again later."""
+        """Check again later whether the client reads, while data waits for it."""
         if self._stall_timer is None and not self._is_lost and self.transport.get_write_buffer_size():
             self._stall_timer = self.loop.call_later(self.stall_timeout_s, self._check_reader, self._num_acknowledged())
 
@@ -267,8 +269,8 @@ class Connection(HttpToolsProtocol):
         return self.parser is None
 
     def _num_acknowledged(self) -> int:
-        """Bytes that the client's machine has taken so far; of a UNIX socket, whose writer waits where it is full, those that
-        the client has not taken, below 0."""
+        """Return the bytes that the client's machine has acknowledged so far. For a UNIX socket, where the writer waits when it
+        is full: minus the bytes that the client has not read."""
         connection = self.transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             return -self.transport.get_write_buffer_size()
@@ -277,7 +279,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _ending_with_connection(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """HTTP/1.0 knows no chunks, in which uvicorn sends what has no length: the end of the connection ends such an answer."""
+    """Return the application for HTTP/1.0, which has no chunks: an answer without a length ends with the connection."""
     is_framed = True
 
     async def send(message: Any) -> None:
@@ -297,8 +299,8 @@ def _ending_with_connection(cycle: RequestResponseCycle, app: ASGI3Application) 
 
 
 def _check_transfer_codings(value: bytes) -> None:
-    """Raise RequestError for a coding that the server does not decode: 400 if it hides where the body ends, else 501
-    (RFC 9112, 6.1 and 6.3). The parser refuses a chunked that another coding follows."""
+    """Raise RequestError for a coding that the server does not decode: 400 if it hides where the body ends, else 501 (RFC 9112,
+    6.1 and 6.3). The parser rejects another coding after chunked."""
     codings = [coding for each in value.lower().split(b",") if (coding := each.strip(b" \t"))]
     if not codings or codings == [b"chunked"]:
         return

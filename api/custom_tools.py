@@ -1,6 +1,6 @@
-"""Custom tools, called with one text in place of JSON arguments, as functions of one parameter. Pure.
+"""Converts custom tools, called with a text instead of JSON arguments, to functions of one parameter. Pure.
 
-Used by the handlers of chat and of the Responses API. A grammar of the text travels in the parameter's schema
+Used by the handlers of chat and of the Responses API. The grammar of the text is part of the parameter's schema
 (`engine/parsers/text_grammar.py`).
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-INPUT = "input"  # the one parameter
+INPUT = "input"  # the only parameter
 LARK = "x-lark"
 
 
 def function_of(name: str, description: str | None, syntax: str | None, definition: str | None) -> dict[str, Any]:
-    """The function that stands for a custom tool. `syntax`: of its `definition`, "lark" or "regex"; None: any text."""
+    """Return the function for a custom tool. `syntax`: of its `definition`, "lark" or "regex"; None: any text."""
     schema: dict[str, Any] = {"type": "string"}
     function: dict[str, Any] = {"name": name}
     if description:
@@ -29,7 +29,7 @@ def function_of(name: str, description: str | None, syntax: str | None, definiti
 
 
 def input_of(arguments: str) -> str:
-    """Return the text that a model gave to a custom tool; all that it wrote, where that is not the JSON that was asked for."""
+    """Return the text that a model gave to a custom tool; if it is not the expected JSON, everything it wrote."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, str])[INPUT]
     except (msgspec.MsgspecError, KeyError):
@@ -37,6 +37,6 @@ def input_of(arguments: str) -> str:
 
 
 def _regex_grammar(regex: str) -> str:
-    regex = re.sub(r"(?<!\\)\$$", "", regex.removeprefix("^"))  # it takes the whole text in any case
+    regex = re.sub(r"(?<!\\)\$$", "", regex.removeprefix("^"))  # it matches the whole text anyway
     body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", regex).replace("\n", "\\n").replace("\r", "\\r")
     return f"start: /{body}/"

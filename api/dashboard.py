@@ -1,6 +1,6 @@
-"""`GET /dashboard`, `/dashboard/logs/{actor}`: what the engine is doing, for the page.
+"""`GET /dashboard`, `/dashboard/logs/{actor}`: state of the engine, for the web page.
 
-Runs in the api process and asks no other (see `watch.py`).
+Runs in the api process without involving others (see `watch.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LOG_TAIL_BYTES = 16 << 10
 
 
 async def dashboard(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     return json_response(await RequestContext.of(request).services.watch.document())
 
 
 async def show_log(request: Request) -> Response:
-    """The route: the end of what an actor wrote, in whole lines."""
+    """Handle the route: return the last whole lines of an actor's log."""
     context = RequestContext.of(request).services.context
     name = request.path_params["actor"]
     if name not in {actor.name for actor in context.counters.actors()}:

@@ -1,4 +1,4 @@
-"""How long requests take, by route and class of status. Written by `app.App` in the api process."""
+"""Durations of requests, by route and class of status. Written by `app.App` in the api process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ _BEGINNINGS = tuple((route, f"{route}/") for route in HTTP_ROUTES)
 
 
 def route_of(path: str) -> str:
-    """The route that a path counts for."""
+    """Return the route under which a path is counted."""
     if path in _ROUTES:
         return path
     return next((route for route, beginning in _BEGINNINGS if path.startswith(beginning)), OTHER_ROUTE)
 
 
 class Durations:
-    """Cells are opened with the first request that they count."""
+    """Duration histograms. Cells are opened with the first request that they count."""
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context
         self._cells: dict[tuple[str, str], HistogramCells] = {}
 
     def observe(self, path: str, status: int, duration_ns: int) -> None:
-        """A request was answered to its end, or as far as its client wanted. `status` 0: it left before there was one."""
+        """Count a request that was answered completely, or as far as its client read. `status` 0: it disconnected before the
+        answer began."""
         key = route_of(path), f"{status // 100}xx"
         cells = self._cells.get(key)
         if cells is None:

@@ -1,4 +1,4 @@
-"""One route of the API: what answers it, and all that its OpenAPI description needs. The table of them is `api/routes.py`."""
+"""One route of the API: its handler, and everything for its OpenAPI description. `api/routes.py` is the table of routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from api.schemas import responses
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 
-ALWAYS = (400, 403, 431, 500)  # a malformed head, a foreign page, too long a head, an error of ours
+ALWAYS = (400, 403, 431, 500)  # a malformed head, a foreign page, a head that is too long, a bug of ours
 
 Handler = Callable[[Request], Awaitable[Response]]
 Type = Any  # a struct, a union of structs, or the name of either: "api.module.Name"
@@ -23,30 +23,30 @@ Shapes = Sequence[Sequence[Type]]  # a body has one of these shapes; a shape is 
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Handlers and structs of modules that most engines never need are named, and imported where they are first asked for."""
+    """A route. Handlers and structs in modules that most engines never need are given by name, and imported on first use."""
 
     method: Literal["GET", "POST", "DELETE"]
-    path: str  # as Starlette writes it
+    path: str  # in Starlette's syntax
     handler: Handler | str
     summary: str
     answer: Type = None  # struct of the 200 answer; None: text
     body: Shapes = ()
-    event: Type = None  # struct of an event, or several, where the answer may be a stream
+    event: Type = None  # struct(s) of an event, if the answer may be a stream
     error: Type = responses.ErrorBody
     errors: Sequence[int] = ALWAYS
     security: Literal["", "api_key", "admin_key"] = ""
     media_type: str = JSON
     stream_type: str = EVENTS
     is_body_required: bool = True
-    unavailable: Type = None  # struct of a 503 answer that is no error body
-    is_refused: bool = False  # in any case
-    form: Type = None  # struct of the fields of a multipart body, beside its file
-    accepted: str = ""  # what a 202 answer means, where there is one
-    other_methods: tuple[str, ...] = ()  # that the same handler answers, and no description names
+    unavailable: Type = None  # struct of a 503 answer that is not an error body
+    is_refused: bool = False  # always rejected
+    form: Type = None  # struct of the fields of a multipart body, in addition to its file
+    accepted: str = ""  # meaning of a 202 answer, if there is one
+    other_methods: tuple[str, ...] = ()  # also accepted, but not described
 
     @property
     def public_path(self) -> str:
-        """The path as OpenAPI writes it."""
+        """The path in OpenAPI's syntax."""
         return self.path.replace(":path}", "}")
 
     @property
@@ -56,7 +56,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def found(name: Any) -> Any:
-    """Import what is named `api.module.Name`; anything else is what was asked for already."""
+    """Import an object named as `api.module.Name`; return anything else unchanged."""
     if not isinstance(name, str):
         return name
     module, _, attribute = name.rpartition(".")
@@ -64,7 +64,7 @@ def found(name: Any) -> Any:
 
 
 def on_first_use(name: str) -> Handler:
-    """A handler whose module is imported by its first request."""
+    """Return a handler that imports its module on the first request."""
 
     async def handle(request: Request) -> Response:
         handler: Handler = found(name)

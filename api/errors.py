@@ -1,4 +1,4 @@
-"""Errors as HTTP answers in OpenAI's shape, for every route of the api process and for what never reaches one."""
+"""Errors as HTTP answers in OpenAI's format, for every route of the api process and for requests that reach no route."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TYPES = {
 
 
 def error_body(error: RequestError) -> bytes:
-    """The JSON of an error, as a body or as an event of a stream."""
+    """Return the JSON of an error, for a body or an event of a stream."""
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return encoder.encode(ErrorBody(ErrorDetail(error.message, kind, error.param or None, error.code or None)))
 
 
 def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
-    """An error as an answer. After a body that was not read to its end, the connection is closed."""
+    """Return an error as a response. If the body was not read to its end, the connection is closed."""
     extra = dict(headers or {})
     if error.retry_after_s:
         extra["retry-after"] = str(error.retry_after_s)

@@ -1,6 +1,6 @@
-"""`system_fingerprint`: a hash of all that the same tokens depend on besides the request, as OpenAI's answers carry it.
+"""`system_fingerprint`: a hash of everything except the request that determines the tokens, as in OpenAI's answers.
 
-Weights, adapter, kernels, precision and the version of the engine. Runs in the api process.
+It covers weights, adapter, kernels, precision and the version of the engine. Runs in the api process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Fingerprints:
         )
         self._path = config.model
         self._schedulers = actors_of(SCHEDULER, [actor.name for actor in default_plan(config)])
-        self._known: dict[tuple[str, str], str] = {}  # by the version of the weights and the adapter's contents
-        self._contents: dict[int, str] = {}  # digests of weights, by version: the record forgets those that are out of use
+        self._known: dict[tuple[str, str], str] = {}  # by version of the weights and contents of the adapter
+        self._contents: dict[int, str] = {}  # digests of weights by version; the record forgets unused ones
 
     def of(self, weight_version: str, adapter: AdapterUse | None = None) -> str:
-        """Return the fingerprint of answers made by one weight version or several (`1,2`); empty before one is known."""
+        """Return the fingerprint of answers produced by one or several weight versions (`1,2`); empty before any is known."""
         contents = "" if adapter is None else adapter.contents
         found = self._known.get((weight_version, contents))
         if found is None:
@@ -57,13 +57,13 @@ class Fingerprints:
         known = [self._contents[number] for number in numbers if number in self._contents]
         weights = [*dict.fromkeys(known)] or [self._path]  # equal ones count once
         digest = blake2b(msgspec.json.encode((self._engine, weights, adapter)), digest_size=8).hexdigest()
-        if len(known) == len(numbers):  # else a rank has still to say what it loaded
+        if len(known) == len(numbers):  # otherwise a rank has not reported yet what it loaded
             self._known[weight_version, adapter] = f"fp_{digest}"
         return f"fp_{digest}"
 
     def _records(self) -> list[WeightsRecord]:
-        """Weights of each replica; a reload changes one after the other."""
+        """Return the weights of each replica; a reload changes one after the other."""
         try:
             return [self._run.weights(scheduler) for scheduler in self._schedulers]
-        except TokamakError:  # the next answer looks again
+        except TokamakError:  # retried with the next answer
             return []

@@ -1,4 +1,4 @@
-"""Waits between tries of what finds no room, or no answer. Used by the api processes."""
+"""Waits between retries, while there is no room or no answer. Used by the api processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FIRST_S, LONGEST_S = 0.05, 5.0
 
 
 def growing_waits() -> Iterator[float]:
-    """Seconds, without end: each wait is twice as long as the one before, up to `LONGEST_S`."""
+    """Yield seconds without end: each wait is twice as long as the previous one, up to `LONGEST_S`."""
     wait_s = FIRST_S
     while True:
         yield wait_s

@@ -1,7 +1,8 @@
-"""`GET /health`, `/health/live`, `/load`, `/metrics`, `/version`: what the counters file says, no other actor is asked.
+"""`GET /health`, `/health/live`, `/load`, `/metrics`, `/version`: answered from the counters file, without involving other
+actors.
 
-Runs in the api process. `/health` is 503 with actor and reason whenever an actor is not ready or stuck, and while an operator
-keeps the engine from serving (a balancer should then send what comes elsewhere); during a reload it stays 200.
+Runs in the api process. `/health` is 503 with actor and reason if an actor is stuck or not ready, and while an operator keeps
+the engine from serving (a load balancer should then use other servers); during a reload it stays 200.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from engine.messages import WeightsState
 from engine.process.topology import SCHEDULER, SUPERVISOR, actors_of
 from shm.counters import ActorSnapshot, Counters, ErrorSnapshot, State
 
-MAX_STALE_NS = 4_000_000_000  # a work loop beats every 100 ms; a worker after each op of a step, and one may be long
+# a work loop writes its heartbeat every 100 ms; a worker after each op of a step, which may be long
+MAX_STALE_NS = 4_000_000_000
 _NOT_SERVING = {
     WeightsState.PAUSED: "is paused by an operator and holds new requests; resume it",
     WeightsState.CLEARED: (
@@ -31,14 +33,14 @@ _NOT_SERVING = {
 
 
 async def health(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     context = RequestContext.of(request).services.context
     counters = context.counters
     errors = counters.errors.entries()
     halted = halts(counters, errors)
     found = problems(counters.actors(), errors, halted, time.monotonic_ns(), context.config.hang_timeout_s)
     if not found and counters.counter("is_run_incomplete", SUPERVISOR).value:
-        # it serves, so balancers are to leave it in; people are to see this before an actor dies
+        # it still serves, so load balancers should keep it; operators should see this before an actor dies
         return json_response(Health(status="ok", problems=[HealthProblem(SUPERVISOR, _last_error(SUPERVISOR, errors))]))
     if not found:
         return json_response(Health(status="ok"))
@@ -47,7 +49,7 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     is_open = OPEN_METRICS in request.headers.get("accept", "").lower()
     text = await RequestContext.of(request).services.renderings.text(is_open)
     return Response(text, headers={"content-type": OPEN_METRICS_TYPE if is_open else TEXT_TYPE})
@@ -60,9 +62,9 @@ def problems(
     now_ns: int,
     hang_timeout_s: float,
 ) -> list[HealthProblem]:
-    """Why the engine cannot serve, one entry per actor that is not all right. `errors`: of the error log, the latest first;
-    `halts`: of actors that are well, and do nothing. An actor counts as stuck when half of the time is over after which it is
-    replaced."""
+    """Return why the engine cannot serve, one entry per actor with a problem. `errors`: from the error log, the latest first.
+    `halts`: reasons of actors that are healthy but idle. An actor counts as stuck after half of the time after which it is
+    restarted."""
     found = []
     stale_ns = int(hang_timeout_s * 1e9 / 2)
     for actor in actors:
@@ -84,7 +86,7 @@ def _last_error(actor: str, errors: Sequence[ErrorSnapshot]) -> str:
 
 
 def halts(counters: Counters, errors: Sequence[ErrorSnapshot]) -> dict[str, str]:
-    """The schedulers that dispatch nothing, and why, as they say of themselves."""
+    """Return the schedulers that dispatch nothing, with the reason that they report."""
     found = {}
     for name in _actors(counters, SCHEDULER):
         state = WeightsState(int(counters.counter("engine_state", name).value))
@@ -100,13 +102,13 @@ def _actors(counters: Counters, role: str) -> tuple[str, ...]:
 
 
 async def live(request: Request) -> Response:
-    """The route: this process answers."""
+    """Handle the route: this process responds."""
     return json_response(Health(status="ok"))
 
 
 async def load(request: Request) -> Response:
-    """The route: sequences that are open at the api process, in the batch, and waiting; and of each replica what it has room
-    for, for balancers outside."""
+    """Handle the route: open sequences in the api process, in the batch, and waiting; and the free capacity of each replica,
+    for load balancers."""
     context = RequestContext.of(request).services.context
     counters = context.counters
 
@@ -135,5 +137,5 @@ async def load(request: Request) -> Response:
 
 
 async def show_version(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     return json_response(Version(package_version()))

@@ -1,13 +1,13 @@
-"""A request body as a JSON object, decoded without holding the event loop.
+"""Decodes a request body as a JSON object without blocking the event loop.
 
-Called by `RequestContext` in the api process. A parser holds the loop (and the interpreter) from the first byte to the last.
-So a body is counted before anything is built from it, and one that would take long is decoded in parts, with a turn of the loop
-after each, and after each slice that is counted:
+Called by `RequestContext` in the api process. A parser blocks the loop (and the interpreter) from the first byte to the last.
+So the values of a body are counted before anything is built from it, and a large one is decoded in parts, with a turn of the
+loop after each part and each counted slice:
 
     {"model": "m", "prompt": ["a", "b", "c"], "n": 2}
      ------------  ---------   -----  ---     ------     parts: members of the object, elements of an array in it
 
-Only one body is in such work at a time: the others wait in line, so that many hold the loop no longer than one.
+Only one body is decoded this way at a time; others wait, so that many block the loop no longer than one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import orjson
 from engine.errors import RequestError
 
 _TOKEN = re.compile(rb'"[^"]*"?|[][{}:,]')
-_NAME = re.compile(rb'\s{0,64}"([A-Za-z0-9_]{1,64})"\s{0,64}:\s{0,64}(\[)?')  # of a member, and whether it is an array
+# name of a member, and whether its value is an array
+_NAME = re.compile(rb'\s{0,64}"([A-Za-z0-9_]{1,64})"\s{0,64}:\s{0,64}(\[)?')
 
 Text: TypeAlias = bytes | bytearray
 
@@ -52,8 +53,8 @@ class BodyDecoder:
         self._line = asyncio.Lock()
 
     async def decode(self, body: Text) -> dict[str, Any]:
-        """A body as a JSON object. RequestError where it is none, or holds more or longer values than any request needs. Not a
-        number, unpaired surrogates, invalid UTF-8 and deep nesting are refused here."""
+        """Return a body as a JSON object. Raises RequestError if it is none, or has more or longer values than any request
+        needs. NaN, unpaired surrogates, invalid UTF-8 and deep nesting are rejected."""
         if self._is_light(body):
             fields = _loads(body)
             if not isinstance(fields, dict):
@@ -71,7 +72,7 @@ class BodyDecoder:
             return fields
 
     def _is_light(self, body: Text) -> bool:
-        """Whether it is short and has few values, even if every comma and bracket in a text were one of the JSON."""
+        """Return whether it is short and has few values, even if every comma and bracket in a text counted as JSON."""
         limits = self._limits
         return (
             len(body) <= limits.whole_bytes
@@ -81,8 +82,7 @@ class BodyDecoder:
 
 
 class _Outline(msgspec.Struct):
-    """Result of one pass over a body: its size, and the places where it can be cut. Positions are those of commas and closing
-    brackets."""
+    """Result of one pass over a body: its size, and where it can be split, at commas and closing brackets."""
 
     limits: DecodingLimits
     depth: int = 0
@@ -95,10 +95,11 @@ class _Outline(msgspec.Struct):
     end: int = -1  # of the object: its closing bracket
     member_ends: array[int] = msgspec.field(default_factory=lambda: array("q"))  # commas at depth 1
     element_ends: array[int] = msgspec.field(default_factory=lambda: array("q"))  # commas at depth 2
-    closings: array[int] = msgspec.field(default_factory=lambda: array("q"))  # from depth 2 to 1: of what a member holds
+    # brackets from depth 2 to 1: ends of members' values
+    closings: array[int] = msgspec.field(default_factory=lambda: array("q"))
 
     def take(self, raw: Text, offset: int) -> None:
-        """Look at the next slice, which starts and ends outside of escape sequences."""
+        """Scan the next slice, which starts and ends outside of escape sequences."""
         text = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
         begin = 0
         if self.is_in_text:
@@ -152,7 +153,7 @@ class _Outline(msgspec.Struct):
 
 
 def _decode_parts(body: Text, outline: _Outline, limits: DecodingLimits, fields: dict[str, Any]) -> Iterator[None]:
-    """Fill `fields`; a turn of the loop is due at each yield."""
+    """Fill `fields`; yield when the loop should have a turn."""
     for start, end, is_only in _spans(outline.member_ends, outline.start + 1, outline.end, limits.part_bytes):
         match = _NAME.match(body, start, end) if end - start > limits.part_bytes else None
         name = match[1].decode() if match else ""
@@ -174,8 +175,8 @@ def _decode_parts(body: Text, outline: _Outline, limits: DecodingLimits, fields:
 
 
 def _spans(cuts: array[int], start: int, end: int, most: int) -> Iterator[tuple[int, int, bool]]:
-    """Bytes [start, end) without the commas at `cuts`, in spans of at most `most` bytes where single items are no longer; and
-    whether it is one span."""
+    """Yield bytes [start, end) without the commas at `cuts`, in spans of at most `most` bytes (unless a single item is longer),
+    and whether it is one span."""
     low, high = bisect_left(cuts, start), bisect_left(cuts, end)
     is_only = low == high
     while low < high and end - start > most:
@@ -186,7 +187,7 @@ def _spans(cuts: array[int], start: int, end: int, most: int) -> Iterator[tuple[
 
 
 def _slices(body: Text, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """[start, end) of each; none ends between a backslash and what it escapes."""
+    """Yield slices [start, end); none ends between a backslash and the character it escapes."""
     start = 0
     while start < len(body):
         end = min(start + num_bytes, len(body))

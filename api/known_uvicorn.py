@@ -1,6 +1,5 @@
-"""The parts of uvicorn that `api/connection.py` extends. uvicorn does not document them, so versions that were never tried with
-them end the start, by name, and not some request later.
-"""
+"""The parts of uvicorn that `api/connection.py` extends. uvicorn does not document them, so an untested version is an error at
+the start, not in some later request."""
 
 from __future__ import annotations
 
@@ -8,11 +7,11 @@ import uvicorn
 
 from engine.errors import StartError
 
-MIN_VERSION, END_VERSION = (0, 30), (0, 55)  # `pyproject.toml` says the same
+MIN_VERSION, END_VERSION = (0, 30), (0, 55)  # the same as in `pyproject.toml`
 
 
 def check_version(version: str) -> None:
-    """Raise StartError for a version of uvicorn that the connections here do not know."""
+    """Raise StartError for a version of uvicorn that was not tested."""
     major, minor, *_ = version.split(".")
     if not (major.isdecimal() and minor.isdecimal() and MIN_VERSION <= (int(major), int(minor)) < END_VERSION):
         raise unknown_version(version)

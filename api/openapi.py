@@ -1,5 +1,5 @@
-"""`GET /openapi.json`: the API described by the structs that parse its bodies and write its answers, so that it cannot drift
-from them.
+"""`GET /openapi.json`: a description of the API generated from the structs that parse its bodies and encode its answers, so
+that it always matches them.
 
 Runs in the api process.
 """
@@ -42,14 +42,14 @@ _ERRORS = {
 
 
 async def openapi(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     services = RequestContext.of(request).services
     return json_response(document(services.model.names, services.context.config.root_path))
 
 
 @cache
 def document(model_names: tuple[str, ...], root_path: str = "") -> Schema:
-    """`root_path`: below which a proxy shows it."""
+    """Return the document. `root_path`: path prefix under which a proxy serves the API."""
     bodies = [found(struct) for endpoint in ENDPOINTS for shape in endpoint.body for struct in shape]
     answers = [found(type_) for endpoint in ENDPOINTS for type_ in (endpoint.answer, endpoint.error) if type_ is not None]
     events = [struct for endpoint in ENDPOINTS for struct in _events(endpoint)]
@@ -103,12 +103,12 @@ def _described(endpoint: Endpoint) -> Schema:
             "content": {"multipart/form-data": {"schema": _with_file(msgspec.json.schema(found(endpoint.form)))}},
         }
     if endpoint.security:
-        described["security"] = [{}, {endpoint.security: []}]  # a server without keys asks for none
+        described["security"] = [{}, {endpoint.security: []}]  # a server without keys requires none
     return described
 
 
 def _with_file(schema: Schema) -> Schema:
-    """A form's fields, and the file beside them."""
+    """Return the fields of a form with the file."""
     struct: Schema
     (struct,) = schema["$defs"].values()
     properties = struct["properties"] | {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
@@ -131,12 +131,12 @@ def _events(endpoint: Endpoint) -> tuple[Any, ...]:
 
 
 def _event(endpoint: Endpoint) -> Schema:
-    """A piece of the answer, or the error that ended it."""
+    """Return the schema of an event of the stream, or of the error that ended it."""
     return {"anyOf": [*map(_reference, _events(endpoint)), _reference(endpoint.error)]}
 
 
 def _event_data(endpoint: Endpoint) -> Schema:
-    """After the last of them comes the end mark."""
+    """Return the schema of the data of an event; the last one is followed by the end mark."""
     event = {"type": "string", "contentMediaType": JSON, "contentSchema": _event(endpoint)}
     return {"anyOf": [{"const": "[DONE]"}, event]}
 
@@ -176,7 +176,7 @@ def _error(status: int, endpoint: Endpoint) -> Schema:
 
 
 def _name_models(components: dict[str, Schema], model_names: tuple[str, ...]) -> None:
-    """Say which values `model` takes here."""
+    """List the allowed values of `model`."""
     for component in components.values():
         model = component.get("properties", {}).get("model")
         if model is not None and "anyOf" in model:

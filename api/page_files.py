@@ -1,7 +1,7 @@
-"""The page to chat with the model and watch the engine: its files in `page/`, as they lie there.
+"""The page for chat and monitoring: serves its files from `page/`.
 
-Runs in the api process. What a model says may hold anything, so the page runs no code but its own and reaches nobody but this
-server: the policy below says so to the browser, whatever the page's code overlooks.
+Runs in the api process. A model's text may contain anything, so the page may run only its own code and reach only this server:
+the policy below makes the browser enforce that, even if the page's code has a mistake.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADERS = {
 
 
 async def page(request: Request) -> Response:
-    """The route: the page itself, or one of its files."""
+    """Handle the route: return the page, or one of its files."""
     name = request.path_params.get("name", "index.html")
     found = files().get(name)
     if found is None:
@@ -43,5 +43,5 @@ async def page(request: Request) -> Response:
 
 @cache
 def files() -> dict[str, Path]:
-    """Files of the page by their public names."""
+    """Return the files of the page by their public names."""
     return {str(file.relative_to(FOLDER)): file for file in FOLDER.rglob("*") if file.suffix in MEDIA_TYPES}

@@ -1,4 +1,4 @@
-"""Pages of a list, as OpenAI's routes have them: `limit`, `order` and `after` in, `has_more` and the ids at both ends out."""
+"""Pages of a list, as in OpenAI's routes: takes `limit`, `order` and `after`; returns `has_more` and the ids at both ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
 
 
 def page_of(kind: type[P], query: QueryParams, listed: Sequence[T], id_of: Callable[[T], str], *, usual: int, most: int) -> P:
-    """Return the part of `listed`, which has the oldest first, that a query asks for. By default that is the `usual` newest
-    ones, the newest first; `most` is the largest `limit`. 400 for a query that cannot be."""
+    """Return the part of `listed` (the oldest first) that a query asks for. By default these are the `usual` newest items, the
+    newest first; `most` is the largest `limit`. Raises 400 for an invalid query."""
     limit = whole_number("limit", query.get("limit") or str(usual), 1, most)
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
@@ -42,7 +42,8 @@ def page_of(kind: type[P], query: QueryParams, listed: Sequence[T], id_of: Calla
 
 
 def whole_number(param: str, text: str, least: int, most: int) -> int:
-    """Read an integer of a query or a form. 400 where `text` is none within these limits, or has more than 9 digits."""
+    """Read an integer of a query or form. Raises 400 if `text` is not an integer within these limits, or has more than 9
+    digits."""
     if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise invalid(param, f"expected an integer from {least} to {most}, got {shown(text)}")
     return int(text)

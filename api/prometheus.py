@@ -1,9 +1,9 @@
-"""`GET /metrics`: every row of the counters file, the actor table and the rings, as Prometheus's text or as OpenMetrics,
-whichever the client asks for.
+"""`GET /metrics`: all metrics in the counters file, the actor table and the rings, as Prometheus text or OpenMetrics, whichever
+the client requests.
 
-Runs in the api process, off its event loop; what it needs is imported with the first look. Names and meanings are the rows' own
-(`engine/metrics.py`), printed with the prefix `tokamak:` (`--metrics-prefix`); every sample carries `model_name`, and `actor`
-says who counted.
+Runs in the api process, outside its event loop; its imports happen on first use. Names and meanings are defined in
+`engine/metrics.py` and printed with the prefix `tokamak:` (`--metrics-prefix`); every sample has the labels `model_name` and
+`actor`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ FORMER_NAMES = {  # until the next release
     "rank_group_steps_total": "gang_steps_total",
     "rank_weight_version": "weights_version",
 }
-SHARE = 0.2  # of a processor
-BURST_S = 0.5  # so much may be asked for at once before anybody waits
+SHARE = 0.2  # of a core
+BURST_S = 0.5  # that may be used at once before requests wait
 HANDOVER_S = 20e-6
-SPARSE = ("http_request_duration_seconds",)  # rows that nobody has counted in yet are left out
+SPARSE = ("http_request_duration_seconds",)  # left out while nothing was counted
 
 Row = Mapping[str, Any]  # as in Counters.snapshot()["metrics"]
 
 
 class Renderings:
-    """Renderings of the metrics in one api process, off its event loop, one at a time: each begins after the requests that it
+    """Renders the metrics in one api process, outside its event loop, one at a time: each begins after the requests that it
     answers.
 
-    One takes milliseconds of a processor, which streams beside it lack, and nobody needs a key to ask. So all who ask while one
-    is made share the next, and in the long run they take `SHARE` of a processor's time: who asks again and again waits.
+    Rendering takes milliseconds of CPU time, which streams then lack, and needs no key. So all requests that arrive during one
+    rendering share the next one, and in the long run rendering takes `SHARE` of a core: frequent requests wait.
     """
 
     def __init__(self, context: ActorContext, model: ServedModel, fingerprints: Fingerprints) -> None:
@@ -58,14 +58,14 @@ class Renderings:
         self._model = model
         self._next: dict[bool, asyncio.Task[bytes]] = {}  # by `is_open`; those that have not begun
         self._turn = asyncio.Lock()
-        self._paid_s = 0.0  # on the clock of the loop: when what was taken is `SHARE` of the time that went by
+        self._paid_s = 0.0  # on the loop's clock: when the used time is `SHARE` of the elapsed time
 
     async def text(self, is_open: bool) -> bytes:
-        """Return the metrics as they are now, in Prometheus's text format or OpenMetrics."""
+        """Return the current metrics in Prometheus's text format or OpenMetrics."""
         task = self._next.get(is_open)
         if task is None:
             task = self._next[is_open] = asyncio.create_task(self._made(is_open))
-        return await asyncio.shield(task)  # a client that leaves takes it from nobody
+        return await asyncio.shield(task)  # other requests may wait for it too
 
     async def _made(self, is_open: bool) -> bytes:
         loop = asyncio.get_running_loop()
@@ -83,9 +83,9 @@ class Renderings:
 def rendered(
     context: ActorContext, model_name: str, is_open: bool, adapters: Mapping[int, str], fingerprints: Fingerprints
 ) -> tuple[bytes, float]:
-    """The text, and the seconds of a processor that it took, what the first one imports left out."""
+    """Return the text, and the CPU seconds it took, without those of the first imports."""
     from prometheus_client.exposition import generate_latest
-    from prometheus_client.openmetrics.exposition import ALLOWUTF8  # else it writes an underscore for the colon of names
+    from prometheus_client.openmetrics.exposition import ALLOWUTF8  # otherwise it replaces the colon in names by an underscore
     from prometheus_client.openmetrics.exposition import generate_latest as as_open_metrics
 
     begin_s = time.thread_time()
@@ -104,7 +104,7 @@ def rendered(
 
 
 def information(config: EngineConfig, system_fingerprint: str = "") -> list[Row]:
-    """Facts that do not change while the engine runs: gauges that are 1, with labels."""
+    """Return facts that do not change while the engine runs: gauges with the value 1 and labels."""
     build = {
         "version": package_version(),
         "python_version": platform.python_version(),
@@ -131,7 +131,7 @@ def information(config: EngineConfig, system_fingerprint: str = "") -> list[Row]
 
 
 class Look:
-    """All there is at one moment, as prometheus_client's encoders want it."""
+    """All metrics at one time, for prometheus_client's encoders."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Look:
         adapters: Mapping[int, str] | None = None,
         max_loras: int = 0,
     ) -> None:
-        """`labels`: of every sample; `adapters`: their names, by their slots of `max_loras`."""
+        """`labels`: of every sample. `adapters`: their names, by slot of `max_loras`."""
         snapshot = counters.snapshot()
         rows = [
             *infos,
@@ -159,8 +159,8 @@ class Look:
             self._families.setdefault(row["name"], []).append(row)
 
     def collect(self) -> Iterator[Metric]:
-        """A family at a time. Between them the interpreter is let go for a moment: else the event loop, each time that it has
-        something to do, waits `sys.getswitchinterval()` for it."""
+        """Yield one family at a time. In between the GIL is released for a moment: otherwise the event loop would wait
+        `sys.getswitchinterval()` for it each time that it has something to do."""
         for name, rows in self._families.items():
             time.sleep(HANDOVER_S)
             yield self._family(name, rows, rows[0]["help"])
@@ -224,7 +224,7 @@ def _ring_rows(snapshots: Iterable[RingSnapshot]) -> Iterable[Row]:
 
 
 def _adapter_rows(rows: Iterable[Row], adapters: Mapping[int, str], max_loras: int) -> Iterable[Row]:
-    """vLLM's rows: the adapters that have running or waiting sequences, as labels, and the time."""
+    """Return vLLM's metrics: the adapters with running or waiting sequences as labels, and the time as value."""
     labels = {"max_lora": str(max_loras)}
     found = [
         (row["name"], int(row["labels"]["adapter_slot"])) for row in rows if row["name"].startswith("adapter_") and row["value"]

@@ -1,6 +1,6 @@
-"""One HTTP request on its way through a route handler: its id, its time, its body, and the services it may use.
+"""One HTTP request in a route handler: its id, time and body, and the services it may use.
 
-Made by `app.App` for every request of the api process; handlers get it by `RequestContext.of(request)`.
+Created by `app.App` for every request of the api process; handlers get it with `RequestContext.of(request)`.
 """
 
 from __future__ import annotations
@@ -54,38 +54,38 @@ class Services(msgspec.Struct, frozen=True):
     watch: Watch
     renderings: Renderings
     fingerprints: Fingerprints
-    features: Mapping[type, object]  # what the routes of one folder share, by its type
-    request_log: RequestLog | None = None  # where requests are to be logged
-    spans: Spans | None = None  # where they are collected
+    features: Mapping[type, object]  # objects shared by the routes of a folder, by type
+    request_log: RequestLog | None = None  # if requests are logged
+    spans: Spans | None = None  # if spans are collected
 
     def feature(self, type_: type[F]) -> F:
-        """Return the one object of this type that the routes of its folder share."""
+        """Return the object of this type that the routes of its folder share."""
         return cast(F, self.features[type_])
 
 
 class RequestContext:
     def __init__(self, services: Services, request_id: str, key: str, source: str = "") -> None:
         self.services = services
-        self.request_id = request_id  # as the client sees it
+        self.request_id = request_id  # as known to the client
         self.key = key  # unique in the run
-        self.source = source  # as `api.access.source_of` tells
+        self.source = source  # from `api.access.source_of`
         self.arrival_ns = time.monotonic_ns()
-        self.generation: Generation | None = None  # what it asked the engine for
-        self.span: SpanContext | None = None  # of its span, where it gets one
+        self.generation: Generation | None = None  # its request to the engine
+        self.span: SpanContext | None = None  # of its span, if it has one
 
     @staticmethod
     def of(request: Request) -> RequestContext:
         return cast(RequestContext, request.scope[SCOPE_KEY])
 
     def opened(self, generation: Generation, prompts: Sequence[Prompt]) -> Generation:
-        """The engine has taken the request."""
+        """Note that the engine has accepted the request."""
         self.generation = generation
         if self.services.request_log is not None:
             self.services.request_log.on_opened(self.request_id, generation, prompts)
         return generation
 
     async def fields(self, request: Request, default: bytes = b"") -> dict[str, Any]:
-        """The body as a JSON object; `default` where it is empty."""
+        """Return the body as a JSON object; `default` if it is empty."""
         with self.services.bodies.share(self.source, self.arrival_ns) as share:
             return await self.services.decoder.decode(await self._body(request, share) or default)
 
@@ -94,15 +94,15 @@ class RequestContext:
         return body
 
     async def parse_with_fields(self, request: Request, type_: type[T], default: bytes = b"") -> tuple[dict[str, Any], T]:
-        """The body as it came, too."""
+        """Parse the body and return its raw fields too."""
         fields = await self.fields(request, default)
         body = requests.convert(fields, type_)
-        await asyncio.sleep(0)  # what comes next may take as long
+        await asyncio.sleep(0)  # the next steps may take as long
         return fields, body
 
     async def _body(self, request: Request, share: BodyShare) -> bytearray:
-        """The whole body. 413 above the limit, before it is read to its end; 408 for one that comes too slowly; 503 where
-        others hold too much; `ClientGone`."""
+        """Return the whole body. Raises 413 as soon as it exceeds the limit, 408 if it arrives too slowly, 503 if other bodies
+        hold too much, and `ClientGone`."""
         limit = self.services.context.config.max_body_bytes
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
@@ -119,7 +119,8 @@ class RequestContext:
 
 
 async def next_part(receive: Receive, timeout_s: float, share: BodyShare | None = None) -> tuple[bytes, bool]:
-    """More of a body, and whether it is the last. RequestError (408): it comes too slowly. ClientGone."""
+    """Return more of a body, and whether it is the last part. Raises RequestError (408) if it arrives too slowly, and
+    ClientGone."""
     arriving = asyncio.ensure_future(receive())
     if share is not None:
         share.arriving = arriving
@@ -145,7 +146,7 @@ async def leave_with_client(generation: Generation, receive: Receive) -> None:
 
 
 async def until_finished(generation: Generation, receive: Receive) -> None:
-    """Wait for a whole answer. Raises `RequestError` where the engine refused it, `ClientGone` where nobody waits any more."""
+    """Wait for a whole answer. Raises `RequestError` if the engine rejected it, `ClientGone` if the client disconnected."""
     watch = asyncio.create_task(leave_with_client(generation, receive))
     try:
         await generation.wait()

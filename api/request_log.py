@@ -1,7 +1,7 @@
-"""`--log-requests`: a line when a request is taken by the engine, and one when it was answered. Ids, lengths and parameters,
-never text: of what a client wrote there are numbers alone.
+"""`--log-requests`: a line when the engine accepts a request, and one when it was answered. Ids, lengths and parameters, never
+text: values from a client are only numbers.
 
-Made in the api process where it is asked for; `RequestContext.opened` and `app.App` call it.
+Created in the api process if enabled; `RequestContext.opened` and `app.App` call it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RequestLog:
         self._log = log
 
     def on_opened(self, request_id: str, generation: Generation, prompts: Sequence[Prompt]) -> None:
-        """The sequences of a request are open."""
+        """Log that the sequences of a request are open."""
         shared = generation.shared
         fields: dict[str, Any] = {
             "id": request_id,
@@ -41,7 +41,7 @@ class RequestLog:
     def on_answered(
         self, request_id: str, method: str, path: str, status: int, duration_ns: int, generation: Generation | None
     ) -> None:
-        """A request is over. `status` 0: the client left before there was one."""
+        """Log that a request is over. `status` 0: the client disconnected before the answer began."""
         fields: dict[str, Any] = {
             "id": request_id,
             "method": method,
@@ -55,7 +55,7 @@ class RequestLog:
 
 
 def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
-    """Parameters that differ from their defaults; lists and mappings as their lengths."""
+    """Return the parameters that differ from their defaults; lists and mappings as their lengths."""
     given = {name: value for name, value in msgspec.structs.asdict(sampling).items() if name not in _HIDDEN}
     return {
         name: len(value) if isinstance(value, (list, dict, bytes, str)) else value
@@ -65,7 +65,7 @@ def parameters_of(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def figures_of(generation: Generation) -> dict[str, Any]:
-    """Numbers of an answer: its tokens, finish reasons and times."""
+    """Return the numbers of an answer: its tokens, finish reasons and times."""
     sequences = generation.sequences
     firsts = [sequence.first_token_ns - generation.shared.arrival_ns for sequence in sequences if sequence.first_token_ns]
     return {
@@ -79,7 +79,7 @@ def figures_of(generation: Generation) -> dict[str, Any]:
 
 
 def _lengths(prompts: Sequence[Prompt]) -> dict[str, int]:
-    """How much there is of each kind of prompt."""
+    """Return the amount of each kind of prompt."""
     tokens = sum(len(prompt.token_ids) // 4 for prompt in prompts if isinstance(prompt, TokensPrompt))
     characters = sum(len(prompt.text) for prompt in prompts if isinstance(prompt, TextPrompt))
     num_bytes = sum(len(prompt.messages) for prompt in prompts if isinstance(prompt, ChatPrompt))

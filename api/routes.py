@@ -1,6 +1,6 @@
 """All routes of the API, each with its description: the router and `/openapi.json` are made of this table.
 
-To add a route, add a row. The router tries them in this order, so those that are asked for most come first.
+To add a route, add a row. The router tries them in this order, so the most frequent ones come first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WITHOUT_DEFAULTS = (requests.AbortRequestBody, requests.LoadAdapterRequest, requ
 
 
 def _show(path: str, handler: Handler | str, summary: str, answer: Type, **others: Any) -> Endpoint:
-    """A route that anyone may read."""
+    """Return a route that anyone may read."""
     return Endpoint("GET", path, handler, summary, answer, **others)
 
 
@@ -51,7 +51,7 @@ def _post(
 
 
 def _change(method: Any, path: str, handler: str, summary: str, answer: Type, *errors: int, form: Type = None) -> Endpoint:
-    """A route without a JSON body."""
+    """Return a route without a JSON body."""
     return Endpoint(method, path, handler, summary, answer, errors=(*WITH_KEY, *errors), security="api_key", form=form)
 
 
@@ -100,7 +100,7 @@ def _refused(method: Any, path: str, *other_methods: str) -> Endpoint:
 
 
 def _look(path: str, handler: Handler, summary: str, answer: Type = responses.AdminAnswer) -> Endpoint:
-    """A route that an operator may read."""
+    """Return a route that an operator may read."""
     return Endpoint("GET", path, handler, summary, answer, errors=COMMANDS, security="admin_key")
 
 
@@ -274,7 +274,7 @@ ENDPOINTS = (
     *(_refused("POST", name) for name in REFUSED_ORDERS),
     _refused("DELETE", "delete"),
     _refused("POST", "blobs/{digest}", "HEAD"),
-    # adapters, token ids, and how the server does
+    # adapters, token ids, and the state of the server
     _command("/v1/load_lora_adapter", admin.load_adapter, "Load a LoRA adapter", requests.LoadAdapterRequest),
     _command("/v1/unload_lora_adapter", admin.unload_adapter, "Unload a LoRA adapter", requests.UnloadAdapterRequest),
     _post(
@@ -325,7 +325,7 @@ ENDPOINTS = (
 
 
 def routes() -> list[BaseRoute]:
-    """The table as Starlette's routes: rows of one path and handler are one route."""
+    """Return the table as Starlette's routes: rows with the same path and handler are one route."""
     made: list[BaseRoute] = []
     for (path, handler), rows in groupby(ENDPOINTS, lambda endpoint: (endpoint.path, endpoint.handler)):
         methods = [method for row in rows for method in (row.method, *row.other_methods)]

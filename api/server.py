@@ -1,8 +1,8 @@
 """The api actor: an event loop with a listening socket on one side and the mailbox on the other.
 
 One process per `--api-processes`, all listening on one port (SO_REUSEPORT). Owns the sockets and, through
-`client.EngineClient`, the truth about its open requests. A thread sleeps on the mailbox's futex and wakes the event loop;
-everything else happens in the loop's thread.
+`client.EngineClient`, its open requests. A thread sleeps on the mailbox's futex and wakes the event loop; everything else
+happens in the loop's thread.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 KEEP_ALIVE_S = 30
 BACKLOG = 2048
 MAX_GRACE_S = 3.0  # for open streams after SIGTERM; then they end with an error
-SPARE_DESCRIPTORS = 384  # for links that are fetched, files and sockets of the engine
-MAIL_TIMEOUT_S = 1.0  # the waiter never waits for ever, not even for a busy event loop
+SPARE_DESCRIPTORS = 384  # for fetched links, files and sockets of the engine
+MAIL_TIMEOUT_S = 1.0  # longest wait of the waiter, even for a busy event loop
 
 
 class ApiActor(Actor):
@@ -184,7 +184,7 @@ class ApiActor(Actor):
                 self._spans.close()
 
     async def _serve(self) -> None:
-        """Until the server has ended: every 100 ms heartbeat, a look at the peers, and what is due."""
+        """Serve until the server has ended: every 100 ms write the heartbeat, check the peers, and do what is due."""
         self._failure = asyncio.get_running_loop().create_future()
         with _MailboxWaiter(self.context.mailbox, self._on_mail):
             server = asyncio.create_task(self._server.serve(self._sockets))
@@ -206,7 +206,8 @@ class ApiActor(Actor):
             server.result()
 
     def _on_mail(self) -> None:
-        """One bounded turn; the waiter comes again at once where more is there, and requests get their turn between."""
+        """Handle a limited number of messages; the waiter calls again at once if there are more, and requests get their turn in
+        between."""
         try:
             self._loop.turn()
         except Exception as error:
@@ -214,13 +215,13 @@ class ApiActor(Actor):
                 self._failure.set_exception(error)
 
     def _show_state(self) -> None:
-        """RUNNING while sequences are open."""
+        """Show RUNNING while sequences are open."""
         if self._server.started:
             self.context.row.set_state(State.RUNNING if self.client.num_open else State.READY)
 
     def _end(self, now_ns: int) -> None:
-        """SIGTERM came. No new connections and requests; open streams may end shortly, then they end with an error, and a
-        client that does not even read that is cut."""
+        """Stop after SIGTERM: no new connections and requests. Open streams get a short time to end, then they end with an
+        error, and clients that do not read that are disconnected."""
         if not self._stop_ns:
             self._stop_ns = now_ns
             self.context.row.set_state(State.DRAINING)
@@ -236,13 +237,13 @@ class ApiActor(Actor):
 
 
 async def _reopened(services: Services, stored: StoredResponse, asked: StoredRequest) -> tuple[Generation, Writer]:
-    from api.responses.takeover import opened  # of use where a process has died
+    from api.responses.takeover import opened  # only needed when a process has died
 
     return await opened(services, stored, asked)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: an actor's signals are `engine.process.main`'s."""
+    """uvicorn without its signal handlers: an actor's signals are handled by `engine.process.main`."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -278,7 +279,7 @@ class _Server(uvicorn.Server):
 
 
 class _MailboxWaiter:
-    """A thread that sleeps on the mailbox and has `on_mail` called in the event loop, once per awakening."""
+    """A thread that sleeps on the mailbox and calls `on_mail` in the event loop, once per awakening."""
 
     def __init__(self, mailbox: Mailbox, on_mail: Callable[[], None]) -> None:
         self._mailbox = mailbox
@@ -309,7 +310,8 @@ class _MailboxWaiter:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket bound to the port that all api processes share; the supervisor holds the port, so nobody else can have it."""
+    """Return a socket bound to the port that all api processes share. The supervisor holds the port, so no other program can
+    have it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(family, kind, protocol)
@@ -322,8 +324,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def connections_that_fit(max_connections: int) -> tuple[int, int]:
-    """How many connections this process can have open, at most `max_connections`, and how many descriptors are left then for
-    all else. Raises the soft limit of open files as far as that is needed and allowed."""
+    """Return how many connections this process can have open, at most `max_connections`, and how many descriptors are then left
+    for the rest. Raises the soft limit of open files as needed and allowed."""
     num_open = len(os.listdir("/proc/self/fd"))
     allow_descriptors(num_open + max_connections + MAX_SURPLUS + SPARE_DESCRIPTORS)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -333,7 +335,7 @@ def connections_that_fit(max_connections: int) -> tuple[int, int]:
 
 
 def allow_descriptors(wanted: int) -> None:
-    """Raise the soft limit of open files as far as that is needed and allowed."""
+    """Raise the soft limit of open files as needed and allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)

@@ -12,7 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
-OPERATIONS = {  # what is asked of the model, by path
+OPERATIONS = {  # operations of the model, by path
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
@@ -31,22 +31,22 @@ OPERATIONS = {  # what is asked of the model, by path
     "/classify": "classify",
     "/v1/responses/compact": "chat",
 }
-MAX_STATE_CHARACTERS = 512  # of a `tracestate`, whole entries of which are left out to come to that
+MAX_STATE_CHARACTERS = 512  # of a `tracestate`; whole entries are left out to fit
 MAX_STATE_ENTRIES = 32
-LONG_ENTRY = 128  # characters; longer ones go first
+LONG_ENTRY = 128  # characters; longer ones are left out first
 SAMPLED = 1
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 
 class SpanContext(msgspec.Struct, frozen=True):
-    """Ids of a request's span: its parent's, and those that the answer names."""
+    """Ids of a request's span: its parent's, and those named in the answer."""
 
     operation: str
     trace_id: int
     span_id: int
-    parent_id: int = 0  # 0: it is the first of its trace
+    parent_id: int = 0  # 0: it is the first span of its trace
     flags: int = SAMPLED
-    state: str = ""  # `tracestate`, as it came or as many of its entries as are passed on
+    state: str = ""  # `tracestate`, as received or shortened
     begin_ns: int = 0  # since 1970
 
     @property
@@ -55,18 +55,19 @@ class SpanContext(msgspec.Struct, frozen=True):
 
 
 class NotedSpan(msgspec.Struct, frozen=True):
-    """All that a span is made of."""
+    """All data of a span."""
 
     context: SpanContext
     name: str
     end_ns: int
     first_token_ns: int  # since 1970; 0: there was none
     attributes: dict[str, Any]
-    error: str  # empty: none of ours
+    error: str  # empty: no server error
 
 
 def context_of(path: str, headers: Headers) -> SpanContext | None:
-    """None: the request gets no span. A `traceparent` that is none begins a new trace, as the specification has it."""
+    """Return the context of a request; None: it gets no span. An invalid `traceparent` begins a new trace, as in the
+    specification."""
     operation = OPERATIONS.get(path)
     if operation is None:
         return None
@@ -80,7 +81,7 @@ def context_of(path: str, headers: Headers) -> SpanContext | None:
 
 
 def _passed_on(state: str) -> str:
-    """A `tracestate`; of one that is too long never a part of an entry: long ones are left out first, then the last ones
+    """Return a `tracestate`, shortened by whole entries if it is too long: long ones are left out first, then the last ones
     (https://www.w3.org/TR/trace-context/#tracestate-limits)."""
     entries = [entry for part in state.split(",") if (entry := part.strip())]
     num_characters = sum(map(len, entries)) + len(entries) - 1

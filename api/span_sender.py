@@ -1,5 +1,5 @@
-"""Spans as `opentelemetry` makes them, and their way to a collector. Used by the helper thread of `spans.py` alone, which
-imports it with the first span."""
+"""Creates spans with `opentelemetry` and sends them to a collector. Used only by the helper thread of `spans.py`, which imports
+it with the first span."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.installation import package_version
 
 
 class _GivenIds(IdGenerator):
-    """Ids were told to the client before the span is made."""
+    """Returns given ids: the client got them before the span is created."""
 
     def __init__(self) -> None:
         self.context: SpanContext | None = None
@@ -43,7 +43,7 @@ class _GivenIds(IdGenerator):
 
 
 class _Made(SpanProcessor):
-    """Keeps what was made until it is sent."""
+    """Keeps finished spans until they are sent."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -54,7 +54,7 @@ class _Made(SpanProcessor):
 
 class SpanSender:
     def __init__(self, endpoint: str, run_id: str, timeout_s: float) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # of each failure it says more than there is to know
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs more about each failure than is useful
         resource = Resource({"service.name": "tokamak", "service.version": package_version(), "service.instance.id": run_id})
         self._ids, self._made = _GivenIds(), _Made()
         provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, id_generator=self._ids)
@@ -63,14 +63,14 @@ class SpanSender:
         self._exporter = OTLPSpanExporter(endpoint, timeout=timeout_s)
 
     def send(self, batch: Iterable[NotedSpan]) -> bool:
-        """Whether the collector took them."""
+        """Send spans; return whether the collector took them."""
         for noted in batch:
             self._make(noted)
         spans, self._made.spans = self._made.spans, []
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def end(self) -> None:
-        """Nothing is sent any more, nor tried again."""
+        """End: nothing is sent or retried any more."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _make(self, noted: NotedSpan) -> None:

@@ -1,9 +1,9 @@
-"""`--otlp-traces-endpoint`: a span for each request that asks the model for something, after OpenTelemetry's conventions for
-generative AI, sent over OTLP (HTTP, protobuf).
+"""`--otlp-traces-endpoint`: a span for each request that uses the model, by OpenTelemetry's conventions for generative AI, sent
+over OTLP (HTTP, protobuf).
 
-The event loop notes what a span is made of; a helper thread makes it and sends it, and is the only one that imports
-`opentelemetry`. What is noted waits in a bounded queue: where a collector is slow or dead, spans are lost and counted, and
-nothing else happens. Names, numbers and ids are in them, never text of a prompt or an answer.
+The event loop collects the data of spans; a helper thread creates and sends them, and only that imports `opentelemetry`. The
+data waits in a bounded queue: if a collector is slow or dead, spans are lost and counted, without other effects. Spans contain
+names, numbers and ids, never text of a prompt or an answer.
 
 Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ and https://www.w3.org/TR/trace-context/.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_WAITING = 2048  # spans
 MAX_BATCH = 512
 SEND_TIMEOUT_S = 5
-END_TIMEOUT_S = 1.0  # for what waits when the process ends
+END_TIMEOUT_S = 1.0  # for waiting spans when the process ends
 FIRST_TOKEN = "gen_ai.latency.time_to_first_token"  # vLLM's name; seconds
 _PARAMETERS = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 
@@ -58,7 +58,7 @@ class Spans:
         return context_of(path, headers)
 
     def finish(self, context: SpanContext, path: str, request_id: str, status: int, generation: Generation | None) -> None:
-        """A request is over; `status` 0: its client left before there was one. By the event loop."""
+        """Finish a request's span; `status` 0: its client disconnected before the answer began. Called by the event loop."""
         if not context.flags & SAMPLED:
             return
         if len(self._waiting) >= MAX_WAITING:
@@ -89,14 +89,14 @@ class Spans:
         self._is_wanted.set()
 
     def _model_name(self, generation: Generation | None) -> str:
-        """The adapter's that it used, or the base model's."""
+        """Return the name of the adapter that was used, or of the base model."""
         use = None if generation is None else generation.adapter
         if use is None or self._adapters is None:
             return self._base_name
         return next((each.name for each in self._adapters.adapters if each.number == use.number), self._base_name)
 
     def close(self) -> None:
-        """Send what waits, as far as that goes at once."""
+        """Send the waiting spans, as far as possible at once."""
         self._is_ending = True
         self._is_wanted.set()
         self._thread.join(END_TIMEOUT_S)
@@ -123,7 +123,7 @@ class Spans:
                 self._sender = SpanSender(self._endpoint, self._run_id, SEND_TIMEOUT_S)
             if self._sender.send(batch):
                 return True
-        except Exception as raised:  # whatever a library raises costs spans, and nothing else
+        except Exception as raised:  # any error in a library costs only spans
             error = raised
         if not self._has_warned:
             self._has_warned = True
@@ -153,5 +153,5 @@ def _attributes_of(generation: Generation) -> dict[str, Any]:
 
 
 def _as_signed(value: int) -> int:
-    """OTLP has numbers of 64 bits with a sign; a seed has none."""
+    """Return a seed as OTLP's signed 64-bit number."""
     return value - (1 << 64) if value >> 63 else value

@@ -1,9 +1,9 @@
-"""Server-sent events: one stream for one generation, in whatever protocol's form.
+"""Server-sent events: one stream for one generation, in the format of any protocol.
 
-Runs in the api process. A write carries everything that came since the last one, so a client that reads slowly gets fewer,
-larger writes and nothing piles up but the text itself. The headers go out with the first token, or after a silence
-(`--sse-keep-alive-interval`) after which a proxy might soon give up: until then an error is a plain answer with its status,
-afterwards it is an event. Such a silence is filled with what clients skip.
+Runs in the api process. A write has everything since the last one, so a client that reads slowly gets fewer, larger writes. The
+headers are sent with the first token, or after a silence (`--sse-keep-alive-interval`) after which a proxy might soon give up:
+until then an error is a plain response with its status, afterwards it is an event. Silences are filled with comments that
+clients ignore.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ KEEP_ALIVE = b": keep-alive\n\n"
 class EventWriter(ABC):
     """Writes the events of one stream."""
 
-    keep_alive = KEEP_ALIVE  # what fills a silence
+    keep_alive = KEEP_ALIVE  # fills silences
 
     @abstractmethod
     def take(self, generation: Generation) -> bytes:
-        """The events for everything that came since the last call."""
+        """Return the events for everything since the last call."""
 
     def named(self, error: RequestError) -> RequestError:
-        """An error that comes before the stream, with the names that the client knows."""
+        """Return an error that occurs before the stream, with the client's names of parameters."""
         return error
 
     @abstractmethod
     def failed(self, error: RequestError) -> bytes:
-        """The last events of a stream that an error ends."""
+        """Return the last events of a stream that an error ends."""
 
 
 class EventStream(Response):
-    """The answer to a request with `stream: true`."""
+    """The response to a request with `stream: true`."""
 
     media_type = "text/event-stream"
 
@@ -84,7 +84,7 @@ class EventStream(Response):
             return
 
     async def _begin(self, send: Send) -> None:
-        """Send the head. What nobody knows yet is not in it."""
+        """Send the head, without headers that are not known yet."""
         self._has_begun = True
         self.headers.update({name: value for name, value in self._generation.headers.items() if value})
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -97,17 +97,17 @@ class EventStream(Response):
 
 
 class Silence:
-    """Wakes who writes a stream whenever nothing was written for so long. One timer, which writing does not touch: whoever
-    writes sets `since_ns` alone."""
+    """Wakes the writer of a stream whenever nothing was written for some time. It has one timer, which writing does not change:
+    the writer only sets `since_ns`."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._timer: asyncio.TimerHandle | None = None
-        self.since_ns = 0  # CLOCK_MONOTONIC: the last write began
-        self.is_due = False  # something is to be written, whatever it is
+        self.since_ns = 0  # CLOCK_MONOTONIC: when the last write began
+        self.is_due = False  # something must be written
 
     def begin(self, interval_s: float) -> None:
-        """0: silence may last."""
+        """Begin. 0: silence is not limited."""
         self.since_ns = time.monotonic_ns()
         if interval_s:
             self._interval_s, self._loop = interval_s, asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""From a request body to what is submitted of it: defaults, limits, and the rules that tie several parameters together.
+"""Turns a request body into a submission: defaults, limits, and rules for combinations of parameters.
 
-Called by the completion handlers of the api process. Pure but for the seed, which is drawn here, once, where the client gave
-none, so that a replay after a crash draws the same numbers.
+Called by the completion handlers of the api process. Pure except for the seed: if the client sent none, it is chosen here once,
+so that a retry after a crash draws the same numbers.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from engine.messages import (
 )
 
 if TYPE_CHECKING:
-    from api.schemas.pooling import PoolingRequest  # of routes that most engines are never asked for
+    from api.schemas.pooling import PoolingRequest  # of routes that most engines never use
 
 V = TypeVar("V", int, float)
 
-DRY_BREAKERS = ("\n", ":", '"', "*")  # text-generation-webui's and llama.cpp's
+DRY_BREAKERS = ("\n", ":", '"', "*")  # as in text-generation-webui and llama.cpp
 _SEED_MASK = 2**64 - 1
-RANK_HEADER = "x-data-parallel-rank"  # as vLLM's
+RANK_HEADER = "x-data-parallel-rank"  # as in vLLM
 
 
 def sampling_params(
     request: GenerationRequest, model: ServedModel, *, max_tokens: int | None, num_logprobs: int, num_prompt_logprobs: int
 ) -> SamplingParams:
-    """How a sequence is drawn, but for its index. `max_tokens` None: up to the model's limit; 0: the prompt alone."""
+    """Return the sampling parameters of a sequence, without its index. `max_tokens` None: up to the model's limit; 0: only the
+    prompt."""
     for param in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
         if token_ids := getattr(request, param):
             check_vocabulary(param, token_ids, model)
@@ -64,7 +65,7 @@ def sampling_params(
     top_p = _first(request.top_p, defaults.top_p, 1.0)
     return SamplingParams(
         temperature=_first(request.temperature, defaults.temperature, 1.0),
-        top_k=max(0, _first(request.top_k, defaults.top_k, 0)) if top_p else 1,  # 0: the likeliest token alone
+        top_k=max(0, _first(request.top_k, defaults.top_k, 0)) if top_p else 1,  # 0: only the most likely token
         top_p=top_p or 1.0,
         min_p=_first(request.min_p, defaults.min_p, 0.0),
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
@@ -92,14 +93,14 @@ def sampling_params(
 
 
 def _logprobs_param(request: GenerationRequest, most: int) -> str:
-    """Which field asks for more than `most`."""
+    """Return the field that asks for more than `most`."""
     asked = {name: getattr(request, name, None) for name in ("top_logprobs", "logprobs", "prompt_logprobs")}
     asked["logprob_token_ids"] = len(request.logprob_token_ids or ())
     return next(name for name, number in asked.items() if (number or 0) > most)
 
 
 def check_max_tokens(param: str, max_tokens: int, request: GenerationRequest, model: ServedModel) -> None:
-    """`max_tokens`, which came as the parameter `param`, against the model and `min_tokens`."""
+    """Check `max_tokens`, from the parameter `param`, against the model and `min_tokens`."""
     if max_tokens > model.max_model_len and request.fit_max_tokens is False:
         raise invalid(
             param,
@@ -156,7 +157,7 @@ def _repetition(asked: RepetitionDetection | None) -> RepetitionLimits | None:
 
 
 def check_sequences(request: GenerationRequest, num_prompts: int, model: ServedModel) -> tuple[int, int]:
-    """(n, best_of), checked against each other, against streaming and against what the engine can hold."""
+    """Return (n, best_of), checked against each other, streaming and the engine's limit."""
     n = request.n or 1
     best_of = request.best_of or n
     if best_of < n:
@@ -210,8 +211,8 @@ def open_generation(
     mask_bounds: bytes = b"",
     parsing: Parsing | None = None,
 ) -> Generation:
-    """Submit every sequence of every prompt; what `media` holds is let go of when all have ended, and where they cannot even
-    begin. Raises RequestError where the engine takes no more."""
+    """Submit every sequence of every prompt. The `media` is released when all have ended, or if they cannot begin. Raises
+    RequestError if the engine accepts no more."""
     context = RequestContext.of(request)
     model = context.services.model
     try:
@@ -270,7 +271,7 @@ def shared_part(
 
 
 def sequence_parts(key: str, num_prompts: int, best_of: int) -> list[SequencePart]:
-    """The sequences of a request, prompt by prompt. What comes before the first `~` of any of these ids is the request id that
+    """Return the sequences of a request, prompt by prompt. The part of their ids before the first `~` is the request id that
     the client knows."""
     parts = []
     for number in range(num_prompts):
@@ -287,7 +288,7 @@ def deadline_of(context: RequestContext, body: GenerationRequest | PoolingReques
 
 
 def pinned_replica(headers: Headers, num_replicas: int) -> int:
-    """The replica that a client asks for; -1: it leaves that to the engine."""
+    """Return the replica that a client asks for; -1: any."""
     given = headers.get(RANK_HEADER)
     if given is None:
         return -1
@@ -303,12 +304,12 @@ def pinned_replica(headers: Headers, num_replicas: int) -> int:
 
 
 def int32(token_ids: Sequence[int]) -> bytes:
-    """Token ids as they travel in messages."""
+    """Return token ids as encoded in messages."""
     return array("i", token_ids).tobytes()
 
 
 def _least(max_tokens: int | None, limit: int | None) -> int:
-    """-1: neither is given."""
+    """Return the smaller limit; -1: none is given."""
     return min((number for number in (max_tokens, limit) if number is not None), default=-1)
 
 

@@ -1,7 +1,7 @@
 """Accepts connections to an api process that has a certificate.
 
-A connection counts towards the limits of `admission.py` from its beginning, and one that is silent is cut in time: in uvicorn's
-hands it would be known when its TLS handshake is complete, however many others wait for theirs.
+A connection counts towards the limits of `admission.py` from its beginning, and a silent one is closed in time. uvicorn itself
+would only know a connection after its TLS handshake, however many are waiting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from api.connection import Connection
 
 MAX_AT_ONCE = 64  # accepted in one turn of the loop
-PAUSE_S = 0.5  # where the process can open no more files
+PAUSE_S = 0.5  # when the process cannot open more files
 
 
 class Handshake:
@@ -28,7 +28,7 @@ class Handshake:
 
     def cut(self) -> None:
         Connection.admission.leave(self)
-        with contextlib.suppress(OSError):  # it has gone
+        with contextlib.suppress(OSError):  # it is gone
             self._client.shutdown(socket.SHUT_RDWR)
 
 
@@ -49,7 +49,7 @@ class TlsListener:
         make: Callable[[], SecureConnection],
         state: ServerState,
     ) -> None:
-        """Begin to accept. `make`: a connection, when its handshake is complete."""
+        """Begin to accept. `make` creates a connection when its handshake is complete."""
         self._listener = listener
         self._context = context
         self._make = make
@@ -62,7 +62,7 @@ class TlsListener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; handshakes that are under way end."""
+        """Accept no more; handshakes in progress end."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener.fileno())
@@ -99,7 +99,7 @@ class TlsListener:
             await self._loop.connect_accepted_socket(
                 lambda: connection, client, ssl=self._context, ssl_handshake_timeout=timeout_s
             )
-        except OSError:  # not TLS, too slow, cut, or its client left
+        except OSError:  # not TLS, too slow, closed, or the client disconnected
             client.close()
         finally:
             self._handshakes.discard(handshake)

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: a tokenizer actor's work, in vLLM's shapes. Runs in the api process."""
+"""`POST /tokenize` and `POST /detokenize`: answered by a tokenizer actor, in vLLM's format. Runs in the api process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from engine.messages import Prompt, TextPrompt
 
 
 async def tokenize(request: Request) -> Response:
-    """The route: a text (`prompt`) or a conversation (`messages`) as token ids, those of pictures and video included."""
+    """Handle the route: return a text (`prompt`) or a conversation (`messages`) as token ids, including those of images and
+    video."""
     context = RequestContext.of(request)
     fields = await context.fields(request)
     prompt: Prompt
@@ -49,7 +50,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The route: token ids as text."""
+    """Handle the route: return token ids as text."""
     context = RequestContext.of(request)
     body = await context.parse(request, DetokenizeRequest)
     context.services.model.resolve(body.model)

@@ -1,6 +1,7 @@
-"""A chat request made of another protocol's body, and errors about it in that protocol's words.
+"""A chat request translated from another protocol's body, and errors with the field names of that protocol.
 
-Used by the rooms of these protocols in the api process. So whatever chat can, they can, by the same code.
+Used by the folders of these protocols in the api process, so that they support everything that chat supports, with the same
+code.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _OF_CHATS = {*ChatRequest.__struct_fields__, *Conversation.__struct_fields__} - 
 
 class Translation(msgspec.Struct):
     fields: dict[str, Any]  # of a chat request
-    places: list[str]  # in the client's body, of each of its messages
-    names: Mapping[str, str]  # by those of chat, where the client's are others
+    places: list[str]  # place of each message in the client's body
+    names: Mapping[str, str]  # the client's names of fields, where they differ from chat's
 
     def add_ours(self, fields: dict[str, Any], type_: type[msgspec.Struct]) -> None:
-        """Fields of chats that a body, of `type_`, has besides its own: how an answer is drawn is taken as in a chat, and what
-        else would change one there is a RequestError, as nothing comes of it here."""
+        """Add fields of chat requests that a body of `type_` has in addition to its own: sampling parameters are used as in
+        chat; other fields that would have an effect there raise RequestError, because they have none here."""
         own = type_.__struct_fields__
         given = {name: fields[name] for name in fields if name in _OF_CHATS and name not in own and fields[name] is not None}
         for name in given:
@@ -47,7 +48,7 @@ class Translation(msgspec.Struct):
         self.names = {name: own_name for name, own_name in self.names.items() if name not in given}
 
     def param(self, param: str) -> str:
-        """The client's name for a place in the chat request."""
+        """Return the client's name of a field in the chat request."""
         message = _MESSAGE.match(param)
         if message is not None:
             return self.places[int(message[1])]
@@ -58,7 +59,7 @@ class Translation(msgspec.Struct):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Errors that are raised within name what the client sent."""
+        """Translate errors raised within to the client's field names."""
         try:
             yield
         except RequestError as error:
@@ -78,7 +79,7 @@ class Translation(msgspec.Struct):
 
 
 def cut_off(sequence: OpenSequence) -> RequestError | None:
-    """An answer that did not end by itself, for protocols that have no word for that."""
+    """Return the error for an answer that did not end by itself, for protocols without such a reason."""
     if sequence.finish_reason == "timeout":
         return RequestError("the request timed out before its answer was complete", status=408, code="timeout")
     if sequence.finish_reason == "abort":
@@ -87,14 +88,14 @@ def cut_off(sequence: OpenSequence) -> RequestError | None:
 
 
 async def open_translated(request: Request, translation: Translation) -> Generation:
-    """Have the engine answer: one sequence."""
+    """Submit the request to the engine: one sequence."""
     with translation.restored():
         generation, _ = await open_chat(request, translation.fields, requests.convert(translation.fields, ChatRequest))
         return generation
 
 
 async def count_translated(request: Request, translation: Translation) -> int:
-    """The tokens of the prompt, those of pictures included."""
+    """Return the number of tokens of the prompt, including those of images."""
     context = RequestContext.of(request)
     services = context.services
     with translation.restored():

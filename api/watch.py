@@ -1,7 +1,7 @@
-"""The looks of one api process at its engine: what `tokamak top` shows, as JSON. Used by `dashboard.py`.
+"""Snapshots of the engine in one api process: the data of `tokamak top`, as JSON. Used by `dashboard.py`.
 
-Shared memory and /proc say it all; no actor is asked. However many look, there is one look in `MIN_INTERVAL_NS`, off the event
-loop; nobody looks where nobody asks.
+Everything comes from shared memory and /proc; no actor is involved. At most one snapshot is taken per `MIN_INTERVAL_NS`,
+outside the event loop, and none without requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIN_INTERVAL_NS = 500_000_000
 
 
 class Watch:
-    """State of the engine for the dashboard; its imports happen at the first look."""
+    """State of the engine for the dashboard; its imports happen on first use."""
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context
@@ -33,7 +33,7 @@ class Watch:
         self._history: History | None = None
 
     async def document(self) -> dict[str, Any]:
-        """The latest look, taken now where that is older than `MIN_INTERVAL_NS`."""
+        """Return the latest snapshot, taken now if it is older than `MIN_INTERVAL_NS`."""
         async with self._turn:
             if time.monotonic_ns() - self._taken_ns >= MIN_INTERVAL_NS:
                 self._document = await asyncio.to_thread(self._look)

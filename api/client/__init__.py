@@ -1,2 +1,2 @@
-"""Open requests: what the api process knows of each, and how it submits them again after a crash behind it. Read `client.py`
-first."""
+"""Open requests: the api process's state of each, and how it submits them again after a crash of another actor. Read
+`client.py` first."""

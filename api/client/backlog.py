@@ -1,8 +1,8 @@
-"""The way from an api process to one tokenizer, whose ring may be full.
+"""Messages from an api process to one tokenizer; the ring may be full.
 
-Lives in the event loop of the api process. Sequences of one HTTP request leave together, as many as a record takes; what they
-share is encoded once, for all records and attempts. What a full ring refuses waits here; requests take turns, a record each, so
-that a long one delays only itself.
+Lives in the event loop of the api process. Sequences of one HTTP request are sent together, as many as fit a record; their
+shared parts are encoded once, for all records and attempts. Messages that do not fit a full ring wait here; requests take
+turns, one record each, so that a long one delays only itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_WAITING_BYTES = 64 << 20  # of prompts that wait for the ring
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
-    """Parts of a request that its sequences share, encoded."""
+    """Encoded parts of a request that its sequences share."""
 
     source: str
     shared: SharedPart
     num_shared_bytes: int
     prompts: list[Prompt]
     num_prompt_bytes: list[int]
-    param: str  # the field that the prompts came from
+    param: str  # the request field of the prompts
 
     @staticmethod
     def of(shared: SharedPart, prompts: Sequence[Prompt]) -> EncodedRequest:
@@ -57,12 +57,12 @@ class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
         )
 
     def submit(self, sequences: Sequence[SequencePart]) -> Submit:
-        """Return the message that carries these of its sequences, with their prompts only."""
+        """Return the message with these of its sequences, and only their prompts."""
         return Submit(self.shared, *with_prompts((own, self.prompts[own.prompt_index]) for own in sequences))
 
 
 class SequenceSubmit(msgspec.Struct, frozen=True, eq=False):
-    """A sequence that is to be submitted."""
+    """A sequence to submit."""
 
     request: EncodedRequest
     own: SequencePart
@@ -73,26 +73,26 @@ Item = SequenceSubmit | Abort | Tokenize | Detokenize
 
 class Backlog:
     def __init__(self, outbox: Outbox, config: EngineConfig, is_stale: Callable[[Item], bool]) -> None:
-        """`is_stale`: whether an item need not be sent any more."""
+        """`is_stale`: whether an item need no longer be sent."""
         self._outbox = outbox
         self._is_stale = is_stale
         self._max_model_len = config.max_model_len
         self._max_waiting = config.max_waiting
-        self._resume_bytes = 4 * config.max_model_len + 16  # by which a sequence may grow when it is sent again
-        self._max_gathered_bytes = outbox.max_record_bytes // 4  # beyond what a record cannot do without
+        self._resume_bytes = 4 * config.max_model_len + 16  # how much a sequence may grow when it is sent again
+        self._max_gathered_bytes = outbox.max_record_bytes // 4  # limit for optional parts of a record
         self._queue: FairQueue[str, Item] = FairQueue()
         self._waiting: dict[str, tuple[str, int]] = {}  # by key: its source, and the bytes of its prompts
-        self._ready = b""  # the next record, taken from the queue, and what it carries
+        self._ready = b""  # the next record, taken from the queue, and its items
         self._gathered: list[Item] = []
 
     @property
     def max_record_bytes(self) -> int:
-        """The longest message that the ring can ever take."""
+        """Size of the largest message that fits the empty ring."""
         return self._outbox.max_record_bytes
 
     def check(self, request: EncodedRequest, key: str, sequences: Sequence[SequencePart]) -> None:
-        """Raise RequestError where these sequences of a request may not be sent: 400 for what no record can hold, 429 where too
-        much waits already."""
+        """Raise RequestError if these sequences of a request cannot be sent: 400 if no record can hold them, 429 if too much is
+        waiting."""
         longest_own = max(own.max_bytes for own in sequences)
         num_prompt_bytes = {own.prompt_index: request.num_prompt_bytes[own.prompt_index] for own in sequences}
         num_other_bytes = MESSAGE_BYTES + request.num_shared_bytes + longest_own + self._resume_bytes
@@ -100,7 +100,7 @@ class Backlog:
         self._check_room(key, request.source, sum(num_prompt_bytes.values()))
 
     def check_call(self, call: Tokenize | Detokenize) -> None:
-        """`check` of a call."""
+        """Check a call like `check`."""
         param = "tokens" if isinstance(call, Detokenize) else _param_of(call.prompt)
         self._check_size(len(encode(call)), param)
         self._check_room(call.call_id, call.source, 0)
@@ -129,11 +129,11 @@ class Backlog:
         )
 
     def push(self, key: str, item: Item) -> None:
-        """Goes out with a `flush`, behind what waits of the same key."""
+        """Send an item with a `flush`, after waiting items of the same key."""
         self._queue.push(key, item)
 
     def flush(self) -> None:
-        """Send what the ring takes."""
+        """Send as much as fits."""
         while self._ready or self._queue:
             if not self._ready:
                 self._gather()
@@ -143,7 +143,7 @@ class Backlog:
             self._ready, self._gathered = b"", []
 
     def _gather(self) -> None:
-        """Make the next record of what waits of the key whose turn it is."""
+        """Build the next record from waiting items of the key that has its turn."""
         queue = self._queue.front()
         while queue and self._is_stale(queue[0]):
             queue.popleft()
@@ -157,7 +157,7 @@ class Backlog:
         self._ready = encode(_message_of(items)) if items else b""
 
     def _sequences(self, queue: deque[Item]) -> Iterator[SequenceSubmit]:
-        """Take the sequences that go into one record."""
+        """Take the sequences for one record."""
         num_bytes = limit = 0
         last_index = -1
         while queue and isinstance(item := queue[0], SequenceSubmit):
@@ -175,7 +175,7 @@ class Backlog:
             queue.popleft()
 
     def _check_size(self, num_bytes: int, param: str) -> None:
-        """400 for what no ring can ever take: it could only be too long for the model."""
+        """Raise 400 for a message that no ring can hold: it would be too long for the model anyway."""
         if num_bytes <= self._outbox.max_record_bytes:
             return
         raise RequestError(
@@ -189,7 +189,7 @@ class Backlog:
 
 
 def _message_of(items: Sequence[Item]) -> Message:
-    """Return the message that carries these; several are sequences of one request."""
+    """Return the message with these items; several items are sequences of one request."""
     first = items[0]
     if not isinstance(first, SequenceSubmit):
         return first
@@ -197,5 +197,5 @@ def _message_of(items: Sequence[Item]) -> Message:
 
 
 def _param_of(prompt: Prompt) -> str:
-    """The field of the request that a prompt came from."""
+    """Return the request field of a prompt."""
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

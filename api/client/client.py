@@ -1,12 +1,12 @@
-"""The api process's truth: every open sequence as its `Submit` plus the tokens delivered so far.
+"""The state of all open requests: every open sequence as its `Submit` plus the tokens delivered so far.
 
-Runs in the api process, on its event loop only. Route handlers open a `Generation` and wait on it; the actor hands in what the
-rings bring (`on_message`), new epochs of the actors behind (`on_peer`) and the time (`on_tick`). Owns the open sequences, the
-calls under way and the backlog of what a full ring refused.
+Runs in the api process, on its event loop only. Route handlers open a `Generation` and wait on it; the actor passes messages
+(`on_message`), new epochs of other actors (`on_peer`) and the time (`on_tick`). Owns the open sequences, the calls in progress
+and the backlog of messages that did not fit a ring.
 
-An open sequence survives any crash behind the api process: `on_peer` submits it again with `attempt + 1` and the tokens it has,
-and whatever an older attempt still sends is dropped. All sequences of one prompt go to one tokenizer,
-`tokenizer{crc32(group_id) % M}`: the choice is the api process's alone, a tokenizer never needs to know it.
+An open sequence survives any crash of another actor: `on_peer` submits it again with `attempt + 1` and the tokens it has, and
+late answers of older attempts are dropped. All sequences of one prompt go to one tokenizer, `tokenizer{crc32(group_id) % M}`;
+only the api process needs to know this rule.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from engine.process.shares import has_room
 from engine.process.topology import SCHEDULER, index_of, role_of
 
 CALL_TIMEOUT_S = 30.0
-MAX_CALLS = 256  # of one source, under way in one api process
-DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the api process only where nothing came from behind
+MAX_CALLS = 256  # in progress per source in one api process
+DEADLINE_GRACE_NS = 1_000_000_000  # the scheduler enforces deadlines; the api process only does if nothing arrived
 REMEMBER_ABORTS_NS = 10_000_000_000
 RETRY_NS = 200_000_000
 
 
 class _Call:
-    """A question to a tokenizer, kept until its answer is here."""
+    """A call to a tokenizer, kept until it is answered."""
 
     __slots__ = ("answer", "message", "tokenizer")
 
@@ -67,13 +67,13 @@ class _Call:
         self.answer = answer
 
     def next_attempt(self) -> Tokenize | Detokenize:
-        """Return the message to ask again after a crash. A new object: an older one may still wait in a backlog."""
+        """Return the message to send again after a crash. A new object: an older one may still wait in a backlog."""
         self.message = msgspec.structs.replace(self.message, attempt=self.message.attempt + 1)
         return self.message
 
 
 class EngineClient:
-    """All that this api process has open with the engine."""
+    """Everything that this api process has open with the engine."""
 
     def __init__(self, context: ActorContext) -> None:
         self._name = context.name
@@ -91,7 +91,7 @@ class EngineClient:
         self._recent_aborts: deque[tuple[int, str, Abort]] = deque()
         self._retries: deque[tuple[int, OpenSequence, int]] = (
             deque()
-        )  # due time, sequence, the attempt that a full queue refused
+        )  # due time, sequence, and the attempt that a full queue rejected
         self._held = HeldLogprobs()
         self._is_stopping = False
 
@@ -119,9 +119,9 @@ class EngineClient:
         abort_connection: Callable[[], None],
         release: Callable[[], None] = lambda: None,
     ) -> Generation:
-        """Submit the sequences of one HTTP request, in the order of its choices. 400 for one that no ring can take, 429 where
-        too many wait for a ring; nothing is open then. `release`: of what the sequences need, when they have ended. A request
-        may be longer than a ring: it follows as room comes, in turn with others."""
+        """Submit the sequences of one HTTP request, in the order of its choices. Raises 400 if one fits no ring, 429 if too
+        many wait for a ring; nothing is open then. `release` is called when the sequences have ended. A request may be longer
+        than a ring: it is sent as room becomes available, in turn with others."""
         if self._is_stopping:
             raise stopping()
         begin_ns = time.monotonic_ns()
@@ -159,7 +159,7 @@ class EngineClient:
         return generation
 
     def close(self, generation: Generation) -> None:
-        """Forget a request; its unfinished sequences are aborted."""
+        """Forget a request and abort its unfinished sequences."""
         self._generations.pop(generation.key, None)
         generation.release()
         if generation.is_finished:
@@ -171,7 +171,7 @@ class EngineClient:
         self._open_requests.set(len(self._sequences))
 
     def abort(self, request_id: str) -> bool:
-        """An operator's abort of a request, by the id that its client was given: its answer ends with finish reason "abort"."""
+        """Abort a request for an operator, by the id that its client got: its answer ends with finish reason "abort"."""
         generations = [g for key, g in self._generations.items() if request_id in (key, key.partition("~")[0])]
         for generation in generations:
             self._end_early([sequence for sequence in generation.sequences if not sequence.is_finished], "abort")
@@ -186,7 +186,7 @@ class EngineClient:
         truncate_prompt_tokens: int = 0,
         max_tokens: int = -1,
     ) -> Tokenized:
-        """For the client of `request`, who may leave."""
+        """Tokenize for the client of `request`, which may disconnect."""
         call_id, source = self._new_call_id(), source_of(request, self._config)
         call = Tokenize(call_id, self._name, prompt, returns_tokens, list(media), truncate_prompt_tokens, max_tokens, source)
         answer = await self._call_for(call, request.receive)
@@ -216,12 +216,12 @@ class EngineClient:
                 call.answer.set_result(message)
 
     def on_peer(self, name: str) -> None:
-        """An actor behind the api process came back with a new epoch: what it held is submitted again; of a scheduler, the
-        sequences of its replica and those that no replica has answered yet."""
+        """Handle an actor's new epoch: submit again what it held. For a scheduler: the sequences of its replica, and those that
+        no replica has answered yet."""
         is_scheduler = role_of(name) == SCHEDULER
         if not is_scheduler and name not in self._backlogs:
             return
-        places = (index_of(name), -1)  # -1: it may have been there, nobody has said yet
+        places = (index_of(name), -1)  # -1: it may have been there, but has not answered yet
         for generation in self._generations.values():
             for sequence in generation.sequences:
                 if not (sequence.is_finished or sequence.is_paused) and (
@@ -230,7 +230,7 @@ class EngineClient:
                     self._resubmissions.add(1)
                     self._backlogs[sequence.tokenizer].push(generation.key, _resubmitted(sequence))
         if not is_scheduler:
-            for _, tokenizer, abort in self._recent_aborts:  # it may have died before it handed them on
+            for _, tokenizer, abort in self._recent_aborts:  # it may have died before it passed them on
                 if tokenizer == name:
                     self._backlogs[name].push(abort.request_id, abort)
             for call in self._calls.values():
@@ -240,7 +240,8 @@ class EngineClient:
             backlog.flush()
 
     def on_tick(self, now_ns: int) -> None:
-        """Several times a second: retry what a full ring or queue refused, and enforce the limits that nobody behind did."""
+        """Retry what a full ring or queue rejected, and enforce limits that other actors did not. Called several times a
+        second."""
         for backlog in self._backlogs.values():
             backlog.flush()
         while self._recent_aborts and now_ns - self._recent_aborts[0][0] > REMEMBER_ABORTS_NS:
@@ -258,7 +259,7 @@ class EngineClient:
 
     @property
     def max_record_bytes(self) -> int:
-        """The longest message that every tokenizer's ring can take."""
+        """Size of the largest message that fits every tokenizer's ring."""
         return min(backlog.max_record_bytes for backlog in self._backlogs.values())
 
     @property
@@ -266,7 +267,7 @@ class EngineClient:
         return len(self._sequences)
 
     def stop(self, grace: bool) -> None:
-        """Take no new requests; without grace, end the open ones with an error as well."""
+        """Take no new requests; without grace, also end the open ones with an error."""
         self._is_stopping = True
         if not grace:
             for generation in list(self._generations.values()):
@@ -275,7 +276,7 @@ class EngineClient:
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _take_adapter(self, adapters: AdapterRegistry, use: AdapterUse | None, num_sequences: int) -> None:
-        """Sequences keep their adapter in the engine. 404 where it was unloaded since it was found."""
+        """Count sequences of an adapter, which keeps it in the engine. Raises 404 if it was unloaded meanwhile."""
         self._adapter_gauge.add(use, num_sequences)
         try:
             adapters.check_served(filter(None, (use,)))
@@ -340,15 +341,15 @@ class EngineClient:
             self._dropped.add(1)
         elif (
             rejected.status == 429 and rejected.attempt > 0
-        ):  # after a crash all come back at once; that costs nobody his answer
+        ):  # after a crash all requests come back at once; no client loses its answer for that
             self._retries.append((time.monotonic_ns() + RETRY_NS, sequence, rejected.attempt))
         else:
             self._forget(sequence)
-            sequence.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the sequences beside it
+            sequence.finish_reason = "rejected"  # nothing of it is left to abort; `fail` aborts the other sequences
             sequence.generation.fail(error)
 
     def _end_early(self, sequences: list[OpenSequence], reason: str) -> None:
-        """End sequences from here, with what they have."""
+        """End sequences early, with the tokens they have."""
         for sequence in sequences:
             self._abort(sequence, reason)
             sequence.pending.append(Delta(sequence.own.request_id, sequence.own.attempt, [], "", reason))
@@ -358,7 +359,7 @@ class EngineClient:
             self._open_requests.set(len(self._sequences))
 
     def _pause(self, generation: Generation) -> None:
-        """Take the sequences out of the engine until their reader has caught up. What it still sends for them is dropped."""
+        """Take the sequences out of the engine until their reader has caught up. Later outputs for them are dropped."""
         for sequence in generation.sequences:
             if not (sequence.is_finished or sequence.is_paused):
                 self._num_pauses.add(1)
@@ -367,18 +368,18 @@ class EngineClient:
                 sequence.is_paused = True
 
     def _holds_too_much(self, generation: Generation, num_more: int = 0) -> bool:
-        """Whether its source has no room for more log-probabilities, and another request of it is to end first."""
+        """Return whether its source has no room for more log-probabilities while another of its requests may end first."""
         if not generation.is_large or self._held.has_room(generation.source, num_more):
             return False
         return not generation.keeps_logprobs or generation is not self._oldest_of(generation.source)
 
     def _oldest_of(self, source: str) -> Generation | None:
-        """The oldest request of a source that keeps log-probabilities until its end, and waits for no reader."""
+        """Return the oldest request of a source that keeps log-probabilities until its end, and waits for no reader."""
         own = (g for g in self._generations.values() if g.source == source and g.keeps_logprobs and g.is_large)
         return next((g for g in own if not (g.is_finished or g.is_overfull)), None)
 
     def _resume_held(self) -> None:
-        """Have requests go on as far as their source has room again, the oldest first."""
+        """Resume paused requests as far as their sources have room again, the oldest first."""
         num_more = 0
         for generation in self._generations.values():
             if generation.is_paused and not generation.is_overfull:
@@ -387,7 +388,7 @@ class EngineClient:
                     self._resume(generation)
 
     def _resume(self, generation: Generation) -> None:
-        """Submit paused sequences again, with the tokens that they have: they go on as after a crash."""
+        """Submit paused sequences again with the tokens they have: they continue as after a crash."""
         if self._holds_too_much(generation):
             return
         for sequence in generation.sequences:
@@ -401,7 +402,7 @@ class EngineClient:
         self._send(sequence.tokenizer, sequence.generation.key, abort)
 
     def _finish(self, sequence: OpenSequence, reason: str) -> None:
-        """The sequence is open no more."""
+        """Finish a sequence."""
         sequence.finish_reason = reason
         self._measures.on_finished(reason)
         sequence.generation.num_unfinished -= 1
@@ -411,7 +412,7 @@ class EngineClient:
         self._forget(sequence)
 
     def _forget(self, sequence: OpenSequence) -> None:
-        """Nobody counts it any more."""
+        """Remove a sequence from all counts."""
         del self._sequences[sequence.own.request_id]
         self._adapter_gauge.add(sequence.generation.adapter, -1)
 
@@ -419,7 +420,7 @@ class EngineClient:
         return f"{self._name}.{self._epoch}.{next(self._call_ids)}"
 
     async def _call_for(self, message: Tokenize | Detokenize, receive: Receive) -> Tokenized | Detokenized:
-        """`_call`, given up where the client leaves. Raises ClientGone."""
+        """Return the result of `_call`, or give it up if the client disconnects. Raises ClientGone."""
         return await unless_gone(self._call(message), receive)
 
     async def _call(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:

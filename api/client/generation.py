@@ -1,6 +1,6 @@
-"""One HTTP request at the api process: its open sequences, and the wait for what they bring.
+"""One HTTP request in the api process: its open sequences, and the wait for their tokens.
 
-Lives in the event loop of the api process. Made by `client.EngineClient.open`, waited on by the route handlers.
+Lives in the event loop of the api process. Created by `client.EngineClient.open`; route handlers wait on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.messages import AdapterUse, DecodedLogprobs, Delta, Part, SequencePa
 STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
 MAX_PENDING = 1 << 16  # tokens and log-probabilities of a stream that wait for its reader; then its sequences are paused
-MAX_PENDING_DELTAS = 256  # of a sequence; then they become one
+MAX_PENDING_DELTAS = 256  # per sequence; then they are joined into one
 
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ def num_logprobs(entries: Sequence[DecodedLogprobs]) -> int:
 
 
 class ClientGone(TokamakError):
-    """The client closed its connection before its answer ended."""
+    """The client disconnected before its answer ended."""
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive) -> T:
-    """Return the result of `work`. ClientGone, and `work` is cancelled, if the client leaves first. `receive`: of the HTTP
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientGone. `receive`: of the HTTP
     request, after its body was read."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_gone(receive))
@@ -58,7 +58,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class OpenSequence:
-    """One sequence of a request: what was asked, what came, and what of that its response has not taken yet."""
+    """One sequence of a request: its parameters, its tokens so far, and those that its response has not taken yet."""
 
     __slots__ = (
         "_has_parts",
@@ -96,8 +96,8 @@ class OpenSequence:
         self.generation = generation
         self.delivered = array("i")
         self.pending: list[Delta] = []
-        self.num_pending = 0  # tokens and log-probabilities in there
-        self.is_paused = False  # not in the engine, which would make more than its reader takes
+        self.num_pending = 0  # pending tokens and log-probabilities
+        self.is_paused = False  # not in the engine, which would produce more than its reader takes
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[DecodedLogprobs] = []
         self.first_prompt_token = b""
@@ -105,15 +105,15 @@ class OpenSequence:
         self.num_cached_tokens = 0
         self.num_calls = 0
         self.num_reasoning_tokens = 0
-        self.num_computed_tokens = 0  # of the prompt, where its progress was asked for
-        self.num_accepted_prediction_tokens = 0  # once it has ended
+        self.num_computed_tokens = 0  # prompt tokens, if progress was requested
+        self.num_accepted_prediction_tokens = 0  # set when it has ended
         self.num_rejected_prediction_tokens = 0
         self.weight_versions: list[int] = []
-        self.pooled = b""  # float32, of an engine that pools
-        self.replica = -1  # that answers its present attempt; -1: none has yet
-        self.made_by = -1  # the replica that made the last of it; -1: there is nothing yet
+        self.pooled = b""  # float32, if the engine pools
+        self.replica = -1  # replica that answers the current attempt; -1: not known yet
+        self.made_by = -1  # replica of the latest tokens; -1: there are none
         self.cumulative_logprob = 0.0
-        self._has_parts = False  # some of it is more than text
+        self._has_parts = False  # it has parts other than text
         self.finish_reason = ""
         self.stop_reason: int | str | None = None
         self.first_token_ns = 0
@@ -125,12 +125,12 @@ class OpenSequence:
 
     @property
     def weight_version(self) -> str:
-        """The weight versions that made it, in order: "1", or "1,2" where they changed meanwhile."""
+        """Weight versions that produced it, in order: "1", or "1,2" if they changed meanwhile."""
         return ",".join(map(str, self.weight_versions))
 
     def accept(self, delta: Delta) -> None:
-        """Take in what one delta of the present attempt brings."""
-        if not self.num_prompt_tokens:  # a later attempt finds its own prompt in the cache, which the user need not know
+        """Add a delta of the current attempt."""
+        if not self.num_prompt_tokens:  # a later attempt finds its own prompt in the cache, which is not shown to the user
             self.num_prompt_tokens, self.num_cached_tokens = delta.num_prompt_tokens, delta.num_cached_tokens
         if delta.prompt_token_ids and not self.prompt_token_ids:
             self.prompt_token_ids = array("i", delta.prompt_token_ids).tolist()
@@ -156,21 +156,21 @@ class OpenSequence:
         self.pooled = delta.pooled
         self.num_accepted_prediction_tokens = delta.num_accepted_prediction_tokens
         self.num_rejected_prediction_tokens = delta.num_rejected_prediction_tokens
-        if delta.token_ids or delta.text or delta.finish_reason:  # otherwise it told the length of the prompt alone
+        if delta.token_ids or delta.text or delta.finish_reason:  # otherwise it only reported the length of the prompt
             self.pending.append(delta)
             self.num_pending += len(delta.token_ids) + num_logprobs(delta.logprobs)
             if len(self.pending) > MAX_PENDING_DELTAS:
                 self.pending = [self._joined()]
 
     def take(self) -> Delta:
-        """Everything since the last `take` as one delta: a piece of a stream, or a whole answer."""
+        """Return everything since the last `take` as one delta: a piece of a stream, or a whole answer."""
         joined = self.pending[0] if len(self.pending) == 1 else self._joined()
         self.pending, self.num_pending = [], 0
         self.generation.num_writing += num_logprobs(joined.logprobs)
         return joined
 
     def _joined(self) -> Delta:
-        """All pending deltas as one."""
+        """Join all pending deltas into one."""
         pending = self.pending
         return Delta(
             self.own.request_id,
@@ -192,12 +192,12 @@ class OpenSequence:
             num_scored_prompt_tokens=len(self.prompt_logprobs),
             replica=self.replica,
         )
-        self.replica = -1  # it may go to another one, and die there before that one has said a word
+        self.replica = -1  # it may go to another replica, and die there before its first answer
         return self.own
 
 
 def _joined(deltas: list[Delta], num_delivered: int) -> list[Part]:
-    """Their parts, those that belong together as one. `num_delivered`: the sequence's tokens, theirs included."""
+    """Return the joined parts of deltas. `num_delivered`: the sequence's tokens, including theirs."""
     joined: list[tuple[Part, list[str]]] = []
     num_tokens = num_known = num_delivered - sum(len(delta.token_ids) for delta in deltas)
     for delta in deltas:
@@ -233,28 +233,28 @@ class Generation:
         release: Callable[[], None] = lambda: None,
         held: HeldLogprobs | None = None,
     ) -> None:
-        """`resume`: its sequences, which were paused. `release`: of what its sequences needed, once the last has ended; may be
-        called again. `held`: what all requests hold."""
+        """`resume`: resumes its paused sequences. `release`: called when its last sequence has ended; may be called again.
+        `held`: the log-probabilities held by all requests."""
         self.shared = shared
-        self.request = request  # what is submitted, and again after a crash
+        self.request = request  # submitted, and again after a crash
         self.key = shared.key  # unique in the run
         self.sequences: list[OpenSequence] = []
         self.sequences_per_prompt = sequences_per_prompt
         self.num_unfinished = 0
-        self.writing_since_ns = 0  # not 0 while a write to the client is under way
-        self.num_writing = 0  # log-probabilities that were taken and may not be written yet
+        self.writing_since_ns = 0  # not 0 during a write to the client
+        self.num_writing = 0  # log-probabilities that were taken but may not be written yet
         self.num_held_logprobs = 0  # by this process
         self.num_kept_logprobs = 0  # those that stay until the end
         self.source = shared.source
         self._held = held or HeldLogprobs()
         self._is_streaming = is_streaming
-        self.keeps_logprobs = not is_streaming  # until the end; else until they are written
+        self.keeps_logprobs = not is_streaming  # until the end; otherwise until they are written
         self._abort_connection = abort_connection
         self._close = close
         self._resume = resume
         self.release = release
         self._has_changed = False
-        self._waiting: asyncio.Future[None] | None = None  # of the one who waits
+        self._waiting: asyncio.Future[None] | None = None  # of the handler that waits
         self._has_progressed = False
         self._error: TokamakError | None = None
 
@@ -264,7 +264,7 @@ class Generation:
 
     @property
     def weight_version(self) -> str:
-        """The weight versions that made any of its sequences, ascending: "1", or "1,2" where they changed meanwhile."""
+        """Weight versions that produced any of its sequences, ascending: "1", or "1,2" if they changed meanwhile."""
         return ",".join(map(str, sorted({version for sequence in self.sequences for version in sequence.weight_versions})))
 
     @property
@@ -273,13 +273,13 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that name the weights and replicas that made the answer."""
+        """Return headers that name the weights and replicas that produced the answer."""
         replicas = sorted({sequence.made_by for sequence in self.sequences if sequence.made_by >= 0})
         return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
 
     async def wait(self) -> None:
-        """Until a stream has something to take, or every sequence has ended; only one may wait at a time. Raises why the
-        request failed."""
+        """Wait until a stream has something to take, or every sequence has ended; only one caller may wait at a time. Raises
+        the error of a failed request."""
         if not self._has_changed:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
@@ -292,12 +292,12 @@ class Generation:
 
     @property
     def is_overfull(self) -> bool:
-        """Whether more waits for a slow reader than may."""
+        """Whether too much waits for a slow reader."""
         return self.writing_since_ns > 0 and sum(sequence.num_pending for sequence in self.sequences) > MAX_PENDING
 
     @property
     def is_large(self) -> bool:
-        """Whether it holds more for its client than is free."""
+        """Whether it holds more for its client than the free amount."""
         return self.num_held_logprobs > FREE and (self.keeps_logprobs or self.writing_since_ns > 0)
 
     @property
@@ -305,7 +305,7 @@ class Generation:
         return any(sequence.is_paused for sequence in self.sequences)
 
     def wrote(self) -> None:
-        """The reader has taken what was written: the sequences that waited for that go on."""
+        """Note that the reader has taken what was written; paused sequences continue."""
         self.writing_since_ns = 0
         if not self.keeps_logprobs:
             self._release(self.num_writing)
@@ -314,7 +314,7 @@ class Generation:
             self._resume(self)
 
     def hold(self, delta: Delta) -> None:
-        """Count what a delta brings. Log-probabilities of a prompt stay until the end."""
+        """Count the contents of a delta. Log-probabilities of a prompt stay until the end."""
         number = num_logprobs(delta.prompt_logprobs)
         self.num_kept_logprobs += number + (num_logprobs(delta.logprobs) if self.keeps_logprobs else 0)
         number += num_logprobs(delta.logprobs)
@@ -326,11 +326,11 @@ class Generation:
         self._held.add(self.source, -number)
 
     def answered(self) -> None:
-        """The answer was written, or its client left: nothing of it is held any more."""
+        """Note that the answer was written, or its client disconnected: nothing of it is held any more."""
         self._release(self.num_held_logprobs)
 
     def check_held(self) -> None:
-        """A request that wants too much to be held fails."""
+        """Fail a request that needs to hold too much."""
         if self.num_kept_logprobs > MAX_HELD_LOGPROBS:
             self.fail(
                 RequestError(
@@ -347,37 +347,37 @@ class Generation:
             self.stir()
 
     def stir(self) -> None:
-        """Wake a stream though it may have nothing to take: it has been silent for long."""
+        """Wake a stream that was silent for long, even if there is nothing to take."""
         self._has_changed = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     def has_progressed(self) -> None:
-        """More of a prompt is computed."""
+        """Note that more of a prompt is computed."""
         self._has_progressed = True
         self.wake()
 
     def take_progress(self) -> bool:
-        """Whether that was the case since the last call."""
+        """Return whether more was computed since the last call."""
         has_progressed, self._has_progressed = self._has_progressed, False
         return has_progressed
 
     def fail(self, error: TokamakError) -> None:
-        """End the request with an error; what the engine still does for it is aborted."""
+        """End the request with an error, and abort it in the engine."""
         if self._error is None and not self.is_finished:
             self._error = error
             self.stir()
             self.close()
 
     def leave(self) -> None:
-        """The client closed its connection."""
+        """Note that the client disconnected."""
         self.fail(ClientGone(f"request {self.key}: the client disconnected"))
 
     def close(self) -> None:
-        """Abort what has not finished. Does nothing where all has."""
+        """Abort what has not finished. Does nothing if everything has."""
         self._close(self)
 
     def drop_stalled_client(self, now_ns: int) -> None:
-        """Cut a client that has not read for a minute: what waits for it must not grow for ever."""
+        """Disconnect a client that has not read for a minute, so that its data does not grow without limit."""
         if self.writing_since_ns and now_ns - self.writing_since_ns > STALLED_CLIENT_NS:
             self._abort_connection()

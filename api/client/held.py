@@ -1,8 +1,9 @@
-"""How many log-probabilities one api process holds for clients, of each source.
+"""Number of log-probabilities that one api process holds for clients, per source.
 
 Each takes about a hundred bytes, and stays until its client has read it: in a stream until it is written, in a whole answer
-until that is read to its end. Where a source has no room, its sequences are paused (`EngineClient`), and go on when others of
-its answers have been read. Small answers always have room, and so has the oldest of a source: something always ends.
+until that is read to its end. If a source has no room, its sequences are paused (`EngineClient`) and continue when others of
+its answers have been read. Small answers always have room, and so has the oldest one of a source, so that there is always
+progress.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import Counter
 
 from engine.process.shares import has_room
 
-MAX_OF_SOURCE = 1 << 20  # log-probabilities, while no other source holds any
-FREE = 1 << 12  # of each request
+MAX_OF_SOURCE = 1 << 20  # log-probabilities of one source, while no other source holds any
+FREE = 1 << 12  # for each request
 
 
 class HeldLogprobs:
@@ -21,7 +22,7 @@ class HeldLogprobs:
         self._num_all = 0
 
     def add(self, source: str, number: int) -> None:
-        """More of them, or fewer."""
+        """Add to the count of a source; a negative number subtracts."""
         self._num_all += number
         self._num_held[source] += number
         if not self._num_held[source]:

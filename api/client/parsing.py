@@ -1,7 +1,6 @@
-"""Which tools an answer may call and must call, and what is looked for in it: the rules that all chat protocols share.
+"""Which tools an answer may or must call, and what is searched for in it: rules that all chat protocols share.
 
-Called by their handlers in the api process. No protocol knows how a model writes calls; what comes of them are the parts of
-`Delta`.
+Called by their handlers in the api process. No protocol depends on the model's format of calls; all use the parts of `Delta`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from engine.messages import Parsing
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    mode: Literal["auto", "none", "required", "named"] = "auto"  # named: a call of the one of `names`
-    names: Sequence[str] = ()  # that may be called; none: all
+    mode: Literal["auto", "none", "required", "named"] = "auto"  # named: a call of one of `names`
+    names: Sequence[str] = ()  # allowed tools; none: all
 
 
 def parsing_of(
@@ -30,8 +29,8 @@ def parsing_of(
     has_strict: bool = False,
     thinking_token_budget: int | None = None,
 ) -> Parsing | None:
-    """Return what the engine looks for in the answer. `tool_names`: of all tools, in order; `has_strict`: one of them is
-    strict. RequestError where a choice cannot be met."""
+    """Return what the engine looks for in the answer. `tool_names`: of all tools, in order. `has_strict`: one of them is
+    strict. Raises RequestError if the choice is not possible."""
     known: set[str] = set()
     for name in tool_names:
         if name in known:

@@ -9,7 +9,7 @@ FINISH_REASONS = ("stop", "length", "repetition", "abort", "timeout")
 
 
 class SequenceMeasures:
-    """Times are in ns, CLOCK_MONOTONIC."""
+    """Metrics of sequences. Times are in ns, CLOCK_MONOTONIC."""
 
     def __init__(self, context: ActorContext) -> None:
         self._prompt_tokens = context.counter("prompt_tokens_total")
@@ -26,18 +26,18 @@ class SequenceMeasures:
         self._max_tokens = context.histogram("request_params_max_tokens")
 
     def on_opened(self, generation: Generation) -> None:
-        """A request came, with all its sequences."""
+        """Count a new request with all its sequences."""
         self._num_sequences.observe(len(generation.sequences))
         max_tokens = generation.shared.sampling.max_tokens
         if max_tokens > 0:
             self._max_tokens.observe(max_tokens)
 
     def on_closed(self, generation: Generation) -> None:
-        """The last of a request's sequences ended."""
+        """Count a request when its last sequence has ended."""
         self._max_generation_tokens.observe(max(len(sequence.delivered) for sequence in generation.sequences))
 
     def on_tokens(self, sequence: OpenSequence, num_tokens: int, now_ns: int) -> None:
-        """A delivery brought so many tokens."""
+        """Count delivered tokens."""
         if not num_tokens:
             return
         self._generation_tokens.add(num_tokens)
@@ -49,11 +49,11 @@ class SequenceMeasures:
         sequence.last_token_ns = now_ns
 
     def on_finished(self, reason: str) -> None:
-        """A sequence ended, whoever ended it."""
+        """Count a sequence that ended, for any reason."""
         self._finished[reason].add(1)
 
     def on_answered(self, sequence: OpenSequence, now_ns: int) -> None:
-        """A sequence came to its own end."""
+        """Count a sequence that ended by itself."""
         num_tokens = len(sequence.delivered)
         self._prompt_tokens.add(sequence.num_prompt_tokens)
         self._request_prompt_tokens.observe(sequence.num_prompt_tokens)

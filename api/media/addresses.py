@@ -1,7 +1,7 @@
-"""Which hosts a link of a client may lead to: a server that fetches for strangers must not reach what only it can reach.
+"""Which hosts a client's link may lead to: a server that fetches for strangers must not expose hosts that only it can reach.
 
-Used by `download.py` in the api process. A name is resolved once; every address that it has is checked; and the connection goes
-to one of these very addresses, so that a second answer of the name service changes nothing.
+Used by `download.py` in the api process. A name is resolved once, all its addresses are checked, and the connection goes to one
+of these addresses, so that a later answer of the name service has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INNER_NETWORKS = tuple(
             "192.0.0.0/24",
             "192.88.99.0/24",  # 6to4 relays
             "240.0.0.0/4",
-            "::/96",  # IPv4 in IPv6, in four ways
+            "::/96",  # IPv4 in IPv6, in four notations
             "::ffff:0:0/96",
             "64:ff9b::/96",
             "64:ff9b:1::/48",
@@ -37,11 +37,11 @@ Address = IPv4Address | IPv6Address
 
 
 class ForbiddenAddressError(Exception):
-    """A host has an address that is not for clients. Says nothing of the address, which the client may not know."""
+    """A host has a forbidden address. The message does not contain the address, which the client may not know."""
 
 
 class Addresses:
-    """`allowed`: networks that are reached in spite of the rules (`--allowed-media-networks`)."""
+    """`allowed`: networks that are reachable despite the rules (`--allowed-media-networks`)."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._allowed = [ip_network(network) for network in allowed]
@@ -53,8 +53,9 @@ class Addresses:
         return address.is_global and not (is_inner or address.is_multicast or address.is_reserved)
 
     async def resolve(self, host: str, port: int, is_trusted: bool, slot: FetchSlot) -> list[str]:
-        """All addresses of a host, best first. ForbiddenAddressError where one is not for clients, unless the host is trusted;
-        OSError where it has none. In a thread of `slot`'s: the loop's own are few, and a slow name would hold up everybody."""
+        """Return all addresses of a host, best first. Raises ForbiddenAddressError if one is forbidden (unless the host is
+        trusted), and OSError if there is none. Runs in a thread of `slot`, because the loop has few threads and a slow name
+        would delay all."""
         found = await slot.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not addresses:

@@ -1,7 +1,7 @@
-"""Fetching what links of clients lead to: in parallel, in order, and never where a stranger must not lead a server.
+"""Fetches clients' links: in parallel, in order, and only from allowed hosts.
 
-Used by `request.py` in the api process. `Fetcher.fetch` gets one link; `download` gets many, and stops at the first that fails.
-Who may be reached is in `addresses.py`. No message tells an address, or more of a link than its client sent.
+Used by `request.py` in the api process. `Fetcher.fetch` gets one link; `download` gets many, and stops at the first failure.
+Allowed hosts are in `addresses.py`. Messages contain no addresses, and no more of a link than its client sent.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from engine.errors import RequestError
 if TYPE_CHECKING:
     import httpx2
 
-PIECES_OF_A_TURN = 32  # of an answer, after which others have a turn
+PIECES_OF_A_TURN = 32  # pieces of an answer, after which others have a turn
 MAX_REDIRECTS = 3
 MAX_TRIES = 2
-MAX_ADDRESSES = 3  # of a host, until one can be reached
-MAX_LINKS = 256  # under way at once
+MAX_ADDRESSES = 3  # tried per host
+MAX_LINKS = 256  # at once
 MAX_FILE_READS = 16
-RECEIVE_BYTES = 128 << 10  # of a connection in the kernel: the loop takes all that is there before anybody counts it
+RECEIVE_BYTES = 128 << 10  # receive buffer of a connection: the loop reads all of it before it is counted
 MAX_LINK_CHARACTERS = 8192
-VIDEO_FACTOR = 3  # a video may take so many times as long
+VIDEO_FACTOR = 3  # timeout of a video, as a multiple
 _USER_AGENT = "tokamak"
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PASSING = (502, 503, 504)  # worth another try
+_PASSING = (502, 503, 504)  # worth a retry
 _PORTS = {"http": 80, "https": 443}
 
 L = TypeVar("L")
@@ -48,8 +48,8 @@ T = TypeVar("T")
 async def download(
     links: Sequence[L] | str, fetch: Callable[[L], Awaitable[T]], max_workers: int = 8
 ) -> AsyncGenerator[T | RequestError, None]:
-    """Fetch each link with `fetch`, in their order, `max_workers` at a time. The first failure is the last that comes: what has
-    not begun never does, what is under way is cancelled. So it is where the caller stops early, and closes the iterator."""
+    """Fetch the links with `fetch`, in order, `max_workers` at a time. After the first failure, or when the caller closes the
+    iterator, waiting links are dropped and running fetches are cancelled."""
     waiting = deque[L]([links] if isinstance(links, str) else links)  # type: ignore[list-item]
     under_way = deque[asyncio.Future[T]]()
     try:
@@ -69,7 +69,7 @@ async def download(
 
 
 class _Link(msgspec.Struct, frozen=True):
-    """A link taken apart by nobody but us."""
+    """A parsed link."""
 
     scheme: str
     host: str
@@ -88,10 +88,10 @@ class _Link(msgspec.Struct, frozen=True):
 
 
 class Fetcher:
-    """One api process's way out."""
+    """Fetches links for one api process."""
 
     def __init__(self, config: EngineConfig, num_links: int | None = None) -> None:
-        """`num_links`: at a time, where there are descriptors for so many."""
+        """`num_links`: at a time, if there are enough descriptors."""
         num_links = MAX_LINKS if num_links is None else max(1, min(MAX_LINKS, num_links))
         self._addresses = Addresses(config.allowed_media_networks)
         self._domains = frozenset(domain.lower().rstrip(".") for domain in config.allowed_media_domains)
@@ -111,9 +111,9 @@ class Fetcher:
         came: Callable[[int], None] = lambda num_bytes: None,
         source: object = None,
     ) -> bytearray:
-        """Return the bytes behind a link; links of one `source` share its slots. RequestError, without `param`, where that is
-        nothing or too much, 429 where others' links left it no slot; or `came`'s, which is told of bytes before they are kept,
-        and of less than none when they are not kept any more."""
+        """Return the bytes of a link; links of one `source` share its slots. Raises RequestError, without `param`, if there are
+        none or too many, or 429 if other links left it no slot; or the error of `came`, which is called with bytes before they
+        are kept, and with a negative number when they are no longer kept."""
         timeout_s = self._timeout_s * (VIDEO_FACTOR if is_video else 1)
         scheme = link[:16].partition(":")[0].lower()
         fetched: Callable[[FetchSlot], Awaitable[bytearray]]
@@ -152,7 +152,7 @@ class Fetcher:
         raise invalid_link(f"redirects more than {MAX_REDIRECTS} times")
 
     async def _try(self, link: _Link, max_bytes: int, came: Callable[[int], None], slot: FetchSlot) -> bytearray | str:
-        """The content, or where it is instead; tried again where that may help."""
+        """Return the content, or the link that it redirects to; with retries if they may help."""
         if self._domains and link.host not in self._domains and not link.is_trusted:
             raise invalid_link(f"points to {link.host}, which is not in --allowed-media-domains")
         try:
@@ -170,7 +170,7 @@ class Fetcher:
         raise AssertionError
 
     async def _get(self, link: _Link, addresses: list[str], max_bytes: int, came: Callable[[int], None]) -> bytearray | str:
-        import httpx2  # imports much, which a server that fetches nothing does not need
+        import httpx2  # slow to import, not needed without links
 
         if self._transport is None:
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)  # slots limit them
@@ -222,7 +222,7 @@ class Fetcher:
         if not (self._store.access_key and self._store.secret_key):
             raise invalid_link(f"needs keys for {scheme}:, which this server does not have")
         key = unquote(key)
-        if not {".", ".."}.isdisjoint((bucket, *key.split("/"))):  # a proxy could take them for steps between directories
+        if not {".", ".."}.isdisjoint((bucket, *key.split("/"))):  # a proxy could interpret them as directories
             raise invalid_link('has "." or ".." as a path segment, which is not allowed')
         if not self._store.is_allowed(bucket, key):
             raise invalid_link(f"uses an object in bucket {bucket[:63]!r}, which is not in --allowed-object-buckets")
@@ -230,7 +230,7 @@ class Fetcher:
         return _Link(signed.scheme, signed.host, signed.port, signed.target, is_trusted=bool(self._store.endpoint))
 
     def _read_file(self, link: str, max_bytes: int) -> bytearray:
-        """A regular file beneath the allowed directory, whatever links lead where, also while it is looked at."""
+        """Return a regular file below the allowed directory, even if symbolic links are changed meanwhile."""
         if not self._local_path:
             raise invalid_link("is a file: link, and the server was started without --allowed-local-media-path")
         host, slash, path = link[len("file:") :].removeprefix("//").partition("/")
@@ -257,7 +257,7 @@ class Fetcher:
 
 
 class _Passing(Exception):
-    """A failure that another try may not meet."""
+    """A failure that a retry may avoid."""
 
 
 async def read_content(response: httpx2.Response, max_bytes: int, came: Callable[[int], None]) -> bytearray:
@@ -271,19 +271,19 @@ async def read_content(response: httpx2.Response, max_bytes: int, came: Callable
             came(len(piece))
             content += piece
             num_pieces += 1
-            if num_pieces % PIECES_OF_A_TURN == 0:  # a server may send thousands in what the kernel hands over at once
+            if num_pieces % PIECES_OF_A_TURN == 0:  # a server may send thousands of pieces at once
                 await asyncio.sleep(0)
             if len(content) > max_bytes:
                 raise too_large(None, max_bytes)
     except BaseException:
         came(-len(content))
-        content.clear()  # the error's traceback holds this frame for as long as nobody collects cycles
+        content.clear()  # the error's traceback keeps this frame until garbage collection
         raise
     return content
 
 
 def _parsed(text: str, most: int = MAX_LINK_CHARACTERS) -> _Link:
-    """A link over http. RequestError: it is none, or one that programs read differently."""
+    """Parse an http link. Raises RequestError if it is invalid, or ambiguous between programs."""
     if len(text) > most or _has_forbidden(text):
         raise invalid_link(f"has a backslash, a space or a control character, or is longer than {most} characters")
     try:
@@ -291,7 +291,7 @@ def _parsed(text: str, most: int = MAX_LINK_CHARACTERS) -> _Link:
         port = parts.port
         host = (parts.hostname or "").rstrip(".")
         host = host if host.isascii() else host.encode("idna").decode()
-    except ValueError:  # an open bracket, a port that is no number, a name that IDNA does not have
+    except ValueError:  # an open bracket, a port that is not a number, a name not allowed by IDNA
         raise invalid_link("is not a valid URL") from None
     if parts.scheme not in _PORTS:
         raise invalid_link(f"has the scheme {parts.scheme[:16]!r}; use http, https, data, s3, bos or, if enabled, file")

@@ -1,5 +1,5 @@
-"""Links to objects of a store, signed: `s3://bucket/key` and `bos://bucket/key` become https links that anyone may follow for a
-while (AWS Signature Version 4, query parameters).
+"""Signs links to objects of a store: `s3://bucket/key` and `bos://bucket/key` become https links that are valid for a while
+(AWS Signature Version 4, query parameters).
 
 Used by `download.py` in the api process. Keys come with the configuration.
 """
@@ -42,7 +42,7 @@ class ObjectStore(msgspec.Struct, frozen=True):
         )
 
     def is_allowed(self, bucket: str, key: str) -> bool:
-        """Whether clients may read an object."""
+        """Return whether clients may read an object."""
         for allowed in self.allowed_buckets:
             name, _, prefix = allowed.partition("/")
             if name in (bucket, ANY_BUCKET) and key.startswith(prefix):
@@ -51,7 +51,7 @@ class ObjectStore(msgspec.Struct, frozen=True):
 
 
 def presigned(store: ObjectStore, scheme: str, bucket: str, key: str, now: datetime) -> str:
-    """The link of an object, by path. `now`: UTC."""
+    """Return the link of an object, in path style. `now`: UTC."""
     region = store.region or _REGIONS[scheme]
     endpoint = store.endpoint or _ENDPOINTS[scheme].format(region=region)
     link = f"{endpoint.rstrip('/')}/{quote(bucket, safe='-_.~')}/{quote(key, safe='/-_.~')}"
@@ -59,7 +59,7 @@ def presigned(store: ObjectStore, scheme: str, bucket: str, key: str, now: datet
 
 
 def signed(link: str, store: ObjectStore, region: str, now: datetime, expires_s: int) -> str:
-    """A link without a query, with one that signs it."""
+    """Return a link (without a query) with a query that signs it."""
     parts = urlsplit(link)
     day, moment = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{day}/{region}/s3/aws4_request"

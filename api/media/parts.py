@@ -1,4 +1,4 @@
-"""The pictures and videos of a request body, in order, before anything of them is fetched or decoded.
+"""The images and videos of a request body, in order, before they are fetched or decoded.
 
 Used by the route handlers of the api process. Pure.
 """
@@ -20,22 +20,22 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """Item of media as a client sent it."""
+    """A media item as a client sent it."""
 
     path: str  # of its place in the body
     kind: str  # "image" | "video"
-    content: str  # a link, `data:` too, or of features base64
+    content: str  # a link (also `data:`), or base64 of features
     is_features: bool = False
     grid_thw: Grid | None = None
 
     @property
     def identity(self) -> MediaPart:
-        """Equal for parts that are the same item."""
+        """Key that is equal for parts with the same item."""
         return replace(self, path="")
 
 
 def take_parts(messages: list[Any]) -> list[MediaPart]:
-    """The parts of a conversation that was checked, each replaced there by what a tokenizer needs of it."""
+    """Return the media parts of a checked conversation, and replace each by what a tokenizer needs of it."""
     parts = []
     for place, message in enumerate(messages):
         content = message.get("content")
@@ -47,7 +47,7 @@ def take_parts(messages: list[Any]) -> list[MediaPart]:
 
 
 def completion_parts(body: CompletionMedia) -> list[MediaPart]:
-    """Those of a bare prompt: pictures, then videos; of each what is to be looked at, then what is encoded already."""
+    """Return the media parts of a bare prompt: images, then videos; of each kind first files, then encoded features."""
     data = body.multi_modal_data
     parts = []
     for kind, links, features, grids in (
@@ -131,7 +131,7 @@ def _grid(grid: list[int]) -> Grid:
 
 
 def bounds_of(offsets: list[int | list[int]]) -> Iterator[int]:
-    """First and last key of each token of `attention_mask_offset`."""
+    """Yield the first and last visible position of each token of `attention_mask_offset`."""
     last = len(offsets) - 1
     for place, entry in enumerate(offsets):
         first, end = (0, entry) if isinstance(entry, int) else (entry[0], entry[1])

@@ -1,7 +1,7 @@
-"""The media of one HTTP request: fetched or decoded into the media slab, and made known to be something.
+"""The media of one HTTP request: fetched or decoded into the media slab, then inspected by a media process.
 
-Runs in the event loop of the api process, which it never holds for long: base64 is decoded in pieces, with a turn of the loop
-after each. Limits come before the work that they are to prevent.
+Runs in the event loop of the api process without blocking it for long: base64 is decoded in pieces, with a turn of the loop
+after each. Limits are checked before the work that they prevent.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from engine.process.context import ActorContext
 from shm.slab import SlabHandle
 
 PIECE_CHARACTERS = 1 << 20  # of base64, decoded in one turn of the loop
-MAX_FRAMES = 10_000  # of a video that comes as pictures
+MAX_FRAMES = 10_000  # of a video sent as images
 _SCHEMES = ("http:", "https:", "data:", "s3:", "bos:", "file:")
 _FRAMES = "data:video/jpeg;base64,"
 _ESCAPED = (("%2B", "+"), ("%2b", "+"), ("%2F", "/"), ("%2f", "/"), ("%3D", "="), ("%3d", "="))
 
 
 class MediaRequests:
-    """Media of requests, for the handlers of one api process. `store` is None where the model takes text alone; `kinds`: what
-    else it takes."""
+    """Media of requests, for the handlers of one api process. `store` is None if the model takes only text. `kinds`: the media
+    that it takes."""
 
     def __init__(
         self, context: ActorContext, store: MediaStore | None, kinds: Collection[str], num_links: int = MAX_LINKS
@@ -51,9 +51,9 @@ class MediaRequests:
     async def gather(
         self, parts: list[MediaPart], request: Request, options: MediaOptions, key: str, deadline_ns: int = 0
     ) -> MediaLease:
-        """Return the items of a request's parts, in their order, held until somebody calls `release`. `request`: of a client
-        that may leave meanwhile; `key`: its name in the run; `deadline_ns` (CLOCK_MONOTONIC, 0: none): when it waits no longer.
-        RequestError, its `param` the part's path; ClientGone. Nothing is held then."""
+        """Return the items of a request's parts, in order, held until `release` is called. `request`: its client may disconnect
+        meanwhile. `key`: its id in the run. `deadline_ns` (CLOCK_MONOTONIC, 0: none): when it stops waiting. Raises
+        RequestError with the part's path as `param`, or ClientGone; then nothing is held."""
         config = self._config
         check_parts(parts, self._kinds, config.enable_mm_embeds, config.limit_mm_per_prompt)
         if self._store is None or not parts:
@@ -105,12 +105,12 @@ class _Gathering:
         self._name = name
         self._fetch = fetch
         self._settings = settings
-        self._source: object = source or self  # where nobody can tell, each request is one
+        self._source: object = source or self  # if unknown, each request is its own source
         self._overload = asyncio.get_running_loop().create_future()
 
     async def gather(self, parts: list[MediaPart]) -> None:
-        """RequestError: of the first part in order that is refused; where there is no room for one, or the time is over, none
-        is waited for."""
+        """Gather all parts. Raises the RequestError of the first rejected part in order; if there is no room for one, or the
+        time is over, no part is waited for."""
         work = asyncio.ensure_future(self._gather(parts))
         deadline_ns = self.lease.deadline_ns
         timeout_s = max(0, deadline_ns - time.monotonic_ns()) / 1e9 if deadline_ns else None
@@ -134,7 +134,7 @@ class _Gathering:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _gather(self, parts: list[MediaPart]) -> None:
-        """Parts that are the same are one item: a link is fetched once."""
+        """Gather the parts. Equal parts are one item, so that a link is fetched once."""
         distinct: dict[object, MediaPart] = {}
         for part in parts:
             distinct.setdefault(part.identity, part)
@@ -198,8 +198,8 @@ class _Gathering:
         return tuple([await self._decoded(frame, max_bytes) for frame in payload.split(",")])
 
     async def _decoded(self, text: str, max_bytes: int) -> SlabHandle:
-        """Base64 into the slab, piece by piece."""
-        if "%" in text:  # the three signs of base64 that links write so; others are refused with what else is none
+        """Decode base64 into the slab, piece by piece."""
+        if "%" in text:  # links escape three characters of base64; other escapes are rejected as invalid
             for escaped, sign in _ESCAPED:
                 text = text.replace(escaped, sign)
         text = text.rstrip("=")
@@ -214,7 +214,8 @@ class _Gathering:
 
 
 async def decode_base64(text: str, memory: memoryview) -> None:
-    """Base64 without its padding into memory for so much; the loop has a turn after each piece. RequestError: it is none."""
+    """Decode base64 without padding into memory of the right size; the loop has a turn after each piece. Raises RequestError if
+    it is invalid."""
     place = 0
     for start in range(0, len(text), PIECE_CHARACTERS):
         piece = text[start : start + PIECE_CHARACTERS]
@@ -222,7 +223,7 @@ async def decode_base64(text: str, memory: memoryview) -> None:
             decoded = binascii.a2b_base64(piece + "=" * (-len(piece) % 4))
         except (binascii.Error, ValueError) as error:
             raise _no_base64(str(error)) from None
-        if len(decoded) != _num_decoded(piece):  # letters that base64 does not have are passed over
+        if len(decoded) != _num_decoded(piece):  # characters outside the base64 alphabet are skipped
             raise _no_base64("contains characters that are not base64")
         memory[place : place + len(decoded)] = decoded
         place += len(decoded)

@@ -1,8 +1,8 @@
-"""The bytes of pictures and video while their requests are open, and what the media processes say of them.
+"""The bytes of images and video while their requests are open, and the facts from the media processes.
 
-Lives in the event loop of the api process, one for all requests. It is the producer of this process's media slab: what lies
-there stays until its request ends, so that whoever loses pixels can make them again. Which media process a call went to is
-known here alone; when that comes back with a new epoch, the call goes there again. A request has one call open at a time.
+Lives in the event loop of the api process, one for all requests. It is the producer of this process's media slab: files stay
+there until their request ends, so that lost pixels can be decoded again. It knows which media process got a call; if that
+restarts, the call is sent again. A request has one call open at a time.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class MediaStore:
         self._max_record_bytes = min(context.outbox(name).max_record_bytes for name in names)
         self._calls: dict[str, _Call] = {}
         self._call_ids = itertools.count()
-        self._num_coming_bytes = 0  # of links under way
+        self._num_coming_bytes = 0  # of links being fetched
         self._num_held_bytes = context.counter("media_held_bytes")
 
     def hold(self, request: str, deadline_ns: int = 0) -> MediaLease:
-        """For one request; at its deadline (0: it has none) nobody waits for what is held."""
+        """Return a lease for one request; after its deadline (0: none) nothing waits for its contents."""
         return MediaLease(self, request, deadline_ns)
 
     def allocate(self, num_bytes: int) -> SlabHandle:
-        """Room in the slab. RequestError (429) where there is none now."""
+        """Allocate room in the slab. Raises RequestError (429) if there is none now."""
         handle = self._slab.allocate(num_bytes)
         if handle is None:
             raise self._full(self._slab.num_used_bytes, num_bytes)
@@ -58,8 +58,8 @@ class MediaStore:
         return self._slab.writable(handle)
 
     def expect(self, num_bytes: int) -> None:
-        """Count bytes of a link that is not complete and so not in the slab yet; a negative number: they moved there, or were
-        dropped. RequestError (429) where it would not fit: slow links take no more memory than files that are there."""
+        """Count bytes of an incomplete link, which are not in the slab yet; a negative number: they moved there, or were
+        dropped. Raises RequestError (429) if they would not fit: slow links take no more memory than complete files."""
         num_used = self._slab.num_used_bytes + self._num_coming_bytes
         if num_bytes > 0 and num_used + num_bytes > self._slab.capacity_bytes:
             raise self._full(num_used, num_bytes)
@@ -87,7 +87,7 @@ class MediaStore:
         self._num_held_bytes.set(self._slab.num_used_bytes + self._num_coming_bytes)
 
     async def prepare(self, source: MediaSource, request: str, deadline_ns: int) -> MediaItem:
-        """Return the facts of an item's bytes. RequestError where the model can't read them."""
+        """Return the facts of an item. Raises RequestError if the model cannot read it."""
         call_id = f"{self._name}.{self._epoch}.{next(self._call_ids)}"
         media = media_of(request, list(self._outboxes))
         message = Prepare(call_id, self._name, self._epoch, source, request, deadline_ns)
@@ -125,7 +125,7 @@ class MediaStore:
             call.answer.set_result(message)
 
     def on_peer(self, name: str) -> None:
-        """A media process came back with a new epoch, and knows of nothing."""
+        """Handle a media process's restart: send its calls again."""
         outbox = self._outboxes.get(name)
         if outbox is not None:
             outbox.clear()
@@ -133,13 +133,13 @@ class MediaStore:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the rings take."""
+        """Send as much as fits."""
         for outbox in self._outboxes.values():
             outbox.flush()
 
 
 class MediaLease:
-    """Part of the slab that one request holds, and the facts of its items."""
+    """Part of the slab held by one request, and the facts of its items."""
 
     def __init__(self, store: MediaStore | None = None, request: str = "", deadline_ns: int = 0) -> None:
         self.items: list[MediaItem] = []
@@ -150,7 +150,7 @@ class MediaLease:
         self._handles: list[SlabHandle] = []
 
     def allocate(self, num_bytes: int) -> tuple[SlabHandle, memoryview]:
-        """Room until `release`, to be filled at once."""
+        """Allocate room until `release`, to be filled at once."""
         assert self._store is not None
         handle = self._store.allocate(num_bytes)
         self._handles.append(handle)
@@ -163,7 +163,7 @@ class MediaLease:
             return await self._store.prepare(source, self._request, self.deadline_ns)
 
     def release(self) -> None:
-        """Let go of all. Harmless a second time."""
+        """Release everything. Harmless if called again."""
         if self._store is not None and self._handles:
             self._store.release(self._handles)
             self._handles = []

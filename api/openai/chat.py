@@ -65,7 +65,7 @@ class ChatHead(msgspec.Struct):
 
 
 async def create_chat_completion(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     context = RequestContext.of(request)
     model = context.services.model
     fields = await context.fields(request)

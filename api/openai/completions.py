@@ -53,7 +53,7 @@ class CompletionHead(msgspec.Struct):
 
 
 async def create_completion(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     context = RequestContext.of(request)
     model = context.services.model
     fields = await context.fields(request)

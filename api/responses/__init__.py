@@ -1,5 +1,5 @@
-"""OpenAI's newer protocol: `/v1/responses`, whose input and output are items.
+"""OpenAI's newer protocol: `/v1/responses`, with items as input and output.
 
-`requests.py` is what clients send, `conversation.py` makes a chat request of it, `items.py` makes items and events of an
-answer's parts, `response.py` writes a response, `store.py` keeps it, `routes.py` has the routes. Read `routes.py` first.
+`requests.py` has the request bodies, `conversation.py` turns them into a chat request, `items.py` turns an answer's parts into
+items and events, `response.py` writes a response, `store.py` keeps it, `routes.py` has the routes. Read `routes.py` first.
 """

@@ -1,4 +1,5 @@
-"""Answers of the Responses API: responses, their items, events. Encoded by msgspec; the OpenAPI document is made of them."""
+"""Answers of the Responses API: responses, their items, events. Encoded by msgspec; the OpenAPI document is generated from
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
 class Reasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
     status: ItemStatus
-    summary: list[str] = []  # always empty: all of it is in the content
+    summary: list[str] = []  # always empty: the content has the complete reasoning
     content: list[ReasoningText]
     encrypted_content: str | None = None
 
@@ -182,7 +183,7 @@ class InputTokens(msgspec.Struct):
 
 
 class _Event(msgspec.Struct, kw_only=True, tag_field="type"):
-    sequence_number: int = 0  # from 0, without gaps; given when it is written
+    sequence_number: int = 0  # from 0, without gaps; set when it is written
 
 
 class _Lifecycle(_Event, kw_only=True):

@@ -1,9 +1,10 @@
-"""Responses with `background: true`: made while no client waits. Owned by one api process, at first the one that was asked.
+"""Responses with `background: true`: generated while no client waits. Owned by one api process, at first the one that got the
+request.
 
-A response is a file from its first moment on (`store.py`), so that each api process can show it, and so are the events of one
-with `stream: true`, from which a stream goes on where a client lost it, and what it is made of. Its request is an open one like
-any other: it outlives the death of all actors behind the api process. Where its own api process dies, the first that sees that
-claims it and makes it again (`takeover.py`).
+A response is a file from the beginning (`store.py`), so that every api process can return it. So are its request, and the
+events of a response with `stream: true`, from which a stream continues where a client lost it. Its request is like any other
+open one: it survives the death of other actors. If its own api process dies, the first one that notices claims it and generates
+it again (`takeover.py`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from engine.process.context import ActorContext
 from engine.process.shares import has_room
 
 if TYPE_CHECKING:
-    from api.responses.answers import OpenAIResponse  # of routes that most engines are never asked for
+    from api.responses.answers import OpenAIResponse  # of routes that most engines never use
 
-MAX_OPEN = 64  # of a source alone; twice as many of all
+MAX_OPEN = 64  # of a single source; twice as many in total
 TOUCH_INTERVAL_NS = 1_000_000_000
 _BUSY = (429, 503)
 
 
 class Writer(Protocol):
-    """Interface of `response.ResponseWriter` used here."""
+    """The part of `response.ResponseWriter` used here."""
 
     response: OpenAIResponse
 
@@ -55,19 +56,19 @@ Reopen = Callable[[StoredResponse, StoredRequest], Awaitable[tuple[Generation, W
 class BackgroundResponses:
     def __init__(self, context: ActorContext, store: ResponseStore) -> None:
         self.owner = f"{context.name}:{context.epoch}"
-        self.reopen: Reopen | None = None  # has the api ask the engine once more for a stored response
+        self.reopen: Reopen | None = None  # submits a stored response again
         self._context = context
         self._store = store
-        self._open: dict[str, str] = {}  # ids of responses that are made -> sources
-        self._unsaved: list[Writer] = []  # those that have ended, and found no room
+        self._open: dict[str, str] = {}  # ids of responses in progress -> sources
+        self._unsaved: list[Writer] = []  # ended, but there was no room to store them
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._touched_ns = 0
-        self._epochs: list[int] = []  # of all api processes, when responses were looked for that have lost theirs
+        self._epochs: list[int] = []  # of all api processes, at the last check for orphaned responses
         self._is_stopping = False
 
     def check_room(self, source: str) -> None:
-        """429 where too many are under way."""
+        """Raise 429 if too many are in progress."""
         num_own = Counter(self._open.values())[source]
         if not has_room(num_own, len(self._open), MAX_OPEN):
             raise RequestError(
@@ -81,7 +82,7 @@ class BackgroundResponses:
             )
 
     def begin(self, generation: Generation, writer: Writer, asked: StoredRequest) -> None:
-        """Take a request over. RequestError: it cannot be stored."""
+        """Take over a request. Raises RequestError if it cannot be stored."""
         response = writer.response
         if writer.num_bytes > MAX_RESPONSE_BYTES // 2:
             generation.close()
@@ -101,11 +102,11 @@ class BackgroundResponses:
         self._begin(response.id, asked.source, self._make(generation, writer, asked.is_streaming))
 
     def is_lost(self, response_id: str, stored: StoredResponse) -> bool:
-        """Whether the process that makes it has died, and no other can."""
+        """Return whether its process has died, and no other can generate it."""
         return self._is_orphan(stored) and not self._store.has_request(response_id)
 
     def stop(self) -> None:
-        """The process ends; what it makes goes on in another."""
+        """Stop: the process ends, and another one generates its responses."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
@@ -122,7 +123,7 @@ class BackgroundResponses:
         await waiting
 
     def on_tick(self, now_ns: int) -> None:
-        """Several times a second."""
+        """Check for changes. Called several times a second."""
         self._stir()
         epochs = [self._context.counters.actor(f"api{index}").epoch for index in range(self._context.config.api_processes)]
         if epochs != self._epochs and not self._is_stopping and self._claim_orphans():
@@ -143,7 +144,7 @@ class BackgroundResponses:
         return bool(epoch) and stored.owner != self.owner and self._context.counters.actor(name).epoch != int(epoch)
 
     def _claim_orphans(self) -> bool:
-        """Whether all responses that have lost their process have another now."""
+        """Claim orphaned responses; return whether all of them have a process again."""
         with self._store.claiming() as may_claim:
             for response_id in self._store.requested_ids() if may_claim else ():
                 data, asked = self._store.load(response_id), self._store.load_request(response_id)
@@ -158,7 +159,7 @@ class BackgroundResponses:
         return may_claim
 
     async def _make_again(self, response_id: str, stored: StoredResponse, asked: StoredRequest) -> None:
-        """Make a response again; retried while the engine has no room for it."""
+        """Generate a response again; retried while the engine has no room for it."""
         assert self.reopen is not None
         waits = growing_waits()
         while True:
@@ -201,7 +202,7 @@ class BackgroundResponses:
             generation.answered()
 
     def _save(self, writer: Writer) -> bool:
-        """Whether a response that has ended needs no more care."""
+        """Store a response; return whether it has ended and is done."""
         if not writer.keep():
             return False
         self._ended(writer.response.id)
@@ -224,12 +225,12 @@ class _Status(msgspec.Struct):
 
 
 def is_open(stored: StoredResponse) -> bool:
-    """Whether it is still made, as far as its file says."""
+    """Return whether it is still in progress, according to its file."""
     return msgspec.json.decode(stored.response, type=_Status).status in ("queued", "in_progress")
 
 
 def with_status(stored: StoredResponse, is_lost: bool) -> bytes:
-    """The response as clients see it. `is_lost`: one that has not ended never will."""
+    """Return the response for clients. `is_lost`: one that has not ended never will."""
     if is_lost and is_open(stored):
         stored = _failed(stored, "the HTTP process of this response stopped; send the request again")
     return bytes(stored.response)

@@ -1,7 +1,7 @@
-"""A body of the Responses API as a chat request. Pure.
+"""Translates a body of the Responses API to a chat request. Pure.
 
-Reasoning, what was said and the calls that follow are one message of the assistant. Calls that another server ran become calls
-with their results. What changes an answer and cannot be done is refused by name.
+Reasoning, text and the following calls are one message of the assistant. Calls that another server ran become calls with their
+results. Unsupported fields that would change the answer are rejected by name.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ Part = dict[str, Any]
 
 class ResponseTranslation(Translation, kw_only=True):
     tools: ToolSet
-    compacts: bool  # the answer is to be a summary
-    dropped: list[str]  # what is not in the prompt: types of tools, and of items
+    compacts: bool  # the answer must be a summary
+    dropped: list[str]  # not in the prompt: types of tools and items
 
 
 def translate(
@@ -76,8 +76,8 @@ def translate(
     compacts: bool = False,
     kept: Container[int] | None = None,
 ) -> ResponseTranslation:
-    """`items`: of the conversation, the first `num_past` of them those of an earlier response; `kept`: indexes of those
-    that are in the prompt, None: all. RequestError names the field as its client knows it."""
+    """Return the chat request. `items`: of the conversation; the first `num_past` are those of an earlier response. `kept`:
+    indexes of items in the prompt, None: all. Raises RequestError with the client's name of the field."""
     loaded = [tool for item in items if isinstance(item, (ToolSearchOutputItem, AdditionalToolsItem)) for tool in item.tools]
     tools = ToolSet(body.tools or (), loaded)
     turns = _Turns(tools)
@@ -127,12 +127,12 @@ def has_logprobs(body: ResponsesRequest) -> bool:
 
 
 class _Turns:
-    """The messages of the chat, and where each comes from."""
+    """The messages of the chat, and the place of each in the body."""
 
     def __init__(self, tools: ToolSet) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
-        self.compacts = False  # the client asks for a summary
+        self.compacts = False  # the client wants a summary
         self.dropped: list[str] = []
         self._tools = tools
 
@@ -217,7 +217,7 @@ class _Turns:
         self._assistant(place, is_new)["content"] = _content(_parts(item.content))
 
     def _assistant(self, place: str, is_new: bool = False) -> dict[str, Any]:
-        """The assistant's message that is being put together."""
+        """Return the assistant's message in progress."""
         if is_new or not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
             self.places.append(place)
@@ -229,7 +229,7 @@ def _text(text: str) -> Part:
 
 
 def _content(parts: list[Part]) -> str | list[Part]:
-    """A text alone as such."""
+    """Return the content; a single text as a string."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -238,7 +238,7 @@ def _parted(content: str | list[Part]) -> list[Part]:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Arguments of a call: an object, or its JSON text."""
+    """Return the arguments of a call: an object, or its JSON text."""
     return arguments if isinstance(arguments, (str, dict)) else {}
 
 
@@ -255,7 +255,7 @@ def _part(part: InputText | InputImage | PastText | PastRefusal) -> Part:
 
 
 def _reasoning(item: ReasoningItem) -> str:
-    """Its text; of another server's, the summary."""
+    """Return the text of the reasoning; if it is another server's, the summary."""
     if item.content:
         return "\n".join(part.text for part in item.content)
     try:

@@ -1,4 +1,4 @@
-"""Items of tools that another server ran: calls with their results in them, which become a call and its result here."""
+"""Items of tools that another server ran: calls that contain their results. They become a call and its result."""
 
 from __future__ import annotations
 
@@ -118,22 +118,22 @@ _LEFT_OUT = (McpListToolsItem, McpApprovalRequestItem, McpApprovalResponseItem, 
 
 
 def is_left_out(item: HostedItem) -> bool:
-    """Whether it tells a model nothing."""
+    """Return whether it contains nothing for the model."""
     return isinstance(item, _LEFT_OUT)
 
 
 def has_output_item(item: HostedItem) -> bool:
-    """Whether the client sends its result in an item of its own."""
+    """Return whether the client sends its result in a separate item."""
     return isinstance(item, (ComputerCallItem, ShellCallItem, ApplyPatchCallItem, ProgramItem))
 
 
 def is_output(item: HostedItem) -> bool:
-    """Whether it is the result alone; the call came before."""
+    """Return whether it is only the result; the call came before."""
     return type_of(item).endswith("_output")
 
 
 def call_of(item: HostedItem) -> tuple[str, str]:
-    """The name and the arguments of the call."""
+    """Return the name and the arguments of the call."""
     name = type_of(item).removesuffix("_call")
     given = {field: getattr(item, field) for field in _SHOWN if getattr(item, field) is not None}
     arguments = given.get("arguments")
@@ -144,7 +144,7 @@ def call_of(item: HostedItem) -> tuple[str, str]:
 
 
 def result_of(item: HostedItem) -> str:
-    """The result as text; pictures are left out."""
+    """Return the result as text; images are left out."""
     results = [value for field in _RESULTS if (value := getattr(item, field)) is not None]
     if isinstance(item, ProgramOutputItem) and item.result is not None:
         results.append(item.result)

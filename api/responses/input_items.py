@@ -1,4 +1,4 @@
-"""Input items of a stored response, as `GET /v1/responses/{id}/input_items` shows them. Pure."""
+"""Input items of a stored response, for `GET /v1/responses/{id}/input_items`. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom
 
 
 def identified(response_id: str, index: int, item: dict[str, Any]) -> dict[str, Any]:
-    """Item `index` with an id, the same at each call; a message has its content as parts, and is over."""
+    """Return item `index` with an id, the same in every call; a message gets its content as parts, and the status completed."""
     shown = dict(item)
     prefix = _PREFIXES.get(item.get("type", ""), "item")
     shown["id"] = item.get("id") or f"{prefix}_{digest(f'{response_id}.input.{index}')}"

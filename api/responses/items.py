@@ -1,4 +1,4 @@
-"""An answer's parts as items, and as the events of their growing: a stream's items are those of the whole response, ids too.
+"""Turns an answer's parts into items and events; a stream has the same items, with the same ids, as the whole response.
 
 Used by `response.py` in the api process.
 """
@@ -59,22 +59,23 @@ class Items:
     """Output items of one response. An item is open until another begins, or the response ends."""
 
     def __init__(self, response_id: str, tools: ToolSet, seals_reasoning: bool, compacts: bool = False) -> None:
-        """`seals_reasoning`: whether its items carry what brings them back; `compacts`: the content is a summary."""
-        self.items: list[OutputItem] = []  # those that are closed
+        """`seals_reasoning`: whether items of reasoning have content for later requests. `compacts`: the content is a
+        summary."""
+        self.items: list[OutputItem] = []  # closed items
         self._response_id = response_id
         self._tools = tools
         self._compacts = compacts
         self._seals_reasoning = seals_reasoning
-        self._open: Part | None = None  # its first part
-        self._tool = CalledTool("function", "")  # that it calls, if it is a call
+        self._open: Part | None = None  # the first part of the open item
+        self._tool = CalledTool("function", "")  # the called tool, if it is a call
         self._id = ""
         self._texts: list[str] = []
         self._logprobs: list[msgspec.Raw] = []
-        self._new_logprobs: list[msgspec.Raw] = []  # of tokens that are no part's yet
-        self._num_placed = 0  # tokens before these
+        self._new_logprobs: list[msgspec.Raw] = []  # of tokens that belong to no part yet
+        self._num_placed = 0  # number of tokens before these
 
     def take(self, parts: Iterable[Part], logprobs: list[msgspec.Raw]) -> list[ResponseEvent]:
-        """`logprobs`: of the tokens that came with these parts, as JSON; those of the content are kept."""
+        """Return the events for new parts. `logprobs`: of the tokens of these parts, as JSON; those of content are kept."""
         events: list[ResponseEvent] = []
         self._new_logprobs += logprobs
         for part in parts:
@@ -95,7 +96,7 @@ class Items:
                 events.append(OutputTextDelta(**place, delta=part.text, logprobs=logprobs))
             elif part.kind == "reasoning":
                 events.append(ReasoningTextDelta(**place, delta=part.text))
-            elif self._tool.kind == "function":  # the input of a custom tool is known when its JSON is
+            elif self._tool.kind == "function":  # the input of a custom tool is known when its JSON is complete
                 events.append(ArgumentsDelta(**place, delta=part.text))
         return events
 
@@ -111,7 +112,7 @@ class Items:
         return logprobs
 
     def close(self, status: ItemStatus = "completed") -> list[ResponseEvent]:
-        """Nothing more belongs to the item that is open."""
+        """Close the open item."""
         if self._open is None:
             return []
         text = "".join(self._texts)
@@ -140,7 +141,7 @@ class Items:
         return self._open is not None and self._open.kind == "call" and self._tool.kind == "custom"
 
     def _belongs(self, part: Part) -> bool:
-        """To the item that is open."""
+        """Return whether a part belongs to the open item."""
         if self._open is None or part.kind == "call":
             return False
         return part.kind == ("arguments" if self._open.kind == "call" else self._open.kind)
@@ -178,7 +179,7 @@ class Items:
 
 
 def ids_of(response_id: str, index: int) -> set[str]:
-    """The ids that an item of a response may have, by its kind."""
+    """Return the possible ids of an item, by its kind."""
     made = digest(f"{response_id}.{index}")
     return {f"{prefix}_{made}" for prefix in _PREFIXES.values()}
 
@@ -188,7 +189,7 @@ def digest(text: str) -> str:
 
 
 def _object(text: str) -> msgspec.Raw:
-    """A call's arguments; an empty object where a model wrote none."""
+    """Return a call's arguments; an empty object if the model wrote none."""
     try:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
@@ -197,7 +198,7 @@ def _object(text: str) -> msgspec.Raw:
 
 
 def _action(text: str) -> ShellExec:
-    """Return the command that a model wants to run; all of its text where that is not the expected JSON."""
+    """Return the command that a model wants to run; if it is not the expected JSON, all of its text."""
     try:
         return msgspec.json.decode(text, type=ShellExec)
     except msgspec.MsgspecError:

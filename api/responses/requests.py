@@ -1,7 +1,6 @@
-"""Bodies of the Responses API, with every range. Tools and items that only OpenAI's servers make are taken and left out of the
-prompt, or become text (`conversation.py`). Unknown fields are ignored, and so are `metadata` and `user`, which come back,
-`service_tier`, `max_tool_calls` and `prompt_cache_key`.
-"""
+"""Bodies of the Responses API, with allowed ranges. Tools and items that only OpenAI's servers produce are accepted and left
+out of the prompt, or become text (`conversation.py`). Unknown fields are ignored, and so are `service_tier`, `max_tool_calls`,
+`prompt_cache_key`, and `metadata` and `user`, which are returned."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ class ContextCompactionItem(CompactionItem, kw_only=True, tag_field="type", tag=
 
 
 class CompactionTriggerItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction_trigger"):
-    """The answer is a `compaction` item, a summary of all before."""
+    """Ask for a `compaction` item as the answer: a summary of everything before."""
 
 
 class ItemReference(msgspec.Struct, kw_only=True, tag_field="type", tag="item_reference"):
@@ -202,7 +201,7 @@ Includable = Literal[
 
 
 class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """Fields that make a prompt."""
+    """Fields that determine the prompt."""
 
     input: str | list[InputItem] | None = None
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None

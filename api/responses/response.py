@@ -31,7 +31,7 @@ from api.responses.conversation import ResponseTranslation, has_logprobs
 from api.responses.items import Items
 from api.responses.requests import ResponsesRequest
 from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
-from api.responses.told import ToldEvents
+from api.responses.sent_events import SentEvents
 from api.schemas.requests import dump
 from api.schemas.responses import encoder
 from api.sse import EventWriter
@@ -41,7 +41,7 @@ from engine.messages import Delta
 _ENDS: dict[str, type[ResponseEvent]] = {
     "completed": ResponseCompleted,
     "incomplete": ResponseIncomplete,
-    "cancelled": ResponseIncomplete,  # there is no event of that name
+    "cancelled": ResponseIncomplete,  # there is no event of this name
     "failed": ResponseFailed,
 }
 END_NAMES = {status: str(event.__struct_config__.tag) for status, event in _ENDS.items()}  # of the last event
@@ -60,22 +60,22 @@ class ResponseWriter(EventWriter):
         body: ResponsesRequest,
         translation: ResponseTranslation,
         response_id: str = "",
-        told: ToldEvents | None = None,
+        sent: SentEvents | None = None,
     ) -> None:
-        """`fields`: of the body as it was sent, with all items of the conversation as its `input`. `response_id`: of a response
-        that is made again, whose events so far are `told`."""
+        """`fields`: of the body, with all items of the conversation as its `input`. `response_id`: of a response that is
+        generated again, with its events so far in `sent`."""
         self._store = context.services.feature(ResponseStore)
         self._translation = translation
         self._items_sent = dump(fields["input"], "input")
         self._num_logprobs = (body.top_logprobs or 0) if has_logprobs(body) else None
-        self._told = told
-        self._num_events = told.number if told is not None else 0
+        self._sent = sent
+        self._num_events = sent.number if sent is not None else 0
         self._key = self._owner = ""
         if body.background:
             self._key, self._owner = context.key, context.services.feature(BackgroundResponses).owner
         reasoning = body.reasoning
         self.response = OpenAIResponse(
-            id=response_id or self._store.new_id(context.source),  # who knows it may read it: made of nothing that logs tell
+            id=response_id or self._store.new_id(context.source),  # the id grants access, so it contains nothing that is logged
             created_at=int(time.time()),
             status="queued" if body.background else "in_progress",
             background=bool(body.background),
@@ -139,14 +139,14 @@ class ResponseWriter(EventWriter):
         return [ResponseCreated(response=begun), second(response=begun)]
 
     def queue(self, generation: Generation) -> bytes:
-        """The first events of a response that is made in the background, which is kept from now on."""
+        """Return the first events of a background response, which is stored from now on."""
         (sequence,) = generation.sequences
         events = self._begun(sequence)
         self.response.store = self.keep()
         return self._encoded(events)
 
     def keep(self) -> bool:
-        """Whether the response is stored, as it is now."""
+        """Store the response in its current state; return whether it is stored."""
         made = encoder.encode(self.response.output)
         is_first = self._items_sent == b"[]"
         items = self._items_sent[:-1] + (b"" if is_first or made == b"[]" else b",") + made[1:]
@@ -161,7 +161,7 @@ class ResponseWriter(EventWriter):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the conversation and the response, as they are stored."""
+        """Stored size of the conversation and the response."""
         return len(self._items_sent) + len(encoder.encode(self.response))
 
     def _leave_queue(self) -> list[ResponseEvent]:
@@ -172,7 +172,7 @@ class ResponseWriter(EventWriter):
         return [ResponseInProgress(response=msgspec.structs.replace(self.response))]
 
     def _end(self, sequence: OpenSequence) -> list[ResponseEvent]:
-        """Close what is open, and keep the response before its client knows of it."""
+        """Close what is open, and store the response before its client gets it."""
         response = self.response
         response.usage = usage_of(sequence)
         if sequence.finish_reason == "abort" and response.background:
@@ -194,13 +194,13 @@ class ResponseWriter(EventWriter):
     def _ended(self) -> ResponseEvent:
         response = self.response
         response.output, response.completed_at = self._items.items, int(time.time())
-        if response.store and not response.background:  # `BackgroundResponses` keeps these, and tries again
+        if response.store and not response.background:  # `BackgroundResponses` stores these, with retries
             response.store = self.keep()
         return end_of(response)
 
     def _logprobs(self, sequence: OpenSequence, delta: Delta) -> list[msgspec.Raw]:
-        """A `TokenLogprob` of each token as JSON, which takes little and is copied into several events. None of the token that
-        ended the answer: it is no text."""
+        """Return a `TokenLogprob` of each token as JSON, which is compact and copied into several events. The token that ended
+        the answer has none, because it is not text."""
         if self._num_logprobs is None:
             return []
         is_end_hidden = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
@@ -209,20 +209,20 @@ class ResponseWriter(EventWriter):
         return [msgspec.Raw(encoder.encode(entry)) for entry in chat_logprobs(entries, LogprobsShown(self._num_logprobs))]
 
     def _encoded(self, events: list[ResponseEvent]) -> bytes:
-        if self._told is not None:
-            events = self._told.rest(events)
+        if self._sent is not None:
+            events = self._sent.rest(events)
         begin = self._num_events
         self._num_events += len(events)
         return b"".join(encoded(event, number) for number, event in enumerate(events, begin))
 
 
 def end_of(response: OpenAIResponse) -> ResponseEvent:
-    """The last event of a response that has ended."""
+    """Return the last event of a response that has ended."""
     return _ENDS[response.status](response=response)  # type: ignore[call-arg]
 
 
 def encoded(event: ResponseEvent, number: int) -> bytes:
-    """An event of a stream. `number`: its place in that, from 0."""
+    """Return an event of a stream. `number`: its position, from 0."""
     event.sequence_number = number
     tag = cast(str, event.__struct_config__.tag).encode()
     return b"event: %b\ndata: %b\n\n" % (tag, encoder.encode(event))
@@ -240,6 +240,6 @@ def usage_of(sequence: OpenSequence) -> ResponseUsage:
 
 
 def _raw(fields: dict[str, Any], name: str, default: Any) -> msgspec.Raw:
-    """A field as it was sent."""
+    """Return a field as it was sent."""
     value = fields.get(name)
     return msgspec.Raw(dump(default if value is None else value, name))

@@ -34,7 +34,7 @@ from engine.errors import ControlError, RequestError
 from engine.messages import AbortRequest
 from engine.process.log import printable
 
-MAX_ITEMS = 4096  # of a conversation, with what it goes on from
+MAX_ITEMS = 4096  # of a conversation, including previous responses
 MAX_REFERRED = 64  # items of a response that an item_reference can name
 CANCEL_TIMEOUT_S = 30.0
 MAX_EVENT_NUMBER = 999_999_999
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=InputTokensRequest)
 
 
 async def create_response(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     context = RequestContext.of(request)
     fields, body, translation, num_past = await _read(request, ResponsesRequest)
     translation.add_ours(fields, ResponsesRequest)
@@ -75,7 +75,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def compact_conversation(request: Request) -> Response:
-    """The route: the user's messages and a summary of all, to go on from."""
+    """Handle the route: return the user's messages and a summary, to continue from."""
     context = RequestContext.of(request)
     fields, _, translation, _ = await _read(request, InputTokensRequest, compacts=True)
     generation = await open_translated(request, translation)
@@ -99,13 +99,13 @@ async def compact_conversation(request: Request) -> Response:
 
 
 async def count_input_tokens(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     _, _, translation, _ = await _read(request, InputTokensRequest)
     return json_response(InputTokens(await count_translated(request, translation)))
 
 
 async def get_response(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     context = RequestContext.of(request)
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
@@ -123,7 +123,7 @@ async def get_response(request: Request) -> Response:
 
 
 async def cancel_response(request: Request) -> Response:
-    """The route: end one that is made in the background. Answers with the response as it is then."""
+    """Handle the route: end a background response, and return it."""
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
     if not msgspec.json.decode(stored.response)["background"]:
@@ -134,7 +134,7 @@ async def cancel_response(request: Request) -> Response:
 
 
 async def list_input_items(request: Request) -> Response:
-    """The route: what a response is an answer to, with what it went on from."""
+    """Handle the route: return the input of a response, including previous responses."""
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
     items = msgspec.json.decode(stored.items)
@@ -144,7 +144,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """The route."""
+    """Handle the route."""
     response_id = request.path_params["id"]
     await _ended(request, response_id, _found(request, response_id))
     if not RequestContext.of(request).services.feature(ResponseStore).delete(response_id):
@@ -153,13 +153,13 @@ async def delete_response(request: Request) -> Response:
 
 
 async def _read(request: Request, type_: type[T], compacts: bool = False) -> tuple[dict[str, Any], T, ResponseTranslation, int]:
-    """The fields of a body, in which `input` becomes all items of the conversation; the body; its chat request; and the number
-    of items that are those of an earlier response."""
+    """Return the fields of a body, with all items of the conversation as `input`; the body; its chat request; and the number of
+    items of earlier responses."""
     context = RequestContext.of(request)
     fields = await context.fields(request)
     _complete(fields)
     body = requests.convert(fields, type_)
-    await asyncio.sleep(0)  # what comes next may take as long
+    await asyncio.sleep(0)  # the next steps may take as long
     past: list[Any] = []
     if body.previous_response_id is not None:
         stored = _stored(request, body.previous_response_id)
@@ -188,7 +188,7 @@ async def _read(request: Request, type_: type[T], compacts: bool = False) -> tup
 
 
 def _asked(generation: Generation, fields: dict[str, Any], body: ResponsesRequest, num_past: int) -> StoredRequest:
-    """Return what another process needs to make the response again."""
+    """Return what another process needs to generate the response again."""
     shared = generation.shared
     seed = shared.sampling.seed
     return StoredRequest(
@@ -204,7 +204,7 @@ def _asked(generation: Generation, fields: dict[str, Any], body: ResponsesReques
 
 
 def _complete(fields: dict[str, Any]) -> None:
-    """A text is a user's message; an item with a role, and no type, is a message."""
+    """Normalize the input: a text is a user's message; an item with a role and no type is a message."""
     given = fields.get("input")
     if isinstance(given, str):
         fields["input"] = [{"type": "message", "role": "user", "content": given}]
@@ -216,7 +216,7 @@ def _complete(fields: dict[str, Any]) -> None:
 
 
 def _resolved(items: list[Any], store: ResponseStore) -> list[Any]:
-    """The items, with those of stored responses in place of references; a reference to none stays."""
+    """Return the items with references replaced by items of stored responses; a reference to none stays."""
     wanted = {item["id"] for item in items if isinstance(item, dict) and item.get("type") == "item_reference" and "id" in item}
     found: dict[Any, Any] = {}
     if wanted:
@@ -234,7 +234,8 @@ def _resolved(items: list[Any], store: ResponseStore) -> list[Any]:
 
 
 def _headers(context: RequestContext, translation: ResponseTranslation) -> dict[str, str]:
-    """Names what of a body is not in the prompt. A line of the log says so too, once for each set of names."""
+    """Return headers that name the parts of a body that are not in the prompt. A log line does so too, once for each set of
+    names."""
     if not translation.dropped:
         return {}
     dropped = printable(", ".join(translation.dropped)[:1024]).encode("ascii", "replace").decode()
@@ -257,14 +258,14 @@ def _found(request: Request, response_id: str) -> StoredResponse:
 
 
 async def _ended(request: Request, response_id: str, stored: StoredResponse) -> StoredResponse:
-    """A response that is made in the background, which is ended first; in whichever process."""
+    """Return a background response after ending it, in whichever process it is."""
     services = RequestContext.of(request).services
     deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
     aborted = ""
     while is_open(stored) and not services.feature(BackgroundResponses).is_lost(response_id, stored):
         if time.monotonic() > deadline_s:
             raise RequestError(f"{shown(response_id)} did not stop within {CANCEL_TIMEOUT_S:g} s; try again", status=503)
-        if aborted != stored.key:  # at first, and where another process has taken it up since
+        if aborted != stored.key:  # at first, and if another process has taken it over since
             if services.client.abort(stored.key):
                 aborted = stored.key
             else:

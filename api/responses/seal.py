@@ -1,4 +1,4 @@
-"""Text of this server's that clients keep and send back as `encrypted_content`; it is theirs, and no secret."""
+"""Encodes text that clients keep and send back as `encrypted_content`; it is their own text, and not secret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str) -> str:
-    """The text; ValueError where another server sealed it: what is encrypted is no UTF-8."""
+    """Return the text. Raises ValueError if another server sealed it: encrypted text is not UTF-8."""
     if not sealed:
         raise ValueError("nothing is sealed")
     return base64.b64decode(sealed, validate=True).decode()

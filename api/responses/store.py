@@ -1,7 +1,7 @@
-"""Responses that were answered, as files of the run: each api process finds those of all, and they end with the run.
+"""Stored responses, as files of the run: every api process can read all of them, and they are removed with the run.
 
-Used by the handlers of the api processes. A file appears whole or not at all. The number of files and their bytes are limited;
-where there is no room, the oldest of the source that has most go. An id begins with a digest of its source.
+Used by the handlers of the api processes. Files are written atomically. The number of files and their bytes are limited; if
+there is no room, the oldest ones of the source with the most are removed. An id begins with a digest of its source.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from api.access import owner_of
 log = logging.getLogger(__name__)
 
 MAX_RESPONSES = 1000
-MAX_RESPONSE_BYTES = 2 << 20  # of one: whoever goes on from it has it read at once
-MAX_BYTES = 64 << 20  # of all: a run's directory is often in memory
+MAX_RESPONSE_BYTES = 2 << 20  # of one response, because a request that continues it reads it at once
+MAX_BYTES = 64 << 20  # of all responses: run directories are often in memory
 MAX_EVENTS_BYTES = 8 << 20  # of the events of a stream that can be read again
 _ROOM_STEP = 1 << 18
 _READ_BYTES = 1 << 16
 _EVENTS = ".events"
 _REQUEST = ".request"
 _ID = re.compile(r"resp_[0-9a-f]{32}")
-_OWNER = slice(5, 13)  # of an id
+_OWNER = slice(5, 13)  # part of an id
 
 
 class StoredResponse(msgspec.Struct):
     response: msgspec.Raw
     items: msgspec.Raw  # of the conversation up to its end, as they may be sent
-    key: str = ""  # of the request that makes it in the background
-    owner: str = ""  # the api process that does, and its epoch: NAME:EPOCH
+    key: str = ""  # of the background request that generates it
+    owner: str = ""  # the api process that generates it, and its epoch: NAME:EPOCH
 
 
 class StoredRequest(msgspec.Struct):
     """Request of a background response, without the items that are stored with it."""
 
-    fields: msgspec.Raw  # of the body, but for `input`
-    num_past: int  # items of an earlier response
+    fields: msgspec.Raw  # of the body, except `input`
+    num_past: int  # items of earlier responses
     is_streaming: bool
     source: str
     priority: int
-    replica: int  # that its client asked for; -1: none
+    replica: int  # requested by its client; -1: any
     seed: int
     arrival_ns: int  # CLOCK_MONOTONIC
 
@@ -61,11 +61,11 @@ class ResponseStore:
         self._max_bytes = max_bytes
 
     def new_id(self, source: str) -> str:
-        """An id for a response to a client of `source` (`source_of` of `api/access.py`)."""
+        """Return a new id for a response to a client of `source` (`source_of` in `api/access.py`)."""
         return f"resp_{owner_of(self._directory, source)}{secrets.token_hex(12)}"
 
     def save(self, response_id: str, data: bytes) -> bool:
-        """Whether it is kept."""
+        """Store a response; return whether it was stored."""
         if len(data) > min(self._max_bytes, MAX_RESPONSE_BYTES):
             return False
         return self._write(response_id, data)
@@ -85,7 +85,7 @@ class ResponseStore:
         return True
 
     def load(self, response_id: str) -> bytes | None:
-        """None: there is none, or it had to go."""
+        """Return a stored response; None: there is none, or it was removed."""
         if _ID.fullmatch(response_id) is None:
             return None
         try:
@@ -94,7 +94,7 @@ class ResponseStore:
             return None
 
     def save_request(self, response_id: str, asked: StoredRequest) -> bool:
-        """Keep what a response is made of until it has ended. Whether it is kept."""
+        """Store the request of a response until that has ended; return whether it was stored."""
         return self._write(f"{response_id}{_REQUEST}", msgspec.json.encode(asked))
 
     def load_request(self, response_id: str) -> StoredRequest | None:
@@ -109,12 +109,12 @@ class ResponseStore:
         return (self._directory / f"{response_id}{_REQUEST}").exists()
 
     def delete_request(self, response_id: str) -> None:
-        """Its response has ended."""
+        """Remove the request of a response that has ended."""
         with contextlib.suppress(OSError):
             (self._directory / f"{response_id}{_REQUEST}").unlink()
 
     def requested_ids(self) -> list[str]:
-        """The ids of all responses that have a stored request."""
+        """Return the ids of all responses with a stored request."""
         try:
             return [name.removesuffix(_REQUEST) for name in os.listdir(self._directory) if name.endswith(_REQUEST)]
         except OSError:
@@ -122,7 +122,7 @@ class ResponseStore:
 
     @contextlib.contextmanager
     def claiming(self) -> Iterator[bool]:
-        """Whether this process alone may claim responses, within."""
+        """Yield whether this process alone may claim responses inside the block."""
         if not self._directory.exists():
             yield True
             return
@@ -139,7 +139,7 @@ class ResponseStore:
             os.close(file)
 
     def append_events(self, response_id: str, data: bytes) -> bool:
-        """Events of a stream, behind those that are there. Whether they are kept: there is a limit, and disks are full."""
+        """Append events to a stream; return whether they were stored: there is a limit, and disks may be full."""
         path = self._directory / f"{response_id}{_EVENTS}"
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -158,7 +158,7 @@ class ResponseStore:
             return False
 
     def events(self, response_id: str, begin: int) -> bytes | None:
-        """Whole events from the byte `begin` on; None: none are kept."""
+        """Return whole events from byte `begin` on; None: none are stored."""
         if _ID.fullmatch(response_id) is None:
             return None
         try:
@@ -172,7 +172,7 @@ class ResponseStore:
         return data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
 
     def cut_events(self, response_id: str) -> bytes:
-        """All whole events of a stream; what is behind them, of a process that died, is removed. OSError."""
+        """Return all whole events of a stream, and remove an incomplete rest, left by a process that died. Raises OSError."""
         path = self._directory / f"{response_id}{_EVENTS}"
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n\n") + 2] if b"\n\n" in data else b""
@@ -180,7 +180,7 @@ class ResponseStore:
         return whole
 
     def touch(self, response_ids: Iterable[str]) -> None:
-        """Responses that are still made are the last to go."""
+        """Mark responses in progress as recently used, so that they are removed last."""
         for response_id in response_ids:
             for name in (response_id, f"{response_id}{_EVENTS}", f"{response_id}{_REQUEST}"):
                 with contextlib.suppress(OSError):
@@ -194,7 +194,7 @@ class ResponseStore:
             return []
 
     def delete(self, response_id: str) -> bool:
-        """Whether there was one."""
+        """Delete a response; return whether there was one."""
         if _ID.fullmatch(response_id) is None:
             return False
         try:
@@ -206,8 +206,8 @@ class ResponseStore:
         return True
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the oldest files of the source that has the most files (or bytes, where these are too many). Other processes
-        do the same: a file may be gone already."""
+        """Remove the oldest files of the source with the most files (or bytes, if these are too many). Other processes do the
+        same, so a file may be gone already."""
         found: list[tuple[int, int, str]] = []  # time, bytes, name
         for entry in os.scandir(self._directory):
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""The stream of a response that is made in the background, from any event on, as often as clients ask.
+"""The stream of a background response, from any event on, as often as clients ask.
 
-Runs in the api process, and reads what `background.py` writes, in whichever process. Where the last events are missing (a full
-disk, a process that died), the stored response makes the end.
+Runs in the api process, and reads what `background.py` writes in any of them. If the last events are missing (a full disk, a
+process that died), the end is made from the stored response.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from api.sse import KEEP_ALIVE
 
 
 class StoredEvents(Response):
-    """The answer to a request for such a stream."""
+    """The response to a request for such a stream."""
 
     media_type = "text/event-stream"
 
     def __init__(self, services: Services, response_id: str, first: int = 0, headers: Mapping[str, str] | None = None) -> None:
-        """`first`: number of the first event that is sent."""
+        """`first`: number of the first event to send."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._services = services
         self._response_id = response_id
         self._first = first
         self._num_read = 0  # events
-        self._place = 0  # bytes of these
+        self._place = 0  # their bytes
         self._has_end = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,13 +55,13 @@ class StoredEvents(Response):
         interval_ns = int(self._services.context.config.sse_keep_alive_interval_s * 1e9)
         written_ns = time.monotonic_ns()
         while True:
-            end = self._end()  # before events are read: an end that is stored then has its events there, if anywhere
+            end = self._end()  # before events are read: if an end is stored, its events are stored by then, if at all
             while events := self._next():
                 await self._write(send, b"".join(events))
                 written_ns = time.monotonic_ns()
             if self._has_end or end is not None:
                 break
-            if self._services.feature(BackgroundResponses).is_stopping:  # its reader comes back, to another process
+            if self._services.feature(BackgroundResponses).is_stopping:  # the client reconnects, to another process
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             if interval_ns and time.monotonic_ns() - written_ns > interval_ns:
@@ -80,7 +80,7 @@ class StoredEvents(Response):
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _next(self) -> list[bytes]:
-        """Events that are there and were not read, from `first` on; an empty event stands for those before it."""
+        """Return new events from `first` on; earlier ones are returned as empty."""
         data = self._services.feature(ResponseStore).events(self._response_id, self._place) or b""
         self._place += len(data)
         events = [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
@@ -91,7 +91,7 @@ class StoredEvents(Response):
         return [event if begin + index >= self._first else b"" for index, event in enumerate(events)]
 
     def _end(self) -> dict[str, Any] | None:
-        """The stored response where that will not change any more, empty where it is gone; None: it may change."""
+        """Return the stored response if it will not change any more, empty if it is gone; None: it may change."""
         data = self._services.feature(ResponseStore).load(self._response_id)
         if data is None:
             return {}
@@ -103,7 +103,7 @@ class StoredEvents(Response):
         return found
 
     def _encoded(self, response: dict[str, Any]) -> bytes:
-        """The last event of a response."""
+        """Return the last event of a response."""
         name = END_NAMES[response["status"]]
         event = {"type": name, "sequence_number": self._num_read, "response": response}
         return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(event))

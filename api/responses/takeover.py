@@ -1,7 +1,7 @@
-"""A response that is made in the background, whose HTTP process died, is made again by another, for the same reader.
+"""Generates a background response again after its HTTP process died, for the same reader.
 
-Runs in the api process, which has claimed the response (`background.py`). The request is that of its client, with the seed that
-was drawn for it, so the answer is the same.
+Runs in the api process, which has claimed the response (`background.py`). The request is the client's, with the seed that was
+chosen for it, so the answer is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from api.request_context import ABORT_KEY, SCOPE_KEY, RequestContext, Services
 from api.responses.requests import InputTokensRequest, ResponsesRequest
 from api.responses.response import ResponseWriter
 from api.responses.store import ResponseStore, StoredRequest, StoredResponse
-from api.responses.told import ToldEvents
+from api.responses.sent_events import SentEvents
 from api.responses.truncation import fitted
 from api.schemas.requests import convert
 from api.submission import RANK_HEADER
@@ -32,7 +32,7 @@ class _Known(msgspec.Struct):
 
 
 async def opened(services: Services, stored: StoredResponse, asked: StoredRequest) -> tuple[Generation, ResponseWriter]:
-    """The request of a stored response, in the engine once more, and who writes the response. RequestError."""
+    """Submit the request of a stored response again; return it and the writer of the response. Raises RequestError."""
     known = msgspec.json.decode(stored.response, type=_Known)
     context = RequestContext(services, stored.key, stored.key, asked.source)
     context.arrival_ns = asked.arrival_ns
@@ -44,14 +44,14 @@ async def opened(services: Services, stored: StoredResponse, asked: StoredReques
     translation = await fitted(request, body, whole.input, asked.num_past)
     translation.add_ours(fields, ResponsesRequest)
     translation.fields |= {"stream": True, "seed": asked.seed}
-    told = ToldEvents(services.feature(ResponseStore).cut_events(known.id)) if asked.is_streaming else None
+    sent = SentEvents(services.feature(ResponseStore).cut_events(known.id)) if asked.is_streaming else None
     name = services.model.resolve(body.model)
-    writer = ResponseWriter(context, name, fields, body, translation, known.id, told)
+    writer = ResponseWriter(context, name, fields, body, translation, known.id, sent)
     writer.response.created_at, writer.response.status = known.created_at, known.status  # type: ignore[assignment]
     generation = await open_translated(request, translation)
     generation.keeps_logprobs = True
     await generation.wait()
-    generation.stir()  # for the next who waits
+    generation.stir()  # for the next waiter
     return generation, writer
 
 
@@ -71,4 +71,4 @@ def _scope(context: RequestContext, asked: StoredRequest) -> Scope:
 
 async def _never() -> Message:
     await asyncio.Event().wait()
-    raise AssertionError("nobody leaves")
+    raise AssertionError("no client disconnects")

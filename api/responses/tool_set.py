@@ -1,6 +1,6 @@
-"""Which tools a prompt shows, under which names, and what a call by such a name is to the client. Pure.
+"""Which tools are in a prompt, under which names, and which of the client's tools a call means. Pure.
 
-A tool of a namespace has its own name in the prompt, or NAMESPACE__NAME where another tool has the same.
+A tool of a namespace has its own name in the prompt, or NAMESPACE__NAME if another tool has the same name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Kind = Literal["function", "custom", "tool_search", "local_shell"]
 
 
 class CalledTool(msgspec.Struct, frozen=True):
-    """Name and kind by which the client knows a tool."""
+    """Name and kind of a tool, as known to the client."""
 
     kind: Kind
     name: str
@@ -51,7 +51,7 @@ class CalledTool(msgspec.Struct, frozen=True):
 
 class ToolSet:
     def __init__(self, tools: Iterable[Tool], loaded: Iterable[Tool] = ()) -> None:
-        """`tools`: those of the request; `loaded`: those that its items brought, which were found by a search."""
+        """`tools`: of the request. `loaded`: found by a search, in its items."""
         tools = list(tools)
         self.dropped: list[str] = []  # types of tools that are not run here
         self._searches = any(isinstance(tool, ToolSearch) and tool.execution == "client" for tool in tools)
@@ -70,7 +70,7 @@ class ToolSet:
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        """Tools of a chat request."""
+        """Return the tools for a chat request."""
         return [
             {"type": "function", "function": function | {"name": self._names[tool]}}
             for tool, function in self._functions.items()
@@ -81,14 +81,14 @@ class ToolSet:
         return self._called.get(name) or CalledTool("function", name)
 
     def name_of(self, name: str, namespace: str | None) -> str:
-        """The name in the prompt of a tool that a client names."""
+        """Return the name in the prompt of a client's tool."""
         for tool, in_prompt in self._names.items():
             if tool.name == name and (namespace is None or tool.namespace == namespace):
                 return in_prompt
         return name
 
     def choice(self, choice: Any) -> Any:
-        """A `tool_choice` as that of a chat request."""
+        """Return a `tool_choice` for a chat request."""
         if choice is None or isinstance(choice, str):
             return choice
         if not isinstance(choice, ChosenTools):

@@ -1,6 +1,5 @@
-"""Tools of the Responses API as its clients send them. Those that only OpenAI's servers can run are taken and left out of the
-prompt (`tool_set.py`).
-"""
+"""Tools in requests of the Responses API. Those that only OpenAI's servers can run are accepted and left out of the prompt
+(`tool_set.py`)."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
 
 
 class NamespaceTool(msgspec.Struct, kw_only=True, tag_field="type", tag="namespace"):
-    """Tools with a common name before theirs; calls of them say which."""
+    """Tools with a common prefix; calls name it."""
 
     name: FunctionName
     description: str | None = None
@@ -55,11 +54,11 @@ class ToolSearch(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_searc
 
 
 class LocalShell(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell"):
-    """Commands that the client runs."""
+    """Run commands on the client."""
 
 
 class HostedTool(msgspec.Struct, kw_only=True):
-    """A tool that only OpenAI's servers run: left out of the prompt."""
+    """A tool that only OpenAI's servers run; left out of the prompt."""
 
 
 HOSTED_TOOLS = {
@@ -104,7 +103,7 @@ class ChosenCustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="cust
 
 
 class ChosenNamespace(msgspec.Struct, kw_only=True, tag_field="type", tag="namespace"):
-    """All of its tools."""
+    """All tools of a namespace."""
 
     name: FunctionName
 

@@ -1,7 +1,7 @@
-"""`truncation: "auto"`: which items of a conversation are in a prompt that would be too long with all. Runs in the api process.
+"""`truncation: "auto"`: drops items of a conversation from a prompt that would be too long. Runs in the api process.
 
-The oldest go first, whole turns while there are several, then what an assistant did within the last one. Instructions stay, and
-so does the last message of the user.
+The oldest are dropped first: whole turns while there are several, then the assistant's items within the last one. Instructions
+and the last message of the user stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOO_LONG = "context_length_exceeded"
 async def fitted(
     request: Request, body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool = False
 ) -> ResponseTranslation:
-    """The chat request of a conversation, or of what there is room for where the body wants that."""
+    """Return the chat request of a conversation, truncated if necessary and if the body allows that."""
     translation = translate(body, items, num_past, compacts)
     if body.truncation == "auto":
         return await truncated(request, body, items, num_past, compacts) or translation
@@ -41,7 +41,7 @@ async def fitted(
 async def truncated(
     request: Request, body: InputTokensRequest, items: list[InputItem], num_past: int, compacts: bool
 ) -> ResponseTranslation | None:
-    """The chat request of as many items as there is room for, beside an answer; None: all fit, or none of the choices does."""
+    """Return the chat request with as many items as fit beside an answer; None: all fit, or no choice does."""
     limit = RequestContext.of(request).services.model.max_model_len
     max_tokens = body.max_output_tokens if isinstance(body, ResponsesRequest) else None
 
@@ -57,7 +57,7 @@ async def truncated(
     if await fits(None, min(max_tokens or 1, limit // 2)):
         return None
     choices = choices_of(items)
-    low, high = 0, len(choices)  # those before `low` are too long, those from `high` on fit
+    low, high = 0, len(choices)  # choices before `low` are too long, those from `high` on fit
     while low < high:
         middle = (low + high) // 2
         if await fits(choices[middle], min(max_tokens or limit // 4, limit // 2)):
@@ -72,7 +72,7 @@ async def truncated(
 
 
 def choices_of(items: list[InputItem]) -> list[frozenset[int]]:
-    """Indexes of the items that may be kept, from most to fewest."""
+    """Return the possible sets of kept items (by index), from most to fewest."""
     fixed = {index for index, item in enumerate(items) if _is_fixed(item)}
     users = [index for index, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
     choices = [fixed | set(range(begin, len(items))) for begin in users[1:]]
