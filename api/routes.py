@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from api import admin, health
 from api.dashboard import dashboard, show_log
 from api.endpoint import ALWAYS, LINES, Endpoint, Handler, Shapes, Type, on_first_use
-from api.ollama.errors import REFUSED_ORDERS
+from api.ollama.errors import REFUSED_COMMANDS
 from api.openai.chat import create_chat_completion, render_chat_completion
 from api.openai.completions import create_completion
 from api.page_files import page
@@ -160,7 +160,7 @@ ENDPOINTS = (
         "api.anthropic.messages.create_message",
         "Answer a conversation (Anthropic)",
         "api.anthropic.answers.AnthropicMessage",
-        (("api.anthropic.requests.MessagesRequest", requests.DrawingFields),),
+        (("api.anthropic.requests.MessagesRequest", requests.SamplingFields),),
         "api.anthropic.answers.MessageEvent",
     ),
     _message(
@@ -176,7 +176,7 @@ ENDPOINTS = (
         "api.responses.routes.create_response",
         "Create a response",
         RESPONSE,
-        (("api.responses.requests.ResponsesRequest", requests.DrawingFields),),
+        (("api.responses.requests.ResponsesRequest", requests.SamplingFields),),
         "api.responses.answers.ResponseEvent",
     ),
     _post(
@@ -271,7 +271,7 @@ ENDPOINTS = (
     _ollama("show", "models.show", "Show details of a model", "OllamaShown", "OllamaShowRequest"),
     _ollama("version", "models.show_version", "Supported version of the Ollama API", "OllamaVersion"),
     _ollama("pull", "models.pull", "Check that a model is available", "OllamaStatus", "OllamaPullRequest", True),
-    *(_refused("POST", name) for name in REFUSED_ORDERS),
+    *(_refused("POST", name) for name in REFUSED_COMMANDS),
     _refused("DELETE", "delete"),
     _refused("POST", "blobs/{digest}", "HEAD"),
     # adapters, token ids, and the state of the server

@@ -18,7 +18,7 @@ from api.client.generation import Generation, OpenSequence
 from api.openai.chat import chat_prompt, open_chat
 from api.request_context import RequestContext
 from api.schemas import requests
-from api.schemas.requests import ChatRequest, Conversation, DrawingFields, TokenizeRequest, invalid
+from api.schemas.requests import ChatRequest, Conversation, SamplingFields, TokenizeRequest, invalid
 from engine.errors import RequestError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -38,7 +38,7 @@ class Translation(msgspec.Struct):
         own = type_.__struct_fields__
         given = {name: fields[name] for name in fields if name in _OF_CHATS and name not in own and fields[name] is not None}
         for name in given:
-            if name in self.fields or name not in DrawingFields.__struct_fields__:
+            if name in self.fields or name not in SamplingFields.__struct_fields__:
                 own_name = self.names.get(name)
                 raise invalid(
                     name,

@@ -1,5 +1,5 @@
-"""Anthropic's protocol: `/v1/messages`, `/v1/messages/count_tokens`, and its shapes of models and errors.
+"""Anthropic's protocol: `/v1/messages`, `/v1/messages/count_tokens`, and its formats of models and errors.
 
-`requests.py` is what clients send, `conversation.py` makes a chat request of it, `blocks.py` makes content blocks and events of
-an answer's parts, `messages.py` has the routes. Read `messages.py` first.
+`requests.py` has the request bodies, `conversation.py` turns them into a chat request, `blocks.py` turns an answer's parts into
+content blocks and events, `messages.py` has the routes. Read `messages.py` first.
 """

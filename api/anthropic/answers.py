@@ -1,4 +1,5 @@
-"""Answers of Anthropic's API: messages, events, models, errors. Encoded by msgspec; the OpenAPI document is made of them."""
+"""Answers of Anthropic's API: messages, events, models, errors. Encoded by msgspec; the OpenAPI document is generated from
+them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class MessageUsage(msgspec.Struct):
-    """`input_tokens` are those that had to be computed."""
+    """Token counts. `input_tokens` are those that had to be computed."""
 
     input_tokens: int
     cache_creation_input_tokens: int

@@ -1,4 +1,4 @@
-"""An answer's parts as content blocks, and as the events of their growing: a stream's blocks are those of the whole message.
+"""Turns an answer's parts into content blocks and events; a stream has the same blocks as the whole message.
 
 Used by `messages.py` in the api process.
 """
@@ -35,10 +35,10 @@ class Blocks:
     """Content blocks of one message. A block is open until another begins, or the message ends."""
 
     def __init__(self, shows_thinking: bool) -> None:
-        """`shows_thinking`: else its blocks stand empty, with their signatures."""
-        self.blocks: list[Content] = []  # those that are closed
+        """`shows_thinking`: otherwise thinking blocks are empty, with their signatures."""
+        self.blocks: list[Content] = []  # closed blocks
         self._shows_thinking = shows_thinking
-        self._open: Part | None = None  # its first part
+        self._open: Part | None = None  # the first part of the open block
         self._texts: list[str] = []
 
     def take(self, parts: Iterable[Part]) -> list[MessageEvent]:
@@ -55,7 +55,7 @@ class Blocks:
         return events
 
     def close(self) -> list[MessageEvent]:
-        """Nothing more belongs to the block that is open."""
+        """Close the open block."""
         if self._open is None:
             return []
         index, block, text = len(self.blocks), self._content(self._open), "".join(self._texts)
@@ -72,7 +72,7 @@ class Blocks:
         return [*events, BlockStop(index)]
 
     def _belongs(self, part: Part) -> bool:
-        """To the block that is open."""
+        """Return whether a part belongs to the open block."""
         if self._open is None or part.kind == "call":
             return False
         return part.kind == ("arguments" if self._open.kind == "call" else self._open.kind)

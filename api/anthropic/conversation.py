@@ -1,7 +1,7 @@
-"""A body of Anthropic's API as a chat request. Pure.
+"""Translates a body of Anthropic's API to a chat request. Pure.
 
-Blocks become what chat has for them: thinking is `reasoning_content`, tool_use a tool call, tool_result a message of the role
-tool. A final turn of the assistant is gone on with. What changes an answer and cannot be done is refused by name.
+Blocks become their counterparts in chat: thinking is `reasoning_content`, tool_use a tool call, tool_result a message of the
+role tool. A final message of the assistant is continued. Unsupported fields that would change the answer are rejected by name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from api.model import ServedModel
 from api.schemas.requests import invalid, shown
 from api.translation import Translation
 
-BILLING_HEADER = "x-anthropic-billing-header:"  # a client's note to its own server, another one in each request
+BILLING_HEADER = "x-anthropic-billing-header:"  # a client's note to its own server, different in every request
 _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -64,7 +64,7 @@ Part = dict[str, Any]
 
 
 def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
-    """RequestError names the field as its client knows it."""
+    """Translate the request. Raises RequestError with the client's name of the field."""
     _check_context(body.context_management)
     turns = _Turns()
     turns.add_system(body.system)
@@ -102,12 +102,12 @@ def translate(body: CountTokensRequest, model: ServedModel) -> Translation:
 
 
 class _Turns:
-    """The messages of the chat, and where each comes from."""
+    """The messages of the chat, and the place of each in the body."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
-        self.referred: set[str] = set()  # tools that a search found
+        self.referred: set[str] = set()  # tools found by a search
 
     def add(self, role: str, parts: list[Part], place: str, **fields: Any) -> None:
         is_plain = len(parts) == 1 and parts[0]["type"] == "text"
@@ -123,7 +123,7 @@ class _Turns:
             self.add("system", parts, "system")
 
     def add_user(self, content: str | list[UserBlock], place: str) -> None:
-        """Results go before or after what is said, as they were sent."""
+        """Add a user's message. Tool results stay before or after the text, as they were sent."""
         if isinstance(content, str):
             self.add("user", _text_parts(content) or [_text("")], place)
             return
@@ -134,34 +134,34 @@ class _Turns:
             if isinstance(block, ToolResultBlock):
                 if not isinstance(block.content, str):
                     self.referred |= {each.tool_name for each in block.content or () if isinstance(each, ToolReferenceBlock)}
-                self._add_said(said, place)
+                self._add_user_blocks(said, place)
                 said = []
                 at = f"{place}.content[{index}]"
                 self.add("tool", _result_parts(block, at), at, tool_call_id=block.tool_use_id)
             else:
                 said.append(block)
-        self._add_said(said, place)
+        self._add_user_blocks(said, place)
 
-    def _add_said(self, blocks: list[UserBlock], place: str) -> None:
+    def _add_user_blocks(self, blocks: list[UserBlock], place: str) -> None:
         if blocks:
             self.add("user", _parts(blocks, place), place)
 
     def add_assistant(self, content: str | list[Any], place: str) -> None:
-        """A result that another server put into the turn ends its message: what comes after is another of the assistant."""
+        """Add an assistant's message. A result that another server put into it ends the message; the rest is another one."""
         blocks = [TextBlock(text=content)] if isinstance(content, str) else content
-        told: list[Any] = []
+        pending: list[Any] = []
         for block in blocks:
             if isinstance(block, ServerToolResult):
-                self._add_told(told, place, is_only=False)
-                told = []
+                self._add_blocks(pending, place, is_only=False)
+                pending = []
                 self.referred |= _names_in(block.content)
                 self.add("tool", [_text(_server_result(block.content))], place, tool_call_id=block.tool_use_id)
             else:
-                told.append(block)
-        self._add_told(told, place, is_only=len(told) == len(blocks))
+                pending.append(block)
+        self._add_blocks(pending, place, is_only=len(pending) == len(blocks))
 
-    def _add_told(self, blocks: list[Any], place: str, is_only: bool) -> None:
-        """`is_only`: the turn has no other blocks."""
+    def _add_blocks(self, blocks: list[Any], place: str, is_only: bool) -> None:
+        """Add blocks as one message. `is_only`: the turn has no other blocks."""
         fields: dict[str, Any] = {}
         thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
         if any(thinking):
@@ -248,7 +248,7 @@ def _tool(tool: Tool, place: str) -> Mapping[str, Any]:
 
 
 def _check_choice(body: CountTokensRequest, shown_names: set[str]) -> None:
-    """A tool that no search has found cannot be chosen."""
+    """Check the tool choice: a tool that no search has found cannot be chosen."""
     deferred = {tool.name for tool in body.tools or () if tool.name not in shown_names}
     if isinstance(body.tool_choice, ToolChoiceTool) and body.tool_choice.name in deferred:
         raise invalid(
@@ -275,8 +275,8 @@ def _choice(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _thinking(body: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
-    """Without a word of it, the template decides; an effort alone is a degree, and turns nothing on. A budget is a limit: a
-    model that does not think is within any."""
+    """Return template variables for reasoning. Without a thinking field, the template decides; an effort alone is a degree, and
+    does not turn reasoning on. A budget is a limit, which a model without reasoning always meets."""
     fields: dict[str, Any] = {}
     effort = body.output_config and body.output_config.effort
     if effort:
@@ -298,7 +298,8 @@ def _format(body: CountTokensRequest) -> dict[str, Any]:
 
 
 def _check_context(management: ContextManagement | None) -> None:
-    """The known edits are taken, and all of the conversation stays: it is the client's, within the model's context."""
+    """Check the context edits. Known edits are accepted without effect: the conversation is the client's, within the model's
+    context."""
     for index, edit in enumerate(management.edits if management else ()):
         if not edit.type.startswith(("clear_thinking_", "clear_tool_uses_")):
             place = f"context_management.edits[{index}]"
@@ -306,7 +307,7 @@ def _check_context(management: ContextManagement | None) -> None:
 
 
 def _server_result(content: Any) -> str:
-    """A result of another server's tool as text, without what only that server can read."""
+    """Return a result of another server's tool as text, without data that only that server can read."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -318,7 +319,7 @@ def _server_result(content: Any) -> str:
 
 
 def _names_in(content: Any) -> set[str]:
-    """The tools that are referred to, however deep."""
+    """Return the names of referenced tools, at any depth."""
     if isinstance(content, list):
         return set().union(*map(_names_in, content))
     if not isinstance(content, dict):

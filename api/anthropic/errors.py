@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape: for the routes of its API, and for whoever names a version of it where the routes are shared."""
+"""Errors in Anthropic's format: for the routes of its API, and on shared routes for clients that name a version of it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _TYPES = {
 
 
 def is_spoken(path: str, headers: Headers) -> bool:
-    """Whether who asks expects Anthropic's shapes."""
+    """Return whether the client expects Anthropic's format."""
     is_shared = path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/") or (is_shared and VERSION_HEADER in headers)
 
 
 def error_of(error: RequestError, request_id: str | None) -> AnthropicError:
-    from api.anthropic.answers import AnthropicError, AnthropicErrorDetail  # most engines make none
+    from api.anthropic.answers import AnthropicError, AnthropicErrorDetail  # most engines never need them
 
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return AnthropicError(AnthropicErrorDetail(kind, error.message), request_id)

@@ -1,4 +1,5 @@
-"""`GET /v1/models` and `/v1/models/{id}` in Anthropic's shape, for whoever names a version of it. Runs in the api process."""
+"""`GET /v1/models` and `/v1/models/{id}` in Anthropic's format, for clients that name a version of it. Runs in the api
+process."""
 
 from __future__ import annotations
 

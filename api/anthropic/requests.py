@@ -1,6 +1,5 @@
-"""Bodies of Anthropic's API, with every range. What only its own servers can do is refused by name in `conversation.py`.
-Unknown fields are ignored, and so are `cache_control`, `metadata`, `service_tier` and the like: prefixes are cached anyway.
-"""
+"""Bodies of Anthropic's API, with allowed ranges. `conversation.py` rejects by name what only Anthropic's servers can do.
+Unknown fields are ignored, and so are `cache_control`, `metadata`, `service_tier` and the like: prefixes are cached anyway."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class BlocksSource(msgspec.Struct, kw_only=True, tag_field="type", tag="content"
 
 
 class PdfSource(msgspec.Struct, kw_only=True, tag_field="type", tag="base64"):
-    """Refused with what to send instead, like the two below."""
+    """Rejected with an alternative, like the two below."""
 
     media_type: str = "application/pdf"
     data: str = ""
@@ -89,26 +88,26 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 
 
 class ToolReferenceBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
-    """A tool that a search found: from here on it is in the prompt."""
+    """A tool that a search found: it is in the prompt from here on."""
 
     tool_name: str
 
 
 class BrowserStateBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="browser_state"):
-    """The state of a browser, as a client's tool reports it."""
+    """The state of a browser, reported by a client's tool."""
 
     tabs: list[Any] = []
     state_changes: list[Any] | None = None
 
 
 class CompactionBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
-    """A summary that another server made of the turns before."""
+    """A summary of earlier messages, created by another server."""
 
     content: str | None = None
 
 
 class ServerToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="server_tool_use"):
-    """A call that another server made and ran; shown with its result, like those below."""
+    """A call that another server made and ran; in the prompt with its result, like those below."""
 
     id: str
     name: str
@@ -240,7 +239,7 @@ class ContextManagement(msgspec.Struct, kw_only=True):
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """Fields that make a prompt."""
+    """Fields that determine the prompt."""
 
     messages: Annotated[list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1)]
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None

@@ -1,4 +1,4 @@
-"""A batch and its state, in OpenAI's shape; and the check of its file. Pure but for that file."""
+"""A batch and its state, in OpenAI's format, and the check of its file. Pure except for that file."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class Batch(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
 
     def end(self, status: Status) -> None:
-        """Set its last status, and when it came to it."""
+        """Set the final status and its time."""
         self.status = status
         setattr(self, END[status], int(time.time()))
 
 
 class StoredBatch(msgspec.Struct, kw_only=True):
     batch: Batch
-    output_id: str  # of the files that the answers are in, as soon as there is one
+    output_id: str  # ids of the files with answers, once there is one
     error_id: str
 
 
@@ -88,9 +88,10 @@ class CreateBatchRequest(msgspec.Struct, kw_only=True):
 
 
 def count_requests(path: Path, endpoint: str, max_line_bytes: int = MAX_LINE_BYTES) -> int:
-    """Count the requests in a file, all of them right and for `endpoint`. RequestError names the first line that is not."""
+    """Count the requests in a file, which must all be valid and for `endpoint`. Raises RequestError that names the first
+    invalid line."""
     assert endpoint in ROUTES
-    seen: dict[bytes, int] = {}  # not the ids: they may be long
+    seen: dict[bytes, int] = {}  # hashes, because ids may be long
     num_requests = 0
     try:
         for request in requests_in(path, max_line_bytes):

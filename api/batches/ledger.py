@@ -1,6 +1,7 @@
-"""The answers of a batch: those that are well in one file, the others in another, a line each, as they come.
+"""The answers of a batch: successful ones in one file, failed ones in another, one line each, in the order in which they
+finish.
 
-Whoever dies asks again for no more than was under way: the next life reads both files and cuts off a last line that was torn.
+After a crash only requests in progress are repeated: the next life reads both files and cuts off an incomplete last line.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from api.batches.lines import ANSWER_BEGINS, answered
 from api.files.store import FileObject, FileStore, append
 from engine.errors import RequestError
 
-_GRANT_BYTES = 1 << 20  # of answers, for which room is looked for at once: each look lists all files
+_GRANT_BYTES = 1 << 20  # of answers for which room is checked at once: each check lists all files
 
 
 class BatchLedger:
-    """`num_well` and `num_failed` requests have their line; `answer_ids` are those of an earlier life."""
+    """Writes answers. `num_well` and `num_failed` requests have their line; `answer_ids` are those of an earlier life."""
 
     def __init__(self, store: FileStore, stored: StoredBatch) -> None:
         """OSError."""
@@ -33,7 +34,7 @@ class BatchLedger:
                 self._go_on(file_id)
 
     def take(self, line: bytes, is_well: bool) -> None:
-        """RequestError: there is no room, and nothing of it is written."""
+        """Write a line. Raises RequestError if there is no room; then nothing of it is written."""
         file_id = self._well if is_well else self._failed
         if len(line) > self._num_granted_bytes or file_id not in self._files:
             self._num_granted_bytes = self._find_room(self._store.owner_of_id(file_id), len(line))
@@ -49,7 +50,7 @@ class BatchLedger:
         self._count(is_well)
 
     def _find_room(self, owner: str, num_bytes: int) -> int:
-        """Return how many bytes may be written, at least `num_bytes`. RequestError: there is no room for these."""
+        """Return how many bytes may be written, at least `num_bytes`. Raises RequestError if there is no room for these."""
         with contextlib.suppress(RequestError):
             self._store.check_room(owner, num_bytes + _GRANT_BYTES)
             return num_bytes + _GRANT_BYTES
@@ -57,7 +58,7 @@ class BatchLedger:
         return num_bytes
 
     def finish(self) -> tuple[str | None, str | None]:
-        """The ids of both files, which are there from now on. OSError."""
+        """Finish both files and return their ids; they can be found from now on. Raises OSError."""
         batch = self._stored.batch
         made: list[str | None] = []
         for file_id, kind in ((self._well, "output"), (self._failed, "error")):
@@ -65,7 +66,7 @@ class BatchLedger:
             if not path.exists():
                 made.append(None)
                 continue
-            with contextlib.suppress(OSError):  # of file systems that cannot
+            with contextlib.suppress(OSError):  # on file systems that do not support it
                 os.fsync(self._open(file_id))
             self._store.add(
                 FileObject(

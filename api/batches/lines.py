@@ -1,9 +1,9 @@
-"""The lines of a batch: requests, as OpenAI has them, and their answers.
+"""The lines of a batch: requests in OpenAI's format, and their answers.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": "...", "body": {}}, "error": null}
 
-What is no request gets an answer too: `response` is null, and `error` says what is wrong with the line.
+An invalid line gets an answer too: `response` is null, and `error` says what is wrong.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Route = Literal[
 ROUTES: tuple[str, ...] = get_args(Route)
 MAX_LINE_BYTES = 256 << 20
 ANSWER_BEGINS = b'{"id":"batch_req_'
-_MARGIN = 128  # levels: a reader's own calls count too
+_MARGIN = 128  # levels: the recursion depth of a reader counts too
 _BOM = b"\xef\xbb\xbf"
 
 
 class Reply(Protocol):
-    """The answer of a server."""
+    """The response of a server."""
 
     @property
     def status(self) -> int: ...
@@ -51,7 +51,7 @@ class Error(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    """A line of the input: something to ask, unless there is an `error`. `number` counts the file's lines from 1."""
+    """A line of the input: a request, unless there is an `error`. `number` counts the file's lines from 1."""
 
     number: int
     custom_id: str | None = None
@@ -61,8 +61,7 @@ class Request(msgspec.Struct):
 
     @property
     def answer_id(self) -> str:
-        """Return the id of a line's answer: a hash of the whole request, so that an answer names the request that it belongs
-        to."""
+        """Return the id of a line's answer: a hash of the whole request, so that an answer identifies its request."""
         said = self.error.message if self.error else ""
         parts = (self.custom_id or "", self.url, said)
         asked = b"\0".join([*(part.encode(errors="surrogatepass") for part in parts), self.body])
@@ -103,7 +102,7 @@ _bodies, _answers = msgspec.json.Decoder(_Body), msgspec.json.Decoder(_Answer)
 
 
 def requests_in(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Request]:
-    """Those of a file, malformed ones too; empty lines are none. OSError."""
+    """Yield the requests of a file, malformed ones too; empty lines are skipped. Raises OSError."""
     with open(path, "rb") as file:
         for number, raw in enumerate(_lines(file, max_line_bytes), start=1):
             text = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
@@ -112,7 +111,7 @@ def requests_in(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Re
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
-    """However long they are, no more than the limit is held of one."""
+    """Yield the lines. Of a line that is too long, no more than the limit is read."""
     while raw := file.readline(max_bytes + 1):
         rest = raw
         while not rest.endswith(b"\n") and (rest := file.readline(max_bytes)):
@@ -151,7 +150,7 @@ def _malformed(number: int, custom_id: str | None, code: str, message: str) -> R
 
 
 def answer_line(request: Request, reply: Reply | None) -> bytes:
-    """The line that answers `request`; `reply` None: it is malformed."""
+    """Return the line that answers `request`; `reply` None: it is malformed."""
     response = None
     if reply is not None:
         response = _Response(reply.status, reply.request_id, msgspec.Raw(_in_one_line(reply.body)))
@@ -159,7 +158,7 @@ def answer_line(request: Request, reply: Reply | None) -> bytes:
 
 
 class Answered(NamedTuple):
-    """Answer to a line, and whether it succeeded."""
+    """The answer to a line, and whether it succeeded."""
 
     answer_id: str  # `Request.answer_id`
     custom_id: str | None
@@ -167,7 +166,7 @@ class Answered(NamedTuple):
 
 
 def answered(line: bytes) -> Answered:
-    """ValueError: it is no answer."""
+    """Read the answer in a line. Raises ValueError if it is none."""
     try:
         answer = _answers.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -176,7 +175,8 @@ def answered(line: bytes) -> Answered:
 
 
 def _in_one_line(body: bytes) -> bytes:
-    """JSON as it came, or the text of what is none, such as a proxy's page, or too deep to be read again within its line."""
+    """Return JSON unchanged, or as a text if it is not valid JSON, such as a proxy's page, or too deep to be read again within
+    its line."""
     try:
         content = orjson.loads(body)
         msgspec.json.decode(b"[" * _MARGIN + body + b"]" * _MARGIN, type=msgspec.Raw)

@@ -1,6 +1,6 @@
 """`/v1/batches`: create, list, show, cancel. Runs in the api process.
 
-A list shows the client's own batches. Whoever knows the id of a batch, which is random, may use it.
+A list shows only the client's own batches. The id of a batch is random, and grants access to it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from api.request_context import RequestContext
 from api.schemas.requests import invalid, shown
 from engine.errors import RequestError
 
-MAX_OPEN = 16  # of a user
-MAX_STORED = 256  # then the oldest that is over makes room
+MAX_OPEN = 16  # per user
+MAX_STORED = 256  # then the oldest finished one is removed
 
 
 class BatchList(Page[Batch]):
@@ -30,7 +30,7 @@ class BatchList(Page[Batch]):
 
 
 async def create_batch(request: Request) -> Response:
-    """The route. 400 for a file in which any line is no request."""
+    """Handle the route. Raises 400 for a file with an invalid line."""
     context = RequestContext.of(request)
     files, batches = context.services.feature(FileStore), context.services.feature(BatchRunner)
     body = await context.parse(request, CreateBatchRequest)
@@ -49,7 +49,7 @@ async def create_batch(request: Request) -> Response:
             code="too_many_batches",
             retry_after_s=60,
         )
-    max_line_bytes = context.services.context.config.max_body_bytes  # what is longer would be refused then
+    max_line_bytes = context.services.context.config.max_body_bytes  # longer lines would be rejected later
     total = await asyncio.to_thread(count_requests, files.path(file.id), body.endpoint, max_line_bytes)
     files.check_room(files.owner_of(context.source))
     now = int(time.time())
@@ -88,7 +88,7 @@ async def show_batch(request: Request) -> Response:
 
 
 async def cancel_batch(request: Request) -> Response:
-    """The route: what is answered by then stays."""
+    """Handle the route: answers so far are kept."""
     batches = RequestContext.of(request).services.feature(BatchRunner)
     batch = _found(request)
     if batch.status == "cancelled":

@@ -1,8 +1,9 @@
-"""Carries batches out. Each api process looks for batches without an owner and takes one by its lock, which its death releases.
+"""Runs batches. Each api process looks for batches without an owner and takes one by its lock, which is released if the process
+dies.
 
-Requests take the way of all others, as those of one source, whoever sent the batch: the scheduler gives that source's slots to
-whoever has fewer, and their priority is the lowest. What the engine has no room for is asked again, and so is what was under
-way when its process died.
+Requests are handled like all others, as those of one source, regardless of the batch's owner: the scheduler gives that source's
+slots to sources with fewer, and their priority is the lowest. Requests that the engine has no room for are retried, and so are
+those in progress when their process died.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from api.batches.ledger import BatchLedger
     from api.batches.lines import Request
 
-SOURCE = "batches"  # of all requests, whoever sent the batch
+SOURCE = "batches"  # source of all requests of batches
 PRIORITY = 1_000_000
 LOOK_INTERVAL_NS = 500_000_000
 _BUSY = (0, 429, 502, 503, 504)  # 0: no answer
@@ -48,14 +49,14 @@ class _Running:
     def __init__(self, stored: StoredBatch, lock: int) -> None:
         self.stored = stored
         self.lock = lock
-        self.work: asyncio.Task[None] | None = None  # what is cancelled where the batch is
+        self.work: asyncio.Task[None] | None = None  # cancelled with the batch
         self.end: Status = "completed"
         self.has_changed = True
 
 
 class BatchRunner:
     def __init__(self, context: ActorContext, files: FileStore) -> None:
-        self.ask: Ask | None = None  # has the api answer a request: path, body, and for whom
+        self.ask: Ask | None = None  # answers a request through the api: path, body, source
         self._context = context
         self._files = files
         files.reader_of = self.reader_of
@@ -73,7 +74,7 @@ class BatchRunner:
     # ----------------------------------------------------------------------------------------------------- for routes
 
     def find(self, batch_id: str) -> StoredBatch | None:
-        """Return a batch as its file has it, with orders that came since."""
+        """Return a batch from its file, with later requests to cancel it."""
         if not self._files.is_id(batch_id, "batch_"):
             return None
         try:
@@ -96,7 +97,7 @@ class BatchRunner:
         self._looked_ns = 0
 
     def forget(self, batch_id: str) -> None:
-        """One that is over; its files stay."""
+        """Forget a finished batch; its files stay."""
         self._over.discard(batch_id)
         with contextlib.suppress(OSError):
             self._path(batch_id).unlink()
@@ -107,7 +108,7 @@ class BatchRunner:
         self._looked_ns = 0
 
     def reader_of(self, file_id: str) -> str | None:
-        """The open batch that reads a file."""
+        """Return the open batch that reads a file."""
         for batch_id in self._files.ids("batch_"):
             if batch_id not in self._over:
                 stored = self.find(batch_id)
@@ -118,7 +119,7 @@ class BatchRunner:
     # -------------------------------------------------------------------------------------------------- for the actor
 
     def on_tick(self, now_ns: int) -> None:
-        """Several times a second."""
+        """Look for batches to run. Called several times a second."""
         if now_ns - self._looked_ns < LOOK_INTERVAL_NS or self._is_stopping:
             return
         self._looked_ns = now_ns
@@ -133,7 +134,7 @@ class BatchRunner:
                 self._take_over(batch_id)
 
     def stop(self) -> None:
-        """The process ends; the batches do not."""
+        """Stop: the process ends, but the batches continue in another."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
@@ -152,7 +153,7 @@ class BatchRunner:
                 running.work.cancel()
         if running.has_changed:
             running.has_changed = False
-            with contextlib.suppress(OSError):  # the answers count
+            with contextlib.suppress(OSError):  # the answers are in their files
                 self._save(running.stored)
 
     def _take_over(self, batch_id: str) -> None:
@@ -171,7 +172,7 @@ class BatchRunner:
         except OSError:
             os.close(lock)
             return
-        stored = self.find(batch_id) or stored  # who had the lock may have ended it since it was read
+        stored = self.find(batch_id) or stored  # the previous owner of the lock may have ended it since it was read
         if stored.batch.status not in OPEN:
             self._over.add(batch_id)
             os.close(lock)
@@ -182,7 +183,7 @@ class BatchRunner:
         task.add_done_callback(self._tasks.discard)
 
     async def _carry_out(self, batch_id: str, running: _Running) -> None:
-        from api.batches.ledger import BatchLedger  # of use where there are batches
+        from api.batches.ledger import BatchLedger  # only needed for batches
 
         batch = running.stored.batch
         ledger: BatchLedger | None = None
@@ -212,7 +213,7 @@ class BatchRunner:
             os.close(running.lock)
 
     async def _end(self, batch_id: str, running: _Running, ledger: BatchLedger | None) -> None:
-        """Until it could be written."""
+        """Write the end of a batch, with retries."""
         batch = running.stored.batch
         batch.finalizing_at = int(time.time())
         while True:
@@ -232,7 +233,7 @@ class BatchRunner:
                 path.unlink()
 
     async def _answer_all(self, running: _Running, ledger: BatchLedger) -> None:
-        """Every request that has no answer yet. OSError: its file cannot be read."""
+        """Answer all requests that have no answer yet. Raises OSError if its file cannot be read."""
         from api.batches.lines import requests_in
 
         batch = running.stored.batch

@@ -1,5 +1,5 @@
-"""Files that clients leave here: `/v1/files`, in OpenAI's shape. Read `routes.py` first.
+"""Files of clients: `/v1/files`, in OpenAI's format. Read `routes.py` first.
 
-store.py    files and what is known of them, within bounds
-upload.py   a multipart body on its way into a file
+store.py    files and their descriptions, within limits
+upload.py   writes a multipart body to a file
 """

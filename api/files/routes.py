@@ -1,6 +1,6 @@
 """`/v1/files`: upload, list, show, content, delete. Runs in the api process.
 
-A list shows the client's own files. Whoever knows the id of a file, which is random, may use it.
+A list shows only the client's own files. The id of a file is random, and grants access to it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ async def show_file(request: Request) -> Response:
 
 
 async def show_content(request: Request) -> Response:
-    """The route: a file's bytes, as it was uploaded."""
+    """Handle the route: return a file's bytes, as uploaded."""
     file = _found(request)
     path = RequestContext.of(request).services.feature(FileStore).path(file.id)
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
 async def delete_file(request: Request) -> Response:
-    """The route. 409 while a batch reads it."""
+    """Handle the route. Raises 409 while a batch reads the file."""
     services = RequestContext.of(request).services
     file = _found(request)
     batch_id = services.feature(FileStore).reader_of(file.id)

@@ -1,10 +1,10 @@
-"""Files of clients, as files of the run: each api process finds those of all, and they end with the run.
+"""Files of clients, as files of the run: every api process can read all of them, and they are removed with the run.
 
     file-<owner><random>        its content
-    file-<owner><random>.json   what is known of it, written last: without it there is no such file
+    file-<owner><random>.json   its description, written last: without it the file does not exist
 
-An owner is a digest of a source (`source_of` of `api/access.py`). Bytes and numbers are limited for each owner and in all; what
-does not fit is refused, and nothing is removed to make room.
+An owner is a digest of a source (`source_of` in `api/access.py`). Sizes and numbers are limited per owner and in total; files
+that do not fit are rejected, and nothing is removed to make room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.errors import RequestError
 MAX_FILES_PER_USER = 1000
 MAX_FILES = 4000
 _SWEEP_INTERVAL_NS = 10_000_000_000
-_GROWTH_BYTES = 1 << 20  # of an upload, between two looks at what there is
+_GROWTH_BYTES = 1 << 20  # of an upload, between two checks of the limits
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 _NAME = re.compile(r"\.?(?:file-|batch_)(?P<owner>[0-9a-f]{8})[0-9a-f]{24}(?P<rest>.*)")
 
@@ -51,7 +51,8 @@ class FileObject(msgspec.Struct, kw_only=True):
 class FileStore:
     def __init__(self, directory: Path, max_bytes: int, max_bytes_per_user: int) -> None:
         self.directory = directory
-        self.reader_of: Callable[[str], str | None] = lambda file_id: None  # the open batch that reads a file; set by batches
+        # returns the open batch that reads a file; set by batches
+        self.reader_of: Callable[[str], str | None] = lambda file_id: None
         self._max_bytes = max_bytes
         self._max_bytes_per_user = max_bytes_per_user
         self._sweep_due_ns = 0
@@ -68,16 +69,16 @@ class FileStore:
         return match["owner"]
 
     def path(self, file_id: str) -> Path:
-        """Where the content of a file is. `file_id`: one of ours."""
+        """Return the path of a file's content. `file_id`: one of ours."""
         assert _ID.fullmatch(file_id), file_id
         return self.directory / file_id
 
     def is_id(self, text: str, prefix: str) -> bool:
-        """Whether it may be the id of a file, or a batch, of ours."""
+        """Return whether it may be the id of one of our files or batches."""
         return text.startswith(prefix) and _ID.fullmatch(text) is not None
 
     def find(self, file_id: str) -> FileObject | None:
-        """None: there is none, or it has expired."""
+        """Return a file; None: there is none, or it has expired."""
         if not self.is_id(file_id, "file-"):
             return None
         try:
@@ -100,7 +101,7 @@ class FileStore:
         return [each for each in ids if _ID.fullmatch(each)]
 
     def delete(self, file_id: str) -> bool:
-        """Whether there was one."""
+        """Delete a file; return whether there was one."""
         assert _ID.fullmatch(file_id), file_id
         is_there = False
         with contextlib.suppress(OSError):
@@ -111,15 +112,15 @@ class FileStore:
         return is_there
 
     def write(self, name: str, data: bytes) -> None:
-        """Store a small document, whole or not at all. OSError."""
+        """Store a small document atomically. Raises OSError."""
         replace_file(self.directory / name, data)
 
     def add(self, file: FileObject) -> None:
-        """Let a file be found, whose content is there. OSError."""
+        """Make a file visible that has its content. Raises OSError."""
         self.write(f"{file.id}.json", msgspec.json.encode(file))
 
     def check_room(self, owner: str, num_more_bytes: int = 0) -> None:
-        """RequestError (413): there is no room for so many bytes more, not even without what has expired."""
+        """Raise RequestError (413) if there is no room for this many more bytes, even without expired files."""
         try:
             self._check_room(owner, num_more_bytes)
         except RequestError:
@@ -128,7 +129,7 @@ class FileStore:
             self._check_room(owner, num_more_bytes)
 
     def _sweep(self) -> bool:
-        """Remove files that have expired, and uploads of processes that have died. Whether it is time for that again."""
+        """Remove expired files, and uploads of processes that have died. Return whether it was time for that."""
         now_ns = time.monotonic_ns()
         if now_ns < self._sweep_due_ns:
             return False
@@ -174,15 +175,15 @@ class FileStore:
     def _sizes(self) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.directory):
-                with contextlib.suppress(OSError):  # it has gone
+                with contextlib.suppress(OSError):  # already removed
                     yield entry.name, entry.stat().st_size
 
 
 class Upload:
-    """A file that is being written. It is there once `finish` was called; else `drop` must be."""
+    """A file that is being written. It exists once `finish` was called; otherwise call `drop`."""
 
     def __init__(self, store: FileStore, source: str) -> None:
-        """RequestError: there is no room."""
+        """Raise RequestError if there is no room."""
         self.id = store.new_id("file-", source)
         self.num_bytes = 0
         self._store = store
@@ -193,7 +194,7 @@ class Upload:
         try:
             store.directory.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, by the death of this process too
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, also by the death of this process
         except OSError as error:
             raise no_room(error) from error
 
@@ -233,7 +234,7 @@ class Upload:
 
 
 def append(file: int, data: bytes) -> None:
-    """Write all of `data`. RequestError (507): the disk is full."""
+    """Write all of `data`. Raises RequestError (507) if the disk is full."""
     try:
         write_all(file, data)
     except OSError as error:
@@ -246,7 +247,7 @@ def no_room(error: OSError) -> RequestError:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove an unfinished upload that no process writes any more."""
+    """Remove an unfinished upload that no process is writing any more."""
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

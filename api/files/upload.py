@@ -1,4 +1,4 @@
-"""A multipart body with a file, written to disk as it comes. Runs in the api process."""
+"""A multipart body with a file, written to disk while it is received. Runs in the api process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from engine.errors import RequestError
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it repeats what a client sent, which is told in the answer
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it repeats client data that is in the answer too
 
-MAX_OVERHEAD_BYTES = 64 << 10  # of a body, beside its file
+MAX_OVERHEAD_BYTES = 64 << 10  # of a body, in addition to its file
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
 MAX_NAME_BYTES = 255
@@ -90,7 +90,7 @@ class _Parts:
 
 
 async def take_upload(request: Request, store: FileStore) -> FileObject:
-    """The file of a body. RequestError, and nothing of it is kept."""
+    """Store the file of a body. Raises RequestError, and then keeps nothing of it."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
@@ -134,7 +134,7 @@ async def take_upload(request: Request, store: FileStore) -> FileObject:
 
 
 def _seconds_left(begin_ns: int, num_bytes: int) -> float:
-    """For more of a body that began at `begin_ns` (CLOCK_MONOTONIC), of which `num_bytes` are here."""
+    """Return the seconds left for more of a body that began at `begin_ns` (CLOCK_MONOTONIC) and has `num_bytes` so far."""
     now_ns = time.monotonic_ns()
     due_ns = begin_ns + num_bytes * 1_000_000_000 // LEAST_BODY_BYTES_PER_S
     return (min(due_ns, now_ns) + GRACE_NS - now_ns) / 1e9
@@ -155,7 +155,7 @@ def _text(data: bytes, param: str) -> str:
 
 
 def _checked_name(name: str) -> str:
-    """A name without a path: it is stored as a text, and never one of our files."""
+    """Return a name without a path: it is stored as text, and never used as a path."""
     is_plain = name.isprintable() and "\\" not in name and PurePosixPath(name).name == name != ".."
     if not is_plain or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
         raise invalid("file", f"expected a file name of 1 to {MAX_NAME_BYTES} bytes without directories, got {shown(name)}")

@@ -1,4 +1,4 @@
-"""Answers of Ollama's API. Encoded by msgspec; the OpenAPI document is made of them. Durations are nanoseconds."""
+"""Answers of Ollama's API. Encoded by msgspec; the OpenAPI document is generated from them. Durations are nanoseconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class _OllamaAnswer(msgspec.Struct, kw_only=True):
-    """A line of a stream, or a whole answer; what stands behind `done` is in the last line."""
+    """A line of a stream, or a whole answer; the fields after `done` are only in the last line."""
 
     model: str
     created_at: str  # RFC 3339
@@ -85,8 +85,8 @@ class OllamaModel(msgspec.Struct, kw_only=True):
     name: str
     model: str  # the same
     modified_at: str
-    size: int  # of its files, in bytes
-    digest: str  # of its place: the same for all its names
+    size: int  # bytes of its files
+    digest: str  # of its path: the same for all its names
     details: OllamaDetails
 
 
@@ -124,6 +124,6 @@ class OllamaVersion(msgspec.Struct):
 
 
 class OllamaStatus(msgspec.Struct):
-    """A step of an order."""
+    """A step of a command."""
 
     status: str

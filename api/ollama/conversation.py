@@ -1,7 +1,7 @@
-"""A body of Ollama's API as a chat request, or as one of a bare prompt. Pure.
+"""Translates a body of Ollama's API to a chat request, or to a completion of a bare prompt. Pure.
 
-Images become parts of their message, `options` the fields of sampling, `format` a form that binds. A final turn of the
-assistant is gone on with. What changes an answer and cannot be done is refused by name.
+Images become parts of their message, `options` sampling parameters, `format` structured output. A final message of the
+assistant is continued. Unsupported fields that would change the answer are rejected by name.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _NAMES = {
 _SAME_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")
 _PENALTIES = ("repeat_penalty", "presence_penalty", "frequency_penalty")
 _LARGEST_EFFORT = {"max": "xhigh"}
-_CALL_ID_LENGTH = 9  # of which some templates want letters and digits alone
+_CALL_ID_LENGTH = 9  # some templates allow only letters and digits
 
 Fields = dict[str, Any]
 
 
 def translate_chat(body: OllamaChatRequest, model: ServedModel) -> Translation:
-    """RequestError names the field as its client knows it."""
+    """Translate the request into a chat. Raises RequestError with the client's name of the field."""
     turns = body.messages or []
     messages = [_message(turn) for turn in turns]
     _give_ids(turns, messages)
@@ -65,7 +65,7 @@ def translate_generate(body: OllamaGenerateRequest, model: ServedModel) -> Trans
 
 
 def is_bare(body: OllamaGenerateRequest) -> bool:
-    """Whether its prompt goes to the model without a template."""
+    """Return whether its prompt is sent to the model without a template."""
     return bool(body.raw) or bool(body.suffix)
 
 
@@ -111,14 +111,14 @@ def _sampling(options: OllamaOptions) -> Fields:
         names = {"repeat_penalty": "repetition_penalty"}
         fields |= {names.get(name, name): getattr(options, name) for name in given}
     if last_n == 0:
-        fields["repetition_penalty"] = 1.0  # the model's own default is off as well
+        fields["repetition_penalty"] = 1.0  # the model's own default is disabled too
     if (options.num_predict or 0) > 0:
         fields["max_tokens"] = options.num_predict
     return fields
 
 
 def _thinking(body: OllamaRequest, model: ServedModel) -> Fields:
-    """Without a word of it, the template decides."""
+    """Return template variables for reasoning; without `think`, the template decides."""
     if body.think is None:
         return {}
     if body.think and model.reasoning_parser == "none":
@@ -145,7 +145,7 @@ def _message(turn: OllamaTurn) -> Fields:
 
 
 def _content(text: str, images: list[str] | None) -> str | list[Fields]:
-    """Pictures before what is said of them. A link is none: it is taken for base64, which it is not."""
+    """Return images before the text. A link is not accepted: it is not valid base64."""
     if not images:
         return text
     urls = (image if image[:5].lower() == "data:" else f"data:image/png;base64,{image}" for image in images)
@@ -154,8 +154,8 @@ def _content(text: str, images: list[str] | None) -> str | list[Fields]:
 
 
 def _give_ids(turns: list[OllamaTurn], messages: list[Fields]) -> None:
-    """Calls and their results belong together by ids, of which some templates write and others demand some; most clients of
-    this API drop them. A result is that of the first call that has none yet, of the tool's, where it is named."""
+    """Give ids to calls and their results: some templates print them, some require them, but most clients of this API drop
+    them. A result belongs to the first call without a result, of its tool if it names one."""
     unanswered: set[str] = set()
     in_order: deque[str] = deque()
     by_tool: defaultdict[str | None, deque[str]] = defaultdict(deque)
@@ -174,7 +174,7 @@ def _give_ids(turns: list[OllamaTurn], messages: list[Fields]) -> None:
 
 
 def _first(call_ids: deque[str], unanswered: Container[str]) -> str | None:
-    """Those that are answered are dropped on the way."""
+    """Return the first unanswered call; answered ones are dropped."""
     while call_ids and call_ids[0] not in unanswered:
         call_ids.popleft()
     return call_ids[0] if call_ids else None

@@ -1,5 +1,5 @@
-"""Errors in Ollama's shape, for the routes of its API, and what is one in any case. Imported by every start: it imports none of
-its structs."""
+"""Errors in Ollama's format, for the routes of its API, and the routes that always fail. Imported at every start, so it imports
+none of its structs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from api.schemas.responses import encoder
 from engine.errors import RequestError
 
 PREFIX = "/api/"
-REFUSED_ORDERS = ("push", "create", "copy")  # what this server does not do with models
+REFUSED_COMMANDS = ("push", "create", "copy")  # commands about models that this server does not support
 
 
 def is_spoken(path: str) -> bool:
-    """Whether who asks expects Ollama's shapes."""
+    """Return whether the client expects Ollama's format."""
     return path.startswith(PREFIX)
 
 

@@ -1,6 +1,6 @@
-"""An answer's parts as lines of JSON, and as the whole that they add up to. Runs in the api process.
+"""Turns an answer's parts into lines of JSON, or a whole answer. Runs in the api process.
 
-A call is one line, as its arguments are an object there. Silence is filled with a line that says nothing.
+A call is one line, because its arguments are an object. Silences are filled with empty lines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LineWriter(EventWriter):
         self._model_name = body.model or context.services.model.names[0]
         self._translation = translation
         self._num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        self._call: Part | None = None  # whose arguments come
+        self._call: Part | None = None  # the call with arguments in progress
         self._arguments: list[str] = []
         self.keep_alive = line(self.answer())
 
@@ -88,10 +88,10 @@ class LineWriter(EventWriter):
 
     @abstractmethod
     def answer(self, text: str = "", thinking: str = "", calls: Sequence[OllamaMadeCall] = ()) -> Answer:
-        """A piece, or all of it."""
+        """Return one piece, or the whole."""
 
     def _pieces(self, parts: Iterable[Part], is_last: bool) -> list[Answer]:
-        """A piece for each part, and for each call that is complete."""
+        """Return a piece for each part, and for each complete call."""
         pieces: list[Answer] = []
         for part in parts:
             if (call := self._taken(part)) is not None:
@@ -103,7 +103,7 @@ class LineWriter(EventWriter):
         return [*pieces, *(self.answer(calls=[call]) for call in (self._last_call() if is_last else ()))]
 
     def _taken(self, part: Part) -> OllamaMadeCall | None:
-        """The call that ends where this part begins."""
+        """Return the call that ends where this part begins."""
         if part.kind == "arguments":
             self._arguments.append(part.text)
             return None
@@ -113,18 +113,18 @@ class LineWriter(EventWriter):
         return ended
 
     def _last_call(self) -> list[OllamaMadeCall]:
-        """The call whose arguments came, if there is one: nothing more belongs to it."""
+        """Return the call in progress, if there is one: it is complete."""
         call, self._call = self._call, None
         if call is None:
             return []
         arguments = "".join(self._arguments) or "{}"
-        # between the parts of JSON there may be ends of lines, which here end more than a line
+        # JSON may contain line breaks between its parts, which would end a line here
         raw = msgspec.Raw(arguments.translate({0x0A: " ", 0x0D: " "}).encode())
         function = OllamaMadeFunction(index=call.call_index, name=call.text, arguments=raw)
         return [OllamaMadeCall(id=call.call_id, function=function)]
 
     def _add_logprobs(self, pieces: list[Answer], delta: Delta) -> None:
-        """Add log-probabilities to the first of the pieces that the tokens made, even if that has no text yet."""
+        """Add log-probabilities to the first piece from the tokens, even if it has no text yet."""
         if self._num_logprobs is None or not delta.logprobs:
             return
         if not pieces:
@@ -155,7 +155,7 @@ class ChatLines(LineWriter):
 
 class GenerationLines(LineWriter):
     def answer(self, text: str = "", thinking: str = "", calls: Sequence[OllamaMadeCall] = ()) -> OllamaGeneration:
-        """There are no tools, so there are no calls."""
+        """Return one piece, or the whole; without tools there are no calls."""
         return OllamaGeneration(model=self._model_name, created_at=now(), response=text, thinking=thinking or UNSET)
 
 
@@ -168,7 +168,8 @@ def rfc3339(seconds: float) -> str:
 
 
 def line(answer: Any) -> bytes:
-    """Its JSON, without what some clients take for the end of a line: to Python's texts more than line feeds are one."""
+    """Return an answer as JSON, without characters that some clients treat as the end of a line (Python's texts have more than
+    line feeds)."""
     encoded = encoder.encode(answer)
     for mark, escaped in _LINE_ENDS:
         encoded = encoded.replace(mark, escaped)

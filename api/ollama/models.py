@@ -1,5 +1,5 @@
-"""Questions about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; and what only Ollama can do with them. Runs in
-the api process."""
+"""Information about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; and commands that only Ollama supports. Runs
+in the api process."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from engine.errors import RequestError, TokamakError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SPOKEN_VERSION = "0.13.5"  # of Ollama, whose API this is: clients ask for a least one
-_NEVER = "2318-01-01T00:00:00Z"  # as Ollama says of models that stay
+SPOKEN_VERSION = "0.13.5"  # version of Ollama's API; clients check for a minimum
+_NEVER = "2318-01-01T00:00:00Z"  # as Ollama reports for models that stay loaded
 _LEVELS = {"bfloat16": "BF16", "float32": "F32"}
 _WEIGHTS = ("*.safetensors", "*.gguf")
 
@@ -61,7 +61,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def list_running(request: Request) -> Response:
-    """The route: of all names the first."""
+    """Handle the route: list only the first name."""
     services = RequestContext.of(request).services
     model = services.model
     name, files = tagged(model.names[0]), await _files(model)
@@ -116,7 +116,7 @@ async def show_version(request: Request) -> Response:
 
 
 async def pull(request: Request) -> Response:
-    """The route: a served model is here already; another is refused."""
+    """Handle the route: a served model is already present; others are rejected."""
     context = RequestContext.of(request)
     body = await context.parse(request, OllamaPullRequest)
     try:
@@ -131,7 +131,7 @@ async def pull(request: Request) -> Response:
 
 
 async def refuse(request: Request) -> Response:
-    """The route of orders that change which models there are."""
+    """Handle routes that would change the set of models."""
     raise _cannot_change(request)
 
 
@@ -148,7 +148,7 @@ def _cannot_change(request: Request) -> RequestError:
 
 
 def tagged(name: str) -> str:
-    """Return a model's name as Ollama writes it: always with a tag."""
+    """Return a model's name in Ollama's notation, always with a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -198,7 +198,7 @@ async def _files(model: ServedModel) -> _Files:
 
 @cache
 def _files_at(place: Path) -> _Files:
-    from engine.options.resolve_card import num_weights  # of use to those who ask
+    from engine.options.resolve_card import num_weights  # only needed here
 
     files = [file for pattern in _WEIGHTS for file in place.glob(pattern)]
     try:
@@ -210,7 +210,7 @@ def _files_at(place: Path) -> _Files:
 
 
 def _shortened(number: int) -> str:
-    """Return the size of a model as Ollama writes it."""
+    """Return the size of a model in Ollama's notation."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= unit:
             return f"{number / unit:.1f}{name}"

@@ -1,7 +1,6 @@
-"""Bodies of Ollama's API, with every range. What cannot be done is refused by name in `conversation.py`. Unknown fields and
-options are ignored, and so are those that say how Ollama loads a model (`num_ctx`, `num_gpu`, `keep_alive` and the like): this
-server's is loaded.
-"""
+"""Bodies of Ollama's API, with allowed ranges. `conversation.py` rejects unsupported fields by name. Unknown fields and options
+are ignored, and so are those about loading a model (`num_ctx`, `num_gpu`, `keep_alive` and the like), because it is loaded
+already."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ class OllamaTurn(msgspec.Struct, kw_only=True):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """Fields of both `/api/chat` and `/api/generate`."""
+    """Fields of `/api/chat` and `/api/generate`."""
 
     model: ModelName | None = None
     stream: Annotated[bool, Meta(description="Default: true.")] | None = None

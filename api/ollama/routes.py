@@ -18,7 +18,7 @@ from api.schemas import requests
 from api.schemas.requests import CompletionMedia, CompletionRequest
 from api.translation import Translation, open_translated
 
-_AT_ONCE = (0, "0", "0s", "0m", "0h")  # of `keep_alive`
+_AT_ONCE = (0, "0", "0s", "0m", "0h")  # immediate values of `keep_alive`
 
 
 async def chat(request: Request) -> Response:
@@ -70,6 +70,6 @@ async def _open_bare(request: Request, translation: Translation) -> Generation:
 
 
 def _loaded(context: RequestContext, writer: LineWriter, keep_alive: KeepAlive | None) -> Response:
-    """How clients have a model loaded, or unloaded, before they ask it anything: this one is there, and stays."""
+    """Answer a request to load or unload the model, which clients send first: the model is loaded, and stays."""
     context.services.model.check_task("generate")
     return json_response(writer.loaded("unload" if keep_alive in _AT_ONCE else "load"))

@@ -20,11 +20,11 @@ from api.request_context import RequestContext
 from api.schemas.responses import encoder
 from engine.messages import Pooling, TextPrompt
 
-_SPARE_TOKENS = 8  # that a tokenizer may add to a text's own
+_SPARE_TOKENS = 8  # that a tokenizer may add to a text
 
 
 async def embed(request: Request) -> Response:
-    """The route: vectors of length 1, as Ollama's are."""
+    """Handle the route: return vectors of length 1, like Ollama."""
     context = RequestContext.of(request)
     model = context.services.model
     body = await context.parse(request, OllamaEmbedRequest)
@@ -51,7 +51,7 @@ async def embed(request: Request) -> Response:
 
 
 async def embed_one(request: Request) -> Response:
-    """The older route: a vector as the model's files have it."""
+    """Handle the older route: return a vector as defined by the model's files."""
     context = RequestContext.of(request)
     model = context.services.model
     body = await context.parse(request, OllamaEmbeddingsRequest)
@@ -65,17 +65,17 @@ async def embed_one(request: Request) -> Response:
 
 
 async def _cut(request: Request, text: str) -> str:
-    """The longest beginning of a text, in tokens, that the model takes."""
+    """Return the longest beginning of a text, in tokens, that fits the model."""
     services = RequestContext.of(request).services
     limit = services.model.max_model_len
-    if len(text.encode()) + _SPARE_TOKENS <= limit:  # a token is a byte at least
+    if len(text.encode()) + _SPARE_TOKENS <= limit:  # a token has at least one byte
         return text
     whole = len((await services.client.tokenize(TextPrompt(text), request)).token_ids) // 4
     if whole <= limit:
         return text
     token_ids = (await services.client.tokenize(TextPrompt(text, False), request)).token_ids
     num_kept = limit - (whole - len(token_ids) // 4)
-    while num_kept > 0:  # a beginning alone may have more tokens than it had in the whole
+    while num_kept > 0:  # a beginning may have more tokens than as part of the whole text
         beginning = (await services.client.detokenize(token_ids[: 4 * num_kept], request)).rstrip("\ufffd")
         num_tokens = len((await services.client.tokenize(TextPrompt(beginning), request)).token_ids) // 4
         if num_tokens <= limit:

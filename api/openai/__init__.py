@@ -1,1 +1,1 @@
-"""OpenAI's protocol: `completions.py` and `chat.py` (requests to answers), `sse.py` (streams), `logprobs.py`, `usage.py`."""
+"""OpenAI's protocol: `completions.py` and `chat.py` (requests and answers), `sse.py` (streams), `logprobs.py`, `usage.py`."""

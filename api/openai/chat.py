@@ -1,6 +1,6 @@
-"""`POST /v1/chat/completions`, and how a conversation becomes a prompt.
+"""`POST /v1/chat/completions`, and the prompt of a conversation.
 
-Runs in the api process. The conversation is checked here and goes as it was sent to the tokenizer, which renders it with the
+Runs in the api process. The conversation is checked here and passed unchanged to the tokenizer, which renders it with the
 template.
 """
 
@@ -75,7 +75,7 @@ async def create_chat_completion(request: Request) -> Response:
     custom_names = as_functions(fields)
     echoed = _echo_of(body, fields)
     generation, n = await open_chat(request, fields, body)
-    del fields  # while it is answered, the request has the conversation in its encoded form alone
+    del fields  # while it is answered, only the encoded form of the conversation is kept
     if body.stream:
         head.object = "chat.completion.chunk"
         return EventStream(generation, ChatWriter(head, body, context.services.fingerprints, echoed, custom_names))
@@ -85,8 +85,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest) -> tuple[Generation, int]:
-    """Have the engine answer the conversation of `fields`, of which `body` is the other half. Returns how many of the sequences
-    are wanted, too."""
+    """Submit the conversation in `fields` with the options in `body`. Also return how many of the sequences are wanted."""
     context = RequestContext.of(request)
     model = context.services.model
     prompt, parts, options = chat_prompt(
@@ -101,7 +100,8 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
         thinking_token_budget=body.thinking_token_budget,
     )
     format_ = format_of(body)
-    if parsing is not None and format_ is not None and format_.kind != "structural_tag":  # which says itself where calls are
+    # a structural tag itself says where calls are
+    if parsing is not None and format_ is not None and format_.kind != "structural_tag":
         parsing = msgspec.structs.replace(parsing, has_format=True)
     if (leaves_reasoning := _leaves_reasoning(body)) and body.include_reasoning is False:
         raise invalid("include_reasoning", "include_reasoning=false conflicts with reasoning inside content; remove one")
@@ -124,7 +124,7 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
 
 
 async def render_chat_completion(request: Request) -> Response:
-    """The route: the prompt that a request of `/v1/chat/completions` comes to, as text and token ids."""
+    """Handle the route: return the prompt of a request of `/v1/chat/completions`, as text and token ids."""
     context = RequestContext.of(request)
     client = context.services.client
     fields = await context.fields(request)
@@ -147,7 +147,7 @@ async def render_chat_completion(request: Request) -> Response:
 
 
 def _echo_of(body: ChatRequest, fields: dict[str, Any]) -> str:
-    """The message with which the answer is to begin."""
+    """Return the message with which the answer must begin."""
     if not body.echo:
         return ""
     conversation = requests.convert(fields, Conversation)
@@ -162,8 +162,8 @@ def _echo_of(body: ChatRequest, fields: dict[str, Any]) -> str:
 def chat_prompt(
     fields: dict[str, Any], max_bytes: int, default_kwargs: dict[str, Any]
 ) -> tuple[ChatPrompt, list[MediaPart], Conversation]:
-    """The conversation of a body, and its pictures and video; the messages themselves go on as the client sent them, without
-    the latter's bytes, in at most `max_bytes`. `default_kwargs`: the template's variables that the body does not set."""
+    """Return the conversation of a body, with its images and video; messages are passed as the client sent them, without the
+    media bytes, in at most `max_bytes`. `default_kwargs`: variables of the template that the body does not set."""
     as_functions(fields)
     body = requests.convert(fields, Conversation)
     require_functions(body)
@@ -202,7 +202,8 @@ def tool_choice_of(body: Conversation) -> ToolChoice:
 
 
 def thinking_variables(effort: str | None) -> dict[str, Any]:
-    """How templates are told how much to think: those with a switch, by either of its names, and those with degrees."""
+    """Return template variables for the reasoning effort: for templates with a switch (under either name), and for those with
+    degrees."""
     if effort is None:
         return {}
     thinks = effort != "none"
@@ -210,14 +211,14 @@ def thinking_variables(effort: str | None) -> dict[str, Any]:
 
 
 def _leaves_reasoning(body: ChatRequest) -> bool:
-    """Whether thinking stays in the content, by SGLang's field or llama.cpp's."""
+    """Return whether reasoning stays in the content, by SGLang's field or llama.cpp's."""
     if body.separate_reasoning and body.reasoning_format == "none":
         raise invalid("reasoning_format", '"none" conflicts with separate_reasoning true; remove one of them')
     return body.separate_reasoning is False or body.reasoning_format == "none"
 
 
 def _max_tokens(body: ChatRequest, model: ServedModel) -> int | None:
-    """None: up to the model's limit."""
+    """Return the limit; None: up to the model's limit."""
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is not None:
@@ -235,7 +236,7 @@ def _num_logprobs(body: ChatRequest) -> int:
 
 
 class ChatWriter(ChunkWriter):
-    """The first piece of each choice carries the role."""
+    """The first chunk of each choice has the role."""
 
     def __init__(
         self,
@@ -253,7 +254,7 @@ class ChatWriter(ChunkWriter):
         self._begun: dict[int, DeltasOfParts] = {}
 
     def choices(self, index: int, sequence: OpenSequence, delta: Delta) -> list[ChatChunkChoice]:
-        """A piece for each part; what tokens have besides is in the first, how the answer ended in the last."""
+        """Return a chunk for each part; the first one has the data of the tokens, the last one the finish reason."""
         is_first = index not in self._begun
         of_parts = self._begun.get(index) or DeltasOfParts(self._body.include_reasoning is not False, self._custom_names)
         deltas = list(of_parts.take(delta.parts, bool(delta.finish_reason)))
@@ -261,14 +262,14 @@ class ChatWriter(ChunkWriter):
             deltas = [ChatDelta(content=delta.text) if delta.text else ChatDelta()]
             shows_tokens = self._body.return_token_ids or (self._body.logprobs and delta.logprobs)
             if not (delta.text or is_first or delta.finish_reason or shows_tokens):
-                return []  # all of it is held back until a call is complete
+                return []  # everything is held back until a call is complete
         choices = [ChatChunkChoice(index=index, delta=piece) for piece in deltas]
         choices[-1].finish_reason, choices[-1].stop_reason = finish_reason_of(sequence, delta), delta.stop_reason
         choice = choices[0]
         if is_first:
             self._begun[index] = of_parts
             choice.delta.role = "assistant"
-            # in any case, however soon parts of other kinds are here
+            # in any case, even if parts of other kinds have arrived
             choice.delta.content = self._echoed + (choice.delta.content or "")
         if self._body.logprobs and delta.logprobs:
             choice.logprobs = ChatLogprobs(chat_logprobs(delta.logprobs, self._shown))

@@ -42,7 +42,7 @@ from api.submission import (
 )
 from engine.messages import Delta, Prompt, SamplingParams, TextPrompt, TokensPrompt
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 class CompletionHead(msgspec.Struct):
@@ -60,7 +60,7 @@ async def create_completion(request: Request) -> Response:
     body, behind = requests.convert(fields, CompletionRequest), requests.convert(fields, CompletionMedia)
     check_supported(fields, is_chat=False)
     del fields  # the prompts are in `body`
-    await asyncio.sleep(0)  # what comes next may take as long
+    await asyncio.sleep(0)  # the next steps may take as long
     head = CompletionHead(f"cmpl-{context.request_id}", "text_completion", int(time.time()), model.resolve(body.model))
     prompts = prompts_of(body.prompt, model, body.add_special_tokens is not False, suffix=body.suffix)
     _check_echo(body)
@@ -77,8 +77,8 @@ async def create_completion(request: Request) -> Response:
 async def open_completion(
     request: Request, body: CompletionRequest, behind: CompletionMedia, prompts: list[Prompt], default_max_tokens: int | None
 ) -> tuple[Generation, int]:
-    """Have the engine continue the prompts. Returns how many of each one's sequences are wanted, too. `default_max_tokens`:
-    None, up to the model's limit."""
+    """Submit the prompts. Also return how many sequences of each are wanted. `default_max_tokens`: None: up to the model's
+    limit."""
     context = RequestContext.of(request)
     model = context.services.model
     check_stream(body)
@@ -107,7 +107,7 @@ def _check_echo(body: CompletionRequest) -> None:
 
 
 def _sampling(body: CompletionRequest, model: ServedModel, max_tokens: int | None, has_rivals: bool) -> SamplingParams:
-    """An echo shows its log-probabilities as well; sequences that compete are measured by theirs."""
+    """Return the sampling parameters. An echo needs log-probabilities of the prompt, competing sequences need their own."""
     num_logprobs = -1 if body.logprobs is None else body.logprobs
     num_prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
     return sampling_params(
@@ -126,7 +126,7 @@ def prompts_of(
     param: str = "prompt",
     suffix: str | None = None,
 ) -> list[Prompt]:
-    """The prompts of a body's field `param`, each as it goes to a tokenizer; `suffix` stands behind the gap after each."""
+    """Return the prompts of a body's field `param`, each as sent to a tokenizer; `suffix` is the text after the gap."""
     if isinstance(prompt, str):
         prompt = [prompt]
     if not isinstance(prompt[0], int) and len(prompt) > model.max_sequences:
@@ -145,7 +145,7 @@ def prompts_of(
 
 
 class ChoiceBuilder:
-    """Makes one choice, from one piece or piece by piece; an echo opens the first."""
+    """Builds one choice, whole or piece by piece; an echo is in the first piece."""
 
     def __init__(self, body: CompletionRequest, echoed: str) -> None:
         self._body = body
@@ -158,7 +158,7 @@ class ChoiceBuilder:
         return self._choice(index, sequence, delta, self._piece_logprobs(sequence, delta))
 
     async def whole(self, index: int, sequence: OpenSequence) -> bytes:
-        """The one piece that is all of it, encoded."""
+        """Return the whole choice, encoded."""
         delta = sequence.take()
         logprobs = None
         if self._body.logprobs is not None and not self._body.logprobs_by_id:
@@ -169,7 +169,7 @@ class ChoiceBuilder:
             choice.prompt_logprobs = await prompt_logprobs(sequence.prompt_logprobs, self._body.prompt_logprobs)
         if self._body.logprobs_by_id:
             choice.logprobs_by_id = await logprobs_by_id(delta.logprobs, self._shown.num_top)
-        sequence.prompt_logprobs.clear()  # to free those of all sequences at once would hold the loop as well
+        sequence.prompt_logprobs.clear()  # freeing those of all sequences at once would block the loop too
         return encoder.encode(choice)
 
     def _choice(
@@ -190,7 +190,7 @@ class ChoiceBuilder:
         return choice
 
     def _first_token(self, sequence: OpenSequence) -> tuple[int, bytes]:
-        """Return the first token of the prompt; its id is known where tokens are named by id."""
+        """Return the first token of the prompt; its id is known if tokens are named by id."""
         return (sequence.prompt_token_ids or [-1])[0], sequence.first_prompt_token
 
     def _piece_logprobs(self, sequence: OpenSequence, delta: Delta) -> CompletionLogprobs | None:
@@ -239,8 +239,8 @@ async def _answer(
 
 
 def likeliest(generation: Generation, start: int, n: int) -> list[int]:
-    """The indexes of the `n` sequences to return of the prompt whose sequences start at `start`: all in their order, or, of
-    more, those with the highest cumulative log-probability, best first."""
+    """Return the indexes of the `n` sequences to return for the prompt with sequences from `start` on: all in order, or if
+    there are more, those with the highest cumulative log-probability, best first."""
     indexes = list(range(start, start + generation.sequences_per_prompt))
     if len(indexes) > n:
         indexes.sort(key=lambda index: generation.sequences[index].cumulative_logprob, reverse=True)
@@ -248,7 +248,7 @@ def likeliest(generation: Generation, start: int, n: int) -> list[int]:
 
 
 async def _text_of(prompt: Prompt, request: Request) -> str:
-    """A prompt's text, for its echo."""
+    """Return a prompt's text, for its echo."""
     if isinstance(prompt, TextPrompt):
         return prompt.text
     assert isinstance(prompt, TokensPrompt)

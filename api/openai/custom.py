@@ -1,6 +1,6 @@
-"""Custom tools of chat requests: as functions on their way to the engine, and their calls on the way back.
+"""Custom tools of chat requests: converts them to functions for the engine, and their calls back.
 
-Used by the handlers of conversations in the api process. What a custom tool is as a function: `api/custom_tools.py`.
+Used by the handlers of conversations in the api process. `api/custom_tools.py` defines the function for a custom tool.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.errors import RequestError
 
 
 def as_functions(fields: dict[str, Any]) -> frozenset[str]:
-    """Turn a body's custom tools, and calls and choices of them, into those of functions. Returns their names."""
+    """Convert a body's custom tools, and calls and choices of them, to functions. Return their names."""
     if not _has_custom(fields):
         return frozenset()
     body = requests.convert(fields, Conversation)
@@ -47,7 +47,7 @@ def as_functions(fields: dict[str, Any]) -> frozenset[str]:
 
 
 def _has_custom(fields: dict[str, Any]) -> bool:
-    """Whether anything in a body, of whatever form, says that it is custom."""
+    """Return whether anything in a (not validated) body has the type custom."""
     messages, choice = fields.get("messages"), fields.get("tool_choice")
     calls = [message.get("tool_calls") for message in _objects(messages)]
     allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
@@ -79,7 +79,7 @@ def _function(custom: CustomDefinition) -> dict[str, Any]:
 
 
 def require_functions(body: Conversation) -> None:
-    """RequestError for a tool, a call or a choice of a function that lacks it."""
+    """Raise RequestError for a tool, a call or a choice of type function without a function."""
     for index, tool in enumerate(body.tools or ()):
         _required(tool.function, f"tools[{index}].function")
     for place, message in enumerate(body.messages):

@@ -1,7 +1,7 @@
-"""Log-probabilities in the three shapes that clients expect: OpenAI's for completions and for chats, vLLM's for prompts.
+"""Log-probabilities in the three formats that clients expect: OpenAI's for completions and for chats, vLLM's for prompts.
 
-Called by the api process's completion handlers. Pieces of streams are made at once; a whole answer may hold so many that it is
-made, and encoded, a few tokens in each turn of the loop (`encoded_in_turns`).
+Called by the api process's completion handlers. Pieces of streams are built at once; a whole answer may have very many, so it
+is built and encoded a few tokens per turn of the loop (`encoded_in_turns`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from api.schemas.responses import (
 )
 from engine.messages import DecodedLogprobs
 
-LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON cannot say; OpenAI's and vLLM's value
+LEAST_LOGPROB = -9999.0  # replaces minus infinity, which JSON does not have; OpenAI's and vLLM's value
 TOKENS_PER_TURN = 128
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ FirstToken = tuple[int, bytes]  # of a prompt: its id and bytes
 async def encoded_in_turns(
     entries: Sequence[DecodedLogprobs], make: Callable[[Sequence[DecodedLogprobs]], Iterable[T]]
 ) -> list[T]:
-    """Return `make` of the entries as JSON that the encoder only copies; other tasks run after every few entries."""
+    """Return the results of `make` as JSON that the encoder only copies; other tasks run after every few entries."""
     found: list[T] = []
     for start in range(0, len(entries), TOKENS_PER_TURN):
         made = make(entries[start : start + TOKENS_PER_TURN])
@@ -44,7 +44,7 @@ async def encoded_in_turns(
 
 
 def token_text(token: bytes) -> str:
-    """A token as text; one that is a part of a character as OpenAI writes it: `bytes:\\xe2\\x82`."""
+    """Return a token as text; part of a character in OpenAI's notation: `bytes:\\xe2\\x82`."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -52,7 +52,7 @@ def token_text(token: bytes) -> str:
 
 
 def name_of(token_id: int, token: bytes) -> str:
-    """A token by its id, as vLLM writes it."""
+    """Return a token by its id, in vLLM's notation."""
     return f"token_id:{token_id}"
 
 
@@ -61,7 +61,7 @@ def text_of(token_id: int, token: bytes) -> str:
 
 
 class LogprobsShown(msgspec.Struct, frozen=True):
-    """Log-probabilities that a request shows: how many besides the token's own, and how tokens are named."""
+    """What a request shows of log-probabilities: how many besides the token's own, and the names of tokens."""
 
     num_top: int
     called: Callable[[int, bytes], str] = text_of
@@ -110,7 +110,7 @@ class CompletionLogprobsBuilder:
     def with_prompt(
         self, first_token: FirstToken, prompt_entries: Iterable[DecodedLogprobs], entries: Iterable[DecodedLogprobs]
     ) -> CompletionLogprobs:
-        """An echo: the prompt's tokens first, of which nothing predicts the very first."""
+        """Return an echo's log-probabilities: the prompt's tokens first; the very first one has none."""
         piece = CompletionLogprobs([], [], [], [])
         self._append_token(piece, *first_token, None, None)
         self._append(piece, prompt_entries)
@@ -120,7 +120,7 @@ class CompletionLogprobsBuilder:
     async def whole(
         self, first_token: FirstToken | None, prompt_entries: Sequence[DecodedLogprobs], entries: Sequence[DecodedLogprobs]
     ) -> CompletionLogprobs:
-        """`with_prompt`, or `piece` where there is no first token, in turns."""
+        """Return `with_prompt`, or `piece` without a first token, built in turns."""
         whole = CompletionLogprobs([], [], [], [])
         if first_token is not None:
             self._append_token(whole, *first_token, None, None)
@@ -150,7 +150,7 @@ class CompletionLogprobsBuilder:
         self._offset += sum(byte & 0xC0 != 0x80 for byte in token)  # characters, each counted at its first byte
 
     def _top(self, entry: DecodedLogprobs) -> dict[str, float]:
-        """The best by text, and the token itself; where two tokens read the same, the likelier one counts."""
+        """Return the best tokens by text, and the token itself; of two tokens with the same text, the likelier one is used."""
         top: dict[str, float] = {}
         best = zip(entry.top_token_ids[: self._num_top], entry.top_tokens, entry.top_logprobs, strict=False)
         for token_id, token, logprob in best:
@@ -160,12 +160,12 @@ class CompletionLogprobsBuilder:
 
 
 async def prompt_logprobs(entries: Sequence[DecodedLogprobs], num_top: int) -> PromptLogprobs:
-    """Null for the first token, then per token itself and the best at its position, by token id."""
+    """Return null for the first token, then for each token itself and the best at its position, by token id."""
     return [None, *await logprobs_by_id(entries, num_top)]
 
 
 async def logprobs_by_id(entries: Sequence[DecodedLogprobs], num_top: int) -> PromptLogprobs:
-    """Per token itself and the best at its position, by token id."""
+    """Return for each token itself and the best at its position, by token id."""
     return await encoded_in_turns(entries, lambda some: _rows_by_id(some, num_top))
 
 

@@ -1,6 +1,6 @@
-"""The parts of an answer in the form of OpenAI's chat: pieces of a stream, and whole messages.
+"""The parts of an answer in OpenAI's chat format: chunks of a stream, and whole messages.
 
-Used by `chat.py`. Both are made of the same parts, so that the sum of a stream is the whole.
+Used by `chat.py`. Both are built from the same parts, so that the chunks of a stream add up to the whole.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from engine.messages import Delta, Part
 
 
 class DeltasOfParts:
-    """The pieces of one choice's stream. The input of a custom tool is one piece, since it is known when its JSON is."""
+    """The chunks of one choice's stream. The input of a custom tool is one chunk, because it is known only when its JSON is
+    complete."""
 
     def __init__(self, has_reasoning: bool, custom_names: frozenset[str]) -> None:
-        """`has_reasoning`: whether the client wants to see it."""
+        """`has_reasoning`: whether the client wants reasoning."""
         self._has_reasoning = has_reasoning
         self._custom_names = custom_names
-        self._custom: tuple[int, list[str]] | None = None  # index and arguments of the custom call that is open
+        self._custom: tuple[int, list[str]] | None = None  # index and arguments of the open custom call
 
     def take(self, parts: Iterable[Part], is_last: bool) -> Iterator[ChatDelta]:
-        """A piece for each part."""
+        """Yield a chunk for each part."""
         for part in parts:
             if part.kind == "arguments" and self._custom is not None:
                 self._custom[1].append(part.text)
@@ -68,7 +69,7 @@ class DeltasOfParts:
 def message_of(
     delta: Delta, has_reasoning: bool, echoed: str = "", custom_names: frozenset[str] = frozenset()
 ) -> AssistantMessage:
-    """A whole answer, after what it goes on from."""
+    """Return a whole message, after the one that it continues."""
     text = echoed + delta.text
     if not delta.parts:
         return AssistantMessage(text)

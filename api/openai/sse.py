@@ -1,4 +1,4 @@
-"""The chunks of a stream in OpenAI's form. Runs in the api process."""
+"""The chunks of a stream in OpenAI's format. Runs in the api process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChunkWriter(EventWriter):
-    """Writes the events of one stream. `head` is the part that all have in common: a struct of id, object, created and
-    model."""
+    """Writes the events of one stream. `head` has the common fields: id, object, created and model."""
 
     def __init__(self, head: msgspec.Struct, request: GenerationRequest, fingerprints: Fingerprints) -> None:
         options = request.stream_options or StreamOptions()
@@ -39,7 +38,7 @@ class ChunkWriter(EventWriter):
         """Return what `delta` adds to the choice `index`, one event each."""
 
     def take(self, generation: Generation) -> bytes:
-        """The events for everything that came since the last call; after the last, usage where wanted and the end mark."""
+        """Return the events for everything since the last call; after the last, usage if wanted and the end mark."""
         events = [self._progress(generation)] if self._has_progress and generation.take_progress() else []
         events += [
             self._event(generation, index, sequence) for index, sequence in enumerate(generation.sequences) if sequence.pending
@@ -69,7 +68,7 @@ class ChunkWriter(EventWriter):
         return b"".join(b"%b%b%b}\n\n" % (self._prefix, encoder.encode(choice), tail) for choice in choices)
 
     def _progress(self, generation: Generation) -> bytes:
-        """How far the prompts are computed, in an event without choices."""
+        """Return the progress of the prompts, in an event without choices."""
         return b'%s],"prompt_progress":%s}\n\n' % (self._prefix, encoder.encode(progress_of(generation)))
 
     def _tail(self, generation: Generation) -> bytes:

@@ -1,4 +1,4 @@
-"""How many tokens a request took, how far its prompts are computed, and how long it took, as its answer reports it."""
+"""Token counts, progress and times of a request, for its answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from api.schemas.responses import CompletionTokensDetails, PromptProgress, Promp
 
 
 def usage_of(generation: Generation) -> Usage:
-    """Each prompt counts once, every sequence's tokens count, those that best_of drew and dropped included."""
+    """Return the usage. Each prompt counts once, and the tokens of all sequences count, including those that best_of
+    dropped."""
     firsts = generation.sequences[:: generation.sequences_per_prompt]
     num_prompt_tokens = sum(sequence.num_prompt_tokens for sequence in firsts)
     num_completion_tokens = sum(len(sequence.delivered) for sequence in generation.sequences)
@@ -29,7 +30,7 @@ def usage_of(generation: Generation) -> Usage:
 
 
 def progress_of(generation: Generation) -> PromptProgress:
-    """Each prompt counts once; of those that no step has reached yet nothing is known."""
+    """Return the progress. Each prompt counts once; nothing is known of prompts that no step has reached."""
     firsts = generation.sequences[:: generation.sequences_per_prompt]
     return PromptProgress(
         sum(sequence.num_prompt_tokens for sequence in firsts),
@@ -53,6 +54,6 @@ def timings_of(generation: Generation) -> Timings:
 
 
 def _rates(num_tokens: int, duration_ms: float) -> tuple[float, float, float]:
-    """The duration, what of it each token takes, and how many there are in a second; 0 where there is nothing to divide by."""
+    """Return the duration, the time per token, and the tokens per second; 0 instead of a division by 0."""
     per_token_ms = duration_ms / num_tokens if num_tokens else 0.0
     return duration_ms, per_token_ms, 1000 * num_tokens / duration_ms if duration_ms else 0.0

@@ -1,7 +1,7 @@
-"""A whole answer, written choice by choice: encoded at once, one of many sequences would hold the event loop for seconds.
+"""A whole answer, written choice by choice: encoding many sequences at once would block the event loop for seconds.
 
-Used by the handlers of the api process. Each choice, or vector, is encoded when it is made, with a turn of the loop between
-two.
+Used by the handlers of the api process. Each choice, or vector, is encoded when it is built, with a turn of the loop in
+between.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class WholeAnswer(Response):
         headers: dict[str, str],
         name: str = "choices",
     ) -> None:
-        """`answer`: all but its `choices`, a list of that name, which are encoded already."""
-        empty = b'"%b":[]' % name.encode()  # in no text of an answer: there, quotes are escaped
+        """`answer`: everything except the list `name`, such as its `choices`, which are already encoded."""
+        empty = b'"%b":[]' % name.encode()  # occurs in no text of an answer: quotes are escaped there
         head, mark, tail = encoder.encode(answer).partition(empty)
         self._parts = [head + mark[:-1], *(choices[:1]), *(b"," + choice for choice in choices[1:]), b"]" + tail]
         super().__init__(headers=headers)

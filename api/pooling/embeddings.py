@@ -1,6 +1,5 @@
-"""`POST /v1/embeddings`, in OpenAI's shape, and `POST /pooling`, in vLLM's: texts, token ids or a conversation as vectors, or
-as the scores that the model gives them. Runs in the api process.
-"""
+"""`POST /v1/embeddings`, in OpenAI's format, and `POST /pooling`, in vLLM's: vectors or scores of texts, token ids or a
+conversation. Runs in the api process."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from engine.messages import Pooling, Prompt
 
 
 async def create_embeddings(request: Request) -> Response:
-    """The route of vectors."""
+    """Handle the route of vectors."""
     body, found, param = await prompts.read(request, EmbeddingRequest)
     model = RequestContext.of(request).services.model
     model.check_task("embed")
@@ -33,7 +32,7 @@ async def create_embeddings(request: Request) -> Response:
 
 
 async def pool(request: Request) -> Response:
-    """The route of whatever the model pools."""
+    """Handle the route for any output of the model."""
     body, found, param = await prompts.read(request, PoolRequest)
     model = RequestContext.of(request).services.model
     if body.task is None:

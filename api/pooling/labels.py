@@ -1,4 +1,4 @@
-"""`POST /classify`: texts or a conversation by label, in vLLM's shape. Runs in the api process."""
+"""`POST /classify`: labels of texts or of a conversation, in vLLM's format. Runs in the api process."""
 
 from __future__ import annotations
 

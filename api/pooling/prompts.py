@@ -1,4 +1,4 @@
-"""The prompts of a body that pools: its `input`, or the one that its `messages` come to. Runs in the api process."""
+"""The prompts of a pooling request: its `input`, or the prompt of its `messages`. Runs in the api process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T", bound=PoolingRequest)
 
 
 async def read(request: Request, type_: type[T]) -> tuple[T, list[Prompt], str]:
-    """The body, its prompts, and the field that they came from."""
+    """Return the body, its prompts, and the field that they came from."""
     context = RequestContext.of(request)
     services = context.services
     fields = await context.fields(request)
     body = requests.convert(fields, type_)
-    await asyncio.sleep(0)  # what comes next may take as long
+    await asyncio.sleep(0)  # the next steps may take as long
     services.model.resolve(body.model)
     if fields.get("messages") is None:
         given = requests.convert(fields, PooledInput)

@@ -1,7 +1,7 @@
-"""`POST /v1/score`, `/v1/rerank` and `/v2/rerank`: how well texts fit each other, in the shapes of vLLM, Jina and Cohere.
+"""`POST /v1/score`, `/v1/rerank` and `/v2/rerank`: how well texts match, in the formats of vLLM, Jina and Cohere.
 
-Runs in the api process. A model that scores gets each pair as one prompt. Of a model that embeds it is the cosine of the two
-texts' vectors, each of which is made once.
+Runs in the api process. A scoring model gets each pair as one prompt. With an embedding model the score is the cosine of the
+two texts' vectors, each computed once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 async def create_scores(request: Request) -> Response:
-    """The route of scores."""
+    """Handle the route of scores."""
     context = RequestContext.of(request)
     body = await context.parse(request, ScoreRequest)
     name = context.services.model.resolve(body.model)
@@ -73,7 +73,7 @@ async def create_scores(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """The route of ranks."""
+    """Handle the route of ranks."""
     context = RequestContext.of(request)
     body = await context.parse(request, RerankRequest)
     name = context.services.model.resolve(body.model)
@@ -107,7 +107,7 @@ async def rerank(request: Request) -> Response:
 async def _scores(
     request: Request, body: PoolingRequest, pairs: Pairs, is_finished: bool | None, param: str
 ) -> tuple[list[float], list[list[int]], Generation]:
-    """A score of each pair, and where they were asked for its tokens: both texts' ones, where each was computed alone."""
+    """Return a score for each pair, and the tokens if requested: those of both texts if each was computed alone."""
     model = RequestContext.of(request).services.model
     check_count(len(pairs), param, model)
     _check_model(model)
@@ -143,7 +143,7 @@ def _check_model(model: ServedModel) -> None:
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Cosine of the angle between two vectors; 0 where one has no direction."""
+    """Return the cosine of the angle between two vectors; 0 if one has no direction."""
     product = math.fsum(x * y for x, y in zip(first, second, strict=True))
     lengths = math.hypot(*first) * math.hypot(*second)
     return product / lengths if lengths else 0.0

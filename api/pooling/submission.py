@@ -1,6 +1,6 @@
-"""From prompts to what the engine pooled of each. Used by the routes of this folder, in the api process.
+"""Submits prompts for pooling, and returns the results. Used by the routes of this folder, in the api process.
 
-Each prompt is a sequence that ends with it: `max_tokens` 0, and `Pooling` in its parameters.
+Each prompt is a sequence that ends after it: `max_tokens` 0, and `Pooling` in its parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def check_count(count: int, param: str, model: ServedModel) -> None:
 
 
 async def pooled(request: Request, body: PoolingRequest, prompts: Sequence[Prompt], pooling: Pooling, param: str) -> Generation:
-    """The prompts' answers, in their order: `OpenSequence.pooled` of each, float32. `param`: the field that they came from.
-    RequestError, `ClientGone`."""
+    """Return the prompts' answers, in order: `OpenSequence.pooled` of each, float32. `param`: the field of the prompts. Raises
+    RequestError and `ClientGone`."""
     context = RequestContext.of(request)
     options = PromptOptions(adapter=context.services.model.use_of(body.model))
     sampling = SamplingParams(max_tokens=0, pooling=pooling)
@@ -61,7 +61,7 @@ def numbers_of(pooled: bytes) -> list[float]:
 
 
 def _unanswered(finish_reason: str) -> RequestError:
-    """Nothing of such an answer is there before its end."""
+    """Return the error for such an answer: it has nothing before its end."""
     if finish_reason == "timeout":
         return RequestError("the request timed out before its answer was complete", status=408, code="timeout")
     return RequestError("an operator aborted the request; send it again", status=409, code="aborted")

@@ -30,8 +30,8 @@ from api.responses.background import BackgroundResponses
 from api.responses.conversation import ResponseTranslation, has_logprobs
 from api.responses.items import Items
 from api.responses.requests import ResponsesRequest
-from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
 from api.responses.sent_events import SentEvents
+from api.responses.store import MAX_RESPONSE_BYTES, ResponseStore, StoredResponse
 from api.schemas.requests import dump
 from api.schemas.responses import encoder
 from api.sse import EventWriter

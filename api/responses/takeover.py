@@ -17,8 +17,8 @@ from api.client.generation import Generation
 from api.request_context import ABORT_KEY, SCOPE_KEY, RequestContext, Services
 from api.responses.requests import InputTokensRequest, ResponsesRequest
 from api.responses.response import ResponseWriter
-from api.responses.store import ResponseStore, StoredRequest, StoredResponse
 from api.responses.sent_events import SentEvents
+from api.responses.store import ResponseStore, StoredRequest, StoredResponse
 from api.responses.truncation import fitted
 from api.schemas.requests import convert
 from api.submission import RANK_HEADER

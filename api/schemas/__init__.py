@@ -1,1 +1,1 @@
-"""Bodies: `requests.py` (what clients may send, with every range) and `responses.py` (what they get)."""
+"""Bodies: `requests.py` (what clients may send, with allowed ranges) and `responses.py` (what they receive)."""

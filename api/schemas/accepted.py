@@ -1,4 +1,4 @@
-"""Values that a field of a request body accepts, in words, for errors about others.
+"""Describes the values that a field of a request body accepts, for error messages.
 
 Read from the msgspec type that checks the body, so that a message cannot differ from the check.
 """
@@ -12,14 +12,13 @@ from msgspec import inspect
 
 MAX_LISTED = 24  # values of an enumeration
 
-NOTHING = "nothing"  # of fields that only an empty value fits
+NOTHING = "nothing"  # of fields that accept only an empty value
 
 Step = str | int  # name of a field, or index in a list
 
 
 def accepted(type_: type, steps: Iterable[Step], fields: object) -> str:
-    """Describe what the value accepts that `steps` lead to, in a body `fields` of `type_`. Empty: unknown, or nothing but
-    null."""
+    """Describe the accepted values at the place `steps` in a body `fields` of `type_`. Empty: unknown, or only null."""
     candidates, value = [inspect.type_info(type_)], fields
     for step in steps:
         candidates = [found for each in _options(candidates) for found in _behind(each, step, value)]
@@ -29,7 +28,7 @@ def accepted(type_: type, steps: Iterable[Step], fields: object) -> str:
 
 
 def _options(types: Iterable[inspect.Type]) -> list[inspect.Type]:
-    """Without unions and metadata around them."""
+    """Return the types without unions and metadata around them."""
     found: list[inspect.Type] = []
     for each in types:
         if isinstance(each, inspect.UnionType):

@@ -1,6 +1,6 @@
 """Structured output in requests: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
 
-The fields of every body that generates, and how they become what the tokenizer makes a grammar of. One of them at most.
+The fields of every body that generates, and their conversion to a format for the tokenizer. At most one is allowed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class FormatFields(msgspec.Struct, kw_only=True):
-    """The fields of a body; each of the kinds means the same on all its ways."""
+    """Fields for the format of the answer; a kind means the same in all fields."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -60,7 +60,7 @@ class FormatFields(msgspec.Struct, kw_only=True):
 
 
 def format_of(body: FormatFields) -> AnswerFormat | None:
-    """None: any text. RequestError names the field that is wrong."""
+    """Return the format of a body; None: any text. Raises RequestError that names the wrong field."""
     found = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs), *_of_guided(body)]
     if len(found) > 1:
         names = " and ".join(format_.param for format_ in found)
@@ -132,10 +132,10 @@ def _of_kinds(
 
 
 def _text_of(value: object, param: str) -> str:
-    """JSON; a text is one already."""
+    """Return a value as JSON; a text is JSON already."""
     if isinstance(value, str):
         return value
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # orjson writes at most 254 levels
+    except TypeError:  # orjson encodes at most 254 levels
         raise RequestError(f"{param} is nested too deeply", param=param) from None

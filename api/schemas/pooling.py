@@ -1,4 +1,4 @@
-"""Bodies and answers of the routes that pool: vectors in OpenAI's shape, scores and ranks in vLLM's, Jina's and Cohere's."""
+"""Bodies and answers of the pooling routes: vectors in OpenAI's format, scores and ranks in vLLM's, Jina's and Cohere's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ScoreTexts = Annotated[list[str], Meta(min_length=1)]
 
 
 class PooledInput(msgspec.Struct, kw_only=True):
-    """Prompts; a conversation (`api.schemas.requests.Conversation`) may come in their place."""
+    """Prompts; a conversation (`api.schemas.requests.Conversation`) may be sent instead."""
 
     input: Annotated[
         Text | Annotated[list[TokenId | Text | TokenIds], Meta(min_length=1)],
@@ -54,7 +54,7 @@ class EmbeddingRequest(PoolingRequest, kw_only=True):
 
 
 class PoolRequest(EmbeddingRequest, kw_only=True):
-    """Whatever the model pools: its vectors, or the scores of its labels."""
+    """Prompts for the output of the model: vectors, or scores of its labels."""
 
     task: Annotated[Literal["embed", "classify"], Meta(description="Default of the model.")] | None = None
     use_activation: UseActivation | None = None
@@ -81,7 +81,7 @@ class RerankRequest(PoolingRequest, kw_only=True):
 
 
 class ScoreRequest(PoolingRequest, kw_only=True):
-    """One text against each of several, or as many against as many. A pair with an empty text has the score 0."""
+    """One text to compare with each of several, or two lists of the same length. A pair with an empty text has the score 0."""
 
     text_1: Annotated[str | ScoreTexts, Meta(description="One, or as many as text_2.")]
     text_2: str | ScoreTexts
@@ -89,7 +89,7 @@ class ScoreRequest(PoolingRequest, kw_only=True):
 
 
 class PoolingList(msgspec.Struct, Generic[T], kw_only=True):
-    """Results of several texts, in their order."""
+    """Results for several texts, in their order."""
 
     id: str
     object: Literal["list"] = "list"

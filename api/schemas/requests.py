@@ -1,8 +1,8 @@
-"""Request bodies: what the HTTP API accepts, with every range, once.
+"""Request bodies: what the HTTP API accepts, with all ranges, defined once.
 
-Used by the api process's route handlers (`parse`) and by the OpenAPI document, which is made from the same structs. Unknown
-fields are ignored, as vLLM does; `null` means "not given" wherever a field has a default. Every error is a 400 that names the
-parameter.
+Used by the api process's route handlers (`parse`) and by the OpenAPI document, which is generated from the same structs.
+Unknown fields are ignored, as vLLM does; `null` means "not given" wherever a field has a default. Every error is a 400 that
+names the parameter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class MediaOptions(msgspec.Struct, kw_only=True):
-    """How pictures and video of a prompt are read, within the server's limits."""
+    """How images and video of a prompt are read, within the server's limits."""
 
     mm_processor_kwargs: (
         Annotated[dict[str, Any], Meta(description="Such as max_pixels; below the server's limits.")] | None
@@ -50,15 +50,15 @@ class MediaOptions(msgspec.Struct, kw_only=True):
 
 
 class RepetitionDetection(msgspec.Struct, kw_only=True):
-    """An answer ends when its last tokens are one pattern of some size, `min_count` times over."""
+    """An answer ends when its last tokens are one pattern of some size, repeated `min_count` times."""
 
     max_pattern_size: Annotated[int, Meta(ge=0, le=256, description="0: no pattern detection.")] = 0
     min_pattern_size: Annotated[int, Meta(ge=0, le=256)] = 0
     min_count: Annotated[int, Meta(ge=0, le=65536, description="At least 2 if a pattern is searched.")] = 0
 
 
-class DrawingFields(FormatFields, kw_only=True):
-    """How an answer is drawn: by these names in every protocol that becomes a chat, besides its own."""
+class SamplingFields(FormatFields, kw_only=True):
+    """Sampling parameters. Every protocol that is translated to chat accepts these names in addition to its own."""
 
     min_tokens: NumTokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2, description="0: greedy.")] | None = None
@@ -112,8 +112,8 @@ class DrawingFields(FormatFields, kw_only=True):
     dry_sequence_breakers: Annotated[Words, Meta(description="Tokens that break a repetition.")] | None = None
 
 
-class GenerationRequest(DrawingFields, kw_only=True):
-    """Fields of both `/v1/completions` and `/v1/chat/completions`."""
+class GenerationRequest(SamplingFields, kw_only=True):
+    """Fields of `/v1/completions` and `/v1/chat/completions`."""
 
     model: Annotated[str, Meta(description="A name from /v1/models; default: the first of them.")] | None = None
     stream: bool | None = None
@@ -152,8 +152,8 @@ class MultiModalData(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionMedia(MediaOptions, kw_only=True):
-    """Media for the placeholders of a bare prompt, in order, and the attention of its tokens: the other half of the bodies of
-    `/v1/completions` and `/tokenize`."""
+    """Media for the placeholders of a bare prompt, in order, and the attention of its tokens: common to `/v1/completions` and
+    `/tokenize`."""
 
     multi_modal_data: Annotated[MultiModalData, Meta(description="Links (also data:) per modality.")] | None = None
     image_feature_urls: Annotated[list[str] | str, Meta(description="Encoded images: npy or safetensors.")] | None = None
@@ -298,7 +298,7 @@ class AllowedToolChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="all
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One turn. Fields not named here go to the chat template as they are."""
+    """One message. Fields not listed here are passed to the chat template unchanged."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: Annotated[str | list[str | ContentPart] | None, Meta(description="Required except for assistants.")] = None
@@ -313,7 +313,7 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class Conversation(MediaOptions, kw_only=True):
-    """How a conversation becomes a prompt: the other half of the bodies of `/v1/chat/completions` and `/tokenize`."""
+    """How a conversation becomes a prompt: common to `/v1/chat/completions` and `/tokenize`."""
 
     messages: Messages
     documents: Annotated[list[dict[str, Any]], Meta(description="For templates that use documents.")] | None = None
@@ -339,7 +339,7 @@ class PredictionPart(msgspec.Struct, kw_only=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """Expected answer, such as the file that it edits: matching tokens arrive sooner."""
+    """Expected answer, such as the file to edit: matching tokens are generated faster."""
 
     type: Literal["content"]
     content: str | list[PredictionPart]
@@ -368,7 +368,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Fields of both forms of `/tokenize`; a conversation comes beside it, as a `Conversation`."""
+    """Fields of both kinds of `/tokenize`; a conversation is sent in addition, as a `Conversation`."""
 
     model: str | None = None
     return_token_strs: bool | None = None
@@ -434,7 +434,7 @@ _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
 def convert(fields: dict[str, Any], type_: type[T]) -> T:
-    """A JSON object as a request; the first field that does not fit is named in the error."""
+    """Convert a JSON object to a request; the error names the first field that does not fit."""
     try:
         return msgspec.convert(fields, type_, str_keys=True)
     except msgspec.ValidationError as error:
@@ -444,15 +444,15 @@ def convert(fields: dict[str, Any], type_: type[T]) -> T:
 
 
 def dump(value: object, param: str) -> bytes:
-    """A part of a body back as JSON text, for the ring."""
+    """Encode a part of a body as JSON text again, for the ring."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # orjson writes at most 254 levels
+    except TypeError:  # orjson encodes at most 254 levels
         raise RequestError(f"{param} is nested too deeply", param=param) from None
 
 
 def dump_list(values: list[Any], param: str, max_bytes: int) -> bytes:
-    """`dump` of a list that goes no further than `max_bytes`: more than that, no ring takes."""
+    """Encode a list like `dump`, but stop at `max_bytes`: no ring takes more."""
     parts: list[bytes] = []
     num_bytes = 0
     for value in values:
@@ -466,12 +466,12 @@ def dump_list(values: list[Any], param: str, max_bytes: int) -> bytes:
 
 
 def invalid(param: str, message: str) -> RequestError:
-    """A value that its neighbours or the model forbid."""
+    """Return the error for a value that conflicts with other fields or the model."""
     return RequestError(f"{param}: {message}", code="invalid_value", param=param)
 
 
 def _named(text: str, fields: dict[str, Any], type_: type[msgspec.Struct]) -> RequestError:
-    """`text` is msgspec's: what is wrong, which may quote the value, and behind the last " - at " the place."""
+    """Return the error for msgspec's `text`: the error, which may quote the value, and the place after the last " - at "."""
     what, _, place = text.rpartition(" - at ")
     match = _PLACE.fullmatch(place)
     if match is None:
@@ -503,7 +503,7 @@ def _steps(path: str) -> list[Step]:
 
 
 def _got(fields: object, path: str) -> str:
-    """The offending value, found again by msgspec's path; nothing where a path leads through a mapping of unnamed keys."""
+    """Return the wrong value, found by msgspec's path; nothing if the path leads through a mapping with unnamed keys."""
     value: Any = fields
     for step in _STEP.finditer(path):
         if step["name"] is not None and isinstance(value, dict) and step["name"] in value:
@@ -516,7 +516,7 @@ def _got(fields: object, path: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as an error may quote it."""
+    """Return a value as an error may quote it."""
     if isinstance(value, (dict, list)):
         return f"an {'object' if isinstance(value, dict) else 'array'} of {len(value)}"
     return _shortened(repr(value[:64]) if isinstance(value, str) else orjson.dumps(value).decode(), 64)

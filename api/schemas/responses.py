@@ -1,7 +1,7 @@
-"""Response bodies: what the HTTP API answers, in OpenAI's and vLLM's shapes.
+"""Response bodies of the HTTP API, in OpenAI's and vLLM's format.
 
-Made by the api process's route handlers, encoded by msgspec; the OpenAPI document is made from the same structs. `UNSET` fields
-are left out of the JSON.
+Created by the api process's route handlers, encoded by msgspec; the OpenAPI document is generated from the same structs.
+`UNSET` fields are left out of the JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Tokens of a prediction that the answers contain, and those that they do not; reasoning tokens."""
+    """Tokens of a prediction that are in the answers, and those that are not; reasoning tokens."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -48,7 +48,7 @@ class Usage(msgspec.Struct):
 
 
 class PromptProgress(msgspec.Struct):
-    """In tokens and milliseconds, as llama.cpp has it: how much of the prompts is computed, what was cached included."""
+    """Progress of the prompts in tokens and milliseconds, as in llama.cpp, including cached tokens."""
 
     total: int
     cache: int
@@ -57,11 +57,11 @@ class PromptProgress(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Tokens and milliseconds of a request so far, as llama.cpp has it: of its prompts from arrival to the first token, waiting
-    included, and of its answers from there on."""
+    """Tokens and milliseconds of a request so far, as in llama.cpp: of its prompts from arrival to the first token, including
+    waiting, and of its answers from then on."""
 
     cache_n: int
-    prompt_n: int  # besides those that were cached
+    prompt_n: int  # without cached ones
     prompt_ms: float
     prompt_per_token_ms: float
     prompt_per_second: float
@@ -98,7 +98,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    logprobs_by_id: PromptLogprobs | UnsetType = UNSET  # in place of `logprobs`
+    logprobs_by_id: PromptLogprobs | UnsetType = UNSET  # instead of `logprobs`
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -163,7 +163,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    logprobs_by_id: PromptLogprobs | UnsetType = UNSET  # in place of `logprobs`
+    logprobs_by_id: PromptLogprobs | UnsetType = UNSET  # instead of `logprobs`
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -253,13 +253,13 @@ class Model(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tokamak"
     root: str
-    parent: str | None = None  # of an adapter: the model that it changes
+    parent: str | None = None  # of an adapter: its base model
     max_model_len: int
-    end_token_ids: list[int] = []  # as the model's configuration has them
+    end_token_ids: list[int] = []  # from the model's configuration
     tool_call_parser: str
     reasoning_parser: str
     system_fingerprint: str = ""
-    input_modalities: list[str]  # what a message may have: "text", "image", "video"
+    input_modalities: list[str]  # allowed in messages: "text", "image", "video"
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -323,13 +323,13 @@ class ActorLog(msgspec.Struct):
 
 
 class AdminAnswer(msgspec.Struct):
-    """Result of a command; the other fields depend on the command (`actors` of the actor table)."""
+    """Result of a command; the other fields depend on the command (such as `actors` for the actor table)."""
 
     message: str
 
 
 class RenderedPrompt(msgspec.Struct, kw_only=True):
-    """A conversation as the model gets it."""
+    """A conversation as the model receives it."""
 
     request_id: str
     model: str

@@ -1,9 +1,9 @@
-"""Fields of other servers' chats and completions that change an answer there and cannot here: whoever sends one is told so, and
-what to send instead, rather than answered as if he had not.
+"""Fields of other servers' chats and completions that would change an answer but are not supported here: a request with one is
+rejected with an alternative, instead of ignoring the field.
 
-Called by the routes with a body as it came, whose own fields are checked. Null asks for nothing, nor does what says the same as
-leaving the field out, or as a field that both kinds of bodies have here: clients of many servers send both names (SillyTavern:
-n_predict and max_tokens).
+Called by the routes with a raw body, after its own fields are checked. Null is ignored, and so is a value that means the same
+as leaving the field out, or as an equal field that both kinds of bodies have here: clients of many servers send both names
+(SillyTavern: n_predict and max_tokens).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from api.schemas.requests import invalid, shown
 class Unsupported(msgspec.Struct, frozen=True):
     remedy: str
     asks_nothing: tuple[Any, ...] = ()
-    same_as: str = ""  # the field that may say the same
-    negatives_ask: bool = True  # false: any number below 0 asks nothing
-    beside: tuple[tuple[str, Any], ...] = ()  # it acts where one of these fields is another value than this one
+    same_as: str = ""  # a supported field that may have the same meaning
+    negatives_ask: bool = True  # false: any negative number is ignored
+    beside: tuple[tuple[str, Any], ...] = ()  # it only has an effect if one of these fields has another value than this
 
 
 PENALTIES = (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0))
@@ -53,7 +53,8 @@ FIELDS = {
     "use_beam_search": Unsupported("send n and best_of", (False,)),
     "vllm_xargs": Unsupported("remove it", ({},)),
     # llama.cpp's
-    "adaptive_target": Unsupported("send typical_p or top_p", negatives_ask=False),  # SillyTavern sends -0.01 with each request
+    # SillyTavern sends -0.01 with every request
+    "adaptive_target": Unsupported("send typical_p or top_p", negatives_ask=False),
     "dynatemp_range": Unsupported("send temperature", (0,)),
     "grammar": Unsupported("send structured_outputs with a grammar", ("",)),
     "image_data": Unsupported("send messages with image_url", ([],)),
@@ -105,7 +106,7 @@ OF_CHATS = {"add_special_tokens": Unsupported("the chat template formats the pro
 
 
 def check_supported(fields: dict[str, Any], is_chat: bool) -> None:
-    """RequestError 400 that names the first of them."""
+    """Raise RequestError 400 that names the first unsupported field."""
     for name, value in fields.items():
         unsupported = FIELDS.get(name) or (OF_CHATS.get(name) if is_chat else None)
         if unsupported is None or value is None or value in unsupported.asks_nothing:
