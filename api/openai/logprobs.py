@@ -61,7 +61,7 @@ def text_of(token_id: int, token: bytes) -> str:
 
 
 class LogprobsShown(msgspec.Struct, frozen=True):
-    """What a request shows of log-probabilities: how many besides the token's own, and the names of tokens."""
+    """Log-probabilities shown for a request: how many besides the token's own, and the names of tokens."""
 
     num_top: int
     called: Callable[[int, bytes], str] = text_of
