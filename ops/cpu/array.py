@@ -1,6 +1,6 @@
-"""Arrays of the native table: an address, a number of rows and a width. The ops' Tensor on this backend.
+"""Arrays of the native table, the Tensor of this backend: an address, a number of rows and a width.
 
-Made by the executors and by the packing functions. Everything is float32 or int32, rows lie one after another.
+Made by the executors and by the packing functions. All are float32 or int32, with contiguous rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """A number of rows: `limit`, or at most that many and read from `counter` (int32 [1]) whenever an op runs."""
+    """Number of rows: `limit`, or read from `counter` (int32 [1]) whenever an op runs, at most `limit`."""
 
     limit: int
     counter: np.ndarray | None = None
@@ -31,10 +31,10 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Array(msgspec.Struct):
-    """[rows, width]. `owner` keeps the memory; an array of a recording has neither owner nor address until it is placed.
+    """Array [rows, width]. `owner` keeps the memory; an array of a recording has neither owner nor address until it is placed.
 
-    Where this rank has some columns of a matrix alone (`columns`), the array is as wide as the matrix and the others mean
-    nothing; or, where it is narrower than the matrix (`whole_width`), it has just these."""
+    If this rank has only some `columns` of a matrix, the array is as wide as the matrix and the other columns are undefined, or
+    it is narrower (`whole_width`) and has only these."""
 
     rows: Rows
     width: int
@@ -42,29 +42,29 @@ class Array(msgspec.Struct):
     owner: np.ndarray | None = None
     columns: Columns = ()
     whole_width: int = 0  # 0: its own
-    dtype: np.dtype | None = None  # where it is not the owner's
-    seen: Array | None = None  # a recording's view of another one's memory
+    dtype: np.dtype | None = None  # None: that of the owner
+    seen: Array | None = None  # in a recording: the array of which this is a view
 
     @property
     def shape(self) -> list[int]:
         return [self.rows.count, self.width]
 
     def numpy(self) -> np.ndarray:
-        """The values, in place: what runs next may overwrite them."""
+        """Return the values in place; later ops may overwrite them."""
         assert self.owner is not None, "this array was recorded and has no memory yet"
         values: np.ndarray = self.owner.reshape(-1)[: self.rows.count * self.width].reshape(self.shape)
         return values if self.dtype is None else values.view(self.dtype)
 
 
 def array_of(values: np.ndarray) -> Array:
-    """`values` [n] or [rows, width], which must be contiguous, in place."""
+    """Return an array over `values` [n] or [rows, width], which must be contiguous."""
     assert values.flags.c_contiguous, "the rows of an array must be contiguous"
     rows, width = values.shape if values.ndim == 2 else (1, len(values))
     return Array(Rows(rows), width, int(values.ctypes.data), values)
 
 
 def empty(num_floats: int) -> np.ndarray:
-    """Uninitialized float32 memory that starts at a cache line."""
+    """Return uninitialized float32 memory aligned to a cache line."""
     memory = np.empty(num_floats * 4 + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + num_floats * 4].view(np.float32)

@@ -1,5 +1,5 @@
-"""Sizes of the pieces in which a matrix is packed: a piece fits a cache, so that it is read, laid out, hashed and written while
-it is there. Used by the packing of the native table.
+"""Sizes of the pieces in which a matrix is packed. A piece fits in a cache, where it is read, packed, hashed and written. Used
+by the packing of the native table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _BYTES = 1 << 20  # per thread, at two bytes per value
 
 
 def cut(source: Source, num_rows: int, num_columns: int, unit: int) -> list[tuple[int, Source]]:
-    """Return the source as pieces (number of rows, source) of whole units, except for the last; a matrix that is decoded stays
-    whole. A tensor that begins at a unit begins a new piece."""
+    """Return the source as pieces (number of rows, source) of whole units, except for the last; a matrix that must be decoded
+    stays whole. A tensor that begins at a unit begins a new piece."""
     if not isinstance(source, SourceByRows):
         return [(num_rows, source)]
     most = max(_BYTES * _cpu.num_threads() // (2 * num_columns * unit), 1) * unit

@@ -1,7 +1,7 @@
-"""Executors of the native table: an op that a model calls is run at once, or recorded for a tape.
+"""Executors of the native table: run an op at once, or record it for a tape.
 
-`Immediate` serves the table that `EagerPlan` calls, `Recording` a plan that wants a tape. Both hand the same arguments to the
-same native functions, so their results are the same bit for bit.
+`EagerPlan` uses `Immediate`, plans with a tape use `Recording`. Both pass the same arguments to the same native functions, so
+their results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from ops.cpu.work import Work, bytes_of
 _INT = np.dtype(np.int32)
 
 OpMaker = Callable[..., _cpu.Op]
-Estimate = Callable[[], Work]  # of the current step, when it is called
+Estimate = Callable[[], Work]  # returns the work in the current step
 
 
 class Executor(Protocol):
     """Destination of the table's ops."""
 
     def rows(self, counts: np.ndarray, index: int, limit: int) -> Rows:
-        """The number of rows that counts[index] holds, `limit` of them at most."""
+        """Return the number of rows in counts[index], at most `limit`."""
 
-    rank_group: RankGroup | None  # the ranks that matrices are cut for
+    rank_group: RankGroup | None  # the ranks that share matrices
 
     def allocate(self, rows: Rows, width: int) -> Array:
-        """Memory for an op's result, float32."""
+        """Allocate an op's result, float32."""
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
-        """Likewise, int32; what it holds is there until the next replay."""
+        """Allocate int32 memory whose contents stay until the next replay."""
 
     def view(self, x: Array, rows: Rows, width: int) -> Array:
-        """The memory of x in other rows."""
+        """Return a view of x's memory with other rows."""
 
     def allocate_gathered(self, rows: Rows, width: int) -> Array:
         """Allocate the same in the rank group's buffers for a following gather; their former contents are no longer read."""
 
     def emit(self, make: OpMaker, *arguments: Any, rows: Rows, name: str = "", work: Estimate | None = None) -> None:
-        """An op: `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are given by address. For
-        profiles: `name` tells ops of one kind apart, `work` is what it does, unless it is to go through its Arrays once."""
+        """Run or record the op `make(*arguments, address of the number of rows or 0, number of rows)`; tensors are passed by
+        address. For profiles: `name` identifies ops of one kind; `work` is needed unless the op reads or writes its Arrays
+        once."""
 
 
 def _make(make: OpMaker, arguments: Sequence[Any], rows: Rows) -> _cpu.Op:
@@ -55,7 +56,7 @@ def _make(make: OpMaker, arguments: Sequence[Any], rows: Rows) -> _cpu.Op:
 
 
 class Immediate:
-    """Op by op."""
+    """Executor that runs each op at once."""
 
     def __init__(self, rank_group: RankGroup | None = None) -> None:
         self.rank_group = rank_group
@@ -103,9 +104,9 @@ class _Recorded(msgspec.Struct, frozen=True):
 
 
 class Recording:
-    """List of ops, and the results that wait for a place in memory. With a rank group the tape begins with a barrier: after it,
-    results gathered in the previous replay are no longer read. `constants`: numbers of rows that are not read on replay, by
-    their place among the counts."""
+    """Executor that records ops, and results to be placed in memory. With a rank group the tape begins with a barrier, after
+    which results gathered in the previous replay are no longer read. `constants`: numbers of rows that are not read on replay,
+    by their index among the counts."""
 
     def __init__(self, rank_group: RankGroup | None = None, constants: Mapping[int, int] | None = None) -> None:
         self.rank_group = rank_group
@@ -154,8 +155,8 @@ class Recording:
         self._ops.append(_Recorded(make, arguments, rows, name, work))
 
     def finish(self, *outputs: Array, within: Tape | None = None, apart: Iterable[Array] = ()) -> Tape:
-        """Place every result and make the tape. `outputs` keep their memory until the next replay. Results share the memory of
-        the tape `within`, if it is large enough, except those in `apart`, which get memory of this tape's own."""
+        """Place every result and create the tape. `outputs` keep their memory until the next replay. Results share the memory
+        of the tape `within`, if it is large enough, except those in `apart`, which get separate memory."""
         lives = {id(array): [len(self._ops), -1] for array in self._results}
         for index, op in enumerate(self._ops):
             for array in op.memories():
@@ -179,8 +180,8 @@ class Recording:
 
     def _write_where_gathered(self, lives: Mapping[int, Sequence[int]]) -> None:
         """Redirect ops that write columns for the next gather directly into its buffer, so that nothing is copied. That half of
-        the buffers is free by then: all ranks finished the previous gather before the first of these ops. Ops write whole
-        panels."""
+        the buffers is free by then, because all ranks finished the previous gather before the first of these ops. Ops write
+        whole panels."""
         before = -1
         for index, _ in self._gathered:
             op = self._ops[index]
@@ -194,14 +195,14 @@ class Recording:
             before = index
 
     def _check_gathered(self) -> None:
-        """Each is read before the next one's barrier: then two halves are enough."""
+        """Check that each gathered result is read before the next one's barrier, so that two halves are enough."""
         for (_, array), (end, _) in zip(self._gathered, self._gathered[1:], strict=False):
             late = [op.make.__name__ for op in self._ops[end + 1 :] if any(value is array for value in op.arguments)]
             assert not late, f"{late[0]} reads a gathered array after the next gather"
 
 
 def _placed(results: Sequence[Array], lives: Mapping[int, Sequence[int]], within: Tape | None) -> tuple[np.ndarray, int]:
-    """Give each result its memory, in that of `within` if it is enough. The memory, and the bytes of it that are used."""
+    """Place each result, in the memory of `within` if that is enough. Return the memory and its used bytes."""
     sizes = [-(-array.rows.limit * array.width * 4 // ALIGNMENT) * ALIGNMENT for array in results]
     offsets, num_bytes = place(
         [(lives[id(array)][0], lives[id(array)][1], size) for array, size in zip(results, sizes, strict=True)]
@@ -218,8 +219,8 @@ def barrier_arguments(rank_group: RankGroup) -> tuple[Any, ...]:
 
 
 def place(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets of buffers (first use, last use, bytes), in the order of their first use, and the bytes in all: each at the
-    lowest offset where it overlaps nothing that lives at the same time."""
+    """Return the offsets of buffers (first use, last use, bytes), in the order of first use, and the total bytes. Each gets the
+    lowest offset without overlap with another that is in use at the same time."""
     placed: list[tuple[int, int, int, int]] = []  # first, last, begin, end
     for first, last, size in lives:
         begin = 0
@@ -253,19 +254,19 @@ class Tape(msgspec.Struct, frozen=True):
     """A recorded list of ops over an arena. Addresses are fixed; contents and numbers of rows are read at each replay."""
 
     native: _cpu.Tape
-    num_bytes: int  # of the arena
-    _ops: list[_Recorded]  # keeps all memory alive that the tape refers to
+    num_bytes: int  # size of the arena
+    _ops: list[_Recorded]  # keep all memory of the tape alive
     arena: np.ndarray
 
     def replay(self) -> None:
         self.native.replay()
 
     def replay_range(self, begin: int, end: int) -> None:
-        """Ops [begin, end). What lives between two of these is still there in a later call, if nothing else was replayed."""
+        """Replay the ops [begin, end). Intermediate results stay valid in a later call, if nothing else was replayed."""
         self.native.replay_range(begin, end)
 
     def replay_timed(self) -> list[int]:
-        """Nanoseconds of each op. The clock between two ops costs some 50."""
+        """Replay, and return the nanoseconds of each op, including about 50 for the clock."""
         self.native.replay_timed()
         return self.native.times_ns
 

@@ -1,4 +1,4 @@
-"""Integer weights of the native table: a matrix quantized, or laid out as the checkpoint has it, in panels of outputs.
+"""Integer weights of the native table, in panels of outputs: quantized here, or integers of the checkpoint.
 
 int8 [panels][inputs / 4][PANEL][4], each with an offset of 128; int4 [panels][inputs / 8][PANEL][4], four inputs in the low
 halves and the next four in the high ones. Scales, and offsets if any, are float32 [panels][groups][PANEL]; if scales are
@@ -16,14 +16,14 @@ from ops import _cpu
 from ops.cpu.cuts import cut
 from ops.weight_format import Fill, Memory, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
-KINDS = {"int8": 2, "int4": 3}  # those that are packed here, as `WeightKind` in native/kernels.h
+KINDS = {"int8": 2, "int4": 3}  # the kinds packed here, as in `WeightKind` of native/kernels.h
 
 _FLOAT, _BYTE, _SIGNED = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int8)
 
 
 class IntPacking:
-    """Matrices [num_outputs, num_inputs] on their way from their sources to a store, one after another. Values are filled
-    first: that reads the sources, and makes the scales on the way."""
+    """Packing of matrices [num_outputs, num_inputs] from their sources into a store, one after another. Values are filled
+    first, which reads the sources and also computes the scales."""
 
     def __init__(self, name: str, format: WeightFormat, num_inputs: int, num_outputs: int, sources: Sequence[Source]) -> None:
         self._name = name
@@ -38,8 +38,8 @@ class IntPacking:
         assert not format.is_folded or format.group_size in _cpu.FOLDED_GROUPS, f"{name}: {format}"
 
     def keep(self, store: Store, panels: Parts = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Values uint8 [panels, lines, LINE]; scales, multipliers and offsets, as far as the format has them. `panels`: those
-        that will be read; none: all."""
+        """Return the values, uint8 [panels, lines, LINE], and the format's scales, multipliers and offsets. `panels`: those
+        that will be read; empty: all."""
         num_matrices = len(self._sources)
 
         def keep(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -93,7 +93,7 @@ class IntPacking:
                 self._made[name, index] = _in_panels(values)
 
     def _quantize(self, index: int, panels: slice, packed: np.ndarray, floats: np.ndarray) -> None:
-        """float32, or the bits of bfloat16, with any strides."""
+        """Quantize float32, or the bits of bfloat16, with any strides."""
         assert not self._format.has_offsets, f"{self._name}: floats are quantized without offsets"
         assert self._is_int8 or self._format.is_folded, f"{self._name}: floats can only be quantized to int4 with folded scales"
         scales = self._made.setdefault(("scales", index), np.empty(self._scales_shape(), _FLOAT))[panels]
@@ -108,7 +108,7 @@ class IntPacking:
 
 
 def rounded(values: np.ndarray, format: WeightFormat) -> QuantizedWeight:
-    """Floats [out, in], or the bits of bfloat16, as this table rounds them to `format`: for other tables."""
+    """Return floats [out, in], or the bits of bfloat16, rounded to `format` as by this table, for other tables."""
     num_outputs, num_inputs = values.shape
     packed, *others = IntPacking("", format, num_inputs, num_outputs, [lambda: values]).keep(Memory())
     lines = packed.reshape(*packed.shape[:2], _cpu.PANEL, 4)
@@ -123,13 +123,13 @@ def rounded(values: np.ndarray, format: WeightFormat) -> QuantizedWeight:
 
 
 def _by_output(grouped: np.ndarray, num_outputs: int) -> np.ndarray:
-    """[panels, groups, PANEL] -> [out, groups]"""
+    """Return [panels, groups, PANEL] as [out, groups]."""
     by_output: np.ndarray = grouped.transpose(0, 2, 1).reshape(len(grouped) * _cpu.PANEL, -1)[:num_outputs]
     return by_output
 
 
 def _in_panels(values: np.ndarray) -> np.ndarray:
-    """[out, groups] -> [panels, groups, PANEL]"""
+    """Return [out, groups] as [panels, groups, PANEL]."""
     num_outputs, num_groups = values.shape
     filled = np.zeros((-(-num_outputs // _cpu.PANEL) * _cpu.PANEL, num_groups), values.dtype)
     filled[:num_outputs] = values

@@ -1,7 +1,7 @@
-"""The weights of the native table: how each module's are laid out, and filled from a checkpoint's.
+"""Weights of the native table: the layout of each module, and packing from a checkpoint.
 
-The loader calls `pack` (an op of the table) once for each module. What is kept goes through the store, so that a weight cache
-holds it in the layout that the kernels read; a source is read only where the store has to be filled.
+The loader calls `pack` (an op of the table) once for each module. Packed weights go to the store, so that a weight cache holds
+them in the layout of the kernels; a source is read only if the store lacks its weights.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
 
 
 def layout() -> str:
-    """The variant, and what these files and the native module were when they were built: a file of packed weights that another
-    build wrote is not read, whatever it changed."""
+    """Return the variant and a fingerprint of these files and the native module, so that packed weights of another build are
+    never read."""
     native = Path(_cpu.__file__).stat()
     sources = "".join(Path(file).read_text() for file in (__file__, int_packing.__file__))
     return f"{_cpu.variant()} {native.st_size} {native.st_mtime_ns} {sources}"
 
 
 def panels_of(columns: Columns) -> list[tuple[int, int]]:
-    """The panels that have these columns, each once."""
+    """Return the panels with these columns, each once."""
     panels: list[tuple[int, int]] = []
     for begin, end in columns:
         panels.append((max(begin // _cpu.PANEL, panels[-1][1] if panels else 0), -(-end // _cpu.PANEL)))
@@ -93,7 +93,7 @@ def _float32(source: Source) -> np.ndarray:
 
 
 def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Array:
-    """The values as float32."""
+    """Keep the values as float32."""
 
     def fill(kept: np.ndarray) -> None:
         kept[...] = float32(source()).reshape(shape)
@@ -109,7 +109,7 @@ _SIDE = {"float32": 1, "bfloat16": 2}  # inputs side by side in a line
 
 
 class PackedWeight(msgspec.Struct, frozen=True):
-    """A matrix as the native ops read it: panels of PANEL outputs, or rows one after another."""
+    """Matrix in the layout of the native ops: panels of PANEL outputs, or contiguous rows."""
 
     kind: int  # index in WEIGHT_KINDS
     values: Array
@@ -121,20 +121,20 @@ class PackedWeight(msgspec.Struct, frozen=True):
 
 
 class PackedExperts(msgspec.Struct, frozen=True):
-    """The matrices of many experts, those of slot after slot. Ops read `slots`, where each expert's are, whenever they run."""
+    """Matrices of many experts, slot after slot. Ops read the slot of each expert in `slots` whenever they run."""
 
     gate_up: PackedWeight
     down: PackedWeight
     slots: Array  # int32 [experts]
 
     def arrays(self) -> list[Array]:
-        """All that is kept; each has as much of every slot."""
+        """Return all packed arrays; each has the same amount of every slot."""
         of_each = [(part.values, part.scales, part.multipliers, part.offsets) for part in (self.gate_up, self.down)]
         return [array for arrays in of_each for array in arrays if isinstance(array, Array)]
 
 
 def _floats(values: Values) -> np.ndarray:
-    """[rows, columns] float32 or the bits of bfloat16, with any strides."""
+    """Return [rows, columns], float32 or the bits of bfloat16, with any strides."""
     numbers = values if isinstance(values, np.ndarray) and values.dtype == np.uint16 else float32(values)
     return numbers if numbers.flags.aligned else numbers.copy()
 
@@ -150,7 +150,7 @@ def _fill_floats(packed: np.ndarray, kind: str, values: Values, is_in_panels: bo
 
 
 def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
-    """A tied embedding reads the panels of the linear that it shares its weight with, which is packed before it."""
+    """Pack an embedding. A tied one reads the panels of the linear with the same weight, which is packed before it."""
     if module.tied is not None:
         module.weight = module.tied.weight
         return
@@ -184,7 +184,7 @@ def _pack_experts(module: Experts, sources: Mapping[str, Source], store: Store) 
 
 
 def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
-    """Matrices of the shape and format of `module`, one after another. A source is read when it is packed."""
+    """Pack matrices of the shape and format of `module`, one after another. A source is read when it is packed."""
     format = module.format
     if format.kind not in KINDS:
         return _packed_floats(name, module, sources, store)
@@ -195,7 +195,7 @@ def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) 
 
 
 def _packed_floats(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
-    """[out, in] -> [panels][in / side][PANEL][side], the outputs and inputs padded with zeros."""
+    """Pack [out, in] as [panels][in / side][PANEL][side], with outputs and inputs padded with zeros."""
     kind = module.format.kind
     panel = _panel_size(kind, module.num_inputs)
     num_panels = -(-module.width // _cpu.PANEL)
@@ -221,7 +221,7 @@ def _panel_size(kind: str, num_inputs: int) -> int:
 
 
 def _pack_head_linear(module: HeadLinear, source: Source, store: Store) -> None:
-    """The heads one after another, each as a linear of its own."""
+    """Pack the heads one after another, each as a separate linear."""
     kind = module.format.kind
     size = -(-module.num_outputs // _cpu.PANEL) * _panel_size(kind, module.num_inputs)
 

@@ -9,11 +9,11 @@ import numpy as np
 from ops import _cpu
 from ops.cpu.array import address_of
 
-_word: np.ndarray | None = None  # keeps the memory while native code may write it
+_word: np.ndarray | None = None  # keeps the memory while native code writes it
 
 
 def report_progress_to(word: memoryview | None) -> None:
-    """The eight bytes to write from now on; None: nowhere."""
+    """Set the eight bytes to write progress to; None: nowhere."""
     global _word
     array = None if word is None else np.frombuffer(word, np.uint64)
     _cpu.set_heartbeat(0 if array is None else address_of(array))

@@ -5,8 +5,8 @@ query and of a prefill tile over each type of keys and values.
 processor and build (`workers/devices/kernels.py`), in a separate process, so that an illegal instruction does not end the
 engine.
 
-One thread is timed by its own processor time, so that other load is not counted. The variants of a case alternate, each after a
-warm-up run, and the shortest of all rounds counts.
+One thread is timed by its CPU time, so that other load is not counted. The variants of a case alternate, each after a warm-up
+run, and the shortest of all rounds counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ops.weight_format import Memory, WeightFormat
 ROUNDS = 4
 NUM_INPUTS, NUM_OUTPUTS = 1024, 384  # float32: 1.5 MiB
 LINEAR_ROWS = (1, 16, 128)
-FORMATS = {"int4": WeightFormat("int4", 64, is_folded=True)}  # where the kind alone is none
+FORMATS = {"int4": WeightFormat("int4", 64, is_folded=True)}  # of kinds that need more than their name
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 ATTENTION_CASES = ((1023, 1), (192, 64))  # positions before, queries
 BLOCK_SIZE = 16
@@ -41,7 +41,7 @@ Measured = dict[str, dict[str, list[float]]]
 
 
 def measure(variants: list[str]) -> Measured:
-    """Seconds of every case with each of `variants`; what was selected before is selected again."""
+    """Return the seconds of every case with each of `variants`; the previous selection is restored."""
     before = _cpu.variant()
     _cpu.set_num_threads(1)
     try:
@@ -74,7 +74,7 @@ def _times(cases: list[Run], variants: list[str]) -> dict[str, list[float]]:
                 run()
                 begin_ns = time.thread_time_ns()
                 run()
-                elapsed_ns = max(time.thread_time_ns() - begin_ns, 1)  # a coarse clock may not have moved
+                elapsed_ns = max(time.thread_time_ns() - begin_ns, 1)  # a coarse clock may not have advanced
                 best[variant][case] = min(best[variant][case], elapsed_ns / 1e9)
     return best
 
@@ -95,7 +95,7 @@ def _attentions(dtype: str) -> Iterator[Run]:
 
 
 def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) -> Run:
-    """Return the run of `count` queries behind `before` positions. `heads`: numbers of query heads and of KV heads, and their
+    """Return the run of `count` queries after `before` positions. `heads`: numbers of query heads and of KV heads, and their
     size."""
     num_heads, num_kv_heads, head_dim = heads
     num_blocks = -(-(before + count) // BLOCK_SIZE)
@@ -115,7 +115,7 @@ def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) 
 
 
 def _run_with(op: _cpu.Op, operands: object) -> None:
-    """`operands` are what the op's addresses point to."""
+    """Run an op; `operands` are kept alive, since the op has their addresses."""
     _cpu.run(op)
 
 

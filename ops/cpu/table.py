@@ -1,7 +1,7 @@
 """The native table: the ops of `ops/table.py` on float32 kernels (`native/`).
 
 `TABLE` runs each op when it is called; `make_table(Recording())` records them. Tensors are `Array`s; Paddle tensors on the CPU
-and numpy arrays are taken as well, in place. A step needs no padded rows (`row_tile` 1) and no attention tiles: attention reads
+and numpy arrays are accepted too, in place. A step needs no padded rows (`row_tile` 1) and no attention tiles: attention reads
 the sequences of the step and their block tables.
 """
 
@@ -94,7 +94,7 @@ class Angles:
 
 
 class CpuOps:
-    """The ops, on one executor. A step's metadata are the inputs themselves: nothing is derived from them but the slots."""
+    """The ops, on one executor. The inputs are a step's metadata; only the slots are derived from them."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -288,7 +288,7 @@ class CpuOps:
         return queries
 
     def _heads(self, rows: Rows, first: int, count: int, num_heads: int, width: int) -> Array:
-        """Room for the rank's heads side by side: `count` of `num_heads`, each `width` wide."""
+        """Allocate the rank's heads side by side: `count` of `num_heads`, each `width` wide."""
         y = self._executor.allocate(rows, count * width)
         if count < num_heads:
             y.columns, y.whole_width = ((first * width, (first + count) * width),), num_heads * width
@@ -510,7 +510,7 @@ class CpuOps:
         return y
 
     def _share_of(self, module: Experts, rows: Rows, num_chosen: int) -> tuple[Any, ...]:
-        """Return the part of each expert that the op computes, and where ranks share an expert, memory for its activations."""
+        """Return the part of each expert that the op computes and, if ranks share an expert, memory for its activations."""
         gate_up, down = module.gate_up[0].columns, module.down[0].columns
         panels = tuple([panel for part in panels_of(columns) for panel in part] for columns in (gate_up, down))
         if not module.is_cut:
@@ -522,7 +522,7 @@ class CpuOps:
 
 
 def _adapted_panels(part: AdaptedPart, module: Linear) -> tuple[int, ...]:
-    """A part as the op takes it, with the panels that have columns of this rank; none, where it has none of it."""
+    """Return a part for the op, with the panels that have columns of this rank; empty if there are none."""
     for begin, end in module.columns or ((0, module.width),):
         first, last = max(begin, part.first) - part.first, min(end, part.first + part.num_outputs) - part.first
         if first < last:

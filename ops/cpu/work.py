@@ -1,8 +1,7 @@
-"""Work of a tape's ops: bytes that must move once, and arithmetic, in the step that the inputs hold when it is asked for.
+"""Work of a tape's ops in the current step: bytes that must move once, and arithmetic.
 
 `table.py` states it where an op is recorded; the profile of a replay reads it (`tools/bench/step.py`). Bytes are operands,
-results and weights, and the keys and values that are seen, each once: savings by a cache and second reads of a kernel do not
-count.
+results, weights, and visible keys and values, each counted once: savings by a cache and repeated reads do not count.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _bytes_of(operand: Any) -> int:
 
 
 def gather_work(y: Array) -> Work:
-    """The rows that are taken, not their table."""
+    """Return the work of the gathered rows, without their table."""
     return Work(2 * bytes_of(y))
 
 
@@ -68,7 +67,7 @@ def adapt_work(inputs: AttentionMetadata, y: Array, x: Array, module: Linear) ->
 
 
 def experts_work(y: Array, x: Array, routing: Routing, module: Experts) -> Work:
-    """The matrices of the experts that some row has, as the last replay chose them."""
+    """Return the work of the experts with rows in the last replay."""
     num_chosen, num_met = routing.ids.numpy().size, len(np.unique(routing.ids.numpy()))
     num_bytes = bytes_of(module.weight.gate_up, module.weight.down) // module.num_experts * num_met
     num_operations = 2 * num_chosen * 3 * module.num_inputs * module.inner
@@ -82,7 +81,7 @@ def head_linear_work(y: Array, module: HeadLinear) -> Work:
 
 
 def rotation_work(queries: Array, read: Array | tuple[Array, ...], cache: LayerCache) -> Work:
-    """Queries, keys and values are read, queries and a slot of the cache for each row written."""
+    """Return the work: reads queries, keys and values, writes queries and a cache slot for each row."""
     return Work(bytes_of(queries, read) + queries.rows.count * _slot_bytes(cache))
 
 
@@ -92,7 +91,7 @@ def _slot_bytes(cache: LayerCache) -> int:
 
 
 def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: AttentionShape, cache: LayerCache) -> Work:
-    """Every sequence's keys and values once, and two products for each query and key that it sees."""
+    """Return the work: every sequence's keys and values once, and two products for each query and visible key."""
     num_seen, num_read = _seen_and_read(inputs, shape.sliding_window)
     num_operations = 4 * shape.num_heads * shape.head_dim * num_seen
     return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
@@ -101,7 +100,7 @@ def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: A
 def latent_attention_work(
     operands: tuple[Array, ...], inputs: AttentionMetadata, shape: LatentShape, cache: LayerCache
 ) -> Work:
-    """Likewise; latents are keys and values, and read once."""
+    """Return the work of latent attention; latents are keys and values and read once."""
     num_seen, num_read = _seen_and_read(inputs, 0)
     num_operations = 2 * shape.heads.count * (2 * shape.latent_dim + shape.rotary_dim) * num_seen
     return Work(bytes_of(operands) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
@@ -112,7 +111,7 @@ def _multiplied(cache: LayerCache) -> WeightFormat:
 
 
 def _seen_and_read(inputs: AttentionMetadata, sliding_window: int) -> tuple[int, int]:
-    """Pairs of a query and a key that it sees, and keys that any query of their sequence sees."""
+    """Return the number of pairs of a query and a visible key, and of keys visible to any query of their sequence."""
     num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
     starts = np.asarray(inputs.sequence_starts[:num_sequences], np.int64)
     offsets = np.asarray(inputs.sequence_offsets[: num_sequences + 1], np.int64)

@@ -1,4 +1,4 @@
-// What adapters add, shared out among threads by rows. A step without rows that have some costs a look at its slots.
+// Terms of adapters, divided among threads by rows. A step without adapters only checks its slots.
 
 #include <stdexcept>
 #include <string>
@@ -8,7 +8,7 @@
 namespace tokamak::cpu {
 namespace {
 
-// Multiply-adds of a row, as if its adapter had the largest rank of any slot.
+// Multiply-adds of a row, assuming the largest rank of any slot.
 i64 products_of_row(const Adapt &op) {
     i64 products = 0;
     for (const AdaptedPart &part : op.parts) {
@@ -38,7 +38,7 @@ void adapt(Engine &engine, const Adapt &op) {
     shape.parts = op.parts.data();
     shape.num_parts = static_cast<i64>(op.parts.size());
     const i64 threads = engine.pool().num_threads();
-    const i64 blocks = rows >= 8 * threads ? divide_up(rows, 4) : rows;  // of rows that go through an adapter together
+    const i64 blocks = rows >= 8 * threads ? divide_up(rows, 4) : rows;  // blocks of rows that share an adapter
     const i64 tasks = num_adapted * products_of_row(op) <= engine.pool().small(SMALL_PRODUCT)
                           ? 1
                           : std::min(blocks, threads * TASKS_PER_THREAD);

@@ -1,13 +1,12 @@
-// Paged attention of a mixed batch, read through the block tables where the keys lie.
+// Paged attention of a mixed batch; keys are read in place through the block tables.
 //
-// A tile is some rows of one sequence; of each kv head its queries are those rows times the query heads of the kv head. Splits of
-// keys are done one after another and joined in their order; where there are too few tiles for the threads (a few long contexts
-// being decoded), each split is a task, and a second pass joins them in the same order with the same operations, so with the
-// same bits.
+// A tile is some rows of one sequence. For each KV head its queries are those rows times the head's query heads. Splits of keys
+// are processed one after another and joined in order. If there are too few tiles for the threads (decode of a few long
+// contexts), each split is a task, and a second pass joins them in the same order with the same operations, so with the same
+// bits.
 //
-// A tile with few queries (decode) reads panels as they lie in the cache and is bound by memory: what comes next is fetched
-// meanwhile. One with many has a split's numbers widened once for all of them, and values copied to rows that do not fall into
-// the same cache sets.
+// A tile with few queries (decode) reads panels directly from the cache and is bound by memory, so the next data are
+// prefetched. A tile with many queries widens a split once for all of them and copies values to rows in different cache sets.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,16 +16,16 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 TILE_QUERIES = 320, LEAST_TILE_QUERIES = 48;  // fewer where there would be too few tiles for the threads
-constexpr i64 QUERIES_AHEAD = 16;  // whose numbers are fetched before they are read or written: rows lie far apart
+constexpr i64 TILE_QUERIES = 320, LEAST_TILE_QUERIES = 48;  // fewer if there would be too few tiles for the threads
+constexpr i64 QUERIES_AHEAD = 16;  // queries prefetched before they are read or written: rows are far apart
 static_assert(TILE_QUERIES <= MAX_TILE_QUERIES);
 
 struct Tile {
     i64 sequence, row, num_rows, position;  // first row, its position
-    i64 first_key, end_key;                 // what any of its rows sees
-    i64 all_first, all_end;                 // what all of them see, if anything
+    i64 first_key, end_key;                 // keys visible to any row
+    i64 all_first, all_end;                 // keys visible to all rows, if any
     i64 split_begin, split_end;
-    i64 first_partial;  // of its splits, each with its rows, among all tiles'
+    i64 first_partial;  // index of its first (split, row) among those of all tiles
 };
 
 struct Workspace : SplitSpace {
@@ -69,7 +68,7 @@ public:
     }
 
 private:
-    // Whether tiles, or their heads, are too few for the threads, and splits are not: rows that are decoded, or verified.
+    // Whether there are too few tiles and heads for the threads, but enough splits: rows in decode or verification.
     bool is_in_splits(i64 num_tiles, i64 threads) const {
         if (num_splits_ < 2 * threads) return false;
         if (num_rows_ == num_tiles) return num_tiles < 2 * threads;
@@ -82,16 +81,16 @@ private:
         i64 begin, end;
     };
 
-    // What a row sees.
+    // Keys visible to a row.
     Range keys_of(i64 row, i64 position) const {
         Range keys{op_.window > 0 ? std::max<i64>(0, position - op_.window + 1) : 0, position + 1};
         if (is_bounded_) keys = {std::max<i64>(keys.begin, op_.bounds.first[row]), op_.bounds.last[row] + i64{1}};
         return keys;
     }
 
-    // What any of a tile's rows sees, without a gap, for each sees itself; and what all of them see.
+    // Keys visible to any row of a tile, which are contiguous since each row sees itself, and keys visible to all.
     void set_keys(Tile &tile) const {
-        const i64 step = is_bounded_ ? 1 : std::max<i64>(1, tile.num_rows - 1);  // without bounds ranges only move on
+        const i64 step = is_bounded_ ? 1 : std::max<i64>(1, tile.num_rows - 1);  // without bounds, ranges only advance
         tile.first_key = tile.all_end = std::numeric_limits<i64>::max();
         tile.end_key = tile.all_first = 0;
         for (i64 i = 0; i < tile.num_rows; i += step) {
@@ -101,7 +100,7 @@ private:
         }
     }
 
-    // They fit into splits or splits into them, so that a tile of a prompt sees few of its splits in part.
+    // Sizes that divide splits or are multiples of them, so that a prompt's tile sees few splits partially.
     i64 choose_tile_rows() const {
         const i64 num_sequences = op_.sequences.get(), num_rows = num_sequences > 0 ? op_.offsets[num_sequences] : 0;
         const i64 num_queries = num_rows * op_.heads, wanted = TASKS_PER_THREAD * engine_.pool().num_threads();
@@ -120,7 +119,7 @@ private:
             const i64 begin = op_.offsets[sequence], end = op_.offsets[sequence + 1];
             for (i64 row = begin, num_rows; row < end; row += num_rows) {
                 const i64 position = op_.starts[sequence] + row - begin;
-                const i64 past = end - begin > tile_rows_ ? position % tile_rows_ : 0;  // tiles end where splits do
+                const i64 past = end - begin > tile_rows_ ? position % tile_rows_ : 0;  // tiles end at the ends of splits
                 num_rows = std::min(tile_rows_ - past, end - row);
                 Tile tile{sequence, row, num_rows, position};
                 set_keys(tile);
@@ -150,12 +149,12 @@ private:
             most * query_bytes(), SPLIT_PANELS * round_up(key_bytes(), 64), SPLIT_PANELS * value_bytes(), max_queries_, stride_,
             2 * KEY_SPLIT};
         Workspace space(engine_, thread, sizes);
-        if (key_dim() != op_.head_dim) std::fill_n(space.keys, sizes.keys, char{0});  // so what fills up is zero
+        if (key_dim() != op_.head_dim) std::fill_n(space.keys, sizes.keys, char{0});  // so the padding is zero
         if (dim_ != op_.head_dim) std::fill_n(space.values, sizes.values, char{0});
         return space;
     }
 
-    // function(query of the tile, the first of its numbers in op_.queries and op_.y, those of one some rows on)
+    // function(query of the tile, offsets of its numbers in op_.queries and op_.y, offsets of a query some rows later)
     template <class Function>
     void for_queries(const Tile &tile, i64 kv_head, const Function &function) const {
         const i64 row_floats = op_.heads * op_.head_dim, ahead = (QUERIES_AHEAD / group_ + 1) * row_floats;
@@ -176,7 +175,7 @@ private:
         });
     }
 
-    // Which of the split's keys each query sees: the same for all heads.
+    // Keys of the split visible to each query, the same for all heads.
     void take_ranges(const Tile &tile, i64 split, Workspace &space) const {
         const i64 first = split * KEY_SPLIT;
         const bool is_whole = tile.all_first <= first && tile.all_end >= first + KEY_SPLIT;
@@ -191,19 +190,19 @@ private:
         }
     }
 
-    // The keys of a split that any query of the tile sees, never none.
+    // Keys of a split visible to any query of the tile; at least one.
     Range range_of(const Tile &tile, i64 split) const {
         return {std::max(tile.first_key, split * KEY_SPLIT), std::min(tile.end_key, (split + 1) * KEY_SPLIT)};
     }
 
-    // Where the chunk of a position is, in keys and in values.
+    // Offsets of a position's chunk in keys and values.
     i64 chunk_offset(const Tile &tile, i64 kv_head, i64 position) const {
         const i64 block = op_.block_tables[op_.slots[tile.sequence] * op_.table_width + position / layout_.block_size];
         return block * layout_.block_bytes + kv_head * layout_.head_bytes +
                position % layout_.block_size / layout_.chunk_slots * layout_.chunk_bytes;
     }
 
-    // function(panel, offset of the chunk in the panel, place of the chunk) for each chunk with keys that the tile sees.
+    // Calls function(panel, offset of the chunk in the panel, place of the chunk) for each chunk with keys visible to the tile.
     template <class Function>
     void for_chunks(const Tile &tile, i64 kv_head, i64 split, const Function &function) const {
         const Range range = range_of(tile, split);
@@ -228,9 +227,9 @@ private:
         });
     }
 
-    // The panels of a split: where they lie or, for many queries or where they lie in smaller pieces, written out.
+    // The panels of a split: in place or, with many queries or smaller chunks, copied.
     void take_panels(const Tile &tile, i64 kv_head, i64 split, Workspace &space, SplitShape &shape) const {
-        const bool is_ready = layout_.type == product_type_;  // for tiles: also pieces of values lie together, or are few
+        const bool is_ready = layout_.type == product_type_;  // for tiles: pieces of values are contiguous too, or few
         const bool keys_lie = has_panels_ && (has_tiles_ ? is_ready && key_dim() == op_.head_dim : is_ready || !has_many(tile));
         const bool values_lie =
             has_panels_ &&
@@ -255,8 +254,8 @@ private:
         }
     }
 
-    // What is fetched while the split is scored, and while its values are added up. Values that are written out before they are
-    // used are fetched a split ahead.
+    // Prefetches during the scores and during the values of a split. Values that are copied before use are fetched a split
+    // ahead.
     void take_next(const Tile &tile, i64 kv_head, i64 split, SplitShape &shape) const {
         std::copy(shape.values, shape.values + SPLIT_PANELS, shape.next_values);
         std::copy(shape.values, shape.values + SPLIT_PANELS, shape.next_keys);
@@ -268,9 +267,9 @@ private:
         });
     }
 
-    // Also fetched: in the first half of a tile's splits the queries of the next head, in the other one what the outputs of this
-    // head are written over. Rows lie far apart, so that no processor would find them by itself. Only where products of pairs take
-    // half of the time: beside float32 it was no gain (Cascade Lake).
+    // Also prefetched: the queries of the next head in the first half of a tile's splits, the memory of this head's outputs in
+    // the second half. Rows are too far apart for hardware prefetchers. Only with products of pairs, which take half of the
+    // time: with float32 it was no gain (Cascade Lake).
     void take_next_rows(const Tile &tile, i64 kv_head, i64 split, SplitShape &shape) const {
         const i64 floats = op_.heads * op_.head_dim, of_head = group_ * op_.head_dim, row_lines = of_head / PANEL;
         const i64 num_splits = tile.split_end - tile.split_begin, half = num_splits / 2, index = split - tile.split_begin;
@@ -315,7 +314,7 @@ private:
         Workspace space = take_workspace(thread);
         for (i64 head = head_begin; head < head_end; ++head) {
             take_queries(tile, head, space);
-            const bool sees_first = tile.all_first < (tile.split_begin + 1) * KEY_SPLIT;  // nothing need be there to be joined
+            const bool sees_first = tile.all_first < (tile.split_begin + 1) * KEY_SPLIT;  // the first split joins nothing
             if (!sees_first) space.all.start(num_queries(tile), stride_);
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
                 take_ranges(tile, split, space);
@@ -325,8 +324,8 @@ private:
         }
     }
 
-    // Tiles of few rows: every split by itself, all heads; then the splits of each tile and head joined in their order. One that
-    // a row does not see, as those behind it do, is not joined to its queries.
+    // Tiles of few rows: computes every split separately for all heads, then joins the splits of each tile and head in order. A
+    // split that a row does not see, while later rows do, is not joined to its queries.
     void run_in_splits() {
         const Sums partials = take_partials(engine_, num_partials_ * op_.heads, stride_);
         const auto sums_of = [&](const Tile &tile, i64 split, i64 kv_head) {

@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX2 and FMA; this unit alone is compiled with those flags.
+// The kernels for x86-64 with AVX2 and FMA; only this unit is compiled with those flags.
 #define VECTOR_BYTES 32
 #include "kernels.inc"
 

@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX2, FMA and the dot products of AVX-VNNI (client processors from 2021 on): all but these are those
+// The kernels for x86-64 with AVX2, FMA and the dot products of AVX-VNNI (client processors from 2021 on): all others are those
 // of `avx2`.
 #define VECTOR_BYTES 32
 #include "kernels.inc"

@@ -9,9 +9,9 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr int BIN_BITS = 9, NUM_BINS = 1 << BIN_BITS;
-constexpr i64 CHAINS = 4;  // of sums, so that one addition need not wait for another
+constexpr i64 CHAINS = 4;  // independent sums, so that additions do not wait for each other
 
-// Of a distance: two zeros of other signs are one.
+// Bits of a distance; both zeros have the same.
 std::uint32_t bits_of(float x) {
     x += 0.0f;
     std::uint32_t bits;
@@ -19,7 +19,7 @@ std::uint32_t bits_of(float x) {
     return bits;
 }
 
-// The bin in which the sum of the bins first reaches `limit`, `before` being the sum of those before it; NUM_BINS: none.
+// The bin in which the cumulative sum first reaches `limit`; `before` is the sum of earlier bins; NUM_BINS: none.
 int find_bin(const double *bins, double limit, double &before) {
     int bin = 0;
     for (; bin < NUM_BINS && before + bins[bin] < limit; ++bin) before += bins[bin];
@@ -54,7 +54,7 @@ void Candidates::keep_weight(double limit) {
     keep(limit, [this](i64 i) { return static_cast<double>(weights[i]); });
 }
 
-// Looks for the distance where the sum reaches the limit: over bins of distances, then over the bits of those in its bin.
+// Finds the distance at which the sum reaches the limit, by bins of distances, then by the bits of those in the bin.
 template <class Weight>
 void Candidates::keep(double limit, const Weight &weight_of) {
     limit = std::max(limit, std::numeric_limits<double>::min());
@@ -77,11 +77,11 @@ void Candidates::keep(double limit, const Weight &weight_of) {
     for (int shift = 32 - BIN_BITS; true; shift = std::max(shift - BIN_BITS, 0)) {
         std::fill_n(bins, NUM_BINS, 0.0);
         for (const i64 i : edge_) {
-            const std::uint32_t offset = (bits_of(distances[i]) - base) >> shift;  // wraps where it is closer
+            const std::uint32_t offset = (bits_of(distances[i]) - base) >> shift;  // wraps if it is closer
             if (offset < NUM_BINS) bins[offset] += weight_of(i);
         }
         const int bin = find_bin(bins, limit, before);
-        // sums in another order may be less by a rounding: then the limit is at the last of them
+        // sums in another order may be smaller by rounding; then the limit is at the last of them
         base += static_cast<std::uint32_t>(std::min(bin, NUM_BINS - 1)) << shift;
         if (shift == 0) break;
     }

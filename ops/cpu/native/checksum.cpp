@@ -1,5 +1,5 @@
-// Pieces of PIECE bytes are hashed by themselves, then their hashes in order. Within a piece eight lanes take every eighth word
-// each, by the round of XXH64 (Collet): lane = rotate(lane + word * P2) * P1.
+// Pieces of PIECE bytes are hashed separately, then their hashes in order. In a piece, each of eight lanes takes every eighth
+// word, with the round of XXH64 (Collet): lane = rotate(lane + word * P2) * P1.
 #include "checksum.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ u64 hash_piece(const unsigned char *bytes, i64 num_bytes) {
     return avalanche(hash);
 }
 
-// for_all(number, function) calls function(piece) for each.
+// for_all(number, function) calls function(piece) for each piece.
 template <class ForAll>
 u64 hash_of_pieces(const unsigned char *bytes, i64 num_bytes, const ForAll &for_all) {
     std::vector<u64> hashes((num_bytes + PIECE - 1) / PIECE);

@@ -18,7 +18,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr int SEQUENCE_BITS = 40;
-constexpr std::int64_t SLICE_NS = 100'000'000;  // of a sleep: then the heartbeat, and another look
+constexpr std::int64_t SLICE_NS = 100'000'000;  // length of a sleep, followed by the heartbeat and another check
 
 std::uint32_t *low_half(std::atomic<std::uint64_t> &word) {
     static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
@@ -42,7 +42,7 @@ Comm::Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t sp
 }
 
 void Comm::join(std::uint64_t epoch, std::uint64_t members) {
-    if (epoch != epoch_) sequence_ = 0;  // in the same one peers count on
+    if (epoch != epoch_) sequence_ = 0;  // in the same epoch, peers continue counting
     epoch_ = epoch;
     members_ = members;
 }
@@ -72,8 +72,8 @@ void Comm::arrive(CommKind kind, std::int64_t bytes) {
     ++sequence_;
     ++num_calls_;
     own_call() = {step_, sequence_, static_cast<std::uint64_t>(bytes), static_cast<std::uint32_t>(kind), versions_};
-    // SYNC: publishes the call, and what the rank wrote for the others; pairs with is_there(). Sequentially consistent, as are
-    // is_asleep and a sleeper's last look: either it sees this, or it is seen asleep.
+    // SYNC: publishes the call and the data written for other ranks; pairs with is_there(). Sequentially consistent, like
+    // is_asleep and a sleeper's last check: either the sleeper sees this store, or it is seen asleep.
     line(rank_).arrived.store(epoch_ << SEQUENCE_BITS | sequence_);
     for (int peer = first_; peer < first_ + count_; ++peer) {
         if (peer == rank_ || line(peer).is_asleep.load() == 0) continue;
@@ -104,7 +104,7 @@ void Comm::await(int peer) {
     if (!is_there(peer)) break_up(epoch_now(), peer);
 }
 
-// Returns as well when the epoch is another.
+// Returns also when the epoch has changed.
 void Comm::sleep_until_there(int peer) {
     const std::int64_t deadline = monotonic_ns() + timeout_ns_;
     while (true) {
@@ -145,9 +145,9 @@ void Comm::give_up(int peer) const {
                              " ms; its log says what it does, --hang-timeout how long that may take");
 }
 
-// What is longer than `most`, at most a window, goes in rounds: fill(own window, begin, size), and when all have come there
-// take(begin, size). Windows take turns: while one is read the next is written, and when all have come to the next call nobody
-// reads the one before.
+// Data longer than `most`, at most a window, is sent in rounds: fill(own window, begin, size), then, when all ranks have
+// arrived, take(begin, size). Windows alternate: while one is read the next is written, and when all ranks have reached the
+// next call, no rank reads the previous one.
 template <class Fill, class Take>
 void Comm::in_rounds(CommKind kind, std::int64_t bytes, std::int64_t length, std::int64_t most, const Fill &fill,
                      const Take &take) {
@@ -172,10 +172,11 @@ void Comm::all_gather(void *y, const void *x, std::int64_t bytes) {
         });
 }
 
-// y = the numbers from `at` on in all windows, added up in the order of the ranks. `own`: this rank's, which may be y.
+// y = the sum of the numbers from `at` on in all windows, in the order of the ranks. `own`: this rank's numbers, which may be
+// y.
 void Comm::add_windows(float *y, const float *own, std::int64_t at, std::int64_t count) const {
     const auto values = [&](int place) {
-        if (place == rank_ - first_ && place < 2) return own;  // later ones are added when y is written already
+        if (place == rank_ - first_ && place < 2) return own;  // later ones are added when y has been written
         return reinterpret_cast<const float *>(window(place, sequence_)) + at;
     };
     if (count_ == 1) {
@@ -228,7 +229,7 @@ void Comm::broadcast(void *values, std::int64_t bytes, int root) {
         });
 }
 
-// Each rank's parts one after another are a stream of which a window holds a piece; who has something in it takes it out.
+// Each rank's parts form a stream, and a window holds a piece of it; each rank copies the data for it.
 void Comm::all_to_all(void *y, std::int64_t most, std::int64_t *received, const void *x, const std::int64_t *sent) {
     const int own_place = rank_ - first_;
     std::vector<std::int64_t> counts(count_ * count_), begins(count_), totals(count_), places(count_);

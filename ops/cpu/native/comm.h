@@ -25,11 +25,11 @@ namespace tokamak::cpu {
 
 constexpr int MAX_RANKS = 64;
 constexpr std::int64_t COMM_LINE = 128;
-constexpr std::int64_t COMM_WINDOW = 1 << 20;  // two of each rank stay in the last cache
-constexpr int COMM_GROUPS = 2;                 // that a rank may be in
+constexpr std::int64_t COMM_WINDOW = 1 << 20;  // two per rank stay in the last-level cache
+constexpr int COMM_GROUPS = 2;                 // groups that a rank can be in
 
 struct CommHeader {
-    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: of workers/rank_group/clock.py
+    std::uint64_t epoch, members, clock, num_ranks;  // members: a bit for each rank; clock: see workers/rank_group/clock.py
 };
 
 enum class CommKind : std::uint32_t {
@@ -55,7 +55,7 @@ struct alignas(COMM_LINE) CommLine {
     std::atomic<std::uint64_t> arrived;  // epoch << SEQUENCE_BITS | sequence
     std::uint64_t unused;
     CommCall calls[2];
-    alignas(COMM_LINE) std::atomic<std::uint64_t> bell;  // a futex word in its low half; counts rings
+    alignas(COMM_LINE) std::atomic<std::uint64_t> bell;  // futex word in its low half; counts rings
     std::atomic<std::uint32_t> is_asleep;
 };
 static_assert(sizeof(CommHeader) <= COMM_LINE && sizeof(CommLine) == 2 * COMM_LINE);
@@ -63,15 +63,15 @@ static_assert(sizeof(CommHeader) <= COMM_LINE && sizeof(CommLine) == 2 * COMM_LI
 constexpr std::int64_t COMM_WINDOWS_AT = COMM_LINE + COMM_GROUPS * MAX_RANKS * static_cast<std::int64_t>(sizeof(CommLine));
 static_assert(COMM_WINDOWS_AT % 64 == 0);
 
-// The epoch is not the one any more in which the rank joined: `rank` is gone, or came back.
+// The epoch is no longer that in which this rank joined: `rank` died or came back.
 struct RankGroupBroken : std::runtime_error {
     RankGroupBroken(const std::string &text, int gone, std::uint64_t now) : std::runtime_error(text), rank(gone), epoch(now) {}
     int rank;
     std::uint64_t epoch;
 };
 
-// A rank's part in a group of `count` ranks from `first` on, of those of them that were there in the epoch that it joined. One
-// thread at a time calls it. `lines`: 0 or 1, those that the group uses.
+// A rank's side of a group of `count` ranks from `first` on, as far as they are members in the epoch that it joined. Called by
+// one thread at a time. `lines`: 0 or 1, the set of lines of the group.
 class Comm {
 public:
     Comm(std::uintptr_t arena, int rank, int first, int count, std::int64_t spin_ns, std::int64_t timeout_ns, int lines);
@@ -80,25 +80,25 @@ public:
     int first() const { return first_; }
     int count() const { return count_; }
     std::uint64_t epoch() const { return epoch_; }
-    // Calls are those of this epoch from now on, of these members.
+    // From now on, calls belong to this epoch and these members.
     void join(std::uint64_t epoch, std::uint64_t members = ~std::uint64_t{0});
     bool is_member(int rank) const { return (members_ >> rank & 1) != 0; }
-    // `versions`: of what all must have alike, whatever it is
+    // `versions`: of anything that must be equal on all ranks
     void begin_step(std::uint64_t step, std::uint32_t versions = 0) { step_ = step, versions_ = versions; }
     std::int64_t waited_ns() const { return waited_ns_; }  // in all
     std::int64_t num_calls() const { return num_calls_; }
-    void check_epoch() const;  // RankGroupBroken where it is another than that of `join`
+    void check_epoch() const;  // throws RankGroupBroken if the epoch has changed since `join`
 
-    void meet(CommKind kind, std::int64_t bytes);  // returns when all have come here
-    // y: of each rank `bytes`, in the order of the ranks
+    void meet(CommKind kind, std::int64_t bytes);  // returns when all ranks have arrived
+    // y: `bytes` of each rank, in the order of the ranks
     void all_gather(void *y, const void *x, std::int64_t bytes);
-    // y [count]: the ranks' x added up in the order of the ranks; y may be x
+    // y [count]: the sum of the ranks' x in the order of the ranks; y may be x
     void all_reduce(float *y, const float *x, std::int64_t count);
     // x [ranks, count], y [count]: the rank's own part of the sum
     void reduce_scatter(float *y, const float *x, std::int64_t count);
     void broadcast(void *values, std::int64_t bytes, int root);  // a rank's place in the group
-    // x: `sent[i]` bytes for each rank, one after another; y: what the others have for this one, `received[i]` bytes of each.
-    // std::invalid_argument where they are more than `most`, on that rank; the others go on.
+    // x: `sent[i]` bytes for each rank, one after another; y: data of the others for this rank, `received[i]` bytes of each.
+    // std::invalid_argument if this exceeds `most`, on that rank only; the others continue.
     void all_to_all(void *y, std::int64_t most, std::int64_t *received, const void *x, const std::int64_t *sent);
 
 private:

@@ -47,7 +47,7 @@ nanobind::object call(AnyFunction function, PyObject *given, Gil gil) {
     }
 }
 
-// What all of them are to Python: `call` takes what is given apart.
+// The Python object of all of them: `call` converts the arguments.
 struct Defined {
     AnyFunction function;
     nanobind::object (*call)(AnyFunction function, PyObject *given, Gil gil);
@@ -72,7 +72,7 @@ void define_pointer(nanobind::module_ &module, const char *name, Result (*functi
     define(module, {reinterpret_cast<AnyFunction>(function), call<Result, Arguments...>, sizeof...(Arguments), name, gil});
 }
 
-// `function` is one, or a lambda without captures.
+// `function` is a function, or a lambda without captures.
 template <class Function>
 void define(nanobind::module_ &module, const char *name, const Function &function, Gil gil = Gil::HELD) {
     define_pointer(module, name, +function, gil);

@@ -25,8 +25,8 @@ constexpr double DOUBT_TRUST = 0.25, DOUBT_WEIGHT = 1;  // then: a few samples a
 constexpr double LEAST = 0.05;                          // chance of a draft that is tried because it promises something
 constexpr i32 LINGER = 8;            // tokens without drafts after which they are asked for no more, unless they promise
 constexpr i64 PLAIN_INTERVAL = 256;  // steps until one without drafts, to know its time
-// A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and draft token in the next.
-// Where nothing came of that it is asked for again.
+// A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and draft token in the
+// next. Where nothing came of that it is asked for again.
 constexpr i64 ASKS = 2, ASK_INTERVAL = 4;
 
 constexpr double LEVEL_GAIN = 0.1, MOST_WEIGHT = 40;  // steps that a share is the mean of
@@ -175,8 +175,8 @@ double DraftLengths::trust_of(i32 slot, i64 method) const {
     return trust ? trust : recent_[method];
 }
 
-// Chance of a first draft of the method, of a sample that is trusted so much: where no class of first drafts is accepted, it does not
-// matter who comes.
+// Chance of a first draft of the method, of a sample that is trusted so much: where no class of first drafts is accepted, it
+// does not matter who comes.
 double DraftLengths::promise_of(i64 method, double trust) const {
     const std::size_t next = static_cast<std::size_t>(method) + 1;
     const std::size_t end = next < first_classes_.size() ? static_cast<std::size_t>(first_classes_[next]) : priors_.size();

@@ -8,8 +8,8 @@
 
 namespace tokamak::cpu {
 
-// Steps whose times are known apart: those of decoding rows without drafts; those with some, which layers may have made in them;
-// and those with rows of prompts, which others started in.
+// Steps whose times are known apart: those of decoding rows without drafts; those with some, which layers may have made in
+// them; and those with rows of prompts, which others started in.
 enum class StepKind { PLAIN, DRAFTED, MIXED };
 
 inline StepKind kind_of(bool has_prompts, bool has_drafts) {
@@ -17,10 +17,10 @@ inline StepKind kind_of(bool has_prompts, bool has_drafts) {
 }
 
 // Nanoseconds of steps by their kind and number of rows. Long contexts and other programs slow down all steps alike, so what is
-// kept is a level that moves with each step, and of each number of rows a share of it, the mean of the last ones. More rows never
-// take less: neighbours that say so are taken together, which is what most errors come to. Numbers that were not met lie between
-// their neighbours; beyond them a further row is taken to be cheap, which is soon found out where it is not. What was not met
-// for long is forgotten, so that a wrong share which speaks against so many rows does not do so for ever.
+// kept is a level that moves with each step, and of each number of rows a share of it, the mean of the last ones. More rows
+// never take less: neighbours that say so are taken together, which is what most errors come to. Numbers that were not met lie
+// between their neighbours; beyond them a further row is taken to be cheap, which is soon found out where it is not. What was
+// not met for long is forgotten, so that a wrong share which speaks against so many rows does not do so for ever.
 class StepTimes {
 public:
     StepTimes();
@@ -62,10 +62,10 @@ struct LengthSlots {
     const bool *is_ended;  // by a stop token: what was drafted behind it stood by luck alone, and says nothing
 };
 
-// A sample goes on as a method expects, or it does not: drafts of the one kind are accepted as often as those of their class do, of the
-// other hardly ever. Which kind it is, is inferred from each of its drafts, and soon sure. One of which nothing is known yet is
-// taken for what the last ones were. Classes learn from samples of the first kind alone, so that text which cannot be drafted
-// does not spoil them.
+// A sample goes on as a method expects, or it does not: drafts of the one kind are accepted as often as those of their class
+// do, of the other hardly ever. Which kind it is, is inferred from each of its drafts, and soon sure. One of which nothing is
+// known yet is taken for what the last ones were. Classes learn from samples of the first kind alone, so that text which cannot
+// be drafted does not spoil them.
 class DraftLengths {
 public:
     // `first_classes` and `are_layers`: of each method.

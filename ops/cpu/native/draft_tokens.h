@@ -17,8 +17,8 @@ struct DraftToken {
 void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities,
                          DraftToken *draft_tokens);
 
-// Of each place in a chain and each class of probabilities: the chance that such a draft token is accepted where all before it are. In
-// memory of the runner, since of several ranks all have the first one's (workers/extensions/drafts/drafting.py).
+// Of each place in a chain and each class of probabilities: the chance that such a draft token is accepted where all before it
+// are. In memory of the runner, since of several ranks all have the first one's (workers/extensions/drafts/drafting.py).
 //
 // What was met is forgotten with the draft tokens that come after it, wherever these are: chances of a place that chains do not
 // reach any more become those of the place before, and those of the first place are always met.

@@ -84,8 +84,8 @@ i64 NgramDrafts::num_bytes() const {
     return num_places * static_cast<i64>(sizeof(i32));
 }
 
-// The n-grams that end before each place in front of the last token, which are to be gone on from there; of a text with more than
-// a step's, `room` of them at most.
+// The n-grams that end before each place in front of the last token, which are to be gone on from there; of a text with more
+// than a step's, `room` of them at most.
 void NgramDrafts::index(NgramText &text, const i32 *tokens, i64 num_tokens, i64 &room) const {
     if (text.num_indexed >= num_tokens || num_tokens < 2) {
         text.num_indexed = std::max(text.num_indexed, num_tokens);

@@ -31,8 +31,8 @@ struct DraftCall {
     i32 *classes;  // [rows, k]
 };
 
-// Rows of a step before they get drafts (workers/engine/rows.py): a row that follows drafts begins at its slot's last token, and
-// is none where the slot is full or that was never drawn. `granted` becomes what the slot has room for.
+// Rows of a step before they get drafts (workers/engine/rows.py): a row that follows drafts begins at its slot's last token,
+// and is none where the slot is full or that was never drawn. `granted` becomes what the slot has room for.
 struct FollowingRows {
     const i32 *slots;
     i64 num_rows;
@@ -45,8 +45,8 @@ void follow(const FollowingRows &rows, const i32 *num_tokens, const i32 *max_tot
 void put_drafts(const i32 *slots, i64 num_rows, const i32 *num_drafts, i32 *counts, i32 *num_sampled, const i32 *num_tokens,
                 const i32 *drafts, i64 k, i32 *token_ids, i64 width);
 
-// Tokens that were drawn, num_drafts[i] + 1 of each row i that samples, whose last one is of ends[i]: which are accepted, and how many
-// of each row: those before the first that is not the draft in its place, and that one.
+// Tokens that were drawn, num_drafts[i] + 1 of each row i that samples, whose last one is of ends[i]: which are accepted, and
+// how many of each row: those before the first that is not the draft in its place, and that one.
 void accept(const i32 *slots, i64 num_rows, const i32 *num_sampled, const i32 *num_drafts, const i32 *ends, const i32 *drawn,
             const i32 *token_ids, i64 width, bool *accepted, i32 *counts);
 
@@ -59,8 +59,8 @@ struct NgramText {
 
 // Of one slot: its own text, and a draft token at its answer that came with the request, where it is looked first.
 //
-// A match outlives a token that it did not foresee: the text goes on behind the replaced one (`behind`), or where it was (`at`: one
-// was put in); whichever the next token agrees with.
+// A match outlives a token that it did not foresee: the text goes on behind the replaced one (`behind`), or where it was (`at`:
+// one was put in); whichever the next token agrees with.
 struct NgramState {
     NgramText own, predicted;
     std::vector<i32> prediction;

@@ -4,8 +4,8 @@
 // (expert, some panels): a step that meets many experts with a row or two each waits for its threads a few times a layer, not a
 // few times an expert. An expert's weights are read once, those of an expert without rows never.
 //
-// An expert's rows are the rows of a linear over its matrix, done by that linear's kernels: what holds for a row there (its bits
-// do not depend on its company) holds here. A row's results are added up in the order of its own choices.
+// An expert's rows are the rows of a linear over its matrix, done by that linear's kernels: what holds for a row there (its
+// bits do not depend on its company) holds here. A row's results are added up in the order of its own choices.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,8 +18,8 @@
 namespace tokamak::cpu {
 namespace {
 
-// Experts are done in waves with so many rows for each thread or little more, so that what a phase leaves to the next one stays in
-// its cache. Never one in two waves.
+// Experts are done in waves with so many rows for each thread or little more, so that what a phase leaves to the next one stays
+// in its cache. Never one in two waves.
 constexpr i64 WAVE_ROWS = 256;
 constexpr i64 READING = 6;  // rows whose products take as long as reading the weights, about: for even tasks
 
@@ -308,8 +308,8 @@ void for_waves(Engine &engine, const ApplyExperts &op, const Function &function)
     }
 }
 
-// Results of all sorted pairs, of `rows` rows of op.x. Where ranks share matrices out, what they activate becomes whole once, for
-// all waves: a wait for each of them would cost more than their caches save.
+// Results of all sorted pairs, of `rows` rows of op.x. Where ranks share matrices out, what they activate becomes whole once,
+// for all waves: a wait for each of them would cost more than their caches save.
 void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
     ExpertsMemory &memory = engine.experts;
     if (memory.begins[op.experts] == 0 && op.share.comm == nullptr) return;
@@ -450,8 +450,8 @@ void serve(Engine &engine, const ApplyExperts &op, const Windows &windows) {
     op.windows.comm->meet(CommKind::COMBINE, hidden * static_cast<i64>(sizeof(float)));
 }
 
-// All ranks of the rank group come here, with rows or without, and compute each other's. The results of rows that several ranks have are
-// where the one of them that showed the row finds them, and all of them may look there until the next dispatch.
+// All ranks of the rank group come here, with rows or without, and compute each other's. The results of rows that several ranks
+// have are where the one of them that showed the row finds them, and all of them may look there until the next dispatch.
 void exchange(Engine &engine, const ApplyExperts &op, i64 rows) {
     const Windows windows(op);
     dispatch(engine, op, windows, rows);

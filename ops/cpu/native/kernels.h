@@ -161,8 +161,8 @@ struct LatentShape {
     CacheLayout keys, latents;
 };
 
-// KEY_PANEL slots of them, written out for `attend`: keys are the rotated key, filled up to `key_room` numbers, then the latent;
-// values are the latent again.
+// KEY_PANEL slots of them, written out for `attend`: keys are the rotated key, filled up to `key_room` numbers, then the
+// latent; values are the latent again.
 struct LatentPanel {
     const char *keys[KEY_PANEL], *latents[KEY_PANEL];  // the row of each slot; null: no query sees it, zeros are written
     KvType type;
@@ -197,8 +197,8 @@ struct SplitShape {
 constexpr i64 PRODUCT_PIECE = 32;  // elements of a head, or keys, that tiles multiply at a time
 constexpr i64 MANY_QUERIES = 13;   // of a tile: from here on writing a split out for the kernels pays
 constexpr i64 MAX_HEAD_DIM = 512;
-// Floats from one query to the next, and from one output: of heads of up to NEAR_DIM elements so many, whatever they have, so that
-// a micro-kernel reaches all its queries by one address. Not a power of two.
+// Floats from one query to the next, and from one output: of heads of up to NEAR_DIM elements so many, whatever they have, so
+// that a micro-kernel reaches all its queries by one address. Not a power of two.
 constexpr i64 NEAR_DIM = 128, NEAR_STRIDE = NEAR_DIM + PANEL;
 constexpr i64 MAX_GROUP = 1024;         // query heads of a kv head
 constexpr i64 MAX_TILE_QUERIES = 1024;  // of one call of `attend`
@@ -207,8 +207,8 @@ constexpr i64 SCORE_STRIDE = KEY_SPLIT + PANEL;  // rows at a power of two would
 
 constexpr i64 SAMPLING_BLOCK = 1024;  // logits that are reduced together, counted from the start of their row
 
-// A row of logits, and what is found in each of its blocks. NaN is larger than any number. Of a row with a mask that is what its
-// logits are where a bit is set, -infinity elsewhere; nobody writes these down.
+// A row of logits, and what is found in each of its blocks. NaN is larger than any number. Of a row with a mask that is what
+// its logits are where a bit is set, -infinity elsewhere; nobody writes these down.
 struct LogitScan {
     const float *logits;        // [count]
     const std::uint32_t *mask;  // a bit each, of answers that have a form; null: all
@@ -267,7 +267,8 @@ struct Kernels {
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
                  const float *next_outputs, i64 count, i64 stride, i64 dim);
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
-    // x [rows, 2 * width]: gate | up -> activation(gate) * up, or x [rows, width] -> activation(x): columns [begin, end) of one row
+    // x [rows, 2 * width]: gate | up -> activation(gate) * up, or x [rows, width] -> activation(x): columns [begin, end) of one
+    // row
     void (*activate)(float *y, const float *x, Activation activation, bool is_gated, i64 width, i64 begin, i64 end);
     // logits of one row's experts -> their softmax, or the sigmoid of each
     void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);

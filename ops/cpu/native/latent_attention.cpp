@@ -1,8 +1,8 @@
 // Multi-head latent attention over the paged cache: all heads read one latent and one rotated key of each position.
 //
-// A tile is some rows of one sequence times some heads. Its queries are a head's rotary part and its absorbed one, side by side;
-// keys likewise, and latents are the values too: each split is written out for the micro-kernels of attention once for the
-// tile, whose queries are many. Splits are joined in their order, one after another or, where a few long contexts are being
+// A tile is some rows of one sequence times some heads. Its queries are a head's rotary part and its absorbed one, side by
+// side; keys likewise, and latents are the values too: each split is written out for the micro-kernels of attention once for
+// the tile, whose queries are many. Splits are joined in their order, one after another or, where a few long contexts are being
 // decoded, by a second pass: with the same operations, so with the same bits. How rows and heads are cut changes none.
 #include <algorithm>
 #include <utility>

@@ -139,8 +139,8 @@ void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
     }
 }
 
-// Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a draft token
-// costs, half is spent when it is known; and without any nobody would learn whether they are accepted.
+// Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a draft
+// token costs, half is spent when it is known; and without any nobody would learn whether they are accepted.
 bool LayerDrafts::goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept) {
     num_kept = num_drafts;
     if (*least_chance_ > 0 && chances_of_rows_[row] < *least_chance_) {

@@ -12,7 +12,8 @@
 
 namespace tokamak::cpu {
 
-// Arrays of the runner's slots and of the arena, which stay where they are (workers/engine/batch_slots.py, workers/engine/kv_cache.py).
+// Arrays of the runner's slots and of the arena, which stay where they are (workers/engine/batch_slots.py,
+// workers/engine/kv_cache.py).
 struct LayerSlots {
     i32 *token_ids;  // [slots, width]
     i64 width;
@@ -80,8 +81,8 @@ public:
     void enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries);
     // They are.
     void mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends);
-    // Draft tokens behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too unlikely to
-    // be accepted, by what its layer says of it; the row has fewer then, one at least.
+    // Draft tokens behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too
+    // unlikely to be accepted, by what its layer says of it; the row has fewer then, one at least.
     void draft(const LayerStep &step);
     // Of the accepted tokens after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
     // standing rows' memory, and the last one of each slot. The entries themselves are made where there is a tape; else what is

@@ -46,8 +46,9 @@ void constrain(float *edited, const float *logits, i64 vocab, const std::uint32_
     }
 }
 
-// What would go on with a repetition loses `multiplier * base ^ (length - allowed)`, by how many of the last tokens stood before
-// it as well (DRY; p-e-w, text-generation-webui 5677). No repetition reaches across a breaker, and none of these is penalized.
+// What would go on with a repetition loses `multiplier * base ^ (length - allowed)`, by how many of the last tokens stood
+// before it as well (DRY; p-e-w, text-generation-webui 5677). No repetition reaches across a breaker, and none of these is
+// penalized.
 void discourage(float *logits, i64 vocab, const SlotSampling &sampling, const i32 *breakers, const History &history,
                 std::vector<i32> &longest) {
     const i64 count = sampling.dry_last_n < 0 ? history.count : std::min<i64>(history.count, sampling.dry_last_n);

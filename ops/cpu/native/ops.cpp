@@ -58,8 +58,8 @@ struct PanelSplit {
     i64 group, groups, parts;
 };
 
-// At least `least` parts of groups of so many panels, as far as there are any: of the numbers up to twice as many that give each
-// thread the same number of tasks the one that is done first. `panels_each` is what the last thread is given by then.
+// At least `least` parts of groups of so many panels, as far as there are any: of the numbers up to twice as many that give
+// each thread the same number of tasks the one that is done first. `panels_each` is what the last thread is given by then.
 PanelSplit split_groups(i64 panels, i64 group, i64 row_parts, i64 least, i64 threads, i64 &panels_each) {
     const i64 groups = divide_up(panels, group), step = threads / std::gcd(threads, row_parts);
     const auto given = [&](i64 parts) { return divide_up(row_parts * parts, threads) * divide_up(groups, parts) * group; };

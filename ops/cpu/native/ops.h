@@ -195,8 +195,8 @@ struct ExpertMatrices {
     LinearShape first;  // that of slot 0, without rows
 };
 
-// Where the ranks of a rank group give each other rows and results: of each of them a line with the number of its rows, then of all
-// the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
+// Where the ranks of a rank group give each other rows and results: of each of them a line with the number of its rows, then of
+// all the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
 struct ExpertWindows {
     Comm *comm;  // of the whole rank group; null: this rank has all experts
     char *memory;

@@ -31,8 +31,8 @@ public:
 
     int num_threads() const { return num_pretended_ != 0 ? num_pretended_ : static_cast<int>(threads_.size()) + 1; }
 
-    // What the caller does sooner than it shares it with threads that look for work is `size`; it wakes them for more than WAKING
-    // times as much. So a model whose steps have nothing larger leaves the other cores to the other processes.
+    // What the caller does sooner than it shares it with threads that look for work is `size`; it wakes them for more than
+    // WAKING times as much. So a model whose steps have nothing larger leaves the other cores to the other processes.
     std::int64_t small(std::int64_t size) const {
         const auto num_asleep = num_pretended_ != 0 ? 0 : num_asleep_.load(std::memory_order_relaxed);
         return num_asleep != 0 && num_asleep == threads_.size() ? WAKING * size : size;

@@ -55,7 +55,8 @@ struct SampledRows {
     float *top_logprobs;  // likewise
 };
 
-// Draws the token at positions[row] of slots[row]. Log-probabilities, ranks and best tokens are written where a slot wants them.
+// Draws the token at positions[row] of slots[row]. Log-probabilities, ranks and best tokens are written where a slot wants
+// them.
 void sample(Engine &engine, const SampledRows &rows, const SlotTable &table, const i32 *slots, const i32 *positions);
 
 // Log-probabilities, ranks and best tokens for given tokens.

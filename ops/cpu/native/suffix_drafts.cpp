@@ -64,7 +64,8 @@ void SuffixTree::add_leaf(i32 parent, i64 length) {
     met(leaf);
 }
 
-// A node behind the first `offset` tokens of an edge. Those of the text's places that have not come further stay in front of it.
+// A node behind the first `offset` tokens of an edge. Those of the text's places that have not come further stay in front of
+// it.
 i32 SuffixTree::split(std::vector<SuffixPlace> &places, i32 node, i32 offset) {
     const i32 upper = static_cast<i32>(nodes_.size());
     nodes_.push_back({nodes_[node].first, offset, nodes_[node].parent, nodes_[node].count});

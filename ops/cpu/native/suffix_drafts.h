@@ -16,8 +16,8 @@ struct SuffixPlace {
     i32 length;  // of the part
 };
 
-// All parts of texts of up to `depth` tokens, those with a common beginning on one path. An edge is a range of the texts' tokens,
-// and a leaf's reaches on as its text does:
+// All parts of texts of up to `depth` tokens, those with a common beginning on one path. An edge is a range of the texts'
+// tokens, and a leaf's reaches on as its text does:
 //
 //     texts    5 6 7 -1 5 6 8 -1          root --5 6--> a --7 -1--> leaf
 //                                                       a --8 -1--> leaf      root --6--> b --7..>, --8..>; root --7..>, ...
