@@ -7,35 +7,36 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr i32 FIRST_PAUSE = 16, LONGEST_PAUSE = 256;    // tokens without drafts, then one is tried
-constexpr double PROBE_SHARE = 0.005, MOST_CREDIT = 1;  // steps: what that may cost of each step, and how much is saved up
+constexpr i32 FIRST_PAUSE = 16, LONGEST_PAUSE = 256;    // tokens without drafts before one is tried
+constexpr double PROBE_SHARE = 0.005, MOST_CREDIT = 1;  // cost of tries: share of each step, and maximum saved up, in steps
 // Of layers: what makes ready for a draft token, in the steps before, takes twice as much again as the one that verifies it.
 constexpr double LAYERS_COST = 3;
-constexpr double PRIOR_WEIGHT = 3;            // drafts that a class's prior is worth
-constexpr double CLASS_DECAY = 0.98;          // for each draft more of the class
-constexpr double LOWEST = 0.02, BEST = 0.98;  // chances of a class: nothing is certain, and what failed is tried again
-constexpr double BY_LUCK = 0.005;             // chance of a draft of a sample that does not go on as expected
+constexpr double PRIOR_WEIGHT = 3;            // weight of a class's prior, in drafts
+constexpr double CLASS_DECAY = 0.98;          // per further draft of the class
+constexpr double LOWEST = 0.02, BEST = 0.98;  // limits of a class's chance: nothing is certain, and failures are tried again
+constexpr double BY_LUCK = 0.005;             // chance of a draft of a sequence that does not continue as expected
 constexpr double LEAST_TRUST = 0.01, FIRST_TRUST = 0.5, SURE_TRUST = 0.9, MOST_TRUST = 0.98;
-constexpr double LEAST_TOLD = 0.1;    // chance of a class from which on a draft that stood speaks for the sample
-constexpr double RECENT_GAIN = 0.35;  // for each row with drafts: one bad sample is not to speak for all that come
-// Steps without drafts that were thought to pay, then what speaks against them is doubted: twice as many each time that they
-// came to nothing again.
+constexpr double LEAST_TOLD = 0.1;    // minimum chance of a class for an accepted draft to raise the trust in a sequence
+constexpr double RECENT_GAIN = 0.35;  // per row with drafts: one bad sequence should not decide for all later ones
+// Steps without worthwhile drafts after which the evidence against drafts is doubted; doubled each time that the doubt was
+// wrong.
 constexpr i64 DOUBTED = 1024, MOST_DOUBTED = 16384;
-constexpr double DOUBT_TRUST = 0.25, DOUBT_WEIGHT = 1;  // then: a few samples are to settle it
-constexpr double LEAST = 0.05;                          // chance of a draft that is tried because it promises something
-constexpr i32 LINGER = 8;            // tokens without drafts after which they are asked for no more, unless they promise
-constexpr i64 PLAIN_INTERVAL = 256;  // steps until one without drafts, to know its time
-// A try is asked for with two results: layers keep a hidden state in the step that the first one brings, and draft token in the
-// next. Where nothing came of that it is asked for again.
+constexpr double DOUBT_TRUST = 0.25, DOUBT_WEIGHT = 1;  // during a doubt: a few sequences should settle it
+constexpr double LEAST = 0.05;                          // minimum chance of a draft for a try
+constexpr i32 LINGER = 8;            // tokens without drafts after which no more are requested, unless promising
+constexpr i64 PLAIN_INTERVAL = 256;  // steps between steps without drafts, to measure their time
+// A try is requested with two results: after the first one, layers store a hidden state in that step, and draft in the next.
+// Without an outcome it is requested again.
 constexpr i64 ASKS = 2, ASK_INTERVAL = 4;
 
-constexpr double LEVEL_GAIN = 0.1, MOST_WEIGHT = 40;  // steps that a share is the mean of
-constexpr double ROW_SHARE = 1.0 / 48;                // of a step: what a row more costs, before anything is known
-constexpr double MOST_OVER = 2, MOST_OVER_FIRST = 3;  // what takes so many times of what was expected was held up by others
-constexpr double MOST_OVER_DRAFTED = 1.5;  // with drafts, which nobody tries again while they are thought to take that long
+constexpr double LEVEL_GAIN = 0.1, MOST_WEIGHT = 40;  // number of steps in the mean of a share
+constexpr double ROW_SHARE = 1.0 / 48;                // cost of one more row as a share of a step, before any measurement
+constexpr double MOST_OVER = 2,
+                 MOST_OVER_FIRST = 3;      // steps that take so many times the expected time were delayed by other load
+constexpr double MOST_OVER_DRAFTED = 1.5;  // for steps with drafts, which are not tried again while they seem that slow
 constexpr i64 REMEMBERED = 2048, FORGET_INTERVAL = 64;  // steps
 constexpr i64 NEVER = -(i64{1} << 40);
-constexpr double ALIKE_ROWS = 1.2;  // numbers of rows within such a factor take about as long
+constexpr double ALIKE_ROWS = 1.2;  // numbers of rows within this factor take about as long
 
 }  // namespace
 
@@ -59,10 +60,10 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
     ++num_steps_;
     double &share = shares.met[cell], &weight = shares.weights[cell];
     if (!level_) level_ = step_ns;
-    // The first of its kind, too: what held that up would speak against the kind until it is forgotten.
+    // The first of its kind too: a delay of it would count against the kind until it is forgotten.
     const double most = kind == StepKind::DRAFTED ? MOST_OVER_DRAFTED : weight ? MOST_OVER : MOST_OVER_FIRST;
     step_ns = std::min(step_ns, most * of(kind, num_rows));
-    // prompts of as many rows differ, by their contexts and by how many there are
+    // steps with as many prompt rows differ by contexts and number of prompts
     if (weight && kind != StepKind::MIXED) level_ += LEVEL_GAIN * (step_ns / shares.fitted[cell] - level_);
     if (!weight) shares.cells.insert(std::lower_bound(shares.cells.begin(), shares.cells.end(), cell), cell);
     weight = std::min(weight + 1, MOST_WEIGHT);
@@ -74,7 +75,7 @@ void StepTimes::learn(StepKind kind, i64 num_rows, double step_ns) {
     }
 }
 
-// Shares that grow with the rows and are the nearest to what was met.
+// Shares that increase with the rows and are closest to the measured ones.
 void StepTimes::fit(Shares &shares) const {
     struct Block {
         double sum, weight;
@@ -112,7 +113,7 @@ void StepTimes::forget(StepKind kind) {
     shares.cells.clear();
 }
 
-// Those of the kind, or of another while nothing is known of it.
+// Shares of the kind, or of another one while it has no measurements.
 const StepTimes::Shares &StepTimes::known(StepKind kind) const {
     for (const StepKind each : {kind, StepKind::PLAIN, StepKind::DRAFTED, StepKind::MIXED}) {
         if (!shares_[static_cast<int>(each)].cells.empty()) return shares_[static_cast<int>(each)];
@@ -175,8 +176,8 @@ double DraftLengths::trust_of(i32 slot, i64 method) const {
     return trust ? trust : recent_[method];
 }
 
-// Chance of a first draft of the method, of a sample that is trusted so much: where no class of first drafts is accepted, it
-// does not matter who comes.
+// Chance of a first draft of the method for a sequence with this trust: if no class of first drafts is accepted, the sequence
+// does not matter.
 double DraftLengths::promise_of(i64 method, double trust) const {
     const std::size_t next = static_cast<std::size_t>(method) + 1;
     const std::size_t end = next < first_classes_.size() ? static_cast<std::size_t>(first_classes_[next]) : priors_.size();
@@ -240,8 +241,8 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
     if (drafts.empty()) return;
     std::stable_sort(drafts.begin(), drafts.end(),
                      [](const Draft &one, const Draft &other) { return one.chance > other.chance; });
-    // Tokens for the time of the step. Where others' prompts are in it, drafts are to bring more tokens for the time that they
-    // take than a step without prompts would.
+    // Tokens per time of the step. If it contains prompts of others, drafts must bring more tokens per added time than a step
+    // without prompts.
     const double tokens = static_cast<double>(num_sampled);
     const bool is_alone = num_rows == num_sampled;
     const StepKind without = is_alone ? StepKind::PLAIN : StepKind::MIXED, with = is_alone ? StepKind::DRAFTED : without;
@@ -249,16 +250,16 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
     const double rate = tokens / (is_alone ? plain : times_.of(StepKind::PLAIN, num_sampled));
     double time = plain, promised = 0, best = is_alone ? rate : 0;
     i64 num_best = 0;
-    least_chance_ = 1;  // if all had it, so many would pay
+    least_chance_ = 1;  // the drafts that would pay if all had this chance
     for (std::size_t count = 1; count <= drafts.size(); ++count) {
-        time = std::max(time, times_.of(with, num_rows + static_cast<i64>(count)));  // never less for more rows
+        time = std::max(time, times_.of(with, num_rows + static_cast<i64>(count)));  // never less time for more rows
         least_chance_ = std::min(least_chance_, rate * (time - plain) / static_cast<double>(count));
         if (drafts[count - 1].chance < LEAST) continue;
         promised += drafts[count - 1].chance;
         const double gain = is_alone ? (tokens + promised) / time : promised - rate * (time - plain);
         if (gain > best) best = gain, num_best = static_cast<i64>(count);
     }
-    // Nobody is made ready for what is not verified then.
+    // No slot is prepared for drafts that would not be verified.
     if (is_alone && !num_best) least_chance_ = std::max(least_chance_, drafts[0].chance);
     if (is_alone && times_.num_plain_since(num_rows) > PLAIN_INTERVAL) return;
     for (i64 count = 0; count < num_best; ++count) ++chosen[drafts[count].row];
@@ -266,13 +267,13 @@ void DraftLengths::choose(const i32 *slots, i64 num_slots, const i32 *granted, i
     probe(slots, num_slots, granted, num_best ? with : without, num_rows + num_best, chosen);
 }
 
-// Tokens of a slot without drafts after which it is tried. Where nobody has had any for long none: who comes and goes in fewer
-// tokens would never be.
+// Tokens of a slot without drafts after which it is tried; 0 if no slot has had drafts for long, since short sequences would
+// never be tried.
 i32 DraftLengths::pause_of(i32 slot) const {
     return num_without_ >= LONGEST_PAUSE ? 0 : std::max(slots_.pauses[slot], FIRST_PAUSE);
 }
 
-// A draft of the sample that has been waiting for one the longest, where that does not cost too much.
+// Tries a draft of the sequence that has waited longest, if that does not cost too much.
 void DraftLengths::probe(const i32 *slots, i64 num_slots, const i32 *granted, StepKind kind, i64 num_rows, i32 *chosen) {
     i64 longest = -1;
     for (i64 row = 0; row < num_slots; ++row) {
@@ -301,13 +302,13 @@ i64 DraftLengths::num_idle(const i32 *slots, i64 num_slots) const {
 
 void DraftLengths::took(StepKind kind, i64 num_rows, double step_ns, i64 num_steps) {
     times_.learn(kind, num_rows, step_ns);
-    const double most = std::max(MOST_CREDIT, 1.5 * probe_cost_);  // the next one may turn out to cost more than the last
+    const double most = std::max(MOST_CREDIT, 1.5 * probe_cost_);  // the next one may cost more than the last
     probe_credit_ = std::min(probe_credit_ + PROBE_SHARE * static_cast<double>(num_steps), most);
     num_doubted_ += num_steps;
 }
 
-// A few steps that were held up, or a few samples that were none of its kind, would end drafts for as long as nobody has any.
-// Samples that were found out stay so, and what was thought of those that run is: who comes is to show what they are worth.
+// Otherwise a few delayed steps, or a few unsuitable sequences, would stop drafts for as long as no slot has any. Judged
+// sequences keep their judgement; new sequences decide.
 void DraftLengths::doubt(const i32 *slots, i64 num_slots) {
     for (i64 row = 0; row < num_slots; ++row) {
         double *trusts = slots_.trusts + slots[row] * slots_.num_methods;
@@ -368,7 +369,7 @@ void DraftLengths::learn(const i32 *slots, i64 num_slots, const i32 *num_drafts,
 }
 
 void DraftLengths::wanted(const i32 *slots, i64 num_slots, i32 *wanted) {
-    i64 due = -1;  // the row that is the next to be tried; layers that draft work for whoever wants drafts
+    i64 due = -1;  // the next row to try; draft layers work for all rows that want drafts
     for (i64 row = 0; row < num_slots; ++row) {
         const i32 slot = slots[row], num_rested = slots_.num_rested[slot];
         double promised = 0;

@@ -7,11 +7,13 @@ namespace tokamak::cpu {
 
 namespace {
 
-constexpr i64 BLOCKS_ALONE = 8;        // of logits, that are no work for several threads
-constexpr double DRAFT_DECAY = 0.998;  // for each row with draft tokens
-constexpr double DRAFT_PRIOR = 8;      // draft tokens: what the place before, or the layer itself, says of a class
+constexpr i64 BLOCKS_ALONE = 8;        // blocks of logits that are too little work for several threads
+constexpr double DRAFT_DECAY = 0.998;  // per row with draft tokens
+constexpr double DRAFT_PRIOR =
+    8;  // weight, in draft tokens, of the prior of a class: that of the previous place, or the layer's own
 constexpr float ENDS[DraftChances::CLASSES - 1] = {0.1F, 0.25F, 0.4F, 0.55F, 0.7F, 0.85F, 0.95F};
-constexpr double OWN[DraftChances::CLASSES] = {0.05, 0.17, 0.32, 0.47, 0.62, 0.77, 0.9, 0.97};  // of a class, about
+constexpr double OWN[DraftChances::CLASSES] = {0.05, 0.17, 0.32, 0.47,
+                                               0.62, 0.77, 0.9,  0.97};  // approximate chance of each class
 
 struct DraftScan {
     std::vector<float> lane_largest, largest, sums;  // [blocks, lanes], [blocks]
@@ -43,7 +45,7 @@ DraftToken choose_draft_token(const Kernels &kernels, const float *logits, i64 v
 
 void choose_draft_tokens(Engine &engine, const float *logits, i64 num_rows, i64 vocab, bool has_probabilities,
                          DraftToken *draft_tokens) {
-    static std::vector<DraftScan> scans;  // of each thread; one plan runs at a time
+    static std::vector<DraftScan> scans;  // one per thread; one plan runs at a time
     scans.resize(engine.pool().num_threads());
     const auto choose = [&](i64 row, int thread) {
         draft_tokens[row] = choose_draft_token(engine.kernels(), logits + row * vocab, vocab, has_probabilities, scans[thread]);

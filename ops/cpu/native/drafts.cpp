@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::uint64_t FACTOR = 0x9E3779B97F4A7C15;
 constexpr i64 MAX_PROBES = 16;
-constexpr i64 MAX_MISSED = 3;  // tokens in a row that a match did not foresee; then it is over
+constexpr i64 MAX_MISSED = 3;  // consecutive tokens that a match did not predict; then it ends
 
-// Of the tokens before a place, one more each time.
+// Number of equal tokens before a place, extended one by one.
 struct Hash {
     std::uint64_t value = 0;
 
@@ -27,7 +27,7 @@ void NgramDrafts::start(i64 which, i64 num_prompt_tokens, const i32 *prediction,
     state.num_tokens = num_prompt_tokens;
     state.prediction.assign(prediction, prediction + num_predicted);
     if (!num_predicted) return;
-    state.is_prediction = true;  // the answer is expected to begin as it does
+    state.is_prediction = true;  // the answer is expected to begin with it
     state.behind = 0;
 }
 
@@ -69,7 +69,7 @@ void NgramDrafts::propose(const DraftCall &call) {
         i64 num_draft_tokens = call.limits[row];
         if (state.is_prediction) num_draft_tokens = std::min(num_draft_tokens, end - state.behind);
         for (i64 place = 0; place < num_draft_tokens; ++place) {
-            const i64 at = state.behind + place;  // where the text repeats its own end, that is a draft token itself
+            const i64 at = state.behind + place;  // if the text repeats its own end, drafts are its own continuation
             draft_tokens[place] = at < end ? source[at] : draft_tokens[at - end];
             call.classes[row * call.k + place] = static_cast<i32>(std::min(state.num_agreed + place, CLASSES - 1));
         }
@@ -84,8 +84,8 @@ i64 NgramDrafts::num_bytes() const {
     return num_places * static_cast<i64>(sizeof(i32));
 }
 
-// The n-grams that end before each place in front of the last token, which are to be gone on from there; of a text with more
-// than a step's, `room` of them at most.
+// Indexes the n-grams that end before each place up to the last token; if a text has more than one step brings, at most `room`
+// of them.
 void NgramDrafts::index(NgramText &text, const i32 *tokens, i64 num_tokens, i64 &room) const {
     if (text.num_indexed >= num_tokens || num_tokens < 2) {
         text.num_indexed = std::max(text.num_indexed, num_tokens);
@@ -99,7 +99,7 @@ void NgramDrafts::index(NgramText &text, const i32 *tokens, i64 num_tokens, i64 
         text.num_indexed = 0;
     }
     i64 end = std::max<i64>(text.num_indexed, 1);
-    i64 of_step = TOKENS_PER_STEP;  // what a step brings is taken at once: no slot waits for those before it
+    i64 of_step = TOKENS_PER_STEP;  // the tokens of one step are taken at once: no slot waits for earlier ones
     i64 &left = num_tokens - end <= of_step ? of_step : room;
     for (; end < num_tokens && left > 0; ++end, --left) {
         Hash hash;
@@ -111,7 +111,7 @@ void NgramDrafts::index(NgramText &text, const i32 *tokens, i64 num_tokens, i64 
     text.num_indexed = end;
 }
 
-// The match goes on or not.
+// Continues the match or ends it.
 void NgramDrafts::follow(NgramState &state, const i32 *tokens, i64 num_tokens) const {
     const i32 *source = state.is_prediction ? state.prediction.data() : tokens;
     for (; state.num_tokens < num_tokens; ++state.num_tokens) {
@@ -133,7 +133,7 @@ void NgramDrafts::follow(NgramState &state, const i32 *tokens, i64 num_tokens) c
     }
 }
 
-// The place of the n tokens before `end`: where they are in the text of `tokens`, or may be put.
+// The slot for the n tokens before `end` of `tokens`: that in which they are, or a free one.
 i64 NgramDrafts::find(const NgramText &text, std::uint64_t hash, const i32 *tokens, const i32 *end, i64 n) const {
     const i64 mask = static_cast<i64>(text.places.size()) - 1;
     i64 at = static_cast<i64>(hash) & mask;
@@ -145,7 +145,7 @@ i64 NgramDrafts::find(const NgramText &text, std::uint64_t hash, const i32 *toke
     return at;
 }
 
-// Where the longest of the last n-grams of `sought` stood in the text of `tokens`, or -1.
+// Where the longest of the last n-grams of `sought` occurred in `tokens`, or -1.
 i64 NgramDrafts::longest(const NgramText &text, const i32 *tokens, const i32 *sought, i64 num_tokens, i64 &num_matched) const {
     Hash hash;
     i64 found = -1;

@@ -1,5 +1,5 @@
-// One row of an embedding, whose weight is rows of its own or the panels of the head that it is tied to; and of features that
-// come in place of it, or are added to hidden states.
+// Rows of an embedding, from its own weight or from the panels of the tied head; and features that replace them, or are added
+// to hidden states.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 AHEAD = 32;  // lines of a panel that are fetched before their use
+constexpr i64 AHEAD = 32;  // lines of a panel prefetched before their use
 
 float widened(std::uint16_t bits) {
     const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
@@ -26,7 +26,7 @@ void take_row(float *y, const Embed &op, i64 token) {
     for (i64 i = 0; i < op.width; ++i) y[i] = widened(row[i]);
 }
 
-// Quads of inputs, in a line one (int8) or two (int4: low halves of bytes, then high ones).
+// Quads of inputs: one per line (int8), or two (int4: low halves of bytes, then high ones).
 void take_integers(float *y, const Embed &op, i64 token) {
     const bool is_int8 = op.kind == WeightKind::INT8;
     const i64 in_line = is_int8 ? 4 : 8, lines = (op.width + in_line - 1) / in_line, lane = token % PANEL;
@@ -47,7 +47,7 @@ void take_integers(float *y, const Embed &op, i64 token) {
     }
 }
 
-// A token's numbers lie at the same place of each line of its panel.
+// A token's numbers are at the same place in each line of its panel.
 void take_floats(float *y, const Embed &op, i64 token) {
     const i64 side = op.kind == WeightKind::FLOAT32 ? 1 : 2, lines = (op.width + side - 1) / side, lane = token % PANEL;
     const char *line = static_cast<const char *>(op.weight) + token / PANEL * lines * LINE;

@@ -1,11 +1,11 @@
-// Mixtures of experts: the choice of each row's experts, and what they make of it.
+// Mixtures of experts: routing of rows and application of the experts.
 //
-// Rows are sorted by expert, stably. Then all experts go through the same few phases together, each of them cut into tasks of
-// (expert, some panels): a step that meets many experts with a row or two each waits for its threads a few times a layer, not a
-// few times an expert. An expert's weights are read once, those of an expert without rows never.
+// Rows are sorted by expert, stably. Then all experts are processed in the same few phases, each divided into tasks of (expert,
+// some panels), so a step with many experts of one or two rows waits for its threads a few times per layer, not per expert. An
+// expert's weights are read once, those of an expert without rows never.
 //
-// An expert's rows are the rows of a linear over its matrix, done by that linear's kernels: what holds for a row there (its
-// bits do not depend on its company) holds here. A row's results are added up in the order of its own choices.
+// An expert's rows are rows of a linear over its matrix, computed by the kernels of linears, so their bits do not depend on
+// other rows. A row's results are added in the order of its choices.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,12 +18,12 @@
 namespace tokamak::cpu {
 namespace {
 
-// Experts are done in waves with so many rows for each thread or little more, so that what a phase leaves to the next one stays
-// in its cache. Never one in two waves.
+// Experts are processed in waves of about so many rows per thread, so that data between phases stay in the cache. An expert is
+// never split between waves.
 constexpr i64 WAVE_ROWS = 256;
-constexpr i64 READING = 6;  // rows whose products take as long as reading the weights, about: for even tasks
+constexpr i64 READING = 6;  // rows for which products take about as long as reading the weights: for even tasks
 
-// The first of the largest of `count` values; NaN is none.
+// Index of the largest of `count` values, ties to the first; NaN is ignored.
 i64 largest_of(const float *values, i64 count) {
     i64 best = 0;
     for (i64 i = 1; i < count; ++i) {
@@ -34,7 +34,7 @@ i64 largest_of(const float *values, i64 count) {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// All but the experts of the best groups become NEVER. A group is as good as its two best experts together.
+// Sets experts outside the best groups to NEVER. The score of a group is the sum of its two best experts.
 void keep_groups(float *scores, float *groups, const Route &op) {
     const i64 size = op.experts / op.groups;
     for (i64 group = 0; group < op.groups; ++group) {
@@ -51,7 +51,7 @@ void keep_groups(float *scores, float *groups, const Route &op) {
     }
 }
 
-// `scratch`: three times as many floats as there are experts.
+// `scratch`: three floats per expert.
 void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch) {
     float *scores = scratch, *left = scratch + op.experts, *weights = op.weights + row * op.chosen;
     if ((op.sets != nullptr && op.sets[row] != op.set) || (op.num_tokens != nullptr && row >= *op.num_tokens)) {
@@ -74,8 +74,8 @@ void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch)
     for (i64 choice = 0; choice < op.chosen; ++choice) weights[choice] = weights[choice] / divisor * op.factor;
 }
 
-// Where the rows of each expert begin among all pairs of expert ids[i] and row row_of(i) of x, which row each of them is, and
-// where each pair is. Expert -1: there is none.
+// Sorts the pairs of expert ids[i] and row row_of(i) of x: begin of each expert, row of each sorted pair, and place of each
+// pair. Expert -1: none.
 template <class RowOf>
 void sort_rows(ExpertsMemory &memory, const i32 *ids, i64 count, i64 experts, const RowOf &row_of) {
     memory.begins.assign(experts + 1, 0);
@@ -107,7 +107,7 @@ const T *moved(const T *values, i64 count) {
     return values == nullptr ? nullptr : values + count;
 }
 
-// The linear of one expert: that of the matrices packed at `slot`.
+// The linear of one expert, with the matrices packed at `slot`.
 LinearShape shape_of(const ExpertMatrices &matrices, i64 slot) {
     LinearShape shape = matrices.first;
     const i64 panels = divide_up(shape.outputs, PANEL) * slot, lines = divide_up(shape.inputs, inputs_per_line(matrices.kind));
@@ -125,14 +125,15 @@ struct Task {
     i64 row_begin, row_end, panel_begin, panel_end;
 };
 
-// How a linear of so many rows is done. Worked out once for all of a wave's that have as many: that takes many divisions.
+// Division of a linear with so many rows. Computed once for all experts of a wave with as many, because it takes many
+// divisions.
 struct Cut {
     i64 rows;
     i64 prepared_bytes;
-    i64 tiles, row_parts, parts;  // of the rows; of the rows and of the panels as tasks
+    i64 tiles, row_parts, parts;  // tiles of the rows; parts of rows and panels as tasks
 };
 
-// The same part of all experts of a wave.
+// The same linear of all experts of a wave.
 class Wave {
 public:
     Wave(Engine &engine, const ExpertMatrices &matrices, const std::vector<PanelRange> &panels)
@@ -145,7 +146,7 @@ public:
         cost_ += shape.rows + READING;
     }
 
-    // What the kernels read instead of the rows, where they do.
+    // Prepared rows, if the kernels read these.
     void prepare() {
         place_prepared();
         tasks_.clear();
@@ -165,7 +166,7 @@ public:
             [&](const Task &task) { kernels_.prepare(linears_[task.linear], task.row_begin, task.row_end); });
     }
 
-    // Tasks take about as long each. The last experts are cut finer, so that threads end together.
+    // Tasks take about equally long. The last experts are divided more finely, so that threads end together.
     void multiply() {
         tasks_.clear();
         i64 num_rows = 0;
@@ -209,7 +210,7 @@ private:
         for (const PanelRange &range : panels_) add_range(index, cut, range, wanted);
     }
 
-    // Of `wanted` parts of all panels as many as these are.
+    // The share of these panels in `wanted` parts of all.
     void add_range(i64 index, const Cut &cut, const PanelRange &range, i64 wanted) {
         const i64 count = range.end - range.begin, groups = divide_up(count, PANEL_GROUP);
         const i64 parts = std::min(groups, divide_up(wanted * count, num_panels_));
@@ -241,7 +242,7 @@ private:
     Cut cuts_[NUM_CUTS] = {};
 };
 
-// The rank's columns of what the experts [begin, end) activate, to `activated`: of the first of their rows and so on.
+// Writes the rank's columns of the activations of experts [begin, end) to `activated`, from their first row on.
 void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, float *activated, i64 begin, i64 end) {
     ExpertsMemory &memory = engine.experts;
     const i64 inner = op.down.first.inputs, first_row = memory.begins[begin], rows = memory.begins[end] - first_row;
@@ -268,7 +269,7 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
     });
 }
 
-// And then the rank's columns of their results.
+// Writes the rank's columns of their results.
 void run_down(Engine &engine, const ApplyExperts &op, const float *activated, i64 begin, i64 end) {
     const ExpertsMemory &memory = engine.experts;
     Wave down(engine, op.down, op.share.down);
@@ -285,7 +286,7 @@ void run_down(Engine &engine, const ApplyExperts &op, const float *activated, i6
     down.multiply();
 }
 
-// Every row of x as integers, where the experts' kernels take such.
+// Quantizes every row of x, if the experts' kernels need it.
 LinearShape quantized(Engine &engine, const ApplyExperts &op, i64 rows) {
     const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.gate_up.kind)];
     LinearShape shape = op.gate_up.first;
@@ -297,7 +298,7 @@ LinearShape quantized(Engine &engine, const ApplyExperts &op, i64 rows) {
     return shape;
 }
 
-// function(begin, end) for the experts of each wave.
+// Calls function(begin, end) for the experts of each wave.
 template <class Function>
 void for_waves(Engine &engine, const ApplyExperts &op, const Function &function) {
     const std::vector<i64> &begins = engine.experts.begins;
@@ -308,8 +309,8 @@ void for_waves(Engine &engine, const ApplyExperts &op, const Function &function)
     }
 }
 
-// Results of all sorted pairs, of `rows` rows of op.x. Where ranks share matrices out, what they activate becomes whole once,
-// for all waves: a wait for each of them would cost more than their caches save.
+// Results of all sorted pairs of `rows` rows of op.x. If ranks share matrices, activations are gathered once for all waves: a
+// wait for each would cost more than the caches save.
 void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
     ExpertsMemory &memory = engine.experts;
     if (memory.begins[op.experts] == 0 && op.share.comm == nullptr) return;
@@ -330,7 +331,7 @@ void compute(Engine &engine, const ApplyExperts &op, i64 rows) {
     for_waves(engine, op, [&](i64 begin, i64 end) { run_down(engine, op, activated_of(begin), begin, end); });
 }
 
-// The rank's columns of y of each row from its results, result_at(row, choice), in the order of its choices.
+// The rank's columns of y for each row: the sum of result_at(row, choice) in the order of its choices.
 template <class ResultAt>
 void combine(Engine &engine, const ApplyExperts &op, i64 rows, const ResultAt &result_at) {
     const i64 hidden = op.down.first.outputs, first = op.share.y_begin, width = op.share.y_end - first;
@@ -350,7 +351,7 @@ void combine(Engine &engine, const ApplyExperts &op, i64 rows, const ResultAt &r
     });
 }
 
-// The arrays of ExpertWindows; `place` counts the rows of all ranks one after another, max_rows of each.
+// Arrays of ExpertWindows; `place` counts the rows of all ranks one after another, max_rows each.
 struct Windows {
     explicit Windows(const ApplyExperts &op)
         : most(op.windows.max_rows), chosen(op.chosen), hidden(op.down.first.outputs), lines(op.windows.memory) {
@@ -369,10 +370,10 @@ struct Windows {
     i32 *ids;
 };
 
-// The first of the rows that rank number `part` of those with the same rows shows the others.
+// The first row published by rank number `part` of those with the same rows.
 i64 shown_from(const ExpertWindows &windows, i64 rows, i64 part) { return rows * part / windows.num_ranks; }
 
-// Shows the others this rank's rows and which experts they are for.
+// Publishes this rank's rows and their experts.
 void dispatch(Engine &engine, const ApplyExperts &op, const Windows &windows, i64 rows) {
     const int rank = op.windows.comm->rank(), part = rank - op.windows.first_rank;
     const i64 begin = shown_from(op.windows, rows, part), count = shown_from(op.windows, rows, part + 1) - begin;
@@ -386,7 +387,7 @@ void dispatch(Engine &engine, const ApplyExperts &op, const Windows &windows, i6
     std::copy_n(ids, count * op.chosen, windows.ids + first * op.chosen);
     windows.rows(rank) = count;
     if (op.windows.counts != nullptr) {
-        // one writer, and readers that may be a little late
+        // one writer; readers may be slightly behind
         for (i64 i = 0; i < count * op.chosen; ++i) {
             if (ids[i] < 0) continue;
             std::uint64_t &seen = op.windows.counts[ids[i]];
@@ -396,7 +397,7 @@ void dispatch(Engine &engine, const ApplyExperts &op, const Windows &windows, i6
     op.windows.comm->meet(CommKind::DISPATCH, windows.hidden * static_cast<i64>(sizeof(float)));
 }
 
-// Picks the pairs that are this rank's: engine/parallel/placement.py, `owner`.
+// Selects this rank's pairs: `owner` in engine/parallel/placement.py.
 void collect(ExpertsMemory &memory, const ApplyExperts &op, const Windows &windows) {
     const Comm &comm = *op.windows.comm;
     const i64 stride = 1 + comm.first() + comm.count();
@@ -424,7 +425,7 @@ void collect(ExpertsMemory &memory, const ApplyExperts &op, const Windows &windo
     }
 }
 
-// Computes this rank's pairs and gives each result to its row's home.
+// Computes this rank's pairs and writes each result to the rank that published the row.
 void serve(Engine &engine, const ApplyExperts &op, const Windows &windows) {
     ExpertsMemory &memory = engine.experts;
     collect(memory, op, windows);
@@ -450,8 +451,8 @@ void serve(Engine &engine, const ApplyExperts &op, const Windows &windows) {
     op.windows.comm->meet(CommKind::COMBINE, hidden * static_cast<i64>(sizeof(float)));
 }
 
-// All ranks of the rank group come here, with rows or without, and compute each other's. The results of rows that several ranks
-// have are where the one of them that showed the row finds them, and all of them may look there until the next dispatch.
+// All ranks of the rank group call this, with or without rows, and compute for each other. Results of rows that several ranks
+// have are written to the rank that published the row, where all of them can read until the next dispatch.
 void exchange(Engine &engine, const ApplyExperts &op, i64 rows) {
     const Windows windows(op);
     dispatch(engine, op, windows, rows);

@@ -1,5 +1,5 @@
-// Each head's own small product: y = x W of rows [inputs] and weights [outputs, inputs] of the head. It runs on the kernels of
-// `linear`, which take whole rows, so a head's are put together first.
+// A separate small product for each head: y = x W with rows [inputs] and weights [outputs, inputs] of the head. Uses the
+// kernels of `linear`, which need contiguous rows, so a head's rows are copied first.
 #include <algorithm>
 
 #include "ops.h"
@@ -8,7 +8,7 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 BLOCK_ROWS = 64;  // of a task: they stay in the second cache beside the head's weights
+constexpr i64 BLOCK_ROWS = 64;  // of a task: they stay in the L2 cache with the head's weights
 
 void multiply_block(Engine &engine, const HeadLinear &op, i64 head, i64 begin, i64 end, int thread) {
     const LinearKernels &kernels = engine.kernels().linears[static_cast<int>(op.kind)];
@@ -40,7 +40,7 @@ void multiply_block(Engine &engine, const HeadLinear &op, i64 head, i64 begin, i
 void multiply_heads(Engine &engine, const HeadLinear &op) {
     const i64 rows = op.rows.get(), blocks = divide_up(rows, BLOCK_ROWS);
     const auto multiply = [&](i64 task, int thread) {
-        const i64 head = task / blocks, block = task % blocks;  // neighbours in time share their weights
+        const i64 head = task / blocks, block = task % blocks;  // consecutive tasks share weights
         multiply_block(engine, op, head, rows * block / blocks, rows * (block + 1) / blocks, thread);
     };
     if (rows * op.heads * op.shape.inputs * op.shape.outputs > engine.pool().small(SMALL_PRODUCT)) {

@@ -1,11 +1,11 @@
 // Kernels of one instruction set over a range of rows, without threads.
 //
 // Each variant is one translation unit (portable.cpp, avx2.cpp) that includes kernels.inc under its own compiler flags; some
-// share kernels of another one (avx512bf16.cpp). `variants()` (variants.h) returns those that the processor supports
-// (processor.h). A further variant is one more such unit, its flags in CMakeLists.txt and its line in processor.h.
+// use kernels of another one (avx512bf16.cpp). `variants()` (variants.h) returns those that the processor supports
+// (processor.h). A new variant is one more such unit, its flags in CMakeLists.txt and its line in processor.h.
 //
-// Every kernel computes the same bits for a row alone, in a batch and at any position in it: the order of each reduction is
-// fixed by the shape of the operands alone. Variants need not agree with each other; `families` says which of them do.
+// Every kernel computes the same bits for a row alone, in a batch and at any position in it: the order of each reduction
+// depends only on the shape of the operands. Variants may differ from each other; `families` says which agree.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +16,19 @@ namespace tokamak::cpu {
 using i32 = std::int32_t;
 using i64 = std::int64_t;
 
-constexpr i64 PANEL = 16;      // outputs that packed weights hold side by side
-constexpr i64 LINE = 64;       // bytes of what a panel has of one input (float32), two (bfloat16), four (int8) or eight (int4)
-constexpr i64 KEY_PANEL = 16;  // slots that the KV cache holds side by side
-constexpr i64 LEAST_FOLDED_GROUP = 32, FOLDED_BLOCK = 128;  // inputs: of multipliers, and that sums are whole numbers over
-constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the second cache
-constexpr i64 KEY_SPLIT = 64;       // keys are reduced in splits of so many, counted from position 0; as in ops/table.py
+constexpr i64 PANEL = 16;  // outputs side by side in packed weights
+constexpr i64 LINE = 64;   // bytes of a panel's weights for one input (float32), two (bfloat16), four (int8) or eight (int4)
+constexpr i64 KEY_PANEL = 16;                               // slots side by side in the KV cache
+constexpr i64 LEAST_FOLDED_GROUP = 32, FOLDED_BLOCK = 128;  // inputs of a multiplier, and of an integer sum
+constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the L2 cache
+constexpr i64 KEY_SPLIT = 64;       // keys of a split, counted from position 0; as in ops/table.py
 
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, TANH, COUNT };
 
-enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // as WEIGHT_KINDS in ops/cpu/packing.py
+enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // like WEIGHT_KINDS in ops/cpu/packing.py
 
-// What may be taken from another variant than the rest (`Engine::select_part`): the linears of each kind of weights, which come
-// first and in the order of WeightKind, and attention as a whole.
+// Parts that can use another variant than the rest (`Engine::select_part`): the linears of each kind of weights, which come
+// first, in the order of WeightKind, and attention.
 enum class Part : i32 { ATTENTION = static_cast<i32>(WeightKind::COUNT), COUNT };
 constexpr int NUM_PARTS = static_cast<int>(Part::COUNT);
 inline constexpr const char *PART_NAMES[NUM_PARTS] = {"float32", "bfloat16", "int8", "int4", "attention"};
@@ -36,52 +36,51 @@ inline constexpr const char *PART_NAMES[NUM_PARTS] = {"float32", "bfloat16", "in
 struct LinearShape {
     float *y;                        // [rows, outputs]
     const float *x;                  // [rows, inputs]
-    void *prepared;                  // rows * prepared_bytes: what `prepare` makes of x
+    void *prepared;                  // rows * prepared_bytes: the result of `prepare` for x
     const void *weight;              // packed: panels of lines
     const float *scales;             // of integers: [panels][groups][PANEL], with multipliers [panels][PANEL]
     const std::int8_t *multipliers;  // of int4: [panels][groups][PANEL], -15 to 16 without 0, or null
     const float *offsets;            // [panels][groups][PANEL] of integers, or null
-    const float *bias;               // [outputs, filled up to whole panels] or null
+    const float *bias;               // [outputs, padded to whole panels] or null
     i64 inputs, outputs;
     i64 group_size;  // inputs of a scale or multiplier, 0: all
     i64 rows;        // of the op
-    // Of experts, whose rows are some of x's: which of them each row is, or null: those of x in their order
+    // Of experts: the row of x for each row; null: the rows of x in order
     const i32 *row_ids = nullptr;
-    void *quantized = nullptr;  // all of x's rows as `quantize` makes them, or null: `prepare` reads x
+    void *quantized = nullptr;  // all rows of x as returned by `quantize`; null: `prepare` reads x
 
     i64 x_row(i64 row) const { return row_ids == nullptr ? row : row_ids[row]; }
 };
 
-// y = x W + b for one kind of weights. Integers stand for scale * (q - zero) - offset: without offsets the zero of stored int4
-// is 8, with them 0; of int8 it is 128. Multipliers fold the groups' scales into the integers, scale * (multiplier * (q - 8)),
-// where multiplier * (q - 8) is an int8: sums are whole numbers over FOLDED_BLOCK inputs, and activations are quantized in such
-// blocks, whatever the groups are.
+// y = x W + b for one kind of weights. Integers represent scale * (q - zero) - offset: the zero of stored int4 is 8 without
+// offsets and 0 with them; that of int8 is 128. Multipliers fold the groups' scales into the integers, scale * (multiplier * (q
+// - 8)), where multiplier * (q - 8) is an int8: sums are integers over FOLDED_BLOCK inputs, and activations are quantized in
+// such blocks for any groups.
 struct LinearKernels {
-    // bytes of a row as `linear` reads it; 0: it reads x itself, and `prepare` is not called
+    // bytes of a prepared row; 0: `linear` reads x itself, and `prepare` is not called
     i64 (*prepared_bytes)(const LinearShape &shape);
     void (*prepare)(const LinearShape &shape, i64 row_begin, i64 row_end);
     void (*linear)(const LinearShape &shape, i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end);
-    // Rows are cut where n tiles of this size at most, as even as can be, begin: tile i of n at rows * i / n.
+    // Rows are divided into n tiles of at most this size, as even as possible: tile i begins at rows * i / n.
     i64 tile_rows = 1;
-    // Where activations become integers: what `prepare` would do for each op that takes a row, done once for all of them. Bytes
-    // of a row; null: there is no such thing
+    // For integer activations: the work of `prepare` that ops on the same row share. Bytes of a row; null: there is none
     i64 (*quantized_bytes)(const LinearShape &shape) = nullptr;
     void (*quantize)(const LinearShape &shape, i64 row_begin, i64 row_end) = nullptr;  // rows of x
 };
 
-// Outputs [first, first + outputs) of a linear that adapters may change, of which panels [panel_begin, panel_end) are computed;
-// where its rank stands in a row of the table, and its matrices begin in a slot.
+// Outputs [first, first + outputs) of a linear that adapters may change, with computed panels [panel_begin, panel_end); its
+// column in the table of ranks, and the offsets of its matrices in a slot.
 struct AdaptedPart {
     i64 first, outputs, index, a, b, panel_begin, panel_end;
 };
 
 constexpr i64 MAX_ADAPTER_RANK = 512;
 
-// y += (x A^T) B^T by the row's adapter: engine/checkpoint/adapters/layout.py says how it lies.
+// y += (x A^T) B^T by the row's adapter: engine/checkpoint/adapters/layout.py defines the layout.
 struct AdaptShape {
     float *y;                  // [rows, outputs]
     const float *x;            // [rows, inputs]
-    const i32 *adapter_slots;  // [rows], -1: the row has none
+    const i32 *adapter_slots;  // [rows], -1: none
     const float *slots;        // of `slot_floats` each
     const i32 *ranks;          // [slots][modules]
     i64 slot_floats, modules, inputs, outputs;
@@ -89,16 +88,16 @@ struct AdaptShape {
     i64 num_parts;
 };
 
-// Numbers where a checkpoint has them: [rows, columns] with any strides, counted in numbers.
+// Numbers in a checkpoint: [rows, columns] with any strides, in numbers.
 struct Matrix {
     const void *values;  // float32, or bfloat16
     bool is_bfloat16;
     i64 row_stride, column_stride, rows, columns;
 };
 
-// A panel of weights on its way to integers: int8, or int4 with multipliers.
+// Conversion of a panel of weights to integers: int8, or int4 with multipliers.
 struct PanelRounding {
-    const float *weights;  // [inputs, filled up to whole lines][PANEL]
+    const float *weights;  // [inputs, padded to whole lines][PANEL]
     i64 inputs, group_size;
     WeightKind kind;
     std::uint8_t *lines;
@@ -107,7 +106,7 @@ struct PanelRounding {
     float *group_scales;       // int4: scratch, [groups][PANEL]
 };
 
-// How keys and values of one layer are kept, each as [blocks][kv_heads][chunks]. A chunk is min(block_size, KEY_PANEL) slots:
+// Layout of the keys and values of one layer, each as [blocks][kv_heads][chunks]. A chunk is min(block_size, KEY_PANEL) slots:
 //
 //             keys [..]                 values [..]
 //   FLOAT32   [dim][slots]              [slots][dim]
@@ -122,8 +121,8 @@ struct CacheLayout {
 
 struct RotationShape {
     float *queries;                          // [rows, heads * head_dim]
-    const float *qkv;                        // of each row the first of `heads` queries, in rows of `row_floats`
-    i64 row_floats, keys_at, values_at;      // from there on: a row to the next, and where its `kv_heads` keys and values are
+    const float *qkv;                        // the first of `heads` queries of each row, with rows of `row_floats`
+    i64 row_floats, keys_at, values_at;      // floats from row to row; offsets of its `kv_heads` keys and values
     char *keys, *values;                     // of the layer, from the first of `kv_heads` on
     const i32 *positions, *slots;            // of each row
     const float *cosines, *sines;            // [positions, head_dim]
@@ -136,19 +135,19 @@ struct RotationShape {
 
 constexpr i64 SPLIT_PANELS = KEY_SPLIT / KEY_PANEL;
 
-// A chunk of the cache that is written out for the kernels: slots [offset, offset + layout.chunk_slots) of a panel.
+// A chunk of the cache, copied for the kernels to slots [offset, offset + layout.chunk_slots) of a panel.
 struct ChunkShape {
     const char *from;  // keys or values
-    char *to;          // the panel: as a chunk of KEY_PANEL slots of the type that products are made in
+    char *to;          // the panel: like a chunk of KEY_PANEL slots in the type of products
     CacheLayout layout;
-    i64 offset, row_bytes;  // of values: from one slot, or pair of slots, to the next
+    i64 offset, row_bytes;  // of values: distance of slots, or pairs of slots
 };
 
-// Multi-head latent attention (DeepSeek-V2, 2024): of each position a latent and one rotated key are kept, for all heads, by
-// layouts with chunks of a single slot, as values are. `latents.head_dim` and `keys.head_dim` are their sizes.
+// Multi-head latent attention (DeepSeek-V2, 2024): the cache has a latent and one rotated key of each position for all heads,
+// in layouts with chunks of a single slot, like values. `latents.head_dim` and `keys.head_dim` are their sizes.
 struct LatentShape {
     float *y;              // [rows, heads * (plain_dim + keys.head_dim)]: queries, the rotary part of each head rotated
-    const float *queries;  // of each row the first of `heads`, in rows of `row_floats`: the same, not rotated yet
+    const float *queries;  // the first of `heads` of each row, with rows of `row_floats`: the same before rotation
     i64 row_floats;
     const float *compressed;  // [rows, latents.head_dim + keys.head_dim]
     char *key_cache, *latent_cache;
@@ -161,59 +160,59 @@ struct LatentShape {
     CacheLayout keys, latents;
 };
 
-// KEY_PANEL slots of them, written out for `attend`: keys are the rotated key, filled up to `key_room` numbers, then the
-// latent; values are the latent again.
+// KEY_PANEL slots, copied for `attend`: keys are the rotated key, padded to `key_room` numbers, then the latent; values are the
+// latent.
 struct LatentPanel {
-    const char *keys[KEY_PANEL], *latents[KEY_PANEL];  // the row of each slot; null: no query sees it, zeros are written
+    const char *keys[KEY_PANEL], *latents[KEY_PANEL];  // row of each slot; null: not visible to any query, zeros are written
     KvType type;
     i64 rotary_dim, latent_dim, key_room;
-    char *to_keys, *to_values;  // as panels of the type that products are made in; what fills up is left as it is
-    i64 value_bytes;            // from one slot, or pair of slots, to the next
+    char *to_keys, *to_values;  // panels in the type of products; padding is not written
+    i64 value_bytes;            // distance of slots, or pairs of slots
 };
 
-// One split of keys for a tile of queries that share a kv head. `dim` is head_dim filled up to whole panels.
+// One split of keys for a tile of queries that share a KV head. `dim` is head_dim padded to whole panels.
 struct SplitShape {
-    const char *queries;                                    // [num_queries] rows of `query_bytes` bytes, by take_query
-    const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; where no query sees any: any memory
-    const char *next_values[SPLIT_PANELS], *next_keys[SPLIT_PANELS];  // fetched after the scores' keys, and after the values
+    const char *queries;                                    // [num_queries] rows of `query_bytes` bytes, written by take_query
+    const char *keys[SPLIT_PANELS], *values[SPLIT_PANELS];  // panels of KEY_PANEL slots; any memory if not visible to any query
+    const char *next_values[SPLIT_PANELS], *next_keys[SPLIT_PANELS];  // prefetched after the keys, and after the values
     i64 next_bytes;                                                   // of each of them, in the cache
-    // Fetched, too, where queries are many: lines of rows that lie far apart, [next_line, next_line + num_next_lines)
+    // With many queries also prefetched: lines of distant rows, [next_line, next_line + num_next_lines)
     const char *next_rows = nullptr;
     i64 next_line = 0, num_next_lines = 0, lines_of_row = 1, row_stride = 0;  // bytes from one row to the next
     KvType format;                                                            // of the panels
-    bool has_scales;                                                          // keys' and values' below
+    bool has_scales;                                                          // of keys and values, below
     const float *key_scales, *value_scales;                                   // [KEY_SPLIT], finite where keys are seen
-    i64 value_bytes;                                                          // from one slot, or pair of slots, to the next
-    const i32 *begins, *ends;  // [num_queries] keys that each query sees, within the split; may be empty
-    bool is_whole;             // each sees all of them
+    i64 value_bytes;                                                          // distance of slots, or pairs of slots
+    const i32 *begins, *ends;  // [num_queries] visible keys of each query in the split; may be empty
+    bool is_whole;             // all are visible to each
     i64 num_queries, query_bytes, head_dim, dim;
     float *scores;                    // [num_queries, SCORE_STRIDE] scratch
-    float *factors, *next_factors;    // [num_queries, filled up to whole panels] scratch
-    bool joins;                       // what the splits before gave is in the sums; else they are written
+    float *factors, *next_factors;    // [num_queries, padded to whole panels] scratch
+    bool joins;                       // adds to the sums of earlier splits; otherwise overwrites
     float *largest, *sums, *outputs;  // [num_queries], [num_queries], [num_queries, output_stride]
     i64 output_stride;
 };
 
 constexpr i64 PRODUCT_PIECE = 32;  // elements of a head, or keys, that tiles multiply at a time
-constexpr i64 MANY_QUERIES = 13;   // of a tile: from here on writing a split out for the kernels pays
+constexpr i64 MANY_QUERIES = 13;   // of a tile, from which copying a split for the kernels pays
 constexpr i64 MAX_HEAD_DIM = 512;
-// Floats from one query to the next, and from one output: of heads of up to NEAR_DIM elements so many, whatever they have, so
-// that a micro-kernel reaches all its queries by one address. Not a power of two.
+// Distance of queries, and of outputs, in floats: fixed for heads of up to NEAR_DIM elements, so that a micro-kernel addresses
+// all its queries from one register. Not a power of two.
 constexpr i64 NEAR_DIM = 128, NEAR_STRIDE = NEAR_DIM + PANEL;
-constexpr i64 MAX_GROUP = 1024;         // query heads of a kv head
+constexpr i64 MAX_GROUP = 1024;         // query heads per KV head
 constexpr i64 MAX_TILE_QUERIES = 1024;  // of one call of `attend`
 static_assert(MAX_GROUP <= MAX_TILE_QUERIES);
-constexpr i64 SCORE_STRIDE = KEY_SPLIT + PANEL;  // rows at a power of two would fall into the same cache sets
+constexpr i64 SCORE_STRIDE = KEY_SPLIT + PANEL;  // rows at a power of two would be in the same cache sets
 
 constexpr i64 SAMPLING_BLOCK = 1024;  // logits that are reduced together, counted from the start of their row
 
-// A row of logits, and what is found in each of its blocks. NaN is larger than any number. Of a row with a mask that is what
-// its logits are where a bit is set, -infinity elsewhere; nobody writes these down.
+// A row of logits, and the results for each of its blocks. NaN is larger than any number. With a mask, logits without a bit
+// count as -infinity; they are not stored.
 struct LogitScan {
     const float *logits;        // [count]
-    const std::uint32_t *mask;  // a bit each, of answers that have a form; null: all
+    const std::uint32_t *mask;  // a bit each, for structured output; null: all
     i64 count;
-    float scale;          // of the weights e^((logit - block's largest) * scale); 0: no sums are wanted
+    float scale;          // of the weights e^((logit - block's largest) * scale); 0: no sums
     float *lane_largest;  // [blocks, lanes]
     float *largest;       // [blocks]
     float *sums;          // [blocks] of weights; 0 where the largest is not finite
@@ -229,11 +228,11 @@ struct SamplingKernels {
     // `scan`. There must be room for `lanes` more.
     i64 (*gather)(i32 *token_ids, float *values, const LogitScan &scan, float bound);
     i64 (*count_above)(const LogitScan &scan, float bound);  // logits larger than `bound`. After `scan`.
-    // left[i] = logits[i] where bit i of `mask` is set, else -infinity; whether any of them is larger than that
+    // left[i] = logits[i] if bit i of `mask` is set, otherwise -infinity; returns whether any is larger than that
     bool (*leave)(float *left, const float *logits, const std::uint32_t *mask, i64 count);
 };
 
-// What multiplies. For profiles: each turn of one is so many operations (a multiply-add is two) in registers alone.
+// Arithmetic units. For profiles: each turn of one is a number of operations (a multiply-add is two) in registers only.
 enum class Unit : i32 { FLOAT32_FMA, BFLOAT16_DOT, INT8_DOT, INT4_DOT, BFLOAT16_TILES, INT8_TILES, COUNT };
 constexpr int NUM_UNITS = static_cast<int>(Unit::COUNT);
 inline constexpr const char *UNIT_NAMES[NUM_UNITS] = {"float32 FMA", "bfloat16 dot",   "int8 dot",
@@ -241,12 +240,11 @@ inline constexpr const char *UNIT_NAMES[NUM_UNITS] = {"float32 FMA", "bfloat16 d
 
 struct Kernels {
     const char *name;
-    const char *families[NUM_PARTS];     // of each part: variants with the same text give the same bits
-    i64 (*units[NUM_UNITS])(i64 turns);  // those that this variant has: runs it, returns the number of operations
+    const char *families[NUM_PARTS];     // per part: variants with the same text give the same bits
+    i64 (*units[NUM_UNITS])(i64 turns);  // units of this variant: runs one and returns the number of operations
     i64 lanes;                           // floats of a vector
-    bool has_paired_products;  // of queries, weights, keys and values where the cache is narrower than float32: in bfloat16
-    bool
-        has_tiled_products;  // and these in pieces of PRODUCT_PIECE, of keys and values that are bfloat16 and zero beyond the head
+    bool has_paired_products;            // products are in bfloat16 if the cache is narrower than float32
+    bool has_tiled_products;             // in pieces of PRODUCT_PIECE, of bfloat16 keys and values, zero beyond the head
     LinearKernels linears[static_cast<int>(WeightKind::COUNT)];
     // total = x + residual (where there is one), y = norm(total); `total` may be null where `residual` is
     void (*rms_norm)(float *y, float *total, const float *x, const float *residual, const float *weight, float epsilon,
@@ -256,14 +254,14 @@ struct Kernels {
                        float epsilon, i64 width, i64 row_begin, i64 row_end);
     void (*rotate_and_store)(const RotationShape &shape, i64 row_begin, i64 row_end);
     void (*store_latent)(const LatentShape &shape, i64 row_begin, i64 row_end);
-    // queries as `attend` wants them: times factor, in the type that products with a cache of this type are made in
+    // queries for `attend`: times factor, in the type of products with a cache of this type
     void (*take_query)(char *to, const float *x, float factor, i64 head_dim, KvType type);
     // a chunk of keys or of values into a panel of type `product_type`
     void (*take_keys)(const ChunkShape &chunk);
     void (*take_values)(const ChunkShape &chunk);
     void (*attend[static_cast<int>(KvType::COUNT)])(const SplitShape &shape);  // by the format of panels
     void (*take_latents)(const LatentPanel &panel);
-    // (largest, sum, output) of `count` queries' splits so far, joined by the next one's; -infinity: sees none of it
+    // joins the next split to (largest, sum, output) of `count` queries; -infinity: none of it is visible
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
                  const float *next_outputs, i64 count, i64 stride, i64 dim);
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
@@ -272,17 +270,17 @@ struct Kernels {
     void (*activate)(float *y, const float *x, Activation activation, bool is_gated, i64 width, i64 begin, i64 end);
     // logits of one row's experts -> their softmax, or the sigmoid of each
     void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
-    // y = the sum of `count` results, each times its weight, in their order, and then `shared` where there is one
+    // y = the sum of `count` results in order, each times its weight, and then `shared` if there is one
     void (*combine)(float *y, const float *const *results, const float *weights, i64 count, const float *shared, i64 width);
     void (*adapt)(const AdaptShape &shape, i64 row_begin, i64 row_end);
     SamplingKernels sampling;
     void (*quantize_panel)(const PanelRounding &panel);
 };
 
-// Whether additions of floats, also of denormal ones, run beside 16-bit multiplications and do not wait for each other.
+// Whether float additions, also of denormal numbers, run in parallel to 16-bit multiplications.
 bool adds_floats_apart();
 
-// Each in a unit of its own, if it is built. Called where the processor runs it: `variants()` (variants.h).
+// Each in its own unit, if it is built. Called only if the processor supports it: `variants()` (variants.h).
 Kernels portable_kernels();
 Kernels wide_kernels();
 Kernels amxemulated_kernels();

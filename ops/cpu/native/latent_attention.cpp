@@ -1,9 +1,9 @@
 // Multi-head latent attention over the paged cache: all heads read one latent and one rotated key of each position.
 //
-// A tile is some rows of one sequence times some heads. Its queries are a head's rotary part and its absorbed one, side by
-// side; keys likewise, and latents are the values too: each split is written out for the micro-kernels of attention once for
-// the tile, whose queries are many. Splits are joined in their order, one after another or, where a few long contexts are being
-// decoded, by a second pass: with the same operations, so with the same bits. How rows and heads are cut changes none.
+// A tile is some rows of one sequence times some heads. Queries are a head's rotary and absorbed parts side by side, keys
+// likewise, and latents are also the values. Each split is copied for the micro-kernels of attention once per tile, which has
+// many queries. Splits are joined in order, one after another or, for decode of a few long contexts, by a second pass with the
+// same operations, so with the same bits. The division of rows and heads does not change any bits.
 #include <algorithm>
 #include <utility>
 
@@ -13,12 +13,12 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i64 LATENT_TILE_QUERIES = 128,
-              LEAST_LATENT_TILE_QUERIES = 32;  // with them a split's numbers stay in the second cache
+              LEAST_LATENT_TILE_QUERIES = 32;  // with these, a split's numbers stay in the L2 cache
 
 struct LatentTile {
     i64 sequence, row, num_rows, position, head, num_heads;
-    i64 end_key;        // behind what any of its rows sees
-    i64 first_partial;  // of its splits, each with its queries, among all tiles'
+    i64 end_key;        // end of the keys visible to any of its rows
+    i64 first_partial;  // index of its first (split, query) among those of all tiles
     i64 num_queries() const { return num_rows * num_heads; }
     i64 num_splits() const { return (end_key - 1) / KEY_SPLIT + 1; }
 };
@@ -76,7 +76,7 @@ public:
     }
 
 private:
-    // Tiles of so many queries: of several rows with all heads, or of one with some.
+    // Tiles of so many queries: several rows with all heads, or one row with some heads.
     void make_tiles(i64 queries) {
         const i64 rows = std::max<i64>(1, queries / op_.heads);
         const i64 parts = is_in_splits_ ? 1 : std::max<i64>(1, op_.heads / queries);
@@ -111,19 +111,19 @@ private:
             most * query_bytes(), SPLIT_PANELS * key_bytes(), SPLIT_PANELS * value_bytes(), max_queries_, stride_,
             most * key_dim_};
         LatentWorkspace space(engine_, thread, sizes);
-        if (rotary_dim_ + latent_dim_ != key_dim_ || dim_ != latent_dim_) {  // so what fills up is zero
+        if (rotary_dim_ + latent_dim_ != key_dim_ || dim_ != latent_dim_) {  // so the padding is zero
             std::fill_n(space.keys, sizes.keys, char{0});
             std::fill_n(space.values, sizes.values, char{0});
         }
         return space;
     }
 
-    // Of a query of the tile, its number among all rows' heads.
+    // Index of a tile's query among the heads of all rows.
     i64 place_of(const LatentTile &tile, i64 query) const {
         return (tile.row + query / tile.num_heads) * op_.heads + tile.head + query % tile.num_heads;
     }
 
-    // Rotary and absorbed part side by side, as keys have them.
+    // Rotary and absorbed part side by side, like keys.
     void take_queries(const LatentTile &tile, LatentWorkspace &space) const {
         for (i64 query = 0; query < tile.num_queries(); ++query) {
             const i64 place = place_of(tile, query), stride = op_.plain_dim + rotary_dim_;
@@ -134,7 +134,7 @@ private:
         }
     }
 
-    // The panels of a split, and which of its keys each query sees.
+    // The panels of a split, and the keys visible to each query.
     void take_split(const LatentTile &tile, i64 split, LatentWorkspace &space, SplitShape &shape) const {
         const i64 first = split * KEY_SPLIT, end = std::min(tile.end_key - first, KEY_SPLIT);
         LatentPanel panel;
@@ -201,7 +201,7 @@ private:
         finish(tile, space.all);
     }
 
-    // Tiles of few rows and all heads: every split by itself, then those of each tile joined, where the query sees some of it.
+    // Tiles of few rows and all heads: computes every split separately, then joins those of each tile that the query sees.
     void run_in_splits() {
         const Sums partials = take_partials(engine_, num_partials_, stride_);
         const auto sums_of = [&](const LatentTile &tile, i64 split) {

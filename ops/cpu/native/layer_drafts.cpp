@@ -9,7 +9,7 @@ namespace tokamak::cpu {
 namespace {
 
 constexpr i32 NOWHERE = -1;
-constexpr i32 FEW_ENTRIES = 32;  // behind a hole: draft tokens that see so little are accepted less often
+constexpr i32 FEW_ENTRIES = 32;  // after a hole: draft tokens with so few visible entries are accepted less often
 // Counts of a step's inputs (ops/table.py).
 constexpr int NUM_ROWS = 0, NUM_SEQUENCES = 1, NUM_LOGIT_ROWS = 2, HAS_BOUNDS = 3, NUM_TOKENS = 4;
 
@@ -116,7 +116,7 @@ void LayerDrafts::set_rows(const LayerInputs &inputs, const LayerRows &rows) con
     inputs.counts[HAS_BOUNDS] = 1;
 }
 
-// Of the first rows, whose tokens before are `place` behind their starts.
+// Of the first rows, whose previous tokens are `place` after their starts.
 void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
     const bool has_probabilities = *least_chance_ > 0;
     draft_tokens_.resize(num_rows);
@@ -133,14 +133,14 @@ void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
         slots_.token_ids[slot * slots_.width + rows_.starts[row] + place + 1] = draft_tokens_[row].token_id;
         if (!has_probabilities) continue;
         const i64 which = DraftChances::class_of(draft_tokens_[row].probability);
-        // a layer that sees next to nothing is sure of what is not accepted: that says nothing of others
+        // a layer with few entries is certain of tokens that are not accepted, which says nothing about others
         if (!has_few_entries(slot)) slots_.draft_certainties[slot * slots_.k + place] = static_cast<i32>(which);
         chances_of_rows_[row] *= chances_.of(place, which);
     }
 }
 
-// Whether a row that is to have so many drafts gets another behind the one at `place`; else how many it keeps. Of what a draft
-// token costs, half is spent when it is known; and without any nobody would learn whether they are accepted.
+// Whether a row with so many intended drafts gets another one after that at `place`; otherwise how many it keeps. Half of the
+// cost of a draft token is spent when it is known, and without any, acceptance could not be learned.
 bool LayerDrafts::goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept) {
     num_kept = num_drafts;
     if (*least_chance_ > 0 && chances_of_rows_[row] < *least_chance_) {
@@ -151,7 +151,7 @@ bool LayerDrafts::goes_on(i64 row, i32 place, i32 num_drafts, i32 &num_kept) {
 }
 
 void LayerDrafts::draft(const LayerStep &step) {
-    std::vector<i64> order;  // of each row of the chain, which one of the step it is
+    std::vector<i64> order;  // for each row of the chain, its row in the step
     rows_.clear();
     for (i64 row = 0; row < step.num_rows; ++row) {
         const i32 slot = step.slots[row], start = step.starts[row];
@@ -175,7 +175,7 @@ void LayerDrafts::draft(const LayerStep &step) {
             for (i64 row = 0; row < num_rows; ++row) mark_of(rows_.slots[row], rows_.starts[row]) = true;
         }
         draft(tapes, num_rows, place);
-        i64 num_left = 0;  // who goes on moves up
+        i64 num_left = 0;  // continuing rows move up
         for (i64 row = 0; row < num_rows; ++row) {
             const i64 of_step = order[row];
             i32 num_kept = 0;
@@ -199,7 +199,7 @@ void LayerDrafts::draft(const LayerStep &step) {
     }
 }
 
-// What came of draft tokens whose layers said how sure they are.
+// Learns from results of draft tokens with the layers' certainties.
 void LayerDrafts::learn(const LayerStep &step, const i32 *counts) {
     for (i64 row = 0; row < step.num_rows; ++row) {
         const i64 slot = step.slots[row];
@@ -227,7 +227,7 @@ const LayerRows &LayerDrafts::keep(const LayerStep &step, const i32 *counts, con
         float *own = slots_.hidden + slot * hidden_size;
         const auto state_of = [&](i32 position) { return hidden + (kept_ends[row] - row_end + position) * hidden_size; };
         if (is_drafting[row]) {
-            // the entry of the row's first token: made by `draft`, or now, where the state before it is at hand
+            // the entry of the row's first token: made by `draft`, or now, if the state before it is available
             const bool is_made = step.num_drafts[row] > 0 && slots_.is_drafted_by_layers[slot];
             const bool has_first = !is_made && start > 0 && slots_.hidden_positions[slot] == start - 1;
             const i32 first = start + !has_first;

@@ -1,8 +1,8 @@
 // State of draft layers for each slot, and the chain of their draft tokens (workers/extensions/drafts/mtp.py explains
 // entries).
 //
-// If the plan is a tape, the rows of a chain or of accepted tokens are set and replayed here, without Python in between;
-// other plans get the numbers of these rows.
+// If the plan is a tape, the rows of a chain or of accepted tokens are set and replayed here, without Python in between; other
+// plans get these rows.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace tokamak::cpu {
 
-// Arrays of the runner's slots and of the arena, which stay where they are (workers/engine/batch_slots.py,
+// Arrays of the runner's slots and of the arena, at fixed addresses (workers/engine/batch_slots.py,
 // workers/engine/kv_cache.py).
 struct LayerSlots {
     i32 *token_ids;  // [slots, width]
@@ -20,23 +20,23 @@ struct LayerSlots {
     const i32 *num_tokens, *max_total_tokens, *num_prompt_tokens;  // [slots]
     const i32 *block_tables;                                       // [slots, table_width]
     i64 table_width, block_size;
-    bool *marks;    // [blocks, block_size]: whether a position's entry is there
+    bool *marks;    // [blocks, block_size]: whether a position has its entry
     float *hidden;  // [slots, hidden_size]
     i64 hidden_size;
     i32 *hidden_positions, *first_entries, *entry_ends;  // [slots]
     const bool *is_drafted_by_layers, *is_ended;         // [slots]
-    i32 *draft_certainties;                              // [slots, k]: of draft tokens that are being verified; -1: none
+    i32 *draft_certainties;                              // [slots, k]: of draft tokens in verification; -1: none
     i64 k;
 };
 
-// Rows of a step, one of a slot at most: workers/engine/rows.py.
+// Rows of a step, at most one per slot: workers/engine/rows.py.
 struct LayerStep {
     const i32 *slots, *starts;
-    i32 *counts, *num_sampled, *num_drafts;  // which fewer draft tokens than were thought to pay make less
+    i32 *counts, *num_sampled, *num_drafts;  // reduced if there are fewer draft tokens than planned
     i64 num_rows;
 };
 
-// What a tape of these layers reads: the host's arrays of workers/extensions/drafts/draft_inputs.py.
+// Inputs of a tape of these layers: the host's arrays of workers/extensions/drafts/draft_inputs.py.
 struct LayerInputs {
     i32 *token_ids, *row_slots, *positions, *sequence_slots, *sequence_offsets, *sequence_starts, *first_keys, *last_keys;
     i32 *logit_row_ids, *counts;
@@ -44,15 +44,15 @@ struct LayerInputs {
     i64 max_logit_rows;
 };
 
-// One module's draft token, as tapes, and what is left by these.
+// Tapes of one module's draft token, and their results.
 struct LayerTapes {
     Tape *forward, *head;
     const float *fed, *logits;
     i64 vocab_size;
 };
 
-// Rows of some sequences: those of i are at positions [starts[i], starts[i] + counts[i]) of slots[i] and see keys from
-// first_keys[i] on.
+// Rows of sequences: those of i are at positions [starts[i], starts[i] + counts[i]) of slots[i] and see keys from first_keys[i]
+// on.
 struct LayerRows {
     std::vector<i32> slots, starts, counts, first_keys;
     void clear();
@@ -62,31 +62,32 @@ struct LayerRows {
 
 class LayerDrafts {
 public:
-    // `chances`: [k, DraftChances::CLASSES]; `least_chance`: from which on a draft token pays, with those before it; 0: all do.
+    // `chances`: [k, DraftChances::CLASSES]; `least_chance`: minimum chance of a draft token, with those before it, to pay; 0:
+    // all pay.
     LayerDrafts(LayerSlots slots, LayerInputs standing, LayerInputs single, double *chances, const double *least_chance)
         : slots_(slots), standing_(standing), single_(single), chances_(slots.k, chances), least_chance_(least_chance) {}
 
-    // From now on `keep` and `draft` replay these; null: the plan is no tape.
+    // Sets the tapes that `keep` and `draft` replay; null: the plan is not a tape.
     void set_tapes(Tape *store, std::vector<LayerTapes> modules);
 
-    // Before anything of a step in which slots have their first rows.
+    // Called first in a step in which slots have their first rows.
     void begin(const LayerStep &step);
-    // Blocks that slots have got, by their places in the tables: no entry is there behind those that were found.
+    // New blocks of slots, by their places in the tables: they have no entries, except blocks of prefix hits.
     void empty(const i32 *slots, const i32 *blocks, i64 count);
-    // Which rows' tokens get entries.
+    // Selects rows whose tokens get entries.
     void choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const;
-    // How many draft tokens each slot can get, and their classes [num_slots, k]: by place, from k on where entries are few.
+    // Number of draft tokens that each slot can get, and their classes [num_slots, k]: by place, from k on if entries are few.
     void propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const;
-    // Entries [begins[i], ends[i]) will be there: the first that there is then of each slot.
+    // Announces entries [begins[i], ends[i]); returns the first entry that each slot will have.
     void enter(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends, i32 *first_entries);
-    // They are.
+    // The announced entries have been written.
     void mark(const i32 *slots, i64 num_slots, const i32 *begins, const i32 *ends);
-    // Draft tokens behind the last tokens of the rows that have drafts of these layers. A chain ends at one that is too
-    // unlikely to be accepted, by what its layer says of it; the row has fewer then, one at least.
+    // Draft tokens after the last tokens of the rows with drafts of these layers. A chain ends at a token that is too unlikely
+    // to be accepted, by its layer's certainty; the row then has fewer, but at least one.
     void draft(const LayerStep &step);
-    // Of the accepted tokens after a step, counts[i] of row i: their hidden states before entries that are to be made, in the
-    // standing rows' memory, and the last one of each slot. The entries themselves are made where there is a tape; else what is
-    // returned is to be run. `hidden`: of the step's kept rows; of row i those before kept_ends[i].
+    // For the accepted tokens after a step, counts[i] of row i: stores the hidden states before new entries in the standing
+    // rows' memory, and the last one of each slot. With a tape, the entries are made here; otherwise the caller runs the
+    // returned rows. `hidden`: of the step's kept rows; row i has those before kept_ends[i].
     const LayerRows &keep(const LayerStep &step, const i32 *counts, const bool *is_drafting, const i64 *kept_ends,
                           const float *hidden);
 
@@ -105,7 +106,7 @@ private:
     std::vector<LayerTapes> modules_;
     LayerRows rows_, none_;
     std::vector<DraftToken> draft_tokens_;  // of the chain's rows
-    std::vector<double> chances_of_rows_;   // that all draft tokens of each are accepted
+    std::vector<double> chances_of_rows_;   // chance that all draft tokens of a row are accepted
     DraftChances chances_;
     const double *least_chance_;
 };

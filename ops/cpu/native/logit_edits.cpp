@@ -7,7 +7,7 @@
 namespace tokamak::cpu {
 namespace {
 
-// function(token id, how often it occurs) for each token in [begin, end).
+// Calls function(token id, number of occurrences) for each token in [begin, end).
 template <class Function>
 void for_counts(const i32 *begin, const i32 *end, i64 vocab, std::vector<i32> &token_counts, const Function &function) {
     if (static_cast<i64>(token_counts.size()) < vocab) token_counts.resize(vocab);
@@ -38,7 +38,7 @@ void penalize(float *logits, i64 vocab, const SlotSampling &sampling, const Hist
     }
 }
 
-// Where biases and penalties leave nothing that the mask does, it alone decides.
+// If biases and penalties leave no token of the mask, the mask alone decides.
 void constrain(float *edited, const float *logits, i64 vocab, const std::uint32_t *mask, const SamplingKernels &kernels) {
     if (kernels.leave(edited, edited, mask, vocab) || kernels.leave(edited, logits, mask, vocab)) return;
     for (i64 token_id = 0; token_id < vocab; ++token_id) {
@@ -46,8 +46,8 @@ void constrain(float *edited, const float *logits, i64 vocab, const std::uint32_
     }
 }
 
-// What would go on with a repetition loses `multiplier * base ^ (length - allowed)`, by how many of the last tokens stood
-// before it as well (DRY; p-e-w, text-generation-webui 5677). No repetition reaches across a breaker, and none of these is
+// A token that would continue a repetition loses `multiplier * base ^ (length - allowed)`, where length is the number of
+// repeated last tokens (DRY; p-e-w, text-generation-webui 5677). Repetitions do not cross breakers, and breakers are not
 // penalized.
 void discourage(float *logits, i64 vocab, const SlotSampling &sampling, const i32 *breakers, const History &history,
                 std::vector<i32> &longest) {
@@ -55,7 +55,7 @@ void discourage(float *logits, i64 vocab, const SlotSampling &sampling, const i3
     const i32 *newest = history.token_ids + history.count - 1;
     const auto token = [&](i64 age) { return newest[-age]; };
     const auto is_breaker = [&](i32 id) { return std::binary_search(breakers, breakers + sampling.num_breakers, id); };
-    i64 most = 0;  // of the last tokens, behind the last breaker
+    i64 most = 0;  // last tokens, after the last breaker
     while (most < count && !is_breaker(token(most))) ++most;
     if (most < sampling.dry_allowed_length || most == 0) return;
     std::vector<i64> match(count);  // how many tokens before `age` equal the last ones (Gusfield's Z)
@@ -115,7 +115,7 @@ void edit_logits(float *edited, const float *logits, i64 vocab, const SlotSampli
     const i32 *end = history.token_ids + history.count;
     for (i64 i = 0; i < sampling.num_words; ++i) {
         const i32 *word = words + offsets[i];
-        const i64 length = offsets[i + 1] - offsets[i] - 1;  // of what must precede its last token
+        const i64 length = offsets[i + 1] - offsets[i] - 1;  // of the tokens that must precede its last one
         if (length <= history.num_outputs() && std::equal(word, word + length, end - length)) {
             edited[word[length]] = NEGATIVE_INFINITY;
         }

@@ -1,5 +1,5 @@
-// ops._cpu: the ops of a step on this machine's cores. Python gives addresses (ops/cpu/table.py knows what lies there);
-// everything is run without the GIL.
+// ops._cpu: the ops of a step on this machine's cores. Python passes addresses (see ops/cpu/table.py); everything runs without
+// the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -44,7 +44,7 @@ i32 *ints(Address address) { return reinterpret_cast<i32 *>(address); }
 Rows rows_of(Address address, i64 count) { return {ints(address), count}; }
 Comm *comm_at(Address address) { return reinterpret_cast<Comm *>(address); }
 
-// Pairs of begin and end; all panels where there are none.
+// Pairs of begin and end; none: all panels.
 std::vector<PanelRange> ranges_of(const std::vector<i64> &panels, i64 outputs) {
     if (panels.empty()) return {{0, (outputs + PANEL - 1) / PANEL}};
     std::vector<PanelRange> ranges;
@@ -68,7 +68,7 @@ const Kernels &variant_named(const std::string &name) {
     throw std::invalid_argument("there is no variant " + name + " here");
 }
 
-// Seven numbers of each, as AdaptedPart has them.
+// Seven numbers each, as in AdaptedPart.
 std::vector<AdaptedPart> adapted_parts_of(const std::vector<i64> &numbers) {
     std::vector<AdaptedPart> parts;
     for (std::size_t i = 0; i + 7 <= numbers.size(); i += 7) {
@@ -362,7 +362,7 @@ void bind_engine(nb::module_ &module) {
         Gil::RELEASED);
 }
 
-// function(begin, end, thread) of [0, count), in parts of about `at_once`.
+// Calls function(begin, end, thread) over [0, count), in parts of about `at_once`.
 template <class Function>
 void in_parallel(i64 count, i64 at_once, const Function &function) {
     const i64 num_tasks = (count + at_once - 1) / at_once;
@@ -582,7 +582,7 @@ LayerStep layer_step(Address slots, Address starts, Address counts, Address num_
     return {ints(slots), ints(starts), ints(counts), ints(num_sampled), ints(num_drafts), count};
 }
 
-// By the names of workers/extensions/drafts/draft_inputs.py.
+// With the names of workers/extensions/drafts/draft_inputs.py.
 LayerInputs layer_inputs(const nb::dict &arrays, i64 max_logit_rows) {
     const auto of = [&](const char *name) { return nb::cast<Address>(arrays[name]); };
     return {ints(of("token_ids")),        ints(of("row_slots")),       ints(of("positions")),  ints(of("sequence_slots")),
@@ -745,7 +745,7 @@ void bind_comm(nb::module_ &module) {
 
 NB_MODULE(_cpu, module) {
     using namespace tokamak::cpu;
-    // Where the values of an array lie, one after another; a tenth of the time that array.ctypes.data takes.
+    // Address of an array's contiguous values; a tenth of the time of array.ctypes.data.
     module.def("address", [](nb::handle array) {
         Py_buffer view;
         if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();

@@ -40,7 +40,7 @@ void run_op(Engine &engine, const TakeFeatures &op) {
     });
 }
 
-// What `linear` reads instead of x, where it does.
+// Prepared rows, if `linear` reads these instead of x.
 LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &kernels, i64 rows) {
     LinearShape shape = op.shape;
     shape.rows = rows;
@@ -53,13 +53,13 @@ LinearShape prepared(Engine &engine, const LinearOp &op, const LinearKernels &ke
     return shape;
 }
 
-// Of a linear's panels: groups of so many, cut into parts. Each part is row_parts tasks.
+// Division of a linear's panels: groups of panels, in parts. Each part is row_parts tasks.
 struct PanelSplit {
     i64 group, groups, parts;
 };
 
-// At least `least` parts of groups of so many panels, as far as there are any: of the numbers up to twice as many that give
-// each thread the same number of tasks the one that is done first. `panels_each` is what the last thread is given by then.
+// At least `least` parts of groups of panels, if there are enough groups: of the numbers up to twice `least` that give each
+// thread the same number of tasks, the one that ends first. `panels_each` is the load of the last thread.
 PanelSplit split_groups(i64 panels, i64 group, i64 row_parts, i64 least, i64 threads, i64 &panels_each) {
     const i64 groups = divide_up(panels, group), step = threads / std::gcd(threads, row_parts);
     const auto given = [&](i64 parts) { return divide_up(row_parts * parts, threads) * divide_up(groups, parts) * group; };
@@ -71,7 +71,7 @@ PanelSplit split_groups(i64 panels, i64 group, i64 row_parts, i64 least, i64 thr
     return {group, groups, best};
 }
 
-// Smaller groups are slower, so they must be worth it: where there are fewer groups than threads.
+// Smaller groups are slower, so only if there are fewer groups than threads.
 PanelSplit split_panels(i64 panels, i64 row_parts, i64 least, i64 threads) {
     i64 panels_each, fewer_each;
     PanelSplit best = split_groups(panels, PANEL_GROUP, row_parts, least, threads, panels_each);
@@ -84,14 +84,14 @@ PanelSplit split_panels(i64 panels, i64 row_parts, i64 least, i64 threads) {
     return best;
 }
 
-constexpr i64 MEMORY_ROWS = 4;  // up to so many wait for memory alone
+constexpr i64 MEMORY_ROWS = 4;  // up to so many rows are bound by memory
 
 struct GroupRange {
     i64 begin, end;
 };
 
-// The groups of a task. Threads that keep step each go through neighbours: what one fetches ahead of its last panels is what it
-// takes next. Where memory is all that they wait for, each task is less than the one before it: none reads alone at the end.
+// The groups of a task. Each thread gets consecutive groups, so the panels that it prefetches last are those it computes next.
+// If bound by memory, later tasks are smaller, so that no thread reads alone at the end.
 GroupRange groups_of(i64 task, const PanelSplit &split, i64 threads, bool shrinks) {
     const i64 steps = split.parts / threads, step = task / threads, thread = task % threads;
     if (split.parts % threads != 0) return {split.groups * task / split.parts, split.groups * (task + 1) / split.parts};
@@ -102,7 +102,7 @@ GroupRange groups_of(i64 task, const PanelSplit &split, i64 threads, bool shrink
     return {place(steps - step), place(steps - step - 1)};
 }
 
-// function(begin, end) for each part of the op's panels [begin, end), counted from the first of them on.
+// Calls function(begin, end) for each part of the op's panels [begin, end), counted from the first.
 template <class Function>
 void for_panels(const LinearOp &op, i64 begin, i64 end, const Function &function) {
     for (const PanelRange &range : op.panels) {
@@ -124,7 +124,7 @@ void run_op(Engine &engine, const LinearOp &op) {
     const i64 products = rows * shape.inputs * panels * PANEL;
     const i64 small =
         shape.inputs * panels * PANEL <= FEW_WEIGHTS ? Pool::WAKING * SMALL_PRODUCT : engine.pool().small(SMALL_PRODUCT);
-    const i64 most_products = threads == 1 ? MANY_PRODUCTS : small;  // that are not worth tasks
+    const i64 most_products = threads == 1 ? MANY_PRODUCTS : small;  // too few for tasks
     const auto run = [&](i64 row_begin, i64 row_end, i64 panel_begin, i64 panel_end) {
         for_panels(op, panel_begin, panel_end,
                    [&](i64 begin, i64 end) { kernels.linear(shape, row_begin, row_end, begin, end); });
@@ -135,7 +135,7 @@ void run_op(Engine &engine, const LinearOp &op) {
     const i64 least = std::max(for_threads, divide_up(products / row_parts, MANY_PRODUCTS));
     const PanelSplit split = split_panels(panels, row_parts, least, threads);
     engine.pool().run(row_parts * split.parts, [&](i64 task, int) {
-        // Neighbours in time share their weights.
+        // Consecutive tasks share weights.
         const i64 row_part = task % row_parts, part = task / row_parts;
         const GroupRange range = row_parts == 1
                                      ? groups_of(task, split, threads, rows <= MEMORY_ROWS)
@@ -231,7 +231,7 @@ void run_op(Engine &, const Collective &op) {
 }
 
 #if defined(__x86_64__)
-// The processor's family, where AMD made it.
+// Family of an AMD processor.
 unsigned amd_family() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (__get_cpuid(0, &a, &b, &c, &d) == 0 || b != signature_AMD_ebx) return 0;
@@ -269,7 +269,7 @@ Engine::Engine() {
 }
 
 Engine &Engine::get() {
-    static Engine *engine = new Engine();  // never destroyed: its threads may still sleep when the process ends
+    static Engine *engine = new Engine();  // never destroyed: its threads may sleep when the process ends
     return *engine;
 }
 

@@ -1,5 +1,5 @@
 // The ops of a step: kernels over all rows, on the rank's threads. An op is a value with the addresses that it reads and
-// writes, fixed when it is made; how many rows it has it may read from memory each time. `run` runs one; a tape is a list.
+// writes, fixed at its creation; its number of rows may be read from memory at each run. `run` runs one; a tape is a list.
 #pragma once
 
 #include <variant>
@@ -11,15 +11,15 @@
 
 namespace tokamak::cpu {
 
-// A number of rows: read at `address` where there is one, so that a recorded op follows the step's inputs.
+// Number of rows: read at `address` if given, so that a recorded op follows the step's inputs.
 struct Rows {
     const i32 *address;
     i64 count;
     i64 get() const { return address == nullptr ? count : *address; }
 };
 
-// Columns of features [num_rows, feature_bytes] from `at` on, float32 or bfloat16, to the rows of y that have some: in their
-// place, or added to them. A row id of -1: the row has none; one beyond them is an error before anything is read.
+// Columns of features [num_rows, feature_bytes] from `at` on, float32 or bfloat16, replace rows of y or are added to them. Row
+// id -1: no features; a too large id is an error before anything is read.
 struct TakeFeatures {
     float *y;
     const char *features;
@@ -33,13 +33,13 @@ struct TakeFeatures {
 struct Embed {
     float *y;
     const void *weight;
-    const float *scales;  // of integers, which are in panels; as in LinearShape
+    const float *scales;  // for integers, which are in panels; as in LinearShape
     const std::int8_t *multipliers;
     const float *offsets;
     const i32 *token_ids;
-    i64 num_rows, width, group_size;  // of the table; a token id beyond it is an error before anything is read
+    i64 num_rows, width, group_size;  // of the table; a too large token id is an error before anything is read
     WeightKind kind;
-    bool is_in_panels;  // as a linear has its weight, whose outputs are the rows
+    bool is_in_panels;  // like the weight of a linear with the rows as outputs
     Rows rows;
 };
 
@@ -51,28 +51,28 @@ struct PanelRange {
 struct LinearOp {
     WeightKind kind;
     LinearShape shape;
-    std::vector<PanelRange> panels;  // those that this rank computes; the other columns of y stay as they are
+    std::vector<PanelRange> panels;  // computed by this rank; other columns of y are unchanged
     Rows rows;
 };
 
-// What the rows' adapters add to y, which a linear made of x.
+// Adds the terms of the rows' adapters to y, the result of a linear of x.
 struct Adapt {
     AdaptShape shape;  // but for `parts`
     std::vector<AdaptedPart> parts;
-    i64 num_slots;  // a row with a slot beyond them is an error before anything is written
+    i64 num_slots;  // a too large slot is an error before anything is written
     Rows rows;
 };
 
 struct RmsNorm {
     float *y, *total;
-    const float *x, *residual;  // residual and total may be null, both
+    const float *x, *residual;  // residual and total may both be null
     const float *weight;
     float epsilon;
     i64 width;
     Rows rows;
 };
 
-// As RmsNorm, of what is left of x when its mean is taken off, and with a bias (Ba et al. 2016).
+// Like RmsNorm of x - mean(x), with a bias (Ba et al. 2016).
 struct LayerNorm {
     float *y, *total;
     const float *x, *residual;
@@ -94,9 +94,9 @@ struct RotateAndStore {
     Rows rows;
 };
 
-// Which keys each row sees, where some row sees others than those up to itself: first[row] to last[row], both included.
+// Visible keys of each row, if not just those up to itself: first[row] to last[row], inclusive.
 struct KeyBounds {
-    const i32 *is_given;  // of this step, read when the op runs
+    const i32 *is_given;  // for this step, read when the op runs
     const i32 *first, *last;
 };
 
@@ -131,10 +131,10 @@ struct AttendLatents {
     Rows sequences;
 };
 
-// x [rows, heads, stride] -> y [rows, heads, outputs]: the first `inputs` of a head's numbers times its own weights.
+// x [rows, heads, stride] -> y [rows, heads, outputs]: the first `inputs` numbers of a head times the head's weights.
 struct HeadLinear {
     WeightKind kind;    // floats
-    LinearShape shape;  // of one head; `weight` is the first one's
+    LinearShape shape;  // of one head; `weight` is that of the first
     i64 heads, stride, weight_bytes;
     Rows rows;
 };
@@ -143,14 +143,14 @@ struct Activate {
     float *y;
     const float *x;
     Activation activation;
-    bool is_gated;  // x is gate | up; else it is what is activated
+    bool is_gated;  // x is gate | up; otherwise x is activated
     i64 width;
     i64 begin, end;  // the columns that this rank computes
     Rows rows;
 };
 
-// Columns [begin, begin + count) of y are this rank's: those of x from `from` on; the other ranks write theirs. y is theirs as
-// well: when the op ends it is whole.
+// Writes columns [begin, begin + count) of y from those of x from `from` on; other ranks write theirs. All ranks share y, which
+// is complete when the op ends.
 struct Gather {
     Comm *comm;
     float *y;  // [rows, y_width]
@@ -159,72 +159,71 @@ struct Gather {
     Rows rows;
 };
 
-// What ranks do together besides: `kind` of x, `row_bytes` of each row, to y. Nobody waits where there are no rows.
+// Other collective ops: `kind` of x, `row_bytes` of each row, to y. No wait without rows.
 struct Collective {
     Comm *comm;
     CommKind kind;
     void *y;
     const void *x;
-    i64 row_bytes;  // of an all_to_all: what y has room for
-    int root;       // of a broadcast
-    i64 *received;  // of an all_to_all: bytes of each rank, written
+    i64 row_bytes;  // for all_to_all: room of y
+    int root;       // for a broadcast
+    i64 *received;  // for all_to_all: written with the bytes of each rank
     const i64 *sent;
     Rows rows;
 };
 
-// Scores of the experts for each row: `chosen` of them, the best first, and what their results weigh.
+// Routing: the `chosen` best experts of each row, the best first, and the weights of their results.
 struct Route {
     i32 *ids;                          // [rows, chosen]
     float *weights;                    // likewise
     const float *logits;               // [rows, experts]
-    const float *correction;           // [experts], added to scores to choose by, or null
+    const float *correction;           // [experts], added to scores for selection only, or null
     i64 experts, chosen;               // `chosen` of the experts in the
     i64 groups, chosen_groups;         // best of equal groups of neighbours
     bool is_softmax, is_normalized;    // scores are the softmax, or sigmoids; weights are divided by
     float added_to_sum, smallest_sum;  // max(their sum + added, smallest)
     float factor;                      // and multiplied by this
-    const i32 *sets;                   // [rows]: which set of experts is for each, or null: this one is for all.
+    const i32 *sets;                   // [rows]: set of experts of each row, or null: this one for all.
     i32 set;                           // Rows of another set have the experts -1 and weights 0,
-    const i32 *num_tokens;             // and so have those from here on, which are padding; null: there are none
+    const i32 *num_tokens;             // and so have padded rows from here on; null: none
     Rows rows;
 };
 
 // One matrix of each expert, packed one after another.
 struct ExpertMatrices {
     WeightKind kind;
-    LinearShape first;  // that of slot 0, without rows
+    LinearShape first;  // of slot 0, without rows
 };
 
-// Where the ranks of a rank group give each other rows and results: of each of them a line with the number of its rows, then of
-// all the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
+// Memory in which the ranks of a rank group exchange rows and results: for each a line with its number of rows, then for all
+// the rows [max_rows, hidden], their experts [max_rows, chosen], and the results [max_rows, chosen, hidden].
 struct ExpertWindows {
     Comm *comm;  // of the whole rank group; null: this rank has all experts
     char *memory;
     i64 max_rows;               // of a rank
-    int first_rank, num_ranks;  // who have the same rows as this one, and share them out
+    int first_rank, num_ranks;  // ranks with the same rows as this one, which divide them
     const i32 *owners;          // [experts, 1 + ranks]: engine/parallel/placement.py
-    std::uint64_t *counts;      // [experts]: rows of this rank that asked for each, in all; or null
+    std::uint64_t *counts;      // [experts]: total rows of this rank sent to each; or null
 };
 
-// What a rank computes of each expert where several share its matrices out, as those of other linears: the activated columns
-// [begin, end), the columns [y_begin, y_end) of y, and the panels of these.
+// A rank's part of each expert if several share its matrices, like those of other linears: the activated columns [begin, end),
+// the columns [y_begin, y_end) of y, and the panels of these.
 struct ExpertShare {
     Comm *comm;        // null: all of it
-    float *activated;  // [rows * chosen, inner], which all of the ranks have mapped: each writes its own columns
+    float *activated;  // [rows * chosen, inner], mapped by all ranks: each writes its own columns
     std::vector<PanelRange> gate_up, down;
     i64 begin, end, y_begin, y_end;
 };
 
-// y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`. A row with the experts
-// -1 has none.
+// y = the sum of down(activation(gate) * up) of each row's experts, each times its weight, and `shared`. Expert -1: none.
 struct ApplyExperts {
     float *y;        // [rows, hidden]
-    float *results;  // [rows * chosen, hidden], of each expert's rows one after another
+    float *results;  // [rows * chosen, hidden], sorted by expert
     const float *x;  // [rows, hidden]
     const i32 *ids;  // [rows, chosen]
     const float *weights;
     const float *shared;  // [rows, hidden] or null
-    const i32 *slots;     // [experts]: where each one's matrices are among those that are packed
+    const i32 *slots;     // [experts]: slot of each one's packed matrices
     ExpertMatrices gate_up, down;
     Activation activation;
     i64 experts, chosen;
@@ -236,25 +235,25 @@ struct ApplyExperts {
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective,
                         Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
-// Memory that grows as it is asked for more; what was in it is then lost.
+// Memory that grows on demand and then loses its contents.
 class Memory {
 public:
-    void *get(i64 num_bytes);  // at a cache line
+    void *get(i64 num_bytes);  // aligned to a cache line
 
 private:
     std::vector<char> bytes_;
 };
 
-// What applying experts keeps meanwhile.
+// Temporary data of experts.
 struct ExpertsMemory {
     Memory quantized, prepared, inner, activated, gathered, results;
-    std::vector<i64> begins;                   // [experts + 1]: of each one's rows among all
-    std::vector<i32> row_ids, places;          // of x, in the order of the experts; where each (row, choice) is among these
-    std::vector<i32> pair_experts, pair_rows;  // of the (row, choice) pairs that this rank computes
+    std::vector<i64> begins;                   // [experts + 1]: begin of each one's rows among all
+    std::vector<i32> row_ids, places;          // rows of x in the order of the experts; place of each (row, choice) among these
+    std::vector<i32> pair_experts, pair_rows;  // of the (row, choice) pairs computed by this rank
     std::vector<i64> row_places, pair_places;  // of those rows and pairs among all of the rank group's
 };
 
-// What ops run on, one for the process.
+// Executor of ops, one per process.
 class Engine {
 public:
     static Engine &get();
@@ -264,18 +263,18 @@ public:
     const char *variant_of(Part part) const { return parts_[static_cast<int>(part)]; }
     void set_num_threads(int num_threads, const std::vector<int> &cores = {});  // as Pool
     bool select(const char *variant);                  // all from this one; false: this processor has no such variant
-    bool select_part(Part part, const char *variant);  // likewise one part, the rest stays
-    float *scratch(int thread, i64 num_floats);        // contents do not outlast a task
-    void *prepared(i64 num_bytes) { return prepared_.get(num_bytes); }  // contents do not outlast an op
+    bool select_part(Part part, const char *variant);  // likewise for one part; the rest stays
+    float *scratch(int thread, i64 num_floats);        // contents are lost after a task
+    void *prepared(i64 num_bytes) { return prepared_.get(num_bytes); }  // contents are lost after an op
 
-    std::vector<float> partial;  // what attention keeps of splits that are done in parallel
+    std::vector<float> partial;  // sums of attention splits computed in parallel
     ExpertsMemory experts;
 
 private:
     Engine();
     std::unique_ptr<Pool> pool_;
-    Kernels kernels_;               // of the variant `name`, but for the parts that were taken from others
-    const char *parts_[NUM_PARTS];  // whose each is
+    Kernels kernels_;               // of the variant `name`, except for parts taken from others
+    const char *parts_[NUM_PARTS];  // variant of each part
     std::vector<std::vector<float>> scratch_;
     Memory prepared_;
 };
@@ -297,8 +296,8 @@ public:
     explicit Tape(std::vector<Op> ops) : ops_(std::move(ops)), times_ns_(ops_.size()) {}
     void replay();
     void replay_range(i64 begin, i64 end);  // of the ops
-    void replay_timed();                    // and keeps the time of each op
-    // Each op cut up for so many threads, but done by the caller alone; its last job is what is not in tasks.
+    void replay_timed();                    // and measures the time of each op
+    // Divides each op for so many threads, but runs it on the caller only; its last job is the work outside tasks.
     std::vector<Jobs> replay_alone(int num_threads);
     const std::vector<i64> &times_ns() const { return times_ns_; }
 

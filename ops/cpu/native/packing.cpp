@@ -1,6 +1,6 @@
-// A panel is made of words of 4 bytes: what an output has of one input (float32), two (bfloat16) or four (integers). In a
-// matrix the words of an output lie side by side, in a panel those of PANEL outputs: each layout is words turned around, and
-// then at most widened, rounded or joined.
+// A panel consists of words of 4 bytes: an output's weights for one input (float32), two (bfloat16) or four (integers). In a
+// matrix the words of an output are contiguous, in a panel those of PANEL outputs: each layout is a transposition of words,
+// followed by widening, rounding or joining at most.
 #include "packing.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 #include "vector.inc"
 
-constexpr i64 BLOCK = 64;  // words of an output that are turned at a time: source and result stay in the first cache
+constexpr i64 BLOCK = 64;  // words of an output transposed at a time: source and result stay in the L1 cache
 
 using Bits = std::uint16_t;  // of a bfloat16
 using Word = std::uint32_t;
@@ -51,7 +51,7 @@ void turn(Word *to, const void *const (&from)[4], i64 count) {
     }
 }
 
-// What a panel's outputs have of the inputs from `input` on: words [BLOCK][PANEL], `filler` where there is none.
+// Weights of a panel's outputs for the inputs from `input` on: words [BLOCK][PANEL], padded with `filler`.
 template <class Element>
 void take_words(Word *to, const Elements<Element> &matrix, i64 panel, i64 input, Element filler) {
     constexpr i64 in_block = BLOCK * sizeof(Word) / sizeof(Element);
@@ -102,7 +102,7 @@ void write_lines(Bits *to, const Word *words, i64 count, float) {
     }
 }
 
-// `side` inputs of an output lie side by side in a line.
+// `side` inputs of an output are side by side in a line.
 template <class To, class From>
 void fill_panels(To *packed, const Matrix &weight, i64 begin, i64 end) {
     constexpr i64 side = sizeof(Word) / sizeof(To), in_block = BLOCK * sizeof(Word) / sizeof(From);
@@ -209,7 +209,7 @@ void lay_integers(std::uint8_t *packed, WeightKind kind, const IntMatrix &weight
     alignas(64) Word words[BLOCK * PANEL];
     for (i64 panel = begin; panel < end; ++panel) {
         for (i64 line = 0; line < num_lines; line += at_once) {
-            // int8 are stored as 128 more than they are: the upper bit is the other one
+            // int8 are stored with an offset of 128: the upper bit is inverted
             take_words(words, matrix, panel, line * in_line, static_cast<std::uint8_t>(is_int8 ? zero ^ 128 : zero));
             const i64 count = std::min(at_once, num_lines - line);
             Word *to = reinterpret_cast<Word *>(packed + (panel * num_lines + line) * LINE);

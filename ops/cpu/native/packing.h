@@ -5,13 +5,13 @@
 
 namespace tokamak::cpu {
 
-// [outputs, inputs] -> panels [begin, end) of float32 or bfloat16 lines, zero where there is no output or no input.
+// [outputs, inputs] -> panels [begin, end) of float32 or bfloat16 lines, padded with zeros.
 void pack_panels(void *packed, WeightKind kind, const Matrix &weight, i64 begin, i64 end);
 
 // [rows, columns] -> rows [begin, end) of float32 or bfloat16, one after another.
 void pack_rows(void *packed, WeightKind kind, const Matrix &weight, i64 begin, i64 end);
 
-// Rounded weights, as `LinearShape` has them.
+// Rounded weights, as in `LinearShape`.
 struct PackedIntegers {
     std::uint8_t *lines;
     float *scales;
@@ -23,16 +23,16 @@ struct PackedIntegers {
 // [outputs, inputs] -> panels [begin, end) of int8, or of int4 with multipliers.
 void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &weight, i64 begin, i64 end, int thread);
 
-// Whether none of the floats, of 2 or 4 bytes, has all bits of its exponent set: none is NaN or infinite.
+// Whether all floats, of 2 or 4 bytes, are finite: no exponent has all bits set.
 bool are_finite(const void *values, i64 count, i32 num_bytes, std::uint32_t exponent);
 
-// A checkpoint's integers: int8 as they are signed, int4 one in a byte. [outputs, inputs] with any strides.
+// A checkpoint's integers: signed int8, or int4 with one per byte. [outputs, inputs] with any strides.
 struct IntMatrix {
     const std::uint8_t *values;
     i64 row_stride, column_stride, rows, columns;
 };
 
-// -> panels [begin, end) of lines, `zero` where there is no output or no input.
+// -> panels [begin, end) of lines, padded with `zero`.
 void lay_integers(std::uint8_t *packed, WeightKind kind, const IntMatrix &weight, std::uint8_t zero, i64 begin, i64 end);
 
 }  // namespace tokamak::cpu

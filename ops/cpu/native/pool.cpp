@@ -17,7 +17,7 @@ namespace {
 
 constexpr int COUNT_BITS = 20;
 constexpr std::uint64_t COUNT_MASK = (1u << COUNT_BITS) - 1;
-constexpr std::int64_t MAX_TASKS = 1 << 19;  // the rest of the count is room for claims that come too late
+constexpr std::int64_t MAX_TASKS = 1 << 19;  // the rest of the range is room for late claims
 
 void futex_wait(std::atomic<std::uint32_t> &word, std::uint32_t expected) {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t *>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
@@ -29,7 +29,7 @@ void futex_wake(std::atomic<std::uint32_t> &word, int num_waiters) {
 
 bool has_tasks(std::uint64_t claims) { return (claims & COUNT_MASK) < (claims >> COUNT_BITS & COUNT_MASK); }
 
-// A core that was taken from the process meanwhile is no error: the thread then runs where it may.
+// If a core was taken from the process, the thread runs on any other.
 void stay_on(int core) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -94,8 +94,8 @@ void Pool::run_tasks(std::int64_t num_tasks, Task task, void *context) {
         context_ = &part;
         num_finished_.store(0, std::memory_order_relaxed);
         generation_ = (generation_ + 1) & ((1u << 24) - 1);
-        // SYNC: publishes task_ and context_; pairs with the claim in work(). Sequentially consistent, as are num_asleep_ and
-        // the threads' look at the claims before they sleep: either they see the job, or they are seen asleep.
+        // SYNC: publishes task_ and context_; pairs with the claim in work(). Sequentially consistent, like num_asleep_ and the
+        // threads' check of the claims before they sleep: either they see the job, or they are seen asleep.
         claims_.store(generation_ << (2 * COUNT_BITS) | static_cast<std::uint64_t>(count) << COUNT_BITS);
         num_jobs_.fetch_add(1);
         if (num_asleep_.load() != 0) futex_wake(num_jobs_, static_cast<int>(std::min<std::int64_t>(count - 1, 1 << 20)));

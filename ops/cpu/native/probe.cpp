@@ -9,8 +9,8 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr i64 PIECE_BYTES = 1 << 18;  // what a thread reads at a time
-constexpr i64 PIECES_PER_THREAD = 4;  // of a unit's run, so that a thread that is kept from its core leaves some to the others
+constexpr i64 PIECE_BYTES = 1 << 18;  // bytes that a thread reads at a time
+constexpr i64 PIECES_PER_THREAD = 4;  // of a unit's run, so that others take the pieces of a delayed thread
 constexpr i64 TURN_BYTES = 128;       // two cache lines, so that loads do not wait for each other
 typedef std::uint64_t Words __attribute__((vector_size(16)));
 

@@ -1,4 +1,4 @@
-// A program of the build: prints the variants that this machine runs, with a semicolon between them.
+// A program of the build: prints the variants that this machine supports, separated by semicolons.
 #include "processor.h"
 
 #include <cstdio>

@@ -37,9 +37,9 @@ inline bool has_avx512() {
 #endif
 }
 
-// Tiles with products of bfloat16 and of bytes: that the processor has them, that the operating system keeps them (the bits of
-// XCR0), and that it grants them to this process, which it must be asked once, before a thread uses them. It refuses where a
-// thread has a stack for signals that is too small for them.
+// Tiles with products of bfloat16 and of bytes: the processor has them, the operating system saves them (bits of XCR0) and
+// grants them to this process, which must request them once, before a thread uses them. The request fails if a thread's signal
+// stack is too small.
 inline bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
     constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, OSXSAVE = 1u << 27, TILE_STATE = 3u << 17;
@@ -65,8 +65,8 @@ struct Variant {
 
 inline const Variant VARIANTS[] = {
     {"portable", [] { return true; }},
-    {"wide", has_avx2, true},         // the 64-byte code on AVX2, for tests where there is no AVX-512
-    {"amxemulated", has_avx2, true},  // tiles as plain code, for tests where there are none
+    {"wide", has_avx2, true},         // the 64-byte code on AVX2, for tests without AVX-512
+    {"amxemulated", has_avx2, true},  // tiles as plain code, for tests without AMX
     {"avx2", has_avx2},
     {"avxvnni", [] { return has_avx2() && has_extension(4); }},
     {"avx512", has_avx512},

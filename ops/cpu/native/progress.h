@@ -1,5 +1,5 @@
-// Progress of a step: the time is written to a word that others read (the heartbeat of the worker's row in the counters
-// file), after each op and each task of the step's own thread. So a slow step can be told from a stuck one.
+// Progress of a step: the time is written to a shared word (the heartbeat of the worker's row in the counters file) after each
+// op and each task of the step's own thread, to distinguish a slow step from a stuck one.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace tokamak::cpu {
 
-inline std::atomic<std::uint64_t *> heartbeat_word{nullptr};  // null where nobody looks; the mapping outlives its being here
+inline std::atomic<std::uint64_t *> heartbeat_word{nullptr};  // null: no reader; the mapping is kept while it is set
 
 inline void beat() {
     std::uint64_t *word = heartbeat_word.load(std::memory_order_relaxed);

@@ -13,28 +13,28 @@
 namespace tokamak::cpu {
 namespace {
 
-constexpr double LOWEST_EXPONENT = -87.33;  // the kernels' e^x is 0 below
+constexpr double LOWEST_EXPONENT = -87.33;  // e^x of the kernels is 0 below
 constexpr i64 BLOCKS_PER_TASK = 8;
 constexpr i64 TASKS_PER_THREAD = 6;
 
 i64 divide_up(i64 a, i64 b) { return (a + b - 1) / b; }
 
-// What one thread works in.
+// Memory of one thread.
 struct Workspace {
     Candidates candidates;
     std::vector<float> lane_largest;
     std::vector<i64> best;          // candidates
     std::vector<i32> token_counts;  // [vocab], zero between two rows
-    float block[SAMPLING_BLOCK];    // of a row with a mask, what that leaves
+    float block[SAMPLING_BLOCK];    // logits after the mask
 };
 
-// A row on its way.
+// State of a row.
 struct Row {
     const float *logits;
-    const SlotSampling *sampling;  // null: the token is given
+    const SlotSampling *sampling;  // null: the token is known
     History history;
-    const std::uint32_t *mask;  // where nothing else changes the logits
-    float *edited;              // a copy for what changes the logits; null where nothing does
+    const std::uint32_t *mask;  // if nothing else changes the logits
+    float *edited;              // edited copy of the logits; null: unchanged
     i64 choice, raw;            // scans; -1: none
     i64 num_top;
 };
@@ -86,7 +86,7 @@ private:
         for (i64 index = 0; index < count; ++index) function(index, 0);
     }
 
-    // --- what changes the logits
+    // --- edits of the logits
 
     void edit() {
         std::vector<i64> edited;
@@ -110,7 +110,7 @@ private:
         return is_bounded(sampling) || sampling.top_p < 1 || sampling.typical_p < 1 || sampling.xtc_probability > 0;
     }
 
-    // Whether what remains is known before the weights of all are.
+    // Whether the candidates are known before all weights.
     bool is_bounded(const SlotSampling &sampling) const {
         return has_top_k(sampling) || sampling.min_p > 0 || sampling.top_n_sigma > 0;
     }
@@ -125,7 +125,7 @@ private:
         float choice_scale = 0;
         if (row.sampling != nullptr) {
             const SlotSampling &sampling = *row.sampling;
-            // there weights are summed up over what is left alone
+            // weights are then summed over the candidates only
             if (sampling.temperature > 0 && !is_bounded(sampling)) choice_scale = scale_of(sampling);
             const bool wants_raw = sampling.num_logprobs >= 0;
             if (wants_raw && row.edited == nullptr && row.mask == nullptr && (choice_scale == 0 || choice_scale == 1)) {
@@ -143,7 +143,7 @@ private:
         return static_cast<i64>(scans_.size()) - 1;
     }
 
-    // Where the logits leave nothing of the mask, or are broken.
+    // If the logits leave no token of the mask, or are invalid.
     void scan_edited(const Row &row) {
         LogitScan &scan = scans_[row.choice];
         std::vector<float> &edited = rescued_.emplace_back(shape_.vocab);
@@ -162,7 +162,7 @@ private:
             scan.largest = scan.lane_largest + blocks_ * lanes_;
             scan.sums = scan.largest + blocks_;
         }
-        const i64 total = num_scans * blocks_;  // tasks are runs of blocks, whichever scans they belong to
+        const i64 total = num_scans * blocks_;  // tasks are ranges of blocks over all scans
         const i64 num_tasks = std::min(divide_up(total, BLOCKS_PER_TASK), engine_.pool().num_threads() * TASKS_PER_THREAD);
         engine_.pool().run(num_tasks, [&](i64 task, int) {
             for (i64 begin = total * task / num_tasks, end = total * (task + 1) / num_tasks; begin < end;) {
@@ -179,7 +179,7 @@ private:
     void finish() {
         bool is_small = shape_.rows * shape_.vocab <= BLOCKS_PER_TASK * SAMPLING_BLOCK;
         is_small |= std::all_of(rows_.begin(), rows_.end(), [](const Row &row) {
-            return row.raw < 0 && !(row.sampling->temperature > 0);  // one block of each is looked at
+            return row.raw < 0 && !(row.sampling->temperature > 0);  // only one block of each is read
         });
         for_each(shape_.rows, is_small, [&](i64 index, int thread) { finish_row(index, spaces_[thread]); });
     }
@@ -204,7 +204,7 @@ private:
         }
     }
 
-    // NaN where there is one.
+    // NaN if there is one.
     float largest_of(const LogitScan &scan) const {
         float largest = scan.largest[0];
         for (i64 block = 1; block < blocks_; ++block) {
@@ -232,7 +232,7 @@ private:
         return largest + std::log(total_weight(scan, largest));
     }
 
-    // The first of the largest; the first NaN where there is one.
+    // The first of the largest; the first NaN if there is one.
     i32 first_of(const LogitScan &scan, float largest, Workspace &space) const {
         const auto is_it = [&](float x) { return largest != largest ? x != x : x == largest; };
         const i64 block = std::find_if(scan.largest, scan.largest + blocks_, is_it) - scan.largest;
@@ -244,7 +244,7 @@ private:
         return std::min(SAMPLING_BLOCK, scan.count - block * SAMPLING_BLOCK);
     }
 
-    // Its logits, as the mask leaves them.
+    // The row's logits after the mask.
     const float *block_of(const LogitScan &scan, i64 block, Workspace &space) const {
         const float *logits = scan.logits + block * SAMPLING_BLOCK;
         if (scan.mask == nullptr) return logits;
@@ -256,7 +256,7 @@ private:
         const SlotSampling &sampling = *row.sampling;
         const LogitScan &scan = scans_[row.choice];
         const float largest = largest_of(scan);
-        // where everything is masked, or the logits are broken, there is no distribution
+        // if everything is masked, or the logits are invalid, there is no distribution
         if (!(sampling.temperature > 0) || !std::isfinite(largest)) return first_of(scan, largest, space);
         const double number = uniform(sampling.seed, static_cast<std::uint32_t>(row.history.count),
                                       static_cast<std::uint32_t>(sampling.sample_index));
@@ -269,7 +269,7 @@ private:
         return candidates.token_ids[position_of(candidates.weights.data(), candidates.count, number * total)];
     }
 
-    // The first place where the sum of the weights is more than `target`; of the last weight where it never is.
+    // The first place where the cumulative weight exceeds `target`; otherwise that of the last weight.
     static i64 position_of(const float *weights, i64 count, double target) {
         double sum = 0;
         i64 last = 0;
@@ -285,7 +285,7 @@ private:
     // From the whole vocabulary.
     i32 draw(const LogitScan &scan, float largest, double number, Workspace &space) const {
         const double target = number * total_weight(scan, largest);
-        double before = 0, weight = 0;  // of the blocks before, of the block
+        double before = 0, weight = 0;  // of the earlier blocks, of the block
         i64 block = 0;
         for (i64 next = 0; next < blocks_; ++next) {
             const double next_weight = block_weight(scan, next, largest);
@@ -303,7 +303,7 @@ private:
         return static_cast<i32>(block * SAMPLING_BLOCK + position_of(weights, count, (target - before) / unit));
     }
 
-    // The standard deviation of the logits that are finite, and that the mask leaves.
+    // The standard deviation of the finite logits after the mask.
     static double deviation_of(const LogitScan &scan) {
         const auto counts = [&](i64 i) {
             return std::isfinite(scan.logits[i]) && (scan.mask == nullptr || (scan.mask[i / 32] >> i % 32 & 1) != 0);
@@ -321,14 +321,14 @@ private:
         return std::sqrt(squares / static_cast<double>(count));
     }
 
-    // Leaves what top_n_sigma, min_p, top_k, top_p, typical_p and xtc leave, in this order, in the candidates. `chance`: xtc's.
+    // Applies top_n_sigma, min_p, top_k, top_p, typical_p and xtc, in this order, to the candidates. `chance`: that of xtc.
     void truncate(const SlotSampling &sampling, const LogitScan &scan, float largest, double chance, Workspace &space) const {
         const bool is_of_all = !is_bounded(sampling);
         const double temperature = std::max(sampling.temperature, 1e-30), total = is_of_all ? total_weight(scan, largest) : 0;
-        double exponent = LOWEST_EXPONENT;  // of the least weight that can be chosen
+        double exponent = LOWEST_EXPONENT;  // of the smallest weight that can be sampled
         if (sampling.min_p > 0) exponent = std::max(exponent, std::log(sampling.min_p));
         if (is_of_all) {
-            // all tokens below this bound weigh half of what top_p may leave out, at most
+            // all tokens below this bound have at most half of the weight that top_p may exclude
             exponent = std::max(exponent, std::log((1 - sampling.top_p) * total / (2.0 * static_cast<double>(scan.count))));
         }
         float bound = static_cast<float>(largest + std::min(exponent, 0.0) * temperature);
@@ -352,7 +352,7 @@ private:
         return candidates;
     }
 
-    // A bound that at least `count` logits reach: so many lanes of blocks have one that does.
+    // A bound reached by at least `count` logits: so many lanes of blocks have one.
     float bound_of_best(const LogitScan &scan, i64 count, Workspace &space) const {
         const i64 num_lanes = blocks_ * lanes_;
         if (count > num_lanes) return NEGATIVE_INFINITY;
@@ -370,7 +370,7 @@ private:
         for (i64 i = 0; i < candidates.count; ++i) space.best[i] = i;
         std::partial_sort(space.best.begin(), space.best.begin() + count, space.best.end(), [&](i64 a, i64 b) {
             const float first = candidates.logits[a], second = candidates.logits[b];
-            const bool is_first_nan = first != first, is_second_nan = second != second;  // NaN counts as the least here
+            const bool is_first_nan = first != first, is_second_nan = second != second;  // NaN is the smallest here
             if (is_first_nan != is_second_nan) return is_second_nan;
             return first > second || (!(first < second) && a < b);
         });
@@ -385,7 +385,7 @@ private:
     std::vector<LogitScan> scans_;
     std::deque<std::vector<float>> rescued_;
 
-    // memory that outlives a batch, one for the process as the engine is
+    // memory kept between batches, one per process like the engine
     static std::vector<Workspace> spaces_;
     static std::vector<float> edits_, found_;
 };

@@ -1,13 +1,13 @@
-// Logits to tokens and log-probabilities (workers/sampling/sampler.py defines the computation), for all rows of a step at
-// once, on the rank's threads. The result of a row depends only on its logits, tokens and parameters: sums are added up
-// within blocks of the vocabulary, and block after block.
+// Logits to tokens and log-probabilities (workers/sampling/sampler.py defines the computation), for all rows of a step at once,
+// on the rank's threads. The result of a row depends only on its logits, tokens and parameters: sums are computed within blocks
+// of the vocabulary, then block after block.
 #pragma once
 
 #include "ops.h"
 
 namespace tokamak::cpu {
 
-// A sample's parameters, as workers/sampling/slot_sampling.py (SAMPLING) lays them out:
+// Sampling parameters of a sequence, in the layout of workers/sampling/slot_sampling.py (SAMPLING):
 //
 //      0 seed u64            8 lists                16 temperature f64       24 top_p f64         32 min_p f64
 //     40 repetition f32     44 presence f32         48 frequency f32         52 sample_index
@@ -29,7 +29,7 @@ struct SlotSampling {
     i32 top_k, min_tokens, num_logprobs, num_prompt_logprobs;
     i32 num_biases, num_allowed, num_stops, num_words;
     i32 first_masked, num_masks;  // positions [first_masked, first_masked + num_masks) have a mask
-    const std::uint32_t *masks;   // [num_masks, (vocab + 31) / 32]: a bit for each token that may be there
+    const std::uint32_t *masks;   // [num_masks, (vocab + 31) / 32]: a bit for each allowed token
     double top_n_sigma, typical_p, xtc_probability, xtc_threshold;
     float dry_multiplier, dry_base;
     i32 dry_allowed_length, dry_last_n, num_breakers, unused;
@@ -47,15 +47,15 @@ struct SlotTable {
 struct SampledRows {
     const float *logits;  // [rows, vocab]
     i64 vocab, rows;
-    i32 *token_ids;       // [rows]: drawn, or given where there are no slots
+    i32 *token_ids;       // [rows]: sampled, or given if there are no slots
     float *logprobs;      // [rows], of these tokens
     i32 *ranks;           // [rows]: 1 + the number of larger logits
-    i64 num_top;          // of each row; of a slot at most as many as it wants
+    i64 num_top;          // per row; for a slot at most the requested number
     i32 *top_token_ids;   // [rows, num_top], best first
     float *top_logprobs;  // likewise
 };
 
-// Draws the token at positions[row] of slots[row]. Log-probabilities, ranks and best tokens are written where a slot wants
+// Samples the token at positions[row] of slots[row]. Log-probabilities, ranks and best tokens are written if a slot requests
 // them.
 void sample(Engine &engine, const SampledRows &rows, const SlotTable &table, const i32 *slots, const i32 *positions);
 

@@ -11,9 +11,9 @@
 namespace tokamak::cpu {
 
 constexpr i64 TASKS_PER_THREAD = 4;
-constexpr i64 FEW_ROWS = 17;                    // of a sequence: a token and the drafts behind it
-constexpr i64 MOST_PARTIALS = 1 << 26;          // numbers of splits that wait to be joined
-constexpr i64 SMALL_WORK = 1 << 17;             // multiply-adds that one thread does sooner than it wakes others
+constexpr i64 FEW_ROWS = 17;                    // of a sequence: a token and its drafts
+constexpr i64 MOST_PARTIALS = 1 << 26;          // maximum numbers of splits waiting to be joined
+constexpr i64 SMALL_WORK = 1 << 17;             // multiply-adds that one thread does alone rather than wake others
 constexpr float LOG2_E = 1.44269504088896341f;  // scores are exponents of 2
 
 inline i64 round_up(i64 a, i64 b) { return (a + b - 1) / b * b; }
@@ -24,7 +24,7 @@ struct Sums {
 
     Sums from(i64 query, i64 stride) const { return {largest + query, sums + query, outputs + query * stride}; }
 
-    // Of queries that may not see the first split.
+    // For queries that may not see the first split.
     void start(i64 count, i64 stride) const {
         std::fill_n(largest, count, -std::numeric_limits<float>::infinity());
         std::fill_n(sums, count, 0.0f);
@@ -33,18 +33,18 @@ struct Sums {
 };
 
 struct SpaceSizes {
-    i64 queries, keys, values;  // bytes: of a tile; of a split, written out
-    i64 num_queries, stride;    // of a tile at most; from one output to the next
+    i64 queries, keys, values;  // bytes: of a tile; of a copied split
+    i64 num_queries, stride;    // per tile, at most; distance of outputs
     i64 num_more;               // floats
 };
 
-// A thread's place to work.
+// Scratch memory of a thread.
 struct SplitSpace {
     char *queries, *keys, *values;
     float *scores, *factors, *next_factors, *more;
     Sums all;
     i32 *begins, *ends;
-    bool is_whole = false;  // these say that all queries see all keys
+    bool is_whole = false;  // all queries see all keys
 
     SplitSpace(Engine &engine, int thread, const SpaceSizes &sizes) {
         const i64 floats = sizeof(float), most = round_up(sizes.num_queries, PANEL), line = 64;
@@ -72,7 +72,7 @@ struct SplitSpace {
         more = reinterpret_cast<float *>(at);
     }
 
-    // What is not of the split's own panels.
+    // Parts of the shape other than the split's own panels.
     void describe(SplitShape &shape, i64 num_queries, i64 query_bytes, Sums sums, i64 stride, bool joins) const {
         shape.queries = queries;
         shape.begins = begins;
@@ -91,7 +91,7 @@ struct SplitSpace {
     }
 };
 
-// Sums of splits that are done in parallel, for so many queries in all.
+// Sums of splits computed in parallel, for so many queries in total.
 inline Sums take_partials(Engine &engine, i64 num_queries, i64 stride) {
     const i64 num_floats = num_queries * (stride + 2);
     if (static_cast<i64>(engine.partial.size()) < num_floats) engine.partial.resize(num_floats);
@@ -99,7 +99,7 @@ inline Sums take_partials(Engine &engine, i64 num_queries, i64 stride) {
     return {at, at + num_queries, at + 2 * num_queries};
 }
 
-// `all` with sums_of(split), a split after the other.
+// Joins sums_of(split) to `all`, one split after another.
 template <class SumsOf>
 void join_splits(const Kernels &kernels, Sums all, i64 begin, i64 end, const SumsOf &sums_of, i64 count, i64 stride, i64 dim) {
     for (i64 split = begin; split < end; ++split) {

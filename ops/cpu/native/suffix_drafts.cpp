@@ -8,7 +8,7 @@ namespace {
 
 constexpr i64 FIRST_CHILDREN = 256;
 
-// Which class of drafts: the longer the match, and the more often it went on like this, the better.
+// Class of a draft, by the length of the match and how often it continued this way.
 i32 class_of(i64 length, i64 count, i64 total, bool is_own) {
     const i64 longest[] = {1, 2, 4, 8};
     const i64 by_length = std::upper_bound(longest, longest + 4, length - 1) - longest;
@@ -27,7 +27,7 @@ SuffixTree::SuffixTree(i64 depth) : depth_(depth), nodes_(1, Node{0, 0, -1}) {}
 
 i64 SuffixTree::num_bytes() const { return bytes_of(tokens_) + bytes_of(nodes_) + bytes_of(children_); }
 
-// Where the child is or would be.
+// Slot in which the child is or would be.
 i64 SuffixTree::slot_of(i32 node, i32 token) const {
     std::uint64_t hash = (static_cast<std::uint64_t>(node) << 32 | static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15;
     const i64 mask = static_cast<i64>(children_.size()) - 1;
@@ -48,7 +48,7 @@ void SuffixTree::set_child(i32 node, i32 token, i32 child) {
     place = {node, token, child};
 }
 
-// A text went on into `child`.
+// Counts a text that continued into `child`.
 void SuffixTree::met(i32 child) {
     if (tokens_[nodes_[child].first] == END) return;
     Node &parent = nodes_[nodes_[child].parent];
@@ -56,7 +56,7 @@ void SuffixTree::met(i32 child) {
     if (parent.likeliest < 0 || nodes_[child].count >= nodes_[parent.likeliest].count) parent.likeliest = child;
 }
 
-// The text at hand, whose last token is new, goes on alone from here.
+// Adds a leaf: the current text, whose last token is new, differs from here on.
 void SuffixTree::add_leaf(i32 parent, i64 length) {
     const i32 leaf = static_cast<i32>(nodes_.size()), first = static_cast<i32>(tokens_.size()) - 1;
     nodes_.push_back({first, static_cast<i32>(depth_ - length), parent});
@@ -64,8 +64,7 @@ void SuffixTree::add_leaf(i32 parent, i64 length) {
     met(leaf);
 }
 
-// A node behind the first `offset` tokens of an edge. Those of the text's places that have not come further stay in front of
-// it.
+// Splits an edge after its first `offset` tokens. Places of the text that are not beyond stay before the new node.
 i32 SuffixTree::split(std::vector<SuffixPlace> &places, i32 node, i32 offset) {
     const i32 upper = static_cast<i32>(nodes_.size());
     nodes_.push_back({nodes_[node].first, offset, nodes_[node].parent, nodes_[node].count});
@@ -169,7 +168,7 @@ void SuffixDrafts::stop(i64 which, const i32 *tokens, i64 num_tokens) {
     num_waiting_ += num_answered;
 }
 
-// As much of the answers that wait as there is room for.
+// Adds waiting answers as far as there is room.
 void SuffixDrafts::take_answers(i64 room) {
     for (; !answers_.empty() && room > 0; ++version_) {
         SuffixTree &young = shared_[0];
@@ -181,7 +180,7 @@ void SuffixDrafts::take_answers(i64 room) {
         num_taken_ = 0;
         answers_.pop_front();
         ++num_texts_[0];
-        // a vector that grows may take twice of what it holds
+        // a growing vector may take twice its contents
         if (2 * (num_texts_[0] + 1) <= limits_.max_texts && 4 * young.num_bytes() <= limits_.max_bytes) continue;
         shared_[1] = std::move(shared_[0]);
         shared_[0] = SuffixTree(limits_.depth);
@@ -197,7 +196,7 @@ void SuffixDrafts::known(const i32 *slots, i64 num_slots) {
         if (count < 1) continue;
         const i32 *tokens = slots_.tokens(slot);
         SuffixState &state = states_.at(slots_.states[slot]);
-        i64 of_step = MOVES_PER_CALL;  // what a step brings is taken at once: no slot waits for those before it
+        i64 of_step = MOVES_PER_CALL;  // the tokens of one step are taken at once: no slot waits for earlier ones
         i64 &left = count - state.num_tokens <= TOKENS_PER_STEP ? of_step : room;
         for (; state.num_tokens < count && left > 0; left -= 1 + static_cast<i64>(state.places.size()))
             state.own.append(state.places, tokens[state.num_tokens++]);
@@ -206,7 +205,7 @@ void SuffixDrafts::known(const i32 *slots, i64 num_slots) {
 }
 
 void SuffixDrafts::follow_shared(SuffixState &state, const i32 *tokens, i64 num_tokens) const {
-    const i64 most = num_tokens - limits_.depth + 1;  // of longer matches nothing follows
+    const i64 most = num_tokens - limits_.depth + 1;  // longer matches have no continuation
     if (state.version != version_ || state.num_followed < most) {
         for (auto &places : state.shared_places) places.clear();
         state.num_followed = std::max<i64>(most, 0);
@@ -232,7 +231,7 @@ void SuffixDrafts::propose(const DraftCall &call) {
     }
 }
 
-// Puts the drafts of the place that promises most into the row, if they promise more than `best`.
+// Writes the drafts of the most promising place to the row, if they promise more than `best`.
 void SuffixDrafts::try_places(const SuffixTree &tree, const std::vector<SuffixPlace> &places, const DraftCall &call, i64 row,
                               double &best) const {
     constexpr i64 MOST = 64;

@@ -1,5 +1,6 @@
-// Suffix drafts (workers/extensions/drafts/suffix.py; arXiv 2411.04975): continuations of texts that ended as a sequence
-// does now. Suffix trees count all parts of texts: one tree of the sequence itself, and a shared one of complete answers.
+// Suffix drafts (workers/extensions/drafts/suffix.py; arXiv 2411.04975): continuations of earlier texts that ended like the
+// sequence does now. Suffix trees count all parts of texts: one tree for the sequence itself, and a shared one for complete
+// answers.
 #pragma once
 
 #include <array>
@@ -10,32 +11,32 @@
 
 namespace tokamak::cpu {
 
-// Where a part of a text ends in a tree: behind `offset` tokens of the edge that leads to `node`. Never at the root.
+// End of a part of a text in a tree: after `offset` tokens of the edge to `node`. Never at the root.
 struct SuffixPlace {
     i32 node, offset;
     i32 length;  // of the part
 };
 
-// All parts of texts of up to `depth` tokens, those with a common beginning on one path. An edge is a range of the texts'
-// tokens, and a leaf's reaches on as its text does:
+// All parts of texts of up to `depth` tokens; common beginnings share a path. An edge is a range of the texts' tokens; that of
+// a leaf grows with its text:
 //
 //     texts    5 6 7 -1 5 6 8 -1          root --5 6--> a --7 -1--> leaf
 //                                                       a --8 -1--> leaf      root --6--> b --7..>, --8..>; root --7..>, ...
 //
-// A part that is met nowhere else has a leaf of its own, which takes care of itself; `places` of a text are those that are met
-// elsewhere, the longest first: they move on with each token, until they differ from what is there and get a leaf.
+// A part that occurs nowhere else has its own leaf, which grows by itself. `places` of a text are its parts that also occur
+// elsewhere, the longest first: they advance with each token until they differ from the tree and get a leaf.
 class SuffixTree {
 public:
     explicit SuffixTree(i64 depth = 2);
 
-    // One token more of the text at hand; END ends it.
+    // Adds a token to the current text; END ends it.
     static constexpr i32 END = -1;
     void append(std::vector<SuffixPlace> &places, i32 token);
 
-    // The same of places that look on: those whose text does not go on like that here are dropped.
+    // Advances read-only places; those without this continuation are dropped.
     void follow(std::vector<SuffixPlace> &places, i32 token) const;
 
-    // The token that follows most often, or END. `place` moves there. `count` of the `total` times that something followed.
+    // The most frequent next token, or END. Moves `place` there. It followed `count` of `total` times.
     i32 likeliest(SuffixPlace &place, i64 &count, i64 &total) const;
 
     SuffixPlace root() const { return {0, 0, 0}; }
@@ -44,11 +45,11 @@ public:
 private:
     struct Node {
         i32 first;   // of its edge, in tokens_
-        i32 length;  // of its edge; a leaf's reaches to the depth of the tree, or the end of the texts
+        i32 length;  // of its edge; that of a leaf reaches to the tree's depth, or the end of the texts
         i32 parent;
-        i32 count = 1;       // how often it was met
-        i32 total = 0;       // how often something followed it
-        i32 likeliest = -1;  // the child that was met most often, of several the one that was met last
+        i32 count = 1;       // number of occurrences
+        i32 total = 0;       // number of continuations
+        i32 likeliest = -1;  // the most frequent child; of ties, the latest
     };
     struct Child {
         i32 node = -1, token = 0, child = -1;
@@ -75,36 +76,37 @@ struct SuffixState {
     i64 num_tokens = 0, num_prompt_tokens = 0;
     bool is_complete = false;
     std::array<std::vector<SuffixPlace>, 2> shared_places;
-    i64 version = -1, num_followed = 0;  // of the shared trees, and how many tokens they were followed for
+    i64 version = -1, num_followed = 0;  // of the shared trees, and the number of tokens followed in them
 };
 
 struct SuffixLimits {
     i64 depth, max_texts, max_bytes;  // of the shared trees together
-    double max_factor;                // drafts for each token of a match
-    double min_chance;                // of all drafts so far, by their counts
+    double max_factor;                // maximum drafts per token of a match
+    double min_chance;                // minimum chance of all drafts together, by their counts
 };
 
 class SuffixDrafts {
 public:
-    static constexpr i64 LENGTHS = 5, CHANCES = 4, CLASSES = LENGTHS * CHANCES;  // a draft's: of its match, its count
-    static constexpr i64 MOVES_PER_CALL = 8192;  // of places, for long texts and answers together: about a millisecond
+    static constexpr i64 LENGTHS = 5, CHANCES = 4, CLASSES = LENGTHS * CHANCES;  // class of a draft: by its match and its count
+    static constexpr i64 MOVES_PER_CALL =
+        8192;  // moves of places per call, for long texts and answers together: about a millisecond
 
     SuffixDrafts(i64 num_states, SuffixLimits limits, DraftSlots slots);
 
-    // Another sequence takes the state.
+    // Resets the state for another sequence.
     void start(i64 state, i64 num_prompt_tokens);
 
-    // The state's sequence is complete, with these tokens: its answer will join the shared tree, some of it with each call of
-    // `known`. Where more wait than a quarter of what may be remembered, it is not.
+    // Completes the state's sequence with these tokens: its answer is added to the shared tree, some of it in each call of
+    // `known`. Dropped if more than a quarter of the maximum is waiting.
     void stop(i64 state, const i32 *tokens, i64 num_tokens);
 
-    // Takes what is new of the tokens of `slots`.
+    // Reads the new tokens of `slots`.
     void known(const i32 *slots, i64 num_slots);
 
-    // The tokens that slots are expected to go on with.
+    // Drafts the expected next tokens of slots.
     void propose(const DraftCall &call);
 
-    // Forgets the answers of others.
+    // Forgets the shared answers.
     void forget();
 
     i64 num_bytes() const;
@@ -119,14 +121,14 @@ private:
     SuffixLimits limits_;
     DraftSlots slots_;
     std::vector<SuffixState> states_;
-    // The younger one grows. When it has half of what may be, it takes the place of the older one, which is forgotten.
+    // The younger one grows. When it has half of the maximum, it replaces the older one, which is forgotten.
     std::array<SuffixTree, 2> shared_;
     std::array<i64, 2> num_texts_ = {0, 0};
-    std::deque<std::vector<i32>> answers_;  // that wait, each with END
+    std::deque<std::vector<i32>> answers_;  // waiting answers, each with END
     i64 num_waiting_ = 0;                   // tokens of these
     std::size_t num_taken_ = 0;             // of the first one
     std::vector<SuffixPlace> places_;       // of that
-    i64 version_ = 0;                       // of the shared trees: places in them are sought anew when they have changed
+    i64 version_ = 0;                       // of the shared trees: places are searched again after a change
 };
 
 }  // namespace tokamak::cpu

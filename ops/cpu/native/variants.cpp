@@ -1,4 +1,4 @@
-// Alone asks which variants are built, so that all else stays built where they change (CMakeLists.txt).
+// The only file that depends on which variants are built, so that others need no rebuild when these change (CMakeLists.txt).
 #include "variants.h"
 
 #include <cstring>
@@ -17,7 +17,7 @@ struct Built {
 const Built BUILT[] = {TOKAMAK_BUILT_VARIANTS};
 #undef VARIANT
 
-// Calls nothing of a unit that the processor cannot run.
+// Never calls code of a unit that the processor does not support.
 std::vector<Kernels> make_variants() {
     std::vector<Kernels> found;
     for (const Built &built : BUILT) {

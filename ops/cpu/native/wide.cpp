@@ -1,5 +1,4 @@
-// The code for vectors of 64 bytes on x86-64 with AVX2 alone, so that its logic is tested where there is no AVX-512. Never the
-// best.
+// The code for vectors of 64 bytes on x86-64 with AVX2, so that its logic is tested without AVX-512. Never the best.
 #define VECTOR_BYTES 64
 #include "kernels.inc"
 
