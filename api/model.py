@@ -1,6 +1,6 @@
-"""The served model as the api process knows it: names, limits, and the sampling defaults that its authors ship.
+"""The served model in the api process: names, limits, and the sampling defaults of its authors.
 
-Made once by the api actor at its start; route handlers read it.
+Created once by the api actor at its start; route handlers read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.errors import CheckpointError, RequestError
 from engine.messages import Adapter, AdapterUse
 from engine.process.adapters import AdapterRegistry
 
-LATEST = ":latest"  # the tag that Ollama's clients put behind a name
+LATEST = ":latest"  # tag that Ollama's clients append to a name
 _TASKS = {
     "generate": (
         "text generation, /v1/chat/completions and /v1/completions; start the server with --runner pooling for embeddings"
@@ -30,22 +30,22 @@ _TASKS = {
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    names: tuple[str, ...]  # the first is the one that answers carry
+    names: tuple[str, ...]  # answers have the first one
     path: str
     max_model_len: int
     vocab_size: int
     shape: ModelConfig
-    max_sequences: int  # of one HTTP request: all of them wait at first, and more are never taken in
+    max_sequences: int  # of one HTTP request: all of them wait at first, and more are never accepted
     request_timeout_s: float  # 0: none
-    max_logprobs: int  # at a position
+    max_logprobs: int  # per position
     defaults: SamplingDefaults
     tool_call_parser: str
     reasoning_parser: str
-    finds_calls: bool  # where a request leaves it to the model to make one
-    media_kinds: tuple[str, ...]  # that it sees: "image", "video"; none where it is served for text alone
-    modalities: tuple[str, ...]  # that a request may have: without those of which --limit-mm-per-prompt allows none
+    finds_calls: bool  # if the request leaves it to the model to make one
+    media_kinds: tuple[str, ...]  # "image", "video"; none for a model that is served only for text
+    modalities: tuple[str, ...]  # allowed in a request: without those that --limit-mm-per-prompt excludes
     pooling: PoolingConfig | None = None  # None: it generates
-    adapters: AdapterRegistry | None = None  # None: the engine takes none
+    adapters: AdapterRegistry | None = None  # None: adapters are disabled
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     @staticmethod
@@ -72,16 +72,16 @@ class ServedModel(msgspec.Struct, frozen=True):
         )
 
     def resolve(self, name: str | None) -> str:
-        """Return the name that the answer carries; `NAME:latest` is `NAME`. 404 for a model that is not served."""
+        """Return the name for the answer; `NAME:latest` is `NAME`. Raises 404 for a model that is not served."""
         return self.find(name)[0]
 
     def use_of(self, name: str | None) -> AdapterUse | None:
-        """Return the adapter that a request for this model uses. 404 for a model that is not served."""
+        """Return the adapter that a request for this model uses. Raises 404 for a model that is not served."""
         _, adapter = self.find(name)
         return None if adapter is None else adapter.use
 
     def find(self, name: str | None) -> tuple[str, Adapter | None]:
-        """Return the name that the answer carries, and the adapter that has it. 404 for a model that is not served."""
+        """Return the name for the answer, and the adapter with that name. Raises 404 for a model that is not served."""
         candidates = (self.names[0],) if name is None else (name, name.removesuffix(LATEST))
         for each in candidates:
             if each in self.names:
@@ -94,15 +94,15 @@ class ServedModel(msgspec.Struct, frozen=True):
         raise RequestError(text, status=404, code="model_not_found", param="model")
 
     def served(self) -> dict[str, Adapter | None]:
-        """Return the names that requests may use, those of the model first, each with its adapter. Adapters come and go at any
-        time: whoever needs more than one answer takes all of them from one call."""
+        """Return the names that requests may use, first those of the model, each with its adapter. Adapters may change at any
+        time, so a caller that needs several of them should take them from one call."""
         served: dict[str, Adapter | None] = dict.fromkeys(self.names)
         if self.adapters is not None:
             served |= {adapter.name: adapter for adapter in self.adapters.served()}
         return served
 
     def check_task(self, *tasks: str) -> None:
-        """400 where the model is for none of these."""
+        """Raise 400 if the model supports none of these tasks."""
         task = "generate" if self.pooling is None else self.pooling.task
         if task not in tasks:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{id}`, in OpenAI's shape or Anthropic's."""
+"""`GET /v1/models` and `/v1/models/{id}`, in OpenAI's or Anthropic's format."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Slots for links: a limited number at a time in one api process, shared out among the sources that have links.
+"""Slots for links: a limited number at a time in one api process, shared by the sources that have links.
 
 Used by `download.py` in the event loop. A source is a key or an address (`source_of` of `api/access.py`). The source with the
 fewest slots is next (`FairQueue`: a slot costs 1 until it is given back), and the last quarter of all slots is for sources
-that have none: one client's slow links leave room for another's first, however many requests they belong to. A thread may
-still use a slot after its request gave up (a name service that does not answer cannot be interrupted); the slot is given back
-when both have ended.
+without one: slow links of one client leave room for the first link of another, regardless of the number of requests. A thread
+may still use a slot after its request gave up (a name service that does not answer cannot be interrupted); the slot is given
+back when both have ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.process.fair_queue import FairQueue
 from engine.process.shares import has_room
 
 RETRY_AFTER_S = 1
-WAITING_FACTOR = 4  # links that one source may have waiting, for each slot there is
+WAITING_FACTOR = 4  # links of one source that may wait, per slot
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,17 +36,17 @@ def busy(num_turns: int) -> RequestError:
 
 
 class FetchSlots:
-    """`num_turns` at a time, each with at most one thread at a time."""
+    """`num_turns` slots, each with at most one thread."""
 
     def __init__(self, name: str, num_turns: int) -> None:
         self.num_turns = num_turns
         self._num_free = num_turns
-        self._num_kept = num_turns // 4  # for sources that have none
-        self._waiting: FairQueue[object, asyncio.Future[None]] = FairQueue()  # by source; its cost: the slots it has
+        self._num_kept = num_turns // 4  # for sources without a slot
+        self._waiting: FairQueue[object, asyncio.Future[None]] = FairQueue()  # by source; its cost is the number of its slots
         self._threads = ThreadPoolExecutor(num_turns, thread_name_prefix=name)
 
     async def take(self, source: object, timeout_s: float) -> FetchSlot:
-        """The next slot of a source. RequestError (429): too many wait, or none came within so long."""
+        """Wait for the next slot of a source. Raises RequestError (429) if too many wait, or none became free in time."""
         if not self._may_take(source):
             await self._wait(source, timeout_s)
         else:

@@ -6,7 +6,7 @@ for their helpers, for replays) and by the media processes. A key is a request, 
 Among lines of equal cost, the one that has waited longest is next, since it came or since its last turn. The user of the queue
 decides what costs:
 - nothing: the lines take turns;
-- what is under way for a key: `charge` it, and take it back when it ends;
+- work in progress for a key: `charge` it, and take it back when it ends;
 - the work done for a key so far: `charge` it, then `advance`.
 
 Waiting sequences, with priorities and sources that own requests, are ordered by `FairShare` (`engine/scheduler/fair_share.py`).
@@ -28,19 +28,19 @@ T = TypeVar("T")
 class _Line(msgspec.Struct, Generic[K, T], eq=False):
     key: K
     cost: float
-    next_cost: float = 0  # that its next turn is expected to add
+    next_cost: float = 0  # expected cost of its next turn
     since: int = 0  # number of its arrival or last turn; 0: it does not wait
     items: deque[T] = msgspec.field(default_factory=deque)
 
 
 class FairQueue(Generic[K, T]):
-    """Items by key; in the order of pushing for one key."""
+    """Items by key, in order of arrival for each key."""
 
     def __init__(self) -> None:
-        self._lines: dict[K, _Line[K, T]] = {}  # those that wait, and those that cost more than a new one
-        self._order: list[tuple[float, int, _Line[K, T]]] = []  # of those that wait: cost after the next turn, since, line
+        self._lines: dict[K, _Line[K, T]] = {}  # those that wait, and those with a higher cost than a new one
+        self._order: list[tuple[float, int, _Line[K, T]]] = []  # waiting lines: cost after the next turn, since, line
         self._num_turns = 0
-        self._new_cost = 0.0  # cost that a new line begins with
+        self._new_cost = 0.0  # initial cost of a new line
 
     def __bool__(self) -> bool:
         return bool(self._order)
@@ -97,7 +97,7 @@ class FairQueue(Generic[K, T]):
         return item
 
     def remove(self, key: K, item: T) -> bool:
-        """Take an item out. False: it is not here (any more)."""
+        """Remove an item. Return False if it is not here (any more)."""
         line = self._lines.get(key)
         if line is None or item not in line.items:
             return False
@@ -146,7 +146,7 @@ class FairQueue(Generic[K, T]):
         return bisect_left(self._order, (line.cost + line.next_cost, line.since))
 
     def _enter(self, line: _Line[K, T]) -> None:
-        """Put a line in its place, behind those that cost as much."""
+        """Put a line in its place, after those of equal cost."""
         self._num_turns += 1
         line.since = self._num_turns
         insort(self._order, (line.cost + line.next_cost, line.since, line))

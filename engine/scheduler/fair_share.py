@@ -1,8 +1,8 @@
-"""Order of waiting sequences: fairness between sources, then priority, then arrival. Decisions only.
+"""Order of waiting sequences: fairness between sources, then priority, then arrival. Pure decisions.
 
 Used by the scheduler process (`queues.py`). A **source** is a user: an API key or an address. The next turn goes to the source
-with the fewest running sequences (those that this walk admitted count); among equals, to the source that has waited longest,
-since it came or since its last turn. Within a source the places in line, which priority moves, decide **when** a priority is
+with the fewest running sequences (including those that this walk admitted); among equals, to the source that has waited
+longest, since its arrival or last turn. Within a source, places in line (shifted by priority) decide **when** a priority is
 served; **which** sequence takes the place is decided by turns among the requests of that priority and better ones: the request
 with the fewest running sequences goes first.
 
@@ -24,22 +24,25 @@ from engine.scheduler.sequence import Rank, Sequence
 _rank = attrgetter("rank")
 _FIRST: Rank = (-(1 << 63), 0, 0)  # before all others
 
-_Turn = tuple[int, Rank, bool, Rank]  # running, waits since, that was a turn, place in line: the least goes first
+# running sequences, waiting since, whether that was a turn, place in line: the lowest goes first
+_Turn = tuple[int, Rank, bool, Rank]
 _Name = str | int  # of a source or a request; a level
-_Begun = tuple[_Turn, _Name, int, Sequence, Iterator[tuple[_Turn, Sequence]]]  # an owner's next, behind so many others of it
+# the next sequence of an owner, and its index in the owner's walk
+_Begun = tuple[_Turn, _Name, int, Sequence, Iterator[tuple[_Turn, Sequence]]]
 
 
 def level_of(priority: int) -> int:
-    """Priorities that differ by less than a factor of two share their turns, so that there are few levels."""
+    """Return the level of a priority. Priorities that differ by less than a factor of two share a level, so that there are
+    few."""
     return priority.bit_length() if priority > 0 else -priority.bit_length()
 
 
 class _Owner(msgspec.Struct, eq=False):
-    """A request, with its `sequences`; or what owns several others: a level of a source, a source, or all."""
+    """A request with its `sequences`, or an owner of other owners: a level of a source, a source, or all."""
 
     num_running: int = 0
     last_turn: Rank = _FIRST
-    turn: _Turn | None = None  # as those above know it; None: nothing of it waits
+    turn: _Turn | None = None  # as stored in its own owner; None: nothing of it waits
     sequences: list[Sequence] = []
     owned: dict[_Name, _Owner] = {}
     turns: list[tuple[_Turn, _Name]] = []  # of `owned`, in order
@@ -54,7 +57,7 @@ class _Owner(msgspec.Struct, eq=False):
         return self.turns[0][0][-1] if self.turns else None
 
     def turn_of(self, rank: Rank, num_before: int = 0) -> _Turn:
-        """Return the turn of a sequence of this rank, behind `num_before` others."""
+        """Return the turn of a sequence of this rank, after `num_before` others."""
         return self.num_running + num_before, max(rank, self.last_turn), rank <= self.last_turn, rank
 
     def walk(self) -> Iterator[tuple[_Turn, Sequence]]:
@@ -102,11 +105,11 @@ class _Source(_Owner, eq=False):
 
 
 class FairShare:
-    """Waiting sequences, and how many run of each source and request."""
+    """Waiting sequences, and the number of running ones per source and request."""
 
     def __init__(self) -> None:
         self._all = _Owner()
-        self._last_rank = _FIRST  # of all that ever waited
+        self._last_rank = _FIRST  # the last of all ranks that ever waited
 
     def push(self, sequence: Sequence) -> None:
         owners = self._owners(sequence)
@@ -137,11 +140,11 @@ class FairShare:
         _changed(sequence, owners)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, in their turns. Nothing may change meanwhile."""
+        """Yield all waiting sequences in the order of turns. Nothing may change meanwhile."""
         return (sequence for _, sequence in self._all.walk())
 
     def _owners(self, sequence: Sequence) -> list[_Owner]:
-        """All, then the source, the level and the request of a sequence."""
+        """Return all owners of a sequence: everything, then its source, level and request."""
         source, level, request = _names(sequence)
         found = [self._all, self._all.owned.setdefault(source, _Source())]
         for name in (level, request):
@@ -157,7 +160,7 @@ def _lines(owners: list[_Owner]) -> tuple[list[Sequence], list[Sequence]]:
 
 
 def _changed(sequence: Sequence, owners: list[_Owner]) -> None:
-    """Put its owners into their order again, and forget the empty ones."""
+    """Sort its owners again, and forget empty ones."""
     names: tuple[_Name, ...] = _names(sequence)
     for above, owner, name in zip(owners[-2::-1], owners[:0:-1], names[::-1], strict=True):
         if owner.turn is not None:

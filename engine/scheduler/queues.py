@@ -1,9 +1,9 @@
-"""Sequences in their order: waiting ones by place in line, which is the time of arrival moved by priority; running ones by
-arrival alone, so that a priority takes nothing from a running sequence.
+"""Sorted queues of sequences: waiting ones by place in line, which is the arrival time shifted by priority; running ones by
+arrival alone, so that priorities take nothing from running sequences.
 
 Used by the scheduler process. Both orders are total and never change while a sequence lives. The oldest running sequence is
-never preempted: something always progresses. Since a priority moves a request by less than `max_priority_wait`, a bounded
-number can ever go before it: none starves.
+never preempted, so something always progresses. Since a priority shifts a request by less than `max_priority_wait`, only a
+limited number can go before it, so none starves.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from engine.scheduler.fair_share import FairShare
 from engine.scheduler.sequence import Sequence
 
 _rank, _seniority = attrgetter("rank"), attrgetter("seniority")
-_HALF_LEVEL = 14  # of --max-priority-wait 30: priority 1 is worth 1 s, 14 half of the most that there is
+_HALF_LEVEL = 14  # with --max-priority-wait 30, priority 1 is worth 1 s, and 14 is worth half of the maximum
 
 
 def place_in_line(priority: int, arrival_ns: int, max_wait_ns: int) -> int:
-    """The time at which a request counts as having arrived: later for a worse (higher) priority, earlier for a better one, by
-    priority / (|priority| + 14) of half of `max_wait_ns`. Waiting improves all that wait alike, so that ageing needs no clock:
-    whatever arrives `max_wait_ns` after another has its place behind it."""
+    """Return the time at which a request counts as having arrived: later for a worse (higher) priority, earlier for a better
+    one, by priority / (|priority| + 14) of half of `max_wait_ns`. Waiting improves all waiting requests equally, so that ageing
+    needs no clock: a request that arrives `max_wait_ns` after another is always behind it."""
     moved_ns = max_wait_ns // 2 * abs(priority) // (abs(priority) + _HALF_LEVEL)
     return arrival_ns + (moved_ns if priority > 0 else -moved_ns)
 
@@ -60,18 +60,18 @@ class RunningQueue(SequenceQueue):
 
 
 class WaitingQueue(SequenceQueue):
-    """Sequences that wait for a slot. `fair_share.py` gives out their places in line. While the intake is held, new requests
-    wait outside: counted, but not to be admitted. Sequences that began before and are away for a moment, because their
-    tokenizer died, are waited for."""
+    """Sequences that wait for a slot. `fair_share.py` orders them. While the intake is held, new requests wait outside: they
+    are counted, but not admitted. Sequences that began before, and will be submitted again because their tokenizer died, are
+    waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_held = False
-        self.num_tokens_to_compute = 0  # of all that wait
+        self.num_tokens_to_compute = 0  # of all waiting sequences
         self._turns = FairShare()
-        self._num_of: dict[str, int] = {}  # that wait, by source
+        self._num_of: dict[str, int] = {}  # waiting sequences by source
         self._new_requests: dict[str, Sequence] = {}
-        self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time after which it is not waited for
+        self._away: dict[str, tuple[str, int]] = {}  # request id -> its api, and the time until which it is waited for
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._turns)
@@ -89,11 +89,11 @@ class WaitingQueue(SequenceQueue):
         self._turns.began(sequence)
 
     def ended(self, sequence: Sequence) -> None:
-        """Count a sequence that does not run any more."""
+        """Note that a sequence no longer runs."""
         self._turns.ended(sequence)
 
     def add_new_request(self, sequence: Sequence) -> None:
-        """A sequence from the intake."""
+        """Add a sequence from the intake."""
         if self.is_held:
             self._count(sequence, 1)
             self._new_requests[sequence.request.own.request_id] = sequence
@@ -113,11 +113,11 @@ class WaitingQueue(SequenceQueue):
             self._turns.remove(sequence)
 
     def hold(self) -> None:
-        """Let new requests wait outside from now on."""
+        """Make new requests wait outside from now on."""
         self.is_held = True
 
     def let_in(self) -> None:
-        """New requests take their place in the order."""
+        """Move the new requests into the queue."""
         self.is_held = False
         self._away.clear()
         for sequence in self._new_requests.values():
@@ -136,14 +136,14 @@ class WaitingQueue(SequenceQueue):
         self._turns.push(sequence)
 
     def expect_back(self, sequence: Sequence, deadline_ns: int) -> None:
-        """The api process submits this one again; until then it counts as one that is to run to its end, unless it stood
-        aside."""
+        """Wait for a sequence that the api process will submit again, unless it was outside: until then it counts as one that
+        must run to its end."""
         request = sequence.request
         if self.is_held and request.own.request_id not in self._new_requests:
             self._away[request.own.request_id] = (request.shared.api, deadline_ns)
 
     def came_back(self, request_id: str) -> None:
-        """Or it was aborted, or has ended."""
+        """Stop waiting for a sequence: it came back, was aborted, or has ended."""
         self._away.pop(request_id, None)
 
     def api_died(self, api: str) -> None:
