@@ -32,7 +32,7 @@ from engine.process.outbox import BackloggedOutbox, earliest
 from shm.broadcast import BroadcastReader, ReaderBells
 from workers.engine.step_trace import StepTrace
 from workers.loading import WeightLoader, tell_progress
-from workers.rank_group.balancer import Balancer
+from workers.rank_group.balancer import Balancer, FixedPlacement
 from workers.rank_group.membership import RankGroupMember
 from workers.rank_group.shared_step_queue import SharedStepQueue
 from workers.step_loops import OwnStepLoop, SharedStepLoop, StepLoop
@@ -54,7 +54,7 @@ class WorkerActor(Actor):
         self._trace = StepTrace(context.tracer)
         self._metrics = WorkerMetrics(context)
         self._adapters: AdapterLoader | None = None
-        self._balancer: Balancer | None = None
+        self._balancer: Balancer | FixedPlacement = FixedPlacement()
 
     # ---------------------------------------------------------------------------------------------------------- life
 
@@ -92,7 +92,7 @@ class WorkerActor(Actor):
     def on_command(self, command: Command) -> Reply | None:
         if isinstance(command.order, LoadAdapter) and self._adapters is not None:
             return self._adapters.start(command.command_id, command.order)
-        if isinstance(command.order, RebalanceExperts) and self._balancer is not None:
+        if isinstance(command.order, RebalanceExperts) and isinstance(self._balancer, Balancer):
             self._balancer.rebalance(command.command_id, is_forced=command.order.force)
             return None
         return super().on_command(command)
@@ -160,11 +160,10 @@ class WorkerActor(Actor):
         queue = SharedStepQueue(experts, self._group.communicator, self._reader, bells, self._beat, self._balancer)
         return SharedStepLoop(self.context, queue, self._runs, self._group, self._metrics, self)
 
-    def _make_balancer(self, group: RankGroupMember) -> Balancer | None:
-        """Return the balancer, or None if experts do not move."""
+    def _make_balancer(self, group: RankGroupMember) -> Balancer | FixedPlacement:
         topology = group.topology(self._rank.model)
         if topology is None or group.experts is None:
-            return None
+            return FixedPlacement()
         core, config = self._runner.core, self.context.config.eplb_config
         return Balancer(
             group.experts,

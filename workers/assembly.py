@@ -95,9 +95,9 @@ class _Assembly:
         )
         self._spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, self._has_drafts)
         self._cache = map_kv_cache(parts.arena, self._spec, config.num_kv_blocks, device)
-        self._media = MediaColumns(model, features.arena.rows if features else None) if model.vision else None
-        self._positions = TypedPositionColumns(model.max_position_embeddings) if model.bidirectional else None
-        self._adapters = AdapterColumns(parts.adapters) if parts.adapters is not None else None
+        self._media = [MediaColumns(model, features.arena.rows if features else None)] if model.vision else []
+        self._positions = [TypedPositionColumns(model.max_position_embeddings)] if model.bidirectional else []
+        self._adapters = [AdapterColumns(parts.adapters)] if parts.adapters else []
         self._inputs = self._make_inputs()
         self._slots = self._make_slots()
         self._slot_sampling = SlotSampling(self._slots)
@@ -114,8 +114,8 @@ class _Assembly:
             num_drafts=config.speculative_config.max_drafts,
             pads_prompts=config.graph_only_prefill,
         )
-        found: tuple[RowColumns | None, ...] = self._media, self._positions, self._adapters
-        return self._device_parts.make_inputs(self._device, sizes, [columns for columns in found if columns is not None])
+        columns: list[RowColumns] = [*self._media, *self._positions, *self._adapters]
+        return self._device_parts.make_inputs(self._device, sizes, columns)
 
     def _make_slots(self) -> BatchSlots:
         # of MTP layers; those of devices have no draft tokens on the host
@@ -128,16 +128,17 @@ class _Assembly:
             hidden_size,
             self._model.bidirectional is not None,
         )
-        for columns in (self._positions, self._adapters):
-            if columns is not None:
-                columns.bind(slots)
+        for positions in self._positions:
+            positions.bind(slots)
+        for adapters in self._adapters:
+            adapters.bind(slots)
         return slots
 
     def runner(self) -> ModelRunner:
         config, peers = self._config, self._peers
         output, following = self._pooling() if config.pooling is not None else self._sampling()
         extensions: list[Extension] = [
-            *([self._adapters] if self._adapters is not None else []),
+            *self._adapters,
             *self._step_checks(),
             *self._media_extensions(),
             *following,
@@ -201,11 +202,12 @@ class _Assembly:
         return [StepCheck(self._config, self._device)] if is_checked else []
 
     def _media_extensions(self) -> list[Extension]:
-        if self._media is None:
-            return []
-        media = Media(self._features, self._slots, self._device, self._peers.ranks, self._config.plan, self._on_op)
-        self._media.bind(media.slots, self._slots.token_ids)
-        return [media]
+        found: list[Extension] = []
+        for columns in self._media:
+            media = Media(self._features, self._slots, self._device, self._peers.ranks, self._config.plan, self._on_op)
+            columns.bind(media.slots, self._slots.token_ids)
+            found.append(media)
+        return found
 
 
 def _matching(config: EngineConfig) -> Matching:

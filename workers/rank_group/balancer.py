@@ -49,6 +49,25 @@ class _Command(msgspec.Struct):
     details: Details = {}
 
 
+class FixedPlacement:
+    """Null object for a rank whose experts do not move."""
+
+    wants_step = False
+    is_settled = True
+
+    def join(self) -> None:
+        pass
+
+    def begin_step(self, number: int) -> None:
+        pass
+
+    def advance(self, now_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Balancer:
     """Balances the experts of one rank. `mixtures`: of the weights in use, by layer. `on_change(moved, imbalance)` is called on
     the leader when it puts a version in force, `answer` when a command is done."""

@@ -17,7 +17,7 @@ import numpy as np
 from engine.messages import CompileGrammar, Message, Step, decode
 from shm import rank_group as arena
 from shm.broadcast import BroadcastReader, ReaderBells
-from workers.rank_group.balancer import Balancer
+from workers.rank_group.balancer import Balancer, FixedPlacement
 from workers.rank_group.clock import RankGroupClock
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
@@ -37,7 +37,7 @@ class SharedStepQueue:
         reader: BroadcastReader,
         bells: Sequence[ReaderBells],
         beat: Callable[[], None],
-        balancer: Balancer | None = None,
+        balancer: Balancer | FixedPlacement,
     ) -> None:
         self._experts = experts
         self._balancer = balancer
@@ -55,18 +55,16 @@ class SharedStepQueue:
         """Join the rank group's epoch, after the communicator of `tensor`."""
         self._has_slept = False
         self._clock.join(self._experts.join())
-        if self._balancer is not None:
-            self._balancer.join()
+        self._balancer.join()
 
     @property
     def can_sleep_on(self) -> bool:
         """Return whether nothing has happened since the last wait. An idle rank checks only ten times a second."""
-        return self._has_slept and (self._balancer is None or self._balancer.is_settled)
+        return self._has_slept and self._balancer.is_settled
 
     def receive(self) -> int:
         """Receive messages, and return how many."""
-        if self._balancer is not None:
-            self._balancer.advance(time.monotonic())
+        self._balancer.advance(time.monotonic())
         messages = [decode(payload) for payload in self._reader.receive()]
         self._waiting += [message for message in messages if not isinstance(message, CompileGrammar)]
         self._grammars += [message for message in messages if isinstance(message, CompileGrammar)]
@@ -95,7 +93,7 @@ class SharedStepQueue:
         if not has_weights:
             return False
         has_rows = bool(self._waiting) and self._tensor.place == 0 and self._tensor.is_whole
-        wants_step = has_rows or (self._balancer is not None and self._balancer.wants_step)
+        wants_step = has_rows or self._balancer.wants_step
         if wants_step and not self._clock.is_ahead and self._clock.begin():
             for bells in self._bells:
                 bells.ring()
@@ -104,8 +102,7 @@ class SharedStepQueue:
     def begin_turn(self, weight_version: int) -> Step | None:
         """Return the Step of this step of the rank group; None: this rank has no rows in it. Raises RankGroupBroken."""
         number = self._clock.num_done + 1
-        if self._balancer is not None:
-            self._balancer.begin_step(number)
+        self._balancer.begin_step(number)
         self._experts.begin_step(number, weight_version)
         if not self._tensor.is_whole:  # its replica has no rows, others have
             return None
@@ -129,8 +126,7 @@ class SharedStepQueue:
         self._has_slept = not self._reader.wait(timeout_ns)
 
     def close(self) -> None:
-        if self._balancer is not None:
-            self._balancer.close()
+        self._balancer.close()
         for bells in self._bells:
             bells.close()
 

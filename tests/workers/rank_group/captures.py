@@ -59,7 +59,7 @@ def keep(runner: ModelRunner) -> Replays:
         layers = steps.layers
         kept_drafts = KeptDraftPlan.__new__(KeptDraftPlan)
         vars(kept_drafts).update(vars(layers._plan), replays=replays)
-        layers._plan = kept_drafts
+        layers._loaded_plan = kept_drafts
     return replays
 
 

@@ -7,7 +7,7 @@ sending its result. With several ranks the first one decides, because only it ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def make_drafting(
     drafters = {method: methods[method](config, slots) for method in config.methods}
     if not drafters:
         return None
-    ending = layers if "mtp" in drafters and config.adaptive else None
+    ending = [layers] if layers and "mtp" in drafters and config.adaptive else []
     return Drafting(drafters, slots, ranks or OneRank(), ending, is_adaptive=config.adaptive)
 
 
@@ -63,7 +63,7 @@ class Drafting(Extension):
         drafters: dict[str, Drafter],
         slots: BatchSlots,
         ranks: Collectives,
-        ending: MtpDrafter | None = None,
+        ending: Sequence[MtpDrafter] = (),
         *,
         is_adaptive: bool,
     ) -> None:
@@ -125,8 +125,8 @@ class Drafting(Extension):
         """Choose draft lengths by `Lengths.choose`. Every rank of a group calls this and then has the first rank's drafts."""
         if self._ranks.count == 1:
             own = self._lengths.choose(slots, counts, num_rows, num_sampled)
-            if self._ending is not None:
-                self._ending.expect(self._lengths.least_chance)
+            for layers in self._ending:
+                layers.expect(self._lengths.least_chance)
             return own
         chosen = np.zeros((len(slots), 1 + 2 * self._max_drafts), np.int32)
         if self._ranks.place == 0:
@@ -135,9 +135,9 @@ class Drafting(Extension):
         chosen = self._ranks.broadcast(chosen)
         self._slots.drafts[slots], self._slots.draft_classes[slots] = np.split(chosen[:, 1:], 2, axis=1)
         self._lengths.tell_layers(slots)
-        if self._ending is not None:
-            self._ending.expect(self._lengths.least_chance)
-            self._ending.ends[:] = self._ranks.broadcast(self._ending.ends)
+        for layers in self._ending:
+            layers.expect(self._lengths.least_chance)
+            layers.ends[:] = self._ranks.broadcast(layers.ends)
         agreed: np.ndarray = chosen[:, 0].copy()
         return agreed
 

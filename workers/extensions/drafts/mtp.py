@@ -76,7 +76,7 @@ class MtpDrafter:
         They are in the arena and outlive the worker."""
         self._slots = slots
         self._cache = cache
-        self._plan: DraftPlan | None = None
+        self._loaded_plan: DraftPlan | None = None
         self._config = config
         self._device = device
         self._on_op, self._rank_group = on_op, rank_group
@@ -128,7 +128,7 @@ class MtpDrafter:
 
     def load(self, model: Model) -> None:
         """Use the layers of `model`."""
-        self._plan = make_draft_plan(
+        self._loaded_plan = make_draft_plan(
             self._config.plan,
             model.drafts,
             self._device,
@@ -143,14 +143,19 @@ class MtpDrafter:
             self._layers.set_tapes(*self._plan.tapes())
 
     @property
+    def _plan(self) -> DraftPlan:
+        assert self._loaded_plan is not None, "weights are not loaded"
+        return self._loaded_plan
+
+    @property
     def num_uncaptured(self) -> int:
         """Return how many graphs the device could not capture."""
-        return 0 if self._plan is None else self._plan.num_failed
+        return 0 if self._loaded_plan is None else self._loaded_plan.num_failed
 
     def clear(self) -> None:
         """Release the weights."""
         self._layers.clear_tapes()
-        self._plan = None
+        self._loaded_plan = None
 
     # ------------------------------------------------------------------------------------------------------- draft tokens
 
@@ -179,12 +184,11 @@ class MtpDrafter:
 
     def cool(self) -> None:
         """Drop the captured graphs, which are captured again."""
-        if self._plan is not None:
-            self._plan.forget()
+        if self._loaded_plan is not None:
+            self._loaded_plan.forget()
 
     def warm_up(self) -> None:
         """Replay every graph once, on padded rows that write only the dummy block."""
-        assert self._plan is not None, "weights are not loaded"
         none = np.zeros(0, np.int32)
         for size in self._sizes:
             self._single.set_rows(none, none, none, self._slots.token_ids, none)
@@ -194,7 +198,6 @@ class MtpDrafter:
 
     def _forward(self, module: int, mode: StepMode) -> None:
         """Run on the rows that are set, padded to a captured size if the model's rows are."""
-        assert self._plan is not None, "weights are not loaded"
         size = self._size_of(self._single.num_tokens, mode)
         if size:
             self._single.pad(size)
@@ -224,9 +227,9 @@ class MtpDrafter:
         is_drafting = (rows.num_drafts > 0) & self._slots.is_drafted_by_layers[rows.slots]
         if not is_drafting.any():
             return
-        assert self._plan is not None, "weights are not loaded"
-        if isinstance(self._plan, TapeDraftPlan) and not mode.size and choose is likeliest:
-            self._plan.chain(self._layers, rows)
+        plan = self._plan
+        if isinstance(plan, TapeDraftPlan) and not mode.size and choose is likeliest:
+            plan.chain(self._layers, rows)
             return
         slots, starts, counts = rows.slots[is_drafting], rows.starts[is_drafting], rows.num_drafts[is_drafting]
         token_ids = self._slots.token_ids
@@ -240,15 +243,15 @@ class MtpDrafter:
             positions = starts + number
             self._single.host_hidden[: len(slots)] = hidden
             self._single.set_rows(slots, positions, np.ones_like(slots), token_ids, first_keys)
-            module = number % self._plan.num_modules
+            module = number % plan.num_modules
             self._forward(module, mode)
             if number == 0:
                 self._mark(slots, starts, starts + 1)
-            hidden = self._plan.fed(module)[: len(slots)].copy()
+            hidden = plan.fed(module)[: len(slots)].copy()
             for begin in range(0, len(slots), self._single.max_logit_rows):
                 part = slice(begin, min(begin + self._single.max_logit_rows, len(slots)))
                 self._single.set_logit_rows(np.arange(part.start, part.stop))
-                token_ids[slots[part], positions[part] + 1] = choose(self._plan.logits(module)[: part.stop - begin])
+                token_ids[slots[part], positions[part] + 1] = choose(plan.logits(module)[: part.stop - begin])
 
     # ------------------------------------------------------------------------------------------------ accepted tokens
 
@@ -267,7 +270,6 @@ class MtpDrafter:
         drafting, else of those that sample."""
         slots, firsts, num_entries, first_keys = self._take(rows, counts, is_drafting, kept_ends, plan.hidden())
         if len(slots):  # otherwise a plan without tapes
-            assert self._plan is not None, "weights are not loaded"
             self._accepted.set_rows(slots, firsts, num_entries, self._slots.token_ids, first_keys)
             self._plan.store()
             self._mark(slots, firsts, firsts + num_entries)

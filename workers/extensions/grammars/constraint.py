@@ -5,6 +5,7 @@ Owned by `grammars.py`, used by one thread at a time.
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from engine.grammars.matching import Matching
 
 _ALL = np.uint32(0xFFFFFFFF)
+_NEVER = sys.maxsize  # a number of tokens that no answer reaches
 
 
 class Constraint:
@@ -36,11 +38,11 @@ class Constraint:
         self._num_prompt_tokens = num_prompt_tokens
         self._token_ids = token_ids  # of the answer
         is_free = sampling.is_thinking or not self._grammar
-        self._bound_at: int | None = None if is_free and self._marker else 0  # number of tokens before the grammar applies
+        self._bound_at = _NEVER if is_free and self._marker else 0  # number of tokens before the grammar applies
         self._begin = [] if sampling.is_thinking else np.frombuffer(sampling.grammar.begin_of_thinking, np.int32).tolist()
         self._max_thinking_tokens = sampling.grammar.max_thinking_tokens
-        self._is_late = self._bound_at is None
-        self._ended_at: int | None = None  # number of tokens, including the end token
+        self._is_late = self._bound_at == _NEVER
+        self._ended_at = _NEVER  # number of tokens, including the end token
         self._matcher: Matcher | None = None
         self._end_ids: list[int] = []
         self.masks = masks
@@ -54,6 +56,15 @@ class Constraint:
     def position(self) -> int:
         """Position of the next token."""
         return self._num_prompt_tokens + len(self._token_ids)
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether the grammar applies to the next token."""
+        return self._bound_at != _NEVER
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._ended_at != _NEVER
 
     def prepare(self, matching: Matching) -> None:
         """Compile the grammar, which is not counted as time of this sequence."""
@@ -123,7 +134,7 @@ class Constraint:
             return 0
         num_before = len(self._token_ids)
         for draft in drafts:
-            if self.failed_at >= 0 or self._ended_at is not None or not self._allows(draft):
+            if self.failed_at >= 0 or self._is_ended or not self._allows(draft):
                 break
             self._consume(draft)
             if is_filling:
@@ -136,7 +147,7 @@ class Constraint:
         return num_walked
 
     def _allows(self, token_id: int) -> bool:
-        if self._bound_at is None or not self._grammar:
+        if not self._is_bound or not self._grammar:
             return self._forced() in (None, token_id)
         assert self._matcher is not None
         if token_id in self._ends and self._matcher.is_accepting():
@@ -145,7 +156,7 @@ class Constraint:
 
     def _forced(self) -> int | None:
         """Return the next token of the forced end of thinking, or None while the thinking budget lasts."""
-        if self._max_thinking_tokens < 0 or self._bound_at is not None:
+        if self._max_thinking_tokens < 0 or self._is_bound:
             return None
         known, num_begin = self._token_ids, len(self._begin)
         num_over = len(known) - num_begin - self._max_thinking_tokens
@@ -156,9 +167,9 @@ class Constraint:
 
     def _consume(self, token_id: int) -> None:
         self._token_ids.append(token_id)
-        if self._ended_at is not None or self.failed_at >= 0:
+        if self._is_ended or self.failed_at >= 0:
             return
-        if self._bound_at is None:
+        if not self._is_bound:
             if self._token_ids[-len(self._marker) :] == self._marker:
                 self._bound_at = len(self._token_ids)
         elif token_id in self._ends:
@@ -168,10 +179,7 @@ class Constraint:
 
     def _num_matched(self, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens the matcher has."""
-        if self._bound_at is None:
-            return 0
-        end = num_tokens if self._ended_at is None else min(num_tokens, self._ended_at - 1)
-        return max(0, end - self._bound_at)
+        return max(0, min(num_tokens, self._ended_at - 1) - self._bound_at)
 
     def _go_back(self, matching: Matching, num_tokens: int) -> None:
         """Take back the last `num_tokens` tokens. A matcher that hit a limit is unusable and is replaced."""
@@ -184,16 +192,16 @@ class Constraint:
         if self._matcher is not None and (self._matcher.is_error() or not self._matcher.rollback(num_matched)):
             self._make_again(matching)
             return
-        if self._is_late and self._bound_at is not None and self._bound_at > num_left:
-            self._bound_at = None
-        if self._ended_at is not None and self._ended_at > num_left:
-            self._ended_at = None
+        if self._is_late and self._bound_at > num_left:
+            self._bound_at = _NEVER
+        if self._ended_at > num_left:
+            self._ended_at = _NEVER
 
     def _make_again(self, matching: Matching) -> None:
         self._matcher = matching.matcher(self._grammar) if self._grammar else None
         self._end_ids = matching.tokens.end_ids
         known, self._token_ids = self._token_ids, []
-        self._bound_at, self._ended_at = None if self._is_late else 0, None
+        self._bound_at, self._ended_at = _NEVER if self._is_late else 0, _NEVER
         for token_id in known:
             self._consume(token_id)
 
@@ -205,11 +213,11 @@ class Constraint:
             mask[:] = 0
             _set(mask, {forced})
             return
-        if self.failed_at >= 0 or self._bound_at is None or not self._grammar:
+        if self.failed_at >= 0 or not self._is_bound or not self._grammar:
             mask[:] = _ALL
             return
         assert self._matcher is not None
-        if self._ended_at is not None or (self._matcher.is_stopped() and not self._matcher.is_error()):
+        if self._is_ended or (self._matcher.is_stopped() and not self._matcher.is_error()):
             self._allow_ends_alone(mask)
             return
         self._matcher.fill_mask(mask.ctypes.data, mask.nbytes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.messages import Step
+from engine.messages import EncoderCall
 from workers.devices.device import Device
 from workers.engine.batch_slots import BatchSlots
 from workers.engine.extension import Extension
@@ -66,14 +66,13 @@ class Media(Extension):
         if step.encoder is None and not reading:
             return
         if step.encoder is not None:
-            run.encoded, run.missing = self._encode(step, self._features)
+            run.encoded, run.missing = self._encode(step.encoder, self._features)
         run.missing = together(self._ranks, run.missing | self._features.missing(self.slots, reading, self._version))
 
-    def _encode(self, step: Step, features: Features) -> tuple[list[bytes], dict[bytes, str]]:
-        assert step.encoder is not None
-        assert self.encoder is not None, f"step {step.step_id} needs an encoder, but the weights have none"
+    def _encode(self, call: EncoderCall, features: Features) -> tuple[list[bytes], dict[bytes, str]]:
+        assert self.encoder is not None, f"encoder call {call.call_id} needs an encoder, but the weights have none"
         begin_ns = time.monotonic_ns()
-        encoded, missing = features.encode(step.encoder, self.encoder)
+        encoded, missing = features.encode(call, self.encoder)
         self.encode_ns += time.monotonic_ns() - begin_ns
         self._ranks.barrier()  # the other ranks' units are complete too
         return encoded, missing
