@@ -2,8 +2,8 @@
 
     python -m tools.bench.attention [--variant avx512bf16 ...] [--dtype bfloat16 ...] [--rounds 7]
 
-One thread by its own processor time; the peak of a unit is measured in turn with the op, and the best of all rounds counts on
-both sides. Keys, values and queries are in one block of memory each, as those of a new sequence are.
+One thread, timed by its CPU time. The peak of a unit is measured in turn with the op, and the best of all rounds counts for
+both. Keys, values and queries are each in one block of memory, like those of a new sequence.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FMA, DOT = "float32 FMA", "bfloat16 dot"
 
 
 def operations(before: int, count: int, heads: tuple[int, int, int]) -> int:
-    """A multiply-add is two."""
+    """Return the number of operations; a multiply-add is two."""
     return 4 * heads[0] * heads[2] * sum(range(before + 1, before + count + 1))
 
 
 def unit_of(variant: str, dtype: str) -> str:
-    """Return the unit that multiplies in that variant."""
+    """Return the arithmetic unit of that variant."""
     return DOT if dtype != "float32" and DOT in _cpu.units(variant) else FMA
 
 
 def rates(variant: str, dtype: str, case: tuple[int, int], heads: tuple[int, int, int], rounds: int) -> tuple[float, float]:
-    """Operations/s of attention, and of its unit."""
+    """Return the operations per second of attention and of its unit."""
     assert _cpu.select(variant), f"{variant} is not of this machine"
     run, unit, best, peak = attention(dtype, *case, heads), unit_of(variant, dtype), 0.0, 0.0
     run()

@@ -4,10 +4,10 @@
     python -m tools.bench.balancing "tokamak serve --model one-sided -dp 2 --enable-expert-parallel --enable-eplb \
         --eplb-config '{\"check_interval_s\": 1000}' --threads 1 --run-dir {run} --port {port}"
 
-Streams run all the time. After a while a command moves the experts (`tokamak ctl rebalance`), and the run ends as long after
-it. Measured before the command and after the move: tokens per second of all streams, and max/mean of the ranks' rows. Also
-shown are the longest gap of a stream, from the command until a second after the move, beside the 99th percentile of the gaps
-before; and how many streams failed.
+Streams run throughout. After a while a command moves the experts (`tokamak ctl rebalance`), and the run continues for as long
+again. Measured before and after: tokens per second of all streams, and max/mean of the ranks' rows. Also shown are the longest
+gap of a stream, from the command until a second after the move, next to the 99th percentile of earlier gaps; and the number of
+failed streams.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SETTLED_S = 1.0
 
 
 class Experts:
-    """Counts of ranks, and the places of experts."""
+    """Counts of ranks, and the placement of experts."""
 
     def __init__(self, run_id: str) -> None:
         self._table = ExpertTable.attach(run_id, is_readonly=True)
@@ -51,12 +51,12 @@ class Experts:
         return self._table.in_force.version
 
     def counts(self) -> np.ndarray:
-        """Rows that asked for each expert, int64 [layers, experts]."""
+        """Return the rows of each expert, int64 [layers, experts]."""
         counts: np.ndarray = np.frombuffer(self._table.counts, np.int64).reshape(-1, *self._shape).sum(axis=0)
         return counts
 
     def imbalance(self, counts: np.ndarray) -> float:
-        """max/mean of the ranks' rows as experts lie now, the mean of the layers."""
+        """Return max/mean of the ranks' rows with the present placement, averaged over the layers."""
         owners = np.frombuffer(self._table.committed()[1], np.int32).reshape(*self._shape, -1)
         return statistics.mean(
             imbalance(placement_of(layer), rows) for layer, rows in zip(owners, counts.tolist(), strict=True)
@@ -67,7 +67,7 @@ class Experts:
 
 
 class Phase:
-    """Some seconds, and what was counted in them."""
+    """Period of measurement, and its counts."""
 
     def __init__(self, experts: Experts) -> None:
         self._experts = experts
@@ -84,7 +84,7 @@ class Phase:
         return sum(self.begin <= at < self.end for stream in streams for at in stream.times) / (self.end - self.begin)
 
     def pauses(self, streams: Sequence[Stream]) -> list[float]:
-        """Seconds without a token of a stream; those that reach into the phase count, too."""
+        """Return seconds between tokens of a stream; those that overlap the phase count too."""
         return [pause for stream in streams for pause in stream.pauses(self.begin, self.end)]
 
 

@@ -1,10 +1,10 @@
-"""Servers of the embedded model (tools/demo) side by side, asked its held-out questions: streamed, greedy.
+"""Compares servers of the embedded model (tools/demo) on its held-out questions, streamed and greedy.
 
     python -m tools.bench.chats --concurrency 1,4,16 --rounds 9 \
         'off=tools/serve --speculative-config {} --port {port}' 'mtp=tools/serve --port {port}'
 
-Rounds are those of rounds.py; each has questions of its own, a few for each stream, which are asked without a pause. Answers
-have 5 to 60 tokens. `stream tok/s` is that of a stream behind its first token.
+Rounds are those of rounds.py; each has its own questions, a few per stream, sent without pause. Answers have 5 to 60 tokens.
+`stream tok/s` is the rate of a stream after its first token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tools.demo.data import ARITHMETIC_TASKS, Question, held_out_questions
 from tools.target import Target
 
 PATH = "/v1/chat/completions"
-TASKS = (*ARITHMETIC_TASKS, "reverse", "sort", "uppercase", "count", "json")  # more than are ever needed
+TASKS = (*ARITHMETIC_TASKS, "reverse", "sort", "uppercase", "count", "json")  # more questions than needed
 MAX_TOKENS = 96
 FIGURES = {"stream tok/s": rounds.STREAM_RATE, "out tok/s": "output_tokens_per_s", "TTFT ms": "ttft_ms"}
 

@@ -1,8 +1,8 @@
-"""`tokamak bench comm`: collectives of two ranks through the comm arena, beside paddle.distributed's over gloo.
+"""`tokamak bench comm`: collectives of two ranks through the comm arena, compared with paddle.distributed over gloo.
 
-Each rank is a process of its own. Rounds go through both routes, all sizes and collectives in turn, so that whatever else the
-machine does falls on all alike; what is shown are medians over the calls of all rounds, as rank 0 saw them, and how many times
-faster the arena is. The bars: 10 at 4 and 64 KiB, 4 at 1 MiB, 2 at 16 MiB.
+Each rank is a process. Rounds alternate between routes, sizes and collectives, so that other load affects all alike. Shown are
+medians over the calls of all rounds on rank 0, and how many times faster the arena is. The bars: 10 at 4 and 64 KiB, 4 at 1
+MiB, 2 at 16 MiB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workers.rank_group.communicator import Communicator
 from workers.rank_group.gloo import gloo_calls
 
 NUM_RANKS = 2
-BARS = {4 << 10: 10.0, 64 << 10: 10.0, 1 << 20: 4.0, 16 << 20: 2.0}  # bytes of each rank: times as fast as gloo
+BARS = {4 << 10: 10.0, 64 << 10: 10.0, 1 << 20: 4.0, 16 << 20: 2.0}  # bytes of each rank: minimum speed relative to gloo
 OPS = ("all_gather", "all_reduce")
 _BYTES_A_TURN = 32 << 20  # calls per size and round: more for small sizes
 _TIMEOUT_S = 60.0
@@ -85,15 +85,15 @@ def _free_port() -> int:
 
 
 def _run(rank: int, arena: Any, num_bytes: int, port: int, sizes: list[int], rounds: int, answers: Connection) -> None:
-    """One rank's process."""
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Paddle has much to say
+    """Run one rank."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Paddle prints much
     gloo = gloo_calls(rank, NUM_RANKS, port)
     memory = MemoryFile.from_fd(arena.detach(), num_bytes).buffer
     communicator = Communicator(memory, rank, 0, NUM_RANKS, timeout_s=_TIMEOUT_S)
     communicator.join()
     native: dict[str, Callable[[np.ndarray], object]] = {
         "all_gather": communicator.all_gather,
-        "all_reduce": lambda x: communicator.all_reduce(x, in_place=True),  # as gloo's
+        "all_reduce": lambda x: communicator.all_reduce(x, in_place=True),  # in place, like gloo
     }
     times: Times = defaultdict(list)
     for _ in range(rounds):

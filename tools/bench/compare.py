@@ -1,10 +1,10 @@
-"""`tokamak bench compare`: several servers side by side, in interleaved rounds, as one table of medians and ratios.
+"""`tokamak bench compare`: compares several servers in interleaved rounds and prints a table of medians and ratios.
 
     tokamak bench compare 'ours=tokamak serve --model M --port {port}' 'other=llama-server -m M.gguf --port {port}'
 
-One server runs at a time; each round begins with another one, since machines drift, and each figure says how much of the
-processors others took beside it: `--most-foreign 0.05` measures again what was disturbed more. The load is that of `tokamak
-bench serve`, which runs as a process of its own. peers.md says how the peers are installed and what was measured.
+One server runs at a time, and each round begins with another one, since machines drift. Each figure has the share of the CPUs
+that other processes used: `--most-foreign 0.05` repeats measurements above that share. The load is that of `tokamak bench
+serve`, which runs as a separate process. peers.md describes how to install the peers, and has results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ READY, PEAK = "ready s", "peak PSS MiB"
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One figure of the table. decode: tokens/s while all streams decode; prefill: prompt tokens/s of one stream until its
-    first token; load, prefix: output tokens/s over all, of prompts without and with a shared beginning; picture, pictures: of
-    chats with a new picture of `input_len` x `input_len` pixels each, seconds until the first token and pictures/s."""
+    first token; load, prefix: output tokens/s in total, for prompts without and with a shared prefix; picture, pictures:
+    seconds until the first token, and pictures/s, of chats with a new picture of `input_len` x `input_len` pixels each."""
 
     kind: str
     input_len: int
@@ -66,7 +66,7 @@ class Workload:
         return ["--endpoint", "chat", "--input-len", str(_QUESTION_LEN), "--images-per-request", "1", "--image-size", size]
 
     def figure(self, result: dict[str, Any]) -> float:
-        """Return the figure of a `tokamak bench serve` result. TokamakError where it measured nothing."""
+        """Return the figure of a `tokamak bench serve` result. TokamakError if it measured nothing."""
         if result["num_failed"] or not result["num_succeeded"]:
             raise TokamakError(f"{result['num_failed']} of {result['num_requests']} requests failed")
         if self.kind == "decode":
@@ -105,11 +105,11 @@ SETS = {
     ),
 }
 _WARM_UP = Workload("load", 128, 16, 4, 4)
-_QUESTION_LEN = 32  # tokens beside a picture
+_QUESTION_LEN = 32  # tokens of text with a picture
 
 
 def _measure(server: ServerProcess, workload: Workload, model: str) -> tuple[dict[str, Any], float]:
-    """The result, and which share of the processors others took meanwhile."""
+    """Return the result, and the share of the CPUs used by other processes meanwhile."""
     command = [*COMMAND, "bench", "serve", "--url", server.url, "--output", "-", "--warmup", "0"]
     command += [*workload.prompt, "--output-len", str(workload.output_len), "--ignore-eos"]
     command += ["--concurrency", str(workload.concurrency), "--num-prompts", str(workload.num_prompts)]
@@ -125,8 +125,8 @@ def _measure(server: ServerProcess, workload: Workload, model: str) -> tuple[dic
 
 
 def _undisturbed(server: ServerProcess, workload: Workload, options: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """Return the try that other processes disturbed least, and how much. The first one within the limit ends the tries. A try
-    that ended before it could be measured is the last choice."""
+    """Return the try with the least disturbance by other processes, and this share. The first one within the limit ends the
+    tries. Tries too short to measure it are the last choice."""
     found: list[tuple[bool, float, dict[str, Any]]] = []
     while len(found) < options.tries and (not found or found[-1][:2] > (False, options.most_foreign)):
         result, share = _measure(server, workload, options.model)
@@ -157,7 +157,8 @@ def _figures(options: argparse.Namespace, name: str, command: str, console: Cons
 
 
 def table(figures: dict[tuple[str, str], list[float]], names: Sequence[str]) -> str:
-    """Medians in Markdown. The last column is the first server against the best other: above 1 it is better."""
+    """Return the medians in Markdown. The last column is the ratio of the first server to the best other: above 1 it is
+    better."""
     lines = [f"| median of rounds | {' | '.join(names)} | {names[0]} / best other |", "|---" * (len(names) + 2) + "|"]
     for title in dict.fromkeys(title for title, _ in figures):
         medians = {name: statistics.median(figures[title, name]) for name in names if (title, name) in figures}
@@ -226,7 +227,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: everything was measured; 1: a server or a request failed; 2: bad options."""
+    """Return exit code 0: everything was measured; 1: a server or a request failed; 2: bad options."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         options = _parse(argv)

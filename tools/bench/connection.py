@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 client for load generation: kept-alive connections, the reply's body handed over as it arrives.
+"""A small HTTP/1.1 client for load generation: keep-alive connections, and replies passed on as they arrive.
 
-Runs in the `tokamak bench serve` process. The client shares its processor with the server that it measures, so the cost per
-received packet is what matters: llhttp (httptools) parses inside the protocol's `data_received`, and the task that sent the
-request wakes once, when the reply is complete.
+Runs in the `tokamak bench serve` process. The client shares the CPU with the measured server, so the cost per received packet
+matters: llhttp (httptools) parses inside the protocol's `data_received`, and the task that sent the request wakes once, when
+the reply is complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_reusable = True
-        self.has_reply = False  # a byte of the present exchange's reply arrived
+        self.has_reply = False  # a byte of the current reply has arrived
         self._transport: asyncio.Transport | None = None
         self._reply: asyncio.Future[int] | None = None
         self._is_framed = False
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Requests to one server over as many connections as there are requests in flight."""
+    """Client of one server, with as many connections as requests in flight."""
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self._target = target
@@ -101,8 +101,8 @@ class Client:
         return await self.send("POST", path, body, reply.extend), bytes(reply)
 
     async def send(self, method: str, path: str, body: bytes, on_body: OnBody, head: str = "") -> int:
-        """One exchange; returns the status when the body is complete. `head`: further lines of it, each with its end. Raises
-        OSError (ConnectionError, TimeoutError)."""
+        """Send a request and return the status when the body is complete. `head`: additional header lines with line ends.
+        Raises OSError (ConnectionError, TimeoutError)."""
         framing = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if method == "POST" else ""
         request = f"{method} {self._target.path(path)} HTTP/1.1\r\n{self._head}{framing}{head}\r\n".encode() + body
         exchange = asyncio.ensure_future(self._send(request, on_body))
@@ -130,7 +130,7 @@ class Client:
             except ConnectionError:
                 if connection.has_reply:
                     raise
-                # The server closed an idle connection just when it was taken again: the request never ran.
+                # The server closed the idle connection just before its reuse: the request never ran.
         return await self._exchange(await self._connect(), request, on_body)
 
     async def _connect(self) -> Connection:

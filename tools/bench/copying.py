@@ -1,11 +1,11 @@
-"""Decode tokens/s of servers of one copying model (copying_model.py), side by side, where there is much to copy or nothing.
+"""Compares the decode speed of servers of a copying model (copying_model.py) on prompts with much or nothing to copy.
 
     python -m tools.bench.copying MODEL --load edit --concurrency 1,4 --rounds 3 \
         'off=tokamak serve --model MODEL --port {port}' \
         'ngram=tokamak serve --model MODEL --speculative-config {"method":"ngram"} --port {port}'
 
-Rounds are those of rounds.py. Prompts are token ids, and a first answer of each server is checked: it is the walk. In the load
-`again` every prompt was answered once before it is measured, and nothing of the answer is in it.
+Rounds are those of rounds.py. Prompts are token ids, and the first answer of each server is checked against the walk. In the
+load `again` every prompt, which contains nothing of the answer, was answered once before the measurement.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tools.target import Target
 
 LOADS = ("edit", "quote", "trap", "random", "again")
 PATH = "/v1/completions"
-EDIT_EVERY, QUOTED = 16, 32  # tokens; a run that is quoted, and one that is not
+EDIT_EVERY, QUOTED = 16, 32  # in tokens; QUOTED: length of a quoted run, and of one that is not
 
 
 def prompt_of(kind: str, walk: np.ndarray, length: int, rng: np.random.Generator) -> list[int]:
     """Return a prompt of about `length` tokens that ends where the answer begins. edit: the answer, with one token in 16
-    replaced; quote: half of it, in runs; trap: each two tokens of it, with another follower; random: nothing of it."""
+    replaced; quote: half of it, in runs; trap: all its pairs of tokens, followed by another token; random: nothing of it."""
     first = int(rng.integers(len(walk)))
     ahead = np.roll(walk, -first)
     tokens = ahead[:length].copy()
@@ -57,7 +57,7 @@ def _request(prompt: list[int], output_len: int) -> bytes:
 
 
 async def _check(url: str, prompt: list[int], walk: np.ndarray, output_len: int) -> None:
-    """Check on a server that returns token ids that it copies as the benchmark means it to."""
+    """Check that the server copies as intended, if it returns token ids."""
     client = Client(Target.parse(url), rounds.TIMEOUT_S)
     body = {"model": "model", "prompt": prompt, "max_tokens": output_len, "temperature": 0.0, "ignore_eos": True}
     try:
@@ -73,7 +73,7 @@ async def _check(url: str, prompt: list[int], walk: np.ndarray, output_len: int)
 
 
 def _ask(requests: list[bytes], count: int, num_times: int, server: ServerProcess, number: int) -> dict[str, Any]:
-    """The last time counts."""
+    """Send the requests `num_times` times; the last time counts."""
     of_round = requests[number * count : (number + 1) * count]
     return [rounds.measure(server.url, PATH, of_round, count) for _ in range(num_times)][-1]
 

@@ -1,11 +1,11 @@
-"""A model that says what its prompt says, at the cost of a real one: a checkpoint of Qwen3-0.6B's shape, with an untied head.
+"""A model that copies from its prompt at the cost of a real one: a checkpoint of Qwen3-0.6B's shape, with an untied head.
 
     python -m tools.bench.copying_model DIRECTORY [--num-layers 28] [--seed 0]
 
-What layers add to the residual is a thousandth of what is drawn, so the last hidden state of a token is its embedding, about;
-and row f(v) of the head is the embedding of v. So the greedy answer after v is f(v), f(f(v)), ...: the walk, a cycle through
-all tokens that are text by themselves, which is left in DIRECTORY/walk.npy. What a prompt has of that walk can be copied. Used
-by copying.py, which makes such prompts.
+The outputs of layers are scaled by a thousandth, so the last hidden state of a token is about its embedding; and row f(v) of
+the head is the embedding of v. So the greedy answer after v is f(v), f(f(v)), ...: the walk, a cycle through all tokens that
+are text by themselves, stored in DIRECTORY/walk.npy. Parts of that walk in a prompt can be copied. Used by copying.py, which
+makes such prompts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WALK = "walk.npy"
 
 
 def walk_of(can_be_answered: np.ndarray, seed: int) -> np.ndarray:
-    """Return the tokens in an order in which each is answered with the next, and the last with the first: int32 [tokens]."""
+    """Return the tokens in the order of the walk, int32 [tokens]: each is answered with the next, the last with the first."""
     walk: np.ndarray = np.random.default_rng(seed).permutation(np.flatnonzero(can_be_answered)).astype(np.int32)
     return walk
 
 
 def copying(walk: np.ndarray) -> Change:
-    """Return the change of the tensors, in which the embedding comes before the head."""
+    """Return the change of the tensors. The embedding comes before the head."""
     embeddings: list[np.ndarray] = []
 
     def change(name: str, bits: np.ndarray) -> np.ndarray:

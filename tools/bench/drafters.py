@@ -1,10 +1,9 @@
-"""Cost of drafters without a model, by a slot's text and its length.
+"""Cost of drafters without a model, by text and length.
 
     python -m tools.bench.drafters [--tokens 1024,8192,32768] [--slots 1,16] [--steps 400] [--json]
 
-Microseconds for each slot, for the work that is done once a step behind its result: its tokens are taken in, and the next ones
-are drafted. For steps that bring a token each, and for those that bring five, once the prompts are taken in; medians, and the
-longest step meanwhile.
+Microseconds per slot and step: its new tokens are indexed, and the next ones are drafted. Medians of steps with one token, and
+with five, after the prompts are indexed; and the longest step before that.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from workers.engine.batch_slots import BatchSlots
 from workers.extensions.drafts.drafting import METHODS
 
 _K = 8
-_ROOM = 4096  # tokens behind a prompt
+_ROOM = 4096  # tokens after a prompt
 _VOCABULARY = 150_000
 _KINDS = ("drawn", "words", "one token", "a few", "repeated")
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of one method, in microseconds for each slot of a step."""
+    """Cost of one method, in microseconds per slot and step."""
 
     method: str
     text: str
     num_tokens: int
     num_slots: int
-    by_step: float  # steps that bring a token
-    by_row: float  # steps that bring five
-    longest: float  # while the prompt is taken in, of all slots together
+    by_step: float  # steps with one token
+    by_row: float  # steps with five tokens
+    longest: float  # longest step while the prompts are indexed, all slots together
 
 
 def text_of(kind: str, num_tokens: int, seed: int) -> np.ndarray:
-    """int32 [num_tokens]: `drawn` of all tokens; `words` as often as words are, of 5000; of one token; of three; a paragraph of
-    1000 that comes again and again."""
+    """Return int32 [num_tokens]: `drawn` from all tokens; `words` with the frequencies of words, of 5000; one token; three
+    tokens; a repeated paragraph of 1000."""
     rng = np.random.default_rng(seed)
     if kind == "words":
         return np.minimum(rng.zipf(1.2, num_tokens), 5000).astype(np.int32)

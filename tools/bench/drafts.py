@@ -1,8 +1,8 @@
-"""Speed that drafts allow: tokens per second of a decode step that verifies some, against one that verifies none.
+"""Possible speed-up by drafts: tokens per second of a decode step with drafts, relative to one without.
 
-Used by `tokamak bench step --drafts`. Where each draft token is accepted with probability a, if those before it are, a row of d
-draft tokens brings 1 + a + a^2 + ... + a^d tokens; the time of a step of such rows is measured. An engine reaches less because
-drafts are missing, and because of the time between its steps.
+Used by `tokamak bench step --drafts`. If each draft token is accepted with probability a, given that those before it are, a row
+of d draft tokens brings 1 + a + a^2 + ... + a^d tokens; the time of a step with such rows is measured. An engine reaches less
+because of missing drafts and of the time between steps.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def tokens_of_row(num_drafts: int, acceptance: float) -> float:
 
 
 def allowed(timed: Timed, plain: Timed, acceptance: float) -> float:
-    """Tokens per second with these drafts, as a multiple of those without."""
+    """Return the tokens per second with these drafts, relative to none."""
     return tokens_of_row(timed.case.num_drafts, acceptance) * plain.step_s / timed.step_s
 
 
 def _compared(timed: Sequence[Timed]) -> Iterator[tuple[Timed, Timed]]:
-    """Decode steps, each with the one of the same samples without drafts."""
+    """Yield decode steps, each with that of the same sequences without drafts."""
     decoding = [each for each in timed if each.case.phase == "decode"]
     plain = {(each.case.batch, each.case.context): each for each in decoding if not each.case.num_drafts}
     for each in decoding:

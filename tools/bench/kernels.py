@@ -21,8 +21,8 @@ TITLE = "kernels, GFLOP/s of a thread at 1, 16 and 128 rows, 1 and 64 queries"
 
 
 class KernelRates:
-    """Speed of kernels on one thread. `choose` is called where options are resolved, `measure_peaks` before the threads of a
-    step are made."""
+    """Speed of kernels on one thread. `choose` is called when options are resolved, `measure_peaks` before the threads of a
+    step are created."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, str] = {}
@@ -35,7 +35,7 @@ class KernelRates:
         return self.chosen
 
     def measure_peaks(self) -> None:
-        """Measure the peaks by processor time of the thread, as the kernels were timed."""
+        """Measure the peaks by CPU time of the thread, like the kernels."""
         _cpu.set_num_threads(1)
         self.peaks = measure_peaks(time.thread_time)
 
@@ -53,7 +53,8 @@ class KernelRates:
         return [count / each_s for count, each_s in zip(operations(part), self.seconds[part][variant], strict=True)]
 
     def table(self, kinds: Iterable[str], kv_dtype: str) -> Table:
-        """A row for each variant of the parts that a step has, linears over weights of these `kinds` and attention."""
+        """Return a table with a row for each variant of the parts of a step: linears over weights of these `kinds`, and
+        attention."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=TITLE, title_justify="left")
         for column in ("part", "variant", "", "few", "some", "many", "best unit", "of it"):
             table.add_column(column, justify="right" if column in ("few", "some", "many", "of it") else "left", no_wrap=True)

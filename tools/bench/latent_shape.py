@@ -3,7 +3,7 @@ vocabulary of 32,000 and random weights, for benchmarks:
 
 python -m tools.bench.latent_shape DIRECTORY [--num-layers 3] [--query-rank N] [--seed 0]
 
-llama.cpp takes queries without a rank for those of a model of 26 or 27 layers alone: beside it, give `--query-rank 1536`.
+llama.cpp supports queries without a rank only in models of 26 or 27 layers: to compare with it, use `--query-rank 1536`.
 """
 
 from __future__ import annotations

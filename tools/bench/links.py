@@ -1,7 +1,7 @@
 """Time to fetch several links of one request, in parallel and one at a time: `python -m tools.bench.links`.
 
-A server on this machine, in its own process, answers each after a delay; they are fetched as the api process fetches those of a
-request (`api/media/download.py`), both ways in turn.
+A server on this machine, in its own process, answers each after a delay. They are fetched by the code of the api process
+(`api/media/download.py`), both ways in turn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128  # a connection that finds no room is tried again after a second
+    request_queue_size = 128  # a connection refused for lack of room is retried after a second
 
 
 def serve(delay_s: float, port: Connection) -> None:

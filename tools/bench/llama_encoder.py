@@ -1,6 +1,6 @@
 """Speed of llama.cpp's vision encoder: a peer of `tokamak bench step --phase encode`.
 
-Run with an interpreter that has llama-cpp-python. LLAMA_CPP_LIB_PATH and MTMD_CPP_LIB: the folder where it was built:
+Run with an interpreter that has llama-cpp-python. LLAMA_CPP_LIB_PATH and MTMD_CPP_LIB: the build folder:
 
     python tools/bench/llama_encoder.py MODEL.gguf MMPROJ.gguf WIDTHxHEIGHT [REPETITIONS]
 """

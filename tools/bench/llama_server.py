@@ -4,8 +4,8 @@ Run with an interpreter that has llama-cpp-python, starlette, uvicorn and orjson
 
     PYTHONPATH=. python -m tools.bench.llama_server FILE.gguf PORT
 
-Continuous batching as its own server does it: each step decodes a token of every stream and as much of the prompts as fits the
-batch. LLAMA_CPP_LIB_PATH names the folder of libllama.so where it was built by itself.
+Continuous batching as in its own server: each step decodes a token of every stream and as much of the prompts as fits in the
+batch. LLAMA_CPP_LIB_PATH is the folder of a separately built libllama.so.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tools.bench.plain_server import Engine, Stream, serve
 
 NUM_THREADS = 2
 NUM_SEQUENCES, CONTEXT = 32, 20480
-BATCH = 2048  # as its server has it
+BATCH = 2048  # as in its own server
 
 
 @dataclass(slots=True)
 class Sequence:
-    """A stream's place in the cache: `pending` is to be computed, from `position` on."""
+    """Sequence of a stream in the cache: `pending` tokens are to be computed from `position` on."""
 
     number: int
     pending: list[int]

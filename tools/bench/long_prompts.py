@@ -1,9 +1,9 @@
-"""Streams and short requests alone, and beside a long prompt: `python -m tools.bench.long_prompts`.
+"""Delay of streams and short requests by a long prompt: `python -m tools.bench.long_prompts`.
 
-One engine serves a small model with random weights. Interleaved rounds run the same streams and the same short requests, every
-other time beside a prompt of 100,000 tokens. That prompt goes on from round to round by the prefix cache, so that all of its
-length is seen. A table is printed: time to first token of short requests and the pauses between tokens of streams, the ratio of
-both, how many tokens of the long prompt were computed, and the processor.
+One engine serves a small model with random weights. Interleaved rounds run the same streams and short requests, every second
+time together with a prompt of 100,000 tokens. The prefix cache continues that prompt from round to round, so that its whole
+length is covered. Prints a table: time to first token of short requests, pauses between tokens of streams, the ratios, the
+computed tokens of the long prompt, and the processor.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PERIOD_S = 0.25  # between two short requests
 
 
 class Figures:
-    """Milliseconds, of one condition."""
+    """Milliseconds under one condition."""
 
     def __init__(self) -> None:
         self.first_ms: list[float] = []  # of short requests
@@ -79,14 +79,14 @@ class Bench:
         await self._client.send("POST", "/v1/completions", orjson.dumps(body), timeline.feed)
 
     async def round(self, figures: Figures, *, is_beside: bool) -> None:
-        """Streams and short requests for some seconds."""
+        """Run streams and short requests for some seconds."""
         streams = [Timeline() for _ in range(self._options.streams)]
         tasks = [asyncio.create_task(self._ask(self._tokens(16), STREAM_LEN, each)) for each in streams]
         while not all(len(each.deliveries) > 20 for each in streams):
             await asyncio.sleep(0.01)
         if is_beside:
             tasks.append(asyncio.create_task(self._ask(self._long, 1, Timeline())))
-            await asyncio.sleep(0.5)  # it is encoded
+            await asyncio.sleep(0.5)  # time to encode it
         begin, num_before = time.perf_counter(), self._num_computed()
         while time.perf_counter() < begin + self._options.seconds:
             short, sent = Timeline(), time.perf_counter()

@@ -2,8 +2,7 @@
 
 python -m tools.bench.moe_shape DIRECTORY [--num-layers 4] [--seed 0] [--one-sided]
 
-`--one-sided`: of ERNIE 4.5's architecture, with a correction bias that sends all rows to the first half of the experts, as if
-the others were never asked for.
+`--one-sided`: of ERNIE 4.5's architecture, with a correction bias that sends all rows to the first half of the experts.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _CHAT_TEMPLATE = (
 
 
 def first_half(name: str, bits: np.ndarray) -> np.ndarray:
-    """The correction bias chooses it: no score of a softmax reaches 16."""
+    """Change the correction bias to select the first half: no softmax score reaches 16."""
     return _SIXTEEN * (np.arange(bits.size) < bits.size // 2).reshape(bits.shape) if "e_score_correction" in name else bits
 
 

@@ -4,7 +4,7 @@ Run with an interpreter that has openvino-genai and numpy:
 
     python tools/bench/openvino_pictures.py MODEL_DIRECTORY WIDTHxHEIGHT [ROUNDS] [AT_ONCE]
 
-Its pictures are pixels already, where a server decodes a file. Each is new, with a question; one token is answered.
+Its pictures are pixels, while a server decodes files. Each is new, with a question; the answer is one token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pipeline:
         self._num_pictures = 0
 
     def picture(self, width: int, height: int) -> Any:
-        """A new one."""
+        """Return a new picture."""
         self._num_pictures += 1
         pixels = np.random.default_rng(self._num_pictures).integers(0, 256, (1, height, width, 3), np.uint8)
         return openvino.Tensor(pixels)

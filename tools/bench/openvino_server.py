@@ -20,7 +20,7 @@ CACHE_GB = 3
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 256
 NUM_THREADS = 2
-CONTEXT_TOKENS = 4  # decoded again with each new token, so that its spaces come out right
+CONTEXT_TOKENS = 4  # decoded again with each new token, for correct spaces
 
 
 class Pipeline(Engine):

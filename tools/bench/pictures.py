@@ -38,11 +38,11 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
-    """The same for the same seed."""
+    """Return a PNG file, the same for the same seed."""
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (-(-height // BLOCK_PIXELS), -(-width // BLOCK_PIXELS), 3), np.uint8)
     pixels = blocks.repeat(BLOCK_PIXELS, axis=0).repeat(BLOCK_PIXELS, axis=1)[:height, :width]
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each begins with its filter: none
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each begins with its filter type: none
     rows[:, 1:] = pixels.reshape(height, 3 * width)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))

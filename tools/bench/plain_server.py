@@ -1,7 +1,7 @@
-"""The two routes that a benchmark needs, in front of an engine that is a library: POST /v1/completions (streamed), GET /health.
+"""The routes that a benchmark needs, for an engine that is a library: POST /v1/completions (streamed), GET /health.
 
-Used by openvino_server.py and llama_server.py, which have the engines: HTTP runs in the asyncio loop of the main thread, the
-engine in a thread of its own. Only greedy completions.
+Used by openvino_server.py and llama_server.py. HTTP runs in the asyncio loop of the main thread, the engine in another thread.
+Only greedy completions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stream:
     deltas: asyncio.Queue[tuple[str, int] | None] = field(default_factory=asyncio.Queue)
     num_prompt_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
-    state: Any = None  # the engine's
+    state: Any = None  # for the engine
 
     @property
     def usage(self) -> dict[str, int]:
@@ -45,7 +45,7 @@ class Stream:
 
 
 class Engine(threading.Thread):
-    """Takes streams from `incoming`, once it has started."""
+    """Engine thread; takes streams from `incoming`."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

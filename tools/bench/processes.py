@@ -1,4 +1,4 @@
-"""A server that a benchmark starts, watches and ends: readiness, and the memory of its whole process tree.
+"""Server process of a benchmark: start, readiness, memory of its process tree, and stop.
 
 Runs in the `tokamak bench compare` process.
 """
@@ -33,14 +33,14 @@ def free_port() -> int:
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
-                continue  # it ended while we looked
+                continue  # it ended meanwhile
             children.setdefault(parent, []).append(int(entry.name))
     found = [pid]
     for process in found:
@@ -49,7 +49,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size of a process and all its descendants: pages that several of them share count once."""
+    """Return the proportional set size of a process and all its descendants: shared pages count once."""
     total = 0
     for process in _tree(pid):
         try:
@@ -60,7 +60,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a process and all its descendants, also of those that ended and were waited for, in seconds."""
+    """Return the CPU time of a process and all its descendants, including reaped ones, in seconds."""
     ticks = 0
     for process in _tree(pid):
         try:
@@ -72,33 +72,33 @@ def processor_s(pid: int) -> float:
 
 
 class Others:
-    """Processor time of other processes, and of other machines on the same host, from now on."""
+    """CPU time of other processes, and of other machines on the same host, from now on."""
 
     def __init__(self) -> None:
         self._begin = self._state()
 
     def share(self) -> float:
-        """Return their share of all processors' time until now, 0 to 1, without this process and its descendants."""
+        """Return their share of all CPU time until now, 0 to 1, without this process and its descendants."""
         own_s, all_s, wall_s = (now - before for now, before in zip(self._state(), self._begin, strict=True))
         return min(1.0, max(0.0, all_s - own_s) / max(wall_s, 1 / _TICKS_PER_S))
 
     @staticmethod
     def _state() -> tuple[float, float, float]:
-        """Return seconds over all processors: of this process, of all processes, and elapsed."""
+        """Return CPU seconds: of this process, of all processes, and elapsed on all CPUs."""
         user, nice, system, idle, waiting, *rest = map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9])
         busy = user + nice + system + sum(rest)  # with interrupts and time stolen by the host
         return processor_s(os.getpid()), busy / _TICKS_PER_S, (busy + idle + waiting) / _TICKS_PER_S
 
 
 def end_servers_with_us() -> None:
-    """SIGTERM ends a benchmark as Ctrl+C does, that is with what it started."""
+    """Make SIGTERM end the benchmark like Ctrl+C, together with its servers."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 class ServerProcess:
-    """`command`, with {port} filled in, run in the foreground of its own session until it is stopped. It must answer
-    GET /health with 200 when it is ready. Raises TokamakError when it ends before, or is not ready within `timeout_s`."""
+    """Server: `command`, with {port} replaced, runs in its own session until it is stopped. It must answer GET /health with 200
+    when it is ready. TokamakError if it ends before, or is not ready within `timeout_s`."""
 
     def __init__(self, name: str, command: str, log: Path, timeout_s: float) -> None:
         self.name = name
@@ -139,11 +139,11 @@ class ServerProcess:
             self.measure_memory()
 
     def measure_memory(self) -> None:
-        """Besides once a second: a server may be done before."""
+        """Measure now, in addition to once a second, because a server may end earlier."""
         self.peak_bytes = max(self.peak_bytes, pss_bytes(self._process.pid))
 
     def stop(self) -> None:
-        """SIGTERM to its session, SIGKILL after a while."""
+        """Send SIGTERM to its session, and SIGKILL after a while."""
         self._is_stopping.set()
         self._watcher.join()
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,8 +1,8 @@
-"""Random prompts of a wanted number of tokens, without the server's tokenizer at hand.
+"""Random prompts with a given number of tokens, without the server's tokenizer.
 
-Runs in the `tokamak bench serve` process before the clock starts. Where the server has vLLM's `/tokenize`, prompts are token
-ids drawn from the ids of `WORDS`, exact in length. Elsewhere, and for chats, they are random words, and two probes tell how
-many tokens a word costs and how many the server adds.
+Runs in the `tokamak bench serve` process before the clock starts. If the server has vLLM's `/tokenize`, prompts are token ids
+drawn from those of `WORDS`, with exact length. Otherwise, and for chats, they are random words, calibrated by two probes:
+tokens per word, and tokens added by the server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROBE_LENGTHS = (8, 72)  # words; short, so that they fit any model
 
 
 class Probe(msgspec.Struct):
-    """A reply that is not streamed, as far as the calibration reads it."""
+    """Reply to a calibration request."""
 
     usage: Usage = msgspec.field(default_factory=Usage)
 
@@ -66,7 +66,7 @@ class PromptMaker:
     num_extra_tokens: float = 0.0  # tokens that the server adds around the words
 
     def prompts(self, count: int, input_len: int, num_shared: int, seed: int) -> list[str] | list[list[int]]:
-        """`count` prompts; the same for the same seed."""
+        """Return `count` prompts, the same for the same seed."""
         rng = random.Random(seed)
         if self.token_ids:
             shared_ids = rng.choices(self.token_ids, k=num_shared)
@@ -77,7 +77,7 @@ class PromptMaker:
         return [" " + " ".join(shared + rng.choices(WORDS, k=num_words - num_shared_words)) for _ in range(count)]
 
     def body(self, prompt: str | list[int], pictures: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        """The part of a request that carries the prompt, and pictures before it."""
+        """Return the fields of a request with the prompt, and pictures before it."""
         if self.endpoint == "chat":
             content = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt
             return {"messages": [{"role": "user", "content": content}]}
@@ -85,7 +85,7 @@ class PromptMaker:
 
 
 async def prepare(client: Client, model: str, endpoint: str, kind: str) -> PromptMaker:
-    """Find out how to write prompts for a server. `kind`: "ids", "text" or "auto" (ids where the server can)."""
+    """Return a prompt maker for a server. `kind`: "ids", "text" or "auto" (ids if the server supports them)."""
     if endpoint == "completions" and kind != "text":
         token_ids = await _token_ids(client, model)
         if token_ids:
@@ -96,7 +96,7 @@ async def prepare(client: Client, model: str, endpoint: str, kind: str) -> Promp
 
 
 async def _token_ids(client: Client, model: str) -> tuple[int, ...]:
-    """The distinct token ids of WORDS, or none where the server cannot tell or does not take ids."""
+    """Return the distinct token ids of WORDS; empty if the server has no /tokenize or does not accept ids."""
     question = {"model": model, "prompt": " " + " ".join(WORDS), "add_special_tokens": False}
     status, body = await client.post("/tokenize", orjson.dumps(question))
     if status != 200:
@@ -124,7 +124,7 @@ async def _calibrated(client: Client, model: str, endpoint: str) -> PromptMaker:
         except msgspec.DecodeError as error:
             raise TokamakError(f"{path} does not answer like OpenAI's API: {error}") from None
     if not all(num_tokens):
-        return maker  # no usage: take a word for a token
+        return maker  # no usage: assume one token per word
     tokens_per_word = (num_tokens[1] - num_tokens[0]) / (PROBE_LENGTHS[1] - PROBE_LENGTHS[0])
     if tokens_per_word <= 0:
         return maker

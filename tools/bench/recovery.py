@@ -45,7 +45,7 @@ OTHERS = "{}, other replicas' streams"
 _READY = ("READY", "RUNNING")
 _LOOK_S = 0.02
 _GIVE_UP_S = 60.0
-_MARGIN_S = 1.0  # the supervisor sees later than we that it is ready
+_MARGIN_S = 1.0  # the supervisor sees readiness later than this program
 
 
 class Result(msgspec.Struct):
@@ -79,7 +79,7 @@ class Results:
 
 
 class Engine:
-    """One that runs, and is looked at from outside."""
+    """Running engine, observed from outside."""
 
     def __init__(self, name: str, command: str, directory: Path, options: argparse.Namespace) -> None:
         run_directory = directory / name.replace(" ", "-")
@@ -102,7 +102,7 @@ class Engine:
         return all(actor.is_alive and actor.state in _READY for actor in self.actors() if actor.name != "supervisor")
 
     async def kill(self, results: Results, end: float) -> None:
-        """Actors of the kinds that are wanted, in turn, until each has died often enough or the monotonic clock is at `end`."""
+        """Kill actors of the requested kinds in turn, until each has died often enough or the monotonic clock reaches `end`."""
         rng = random.Random()
         client = Client(Target.parse(self.server.url), 600)
         names = [actor.name for actor in self.actors()]
@@ -143,7 +143,7 @@ class Engine:
         return [kind for kind in there if len(results.seconds(self.server.name, kind)) < self._options.kills]
 
     async def _recovered(self, name: str, streams: list[Stream]) -> float:
-        """Killed, and everything goes on; `perf_counter` seconds of the kill."""
+        """Kill the actor, wait until everything continues, and return the time of the kill in `perf_counter` seconds."""
         await self._until(self._is_whole)
         await self._have_all_gone_on(streams)
         (victim,) = (actor for actor in self.actors() if actor.name == name)

@@ -1,8 +1,8 @@
-"""Steps of an engine's shape without an engine: a runner in this process, random samples in its slots or a picture for its
-encoder, and what takes how long.
+"""Steps without an engine: a runner in this process, with random sequences in its slots or a picture for its encoder, and
+timings.
 
-Used by `tokamak bench step`. A step is idempotent, so one and the same is run over and over. Keys and values of the context are
-those that the arena begins with, zeros: no kernel's time depends on them.
+Used by `tokamak bench step`. A step is idempotent, so the same one is run repeatedly. Keys and values of the context are zeros:
+no kernel's time depends on them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from workers.runners import cpu_runner
 
 _UNIT = bytes(32)  # the hash of the picture
 
-Jobs = list[list[int]]  # nanoseconds of the tasks that threads share, job by job
+Jobs = list[list[int]]  # nanoseconds of the tasks of each job
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`batch` sequences that each compute `num_tokens` positions, the last `num_drafts` of them drafts, and then have
-    `context`; or a call of the encoder for an image of `num_tokens` patches."""
+    """Step with `batch` sequences that each compute `num_tokens` positions, of which the last `num_drafts` are drafts, up to a
+    length of `context`; or a call of the encoder for an image of `num_tokens` patches."""
 
     phase: str  # "decode" | "prefill" | "encode"
     batch: int
@@ -89,18 +89,18 @@ class Timed:
 
     case: Case
     step_s: float  # from the message to the result
-    replay_s: float  # of this, in the tapes
-    sample_s: float  # of this, in sampling
+    replay_s: float  # part of it in tapes
+    sample_s: float  # part of it in sampling
     ops: list[TimedOp]
 
     @property
     def rest_s(self) -> float:
-        """Python around the replay: inputs, results."""
+        """Time of Python around the replay: inputs and results."""
         return max(0.0, self.step_s - self.replay_s - self.sample_s)
 
 
 class Replays:
-    """A runner with its weights, for cases that fit `config`; pictures have `encoder_cache_size` tokens at most."""
+    """Runner with weights, for cases that fit `config`; pictures have at most `encoder_cache_size` tokens."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -144,14 +144,14 @@ class Replays:
         return Timed(case, step_s, replay_s, sample_s, ops)
 
     def time_alone(self, case: Case, repeat: int, num_threads: int) -> list[tuple[OpProfile, list[Jobs]]]:
-        """Return for each op its tasks in each repetition, as `num_threads` would share them."""
+        """Return the tasks of each op in each repetition, divided for `num_threads`."""
         self._begun(case, SamplingParams(temperature=0.0))
         times = [[op for tape in self._tapes(case) for op in tape.replay_alone(num_threads)] for _ in range(repeat)]
         profiles = [profile for tape in self._tapes(case) for profile in tape.profile()]
         return list(zip(profiles, map(list, zip(*times, strict=True)), strict=True))
 
     def _begun(self, case: Case, sampling: SamplingParams) -> Callable[[], int]:
-        """The step, run once. What is returned runs it again, and returns the nanoseconds of sampling."""
+        """Run the step once, and return a function that runs it again and returns the nanoseconds of sampling."""
         if case.phase == "encode":
             call, pixels = self._call(case)
 
@@ -189,8 +189,7 @@ class Replays:
         return EncoderCall(1, [encode], 0, config.num_passes, config.num_passes), {_UNIT: pixels}
 
     def _tapes(self, case: Case) -> Iterator[Tape]:
-        """Yield the tapes that the step of the inputs replays, in order, each with its own rows: the model, then the head for
-        some rows at a time."""
+        """Yield the tapes of the step in order, each with its own rows: the model, then the head for some rows at a time."""
         if case.phase == "encode":
             yield from self._encoder.tapes
             return
@@ -202,7 +201,7 @@ class Replays:
             yield self._plan.head
 
     def _step(self, case: Case, sampling: SamplingParams | None) -> Step:
-        """The step; with `sampling` its samples are put into the slots first."""
+        """Return the step; with `sampling`, its sequences are first added to the slots."""
         return Step(
             step_id=1,
             starts=list(self._starts(case, sampling)) if sampling else [],

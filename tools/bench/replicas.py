@@ -1,13 +1,13 @@
-"""Two replicas, prompts routed by what is cached beside prompts in turn: `python -m tools.bench.replicas`.
+"""Two replicas, with prompts routed by cached prefix or round-robin: `python -m tools.bench.replicas`.
 
-Two engines of `--data-parallel-size 2` run side by side, one with `--data-parallel-routing prefix`, one with `round-robin`, and
-get the same prompts in interleaved rounds, each round with empty prefix caches:
+Two engines with `--data-parallel-size 2`, one with `--data-parallel-routing prefix`, one with `round-robin`, get the same
+prompts in interleaved rounds, each with empty prefix caches:
 
     prefixes     24 beginnings of 768 tokens, 8 prompts each, in random order; an arena holds 60 % of the beginnings
     one prefix   one beginning for as many prompts
 
-A table of medians is printed: prompt tokens found in the caches, tokens (prompt and answer) a second, the time that the
-ranks were busy, and the largest share of the prompts that a replica got. The model is a small one with random weights.
+A table of medians is printed: prompt tokens found in the caches, tokens (prompt and answer) per second, busy time of the ranks,
+and the largest share of prompts of a replica. The model is small, with random weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_PREFIXES, PROMPTS_PER_PREFIX = 24, 8
 WORKLOADS = {"prefixes": NUM_PREFIXES, "one prefix": 1}  # numbers of beginnings
 PREFIX_LEN, OWN_LEN, OUTPUT_LEN = 768, 32, 16
 BLOCK_SIZE = 16
-HELD_SHARE = 0.6  # of the prefixes that an arena holds
+HELD_SHARE = 0.6  # share of the prefixes that fit in an arena
 VOCABULARY = 8192
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -74,7 +74,7 @@ class Round:
 
 
 class Engine:
-    """One of the two."""
+    """One of the two engines."""
 
     def __init__(self, policy: str, model: Path, directory: Path, concurrency: int) -> None:
         run_directory = directory / policy
@@ -128,7 +128,7 @@ def make_requests(num_prefixes: int, num_prompts: int, seed: int) -> list[bytes]
 
 
 async def compare(engines: dict[str, Engine], num_prefixes: int, options: argparse.Namespace) -> dict[str, list[Round]]:
-    """Interleaved rounds; each begins with the other engine."""
+    """Run interleaved rounds; each begins with the other engine."""
     rounds: dict[str, list[Round]] = {policy: [] for policy in engines}
     for number in range(options.rounds):
         requests = make_requests(num_prefixes, NUM_PREFIXES * PROMPTS_PER_PREFIX, seed=number)

@@ -1,4 +1,4 @@
-"""Report of a load run: the numbers of its JSON file and its terminal table.
+"""Report of a load run: the numbers of its JSON file, and its terminal table.
 
 Runs in the `tokamak bench serve` process after the clock has stopped; pure functions of the timelines.
 """
@@ -21,7 +21,7 @@ COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of `values`, not empty, lie; linear between neighbours."""
+    """Return the value below which `share` (0 to 1) of the non-empty `values` are, with linear interpolation."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * share
     low = int(position)
@@ -30,7 +30,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _latency(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Milliseconds, or None where nothing was measured."""
+    """Return milliseconds, or None if nothing was measured."""
     values = [1000 * value for value in seconds]
     if not values:
         return None
@@ -39,7 +39,7 @@ def _latency(seconds: Iterable[float]) -> dict[str, float] | None:
 
 
 def summarize(timelines: Sequence[Timeline], wall_s: float, client_cpu_s: float) -> dict[str, Any]:
-    """The result of a run. Throughputs are over the whole wall time, latencies over the requests that succeeded."""
+    """Return the result of a run. Throughputs are over the whole wall time, latencies over successful requests."""
     done = [timeline for timeline in timelines if not timeline.error]
     failed = [timeline for timeline in timelines if timeline.error]
     num_output_tokens = sum(timeline.num_output_tokens for timeline in done)
@@ -70,7 +70,7 @@ def summarize(timelines: Sequence[Timeline], wall_s: float, client_cpu_s: float)
 
 
 def _decode_rate(done: Sequence[Timeline]) -> float | None:
-    """Tokens per second while every stream was decoding, or None where no such moment was (more than one wave)."""
+    """Return tokens per second while every stream was decoding, or None if they never were (more than one wave)."""
     if not done:
         return None
     begin = max(timeline.deliveries[0] for timeline in done)
@@ -85,7 +85,7 @@ def _decode_rate(done: Sequence[Timeline]) -> float | None:
 
 
 def render(result: dict[str, Any]) -> RenderableType:
-    """A result for people."""
+    """Return a result for the terminal."""
     totals = Table(box=None, show_header=False, pad_edge=False)
     totals.add_column(style="dim")
     totals.add_column(justify="right")

@@ -1,7 +1,7 @@
-"""Measured limits of this machine: bytes from memory, and the rate of the units that multiply, on all threads.
+"""Measured limits of this machine: memory bandwidth, and the rate of the arithmetic units, on all threads.
 
 Used by `tokamak bench step`, in the same process and on the same threads as the ops that are compared with it. A format is
-compared with the fastest unit that kernels for it could use, of any variant, whichever they do use.
+compared with the fastest unit that its kernels could use, of any variant.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Roofline:
     peaks: dict[str, Peak]  # of each kind of weights
 
     def bounds_s(self, work: Work) -> dict[str, float]:
-        """The least time that memory, and that arithmetic, allow."""
+        """Return the minimum times by memory and by arithmetic."""
         compute_s = work.num_operations / self.peaks[work.format.kind].operations_per_s if work.num_operations else 0.0
         return {"memory": work.num_bytes / self.bytes_per_s, "compute": compute_s}
 
@@ -68,14 +68,14 @@ def measure_peaks(clock: Clock = time.perf_counter) -> dict[str, Peak]:
 
 
 def _bytes_per_s() -> float:
-    """Reading a buffer that no cache holds."""
+    """Measure by reading a buffer that fits in no cache."""
     buffer = np.ones(max(MIN_BUFFER_BYTES, 4 * _cache_bytes()), np.uint8)
     best_s = _best_s(lambda: _cpu.read_memory(int(buffer.ctypes.data), buffer.nbytes), MEASURE_S, time.perf_counter)
     return buffer.nbytes / best_s
 
 
 def _cache_bytes() -> int:
-    """Return the bytes of the largest cache; 0 where the kernel does not tell."""
+    """Return the bytes of the largest cache; 0 if unknown."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return max((int(size.read_text().removesuffix("K\n")) << 10 for size in sizes), default=0)
 
@@ -88,7 +88,7 @@ def _operations_per_s(variant: str, unit: str, clock: Clock) -> float:
 
 
 def _best_s(run: Callable[[], object], measure_s: float, clock: Clock) -> float:
-    """The shortest of as many runs as fit into `measure_s`, after one to warm up."""
+    """Return the shortest of as many runs as fit in `measure_s`, after one to warm up."""
     run()
     best_s, deadline_s = float("inf"), clock() + measure_s
     while (begin_s := clock()) < deadline_s:

@@ -1,6 +1,6 @@
-"""Servers beside each other, all of them up, asked in turn: a round gives each the same requests and begins with another one.
+"""Rounds over several running servers: each round sends the same requests to each in turn and begins with another one.
 
-Used by copying.py and chats.py. What is compared are medians of the rounds, as multiples of the first server's.
+Used by copying.py and chats.py. Compared are medians of the rounds, relative to the first server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAM_RATE = "stream_tokens_per_s"
 
 
 def _stream_rate(timelines: Sequence[Timeline]) -> float | None:
-    """Tokens per second of a stream behind its first token, in the mean of the time."""
+    """Return the tokens per second of a stream after its first token, from the mean time."""
     streams = [each for each in timelines if not each.error and each.num_output_tokens > 1]
     seconds = sum(each.deliveries[-1] - each.deliveries[0] for each in streams)
     return sum(each.num_output_tokens - 1 for each in streams) / seconds if seconds else None
@@ -51,7 +51,7 @@ async def _measure(url: str, path: str, requests: Sequence[bytes], concurrency: 
 
 
 def measure(url: str, path: str, requests: Sequence[bytes], concurrency: int) -> dict[str, Any]:
-    """Run `requests`, `concurrency` at a time, and return the figures. TokamakError where one fails."""
+    """Run `requests`, `concurrency` at a time, and return the figures. TokamakError if one fails."""
     return uvloop.run(_measure(url, path, requests, concurrency))
 
 
@@ -68,7 +68,7 @@ def compare(
     console: Console,
     figures: Mapping[str, str] = FIGURES,
 ) -> list[str]:
-    """Rows of the table. `ask`: has a server do a round, and gives what `measure` did."""
+    """Return the rows of the table. `ask`: runs a round on a server and returns the result of `measure`."""
     found: dict[tuple[str, str], list[float]] = {}
     for number in range(num_rounds):
         first = number % len(servers)

@@ -1,6 +1,6 @@
-"""Ways to bring bytes from one Python process to another, behind one interface, for `tokamak bench shm`.
+"""Ways to send bytes from one Python process to another, behind one interface, for `tokamak bench shm`.
 
-A route goes one way. Its two ends are opened by the processes that use them; every payload begins with the sender's clock.
+A route is unidirectional. Each process opens its end; every payload begins with the sender's clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Route(ABC):
 
     @abstractmethod
     def send(self, payload: bytearray) -> None:
-        """Send `payload`, which may change after that; waits while the route is full."""
+        """Send `payload`, which may be changed afterwards; waits while the route is full."""
 
     @abstractmethod
     def receive(self) -> int:
@@ -39,7 +39,7 @@ class Route(ABC):
 
     @abstractmethod
     def remove(self) -> None:
-        """Leave nothing behind. Called in the process that made the route."""
+        """Remove all resources. Called in the process that created the route."""
 
 
 class RingRoute(Route):
@@ -80,7 +80,8 @@ class RingRoute(Route):
 
 
 class SlabRoute(Route):
-    """Tokamak's slab: the payload is written into a slot, its handle goes through a mailbox, the reader looks in place."""
+    """Tokamak's slab: the payload is written into a slot, its handle is sent through a mailbox, and the reader reads it in
+    place."""
 
     def __init__(self, run_id: str, name: str, spin_ns: int, num_bytes: int) -> None:
         self._handles = RingRoute(run_id, name, spin_ns)
@@ -158,6 +159,6 @@ class QueueRoute(Route):
 
 
 def stamped(payload: bytearray) -> bytearray:
-    """The payload, with the clock of now."""
+    """Return the payload with the current clock."""
     STAMP.pack_into(payload, 0, time.monotonic_ns())
     return payload

@@ -1,10 +1,10 @@
-"""Reuse of pictures that a server saw before, and delay of text streams by new ones: `python -m tools.bench.seeing`.
+"""Reuse of known pictures, and delay of text streams by new ones: `python -m tools.bench.seeing`.
 
     python -m tools.bench.seeing --url http://127.0.0.1:8000 --size 448x448 --stall-size 1024x1024
 
-Seconds until the first token, medians of rounds: of a new picture; of the same first in the prompt with another question,
-which the prefix cache knows; of the same behind another text, which only the encoder cache knows. Then the pauses between two
-tokens of text streams while a large picture is new, beside those while a long text is.
+Seconds until the first token, medians of rounds: for a new picture; for the same at the beginning of the prompt with another
+question, which is in the prefix cache; for the same after another text, which is only in the encoder cache. Then the pauses
+between two tokens of text streams during a large new picture, compared with those during a long new text.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Talk:
         self._options = options
         self._rng = random.Random(options.seed)
         self._num_pictures = 0
-        self._arrivals: list[list[float]] = []  # of the streams' tokens
+        self._arrivals: list[list[float]] = []  # arrival times of the streams' tokens
 
     def text(self, num_words: int) -> dict[str, Any]:
         return {"type": "text", "text": " ".join(self._rng.choices(WORDS, k=num_words))}
 
     def picture(self, size: tuple[int, int]) -> dict[str, Any]:
-        """A new one."""
+        """Return a new picture."""
         self._num_pictures += 1
         return part(picture(*size, self._options.seed + self._num_pictures), "image/png")
 
@@ -62,7 +62,7 @@ class Talk:
     async def pauses(self, contents: list[list[dict[str, Any]]]) -> np.ndarray:
         """Return the pauses between two tokens of text streams while `contents` are answered one after another."""
         streams = [asyncio.create_task(self.stream()) for _ in range(self._options.streams)]
-        await asyncio.sleep(1.0)  # all of them decode
+        await asyncio.sleep(1.0)  # until all are decoding
         timelines = [await self.ask(content) for content in contents]
         for stream in streams:
             stream.cancel()

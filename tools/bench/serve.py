@@ -1,7 +1,7 @@
-"""`tokamak bench serve`: load on any server that speaks OpenAI's API, and how it bears it.
+"""`tokamak bench serve`: load test of any server with OpenAI's API.
 
 Runs in its own process, as a client; `main` is called by tools/cli.py. Reading order: timeline.py (what is measured),
-prompts.py (what is sent), connection.py (how), report.py (what comes out).
+prompts.py (what is sent), connection.py (how), report.py (results).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelList(msgspec.Struct):
 
 
 class Load:
-    """One run of load: `requests` are sent by `in_waves` or `at_rate`; `timelines` fill up as they end, so that an interrupted
+    """One run of load: `requests` are sent by `in_waves` or `at_rate`; `timelines` grows as they end, so that an interrupted
     run still has a result."""
 
     def __init__(self, client: Client, path: str, requests: Sequence[bytes], on_end: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class Load:
         self._on_end = on_end
 
     async def in_waves(self, concurrency: int) -> None:
-        """A new request as soon as one of `concurrency` ends."""
+        """Send a new request as soon as one of `concurrency` ends."""
         remaining = iter(self._requests)
 
         async def stream() -> None:
@@ -68,7 +68,7 @@ class Load:
         await self._timed(asyncio.gather(*(stream() for _ in range(min(concurrency, len(self._requests))))))
 
     async def at_rate(self, rate: float, rng: random.Random) -> None:
-        """Poisson arrivals, `rate` a second, however slow the answers are."""
+        """Send requests with Poisson arrivals, `rate` per second, regardless of the answers."""
 
         async def arrivals() -> None:
             tasks = []
@@ -95,7 +95,7 @@ class Load:
 
 
 async def send(client: Client, path: str, request: bytes) -> Timeline:
-    """One streamed request, to its end or its error."""
+    """Send one streamed request and follow it to its end or error."""
     timeline = Timeline(sent=time.perf_counter())
     try:
         status = await client.send("POST", path, request, timeline.feed)
@@ -297,7 +297,8 @@ def _write(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: every request succeeded; 1: some failed, or nothing was measured; 2: bad options; 130: interrupted."""
+    """Return exit code 0: every request succeeded; 1: some failed, or nothing was measured; 2: bad options; 130:
+    interrupted."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         options = _parse(argv)

@@ -1,7 +1,7 @@
-"""A checkpoint of a published model's shape with random weights, for benchmarks, in the format of Hugging Face.
+"""Checkpoints with a published model's shape and random weights, for benchmarks, in the format of Hugging Face.
 
 Used by dense_shape.py, latent_shape.py, moe_shape.py and vision_shape.py, which have the configurations. The tokenizer is a
-byte-level BPE of the texts that come with Python. The head gives nothing to tokens that are no text by themselves, so that
+byte-level BPE of texts that come with Python. The head gives zero logits to tokens that are not text by themselves, so that
 greedy answers never end early.
 """
 
@@ -22,7 +22,7 @@ from workers.weights.formats.floats import bfloat16_bits
 from workers.weights.random import RandomWeights
 
 PAD, END = "<|endoftext|>", "<|im_end|>"
-SPECIAL = (PAD, "<|im_start|>", END)  # ids 0 to 2; those of a shape's own follow
+SPECIAL = (PAD, "<|im_start|>", END)  # ids 0 to 2; those of a shape follow
 _MAX_TOKENS = 32_000
 
 
@@ -51,14 +51,14 @@ Change = Callable[[str, np.ndarray], np.ndarray]
 
 
 def as_drawn(name: str, bits: np.ndarray) -> np.ndarray:
-    """The tensor `name` as it was drawn."""
+    """Return the drawn tensor `name` unchanged."""
     return bits
 
 
 def tensors(
     config: ModelConfig, seed: int, can_be_answered: np.ndarray, change: Change = as_drawn
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The bits of bfloat16 by name, as `change` would have them."""
+    """Yield name and bfloat16 bits of each tensor, after `change`."""
     _, weights = declare_model(config)
     drawn = RandomWeights(weights, seed, is_narrow=True)
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"

@@ -24,10 +24,10 @@ from tools.units import seconds, share
 class Shares:
     """Shares of an op, or of several one after another."""
 
-    num_barriers: int  # jobs that threads share; they wait for each other at the end of each
+    num_barriers: int  # jobs shared by threads, each with a barrier at its end
     num_tasks: int
     busy_s: float  # all tasks together
-    finish_s: float  # when the last thread is done
+    finish_s: float  # end of the last thread
 
     def __add__(self, other: Shares) -> Shares:
         return Shares(

@@ -1,8 +1,8 @@
-"""`tokamak bench shm`: latency and throughput of Tokamak's shared-memory queues, beside pyzmq and multiprocessing.Queue.
+"""`tokamak bench shm`: latency and throughput of Tokamak's shared-memory queues, compared with pyzmq and multiprocessing.Queue.
 
 Runs in the process that sends; `main` is called by tools/cli.py. For each route (routes.py) and size a receiving process is
-forked, before anything has a thread. Rounds go through all of them in turn, so that whatever else the machine does falls on
-all alike; what is shown are medians over the rounds.
+forked, before any thread is started. Rounds alternate between all of them, so that other load affects all alike; shown are
+medians over the rounds.
 
     back to back   to and fro without a pause: half of a round trip. The bar is on this: 256 B p50 at most a quarter of pyzmq's
     paced          a send now and then, so that the receiver sleeps and its core has gone to other things; one way, by the clock
@@ -59,7 +59,7 @@ Figures = dict[tuple[str, int], dict[str, float]]  # (contender, payload bytes) 
 
 @dataclass(slots=True)
 class Lane:
-    """A contender at one size: a route there, one back, and the process at the other end."""
+    """A contender at one size: a route in each direction, and the process at the other end."""
 
     contender: str
     num_bytes: int
@@ -74,7 +74,7 @@ class Lane:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table; with --check, 1 where the bar is missed."""
+    """Measure and print the table; with --check, return 1 if the bar is missed."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="tokamak-bench-") as directory:
         lanes = [
@@ -151,7 +151,7 @@ def _close(lane: Lane) -> None:
 
 
 def _serve(orders: Connection, there: Route, back: Route, num_bytes: int) -> None:
-    """The receiving process: carry out orders until it is killed."""
+    """Run the receiving process: execute commands until it is killed."""
     set_parent_death_signal(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     payload = bytearray(num_bytes)
@@ -180,7 +180,7 @@ def _stamps(route: Route, count: int) -> Iterator[int]:
 
 
 def _measure(lanes: Sequence[Lane], options: argparse.Namespace) -> tuple[Figures, dict[str, float]]:
-    """Medians over the rounds for each (contender, size), and the idle processor time of each contender."""
+    """Return medians over the rounds for each (contender, size), and the idle CPU time of each contender."""
     rounds: dict[tuple[str, int], list[dict[str, float]]] = {(lane.contender, lane.num_bytes): [] for lane in lanes}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -201,7 +201,7 @@ def _measure(lanes: Sequence[Lane], options: argparse.Namespace) -> tuple[Figure
 
 
 def _round(lane: Lane, count: int, interval_s: float) -> dict[str, float]:
-    is_large = lane.num_bytes >= SLAB_FROM  # every contender must keep up, or the wait in its queue would count
+    is_large = lane.num_bytes >= SLAB_FROM  # every contender must keep up, otherwise the wait in its queue would count
     paced = _paced(lane, max(5, count // 5), 5 * interval_s) if is_large else _paced(lane, count, interval_s)
     echo = _back_to_back(lane, max(10, count * 2))
     rate = _stream(lane, max(10, min(100 * count, STREAM_BYTES // lane.num_bytes)))
@@ -216,7 +216,7 @@ def _round(lane: Lane, count: int, interval_s: float) -> dict[str, float]:
 
 
 def _paced(lane: Lane, count: int, interval_s: float) -> list[float]:
-    """Microseconds one way."""
+    """Return microseconds one way."""
     payload = bytearray(lane.num_bytes)
     lane.ask("latency", count)
     for _ in range(count):
@@ -226,7 +226,7 @@ def _paced(lane: Lane, count: int, interval_s: float) -> list[float]:
 
 
 def _back_to_back(lane: Lane, count: int) -> list[float]:
-    """Microseconds of half a round trip."""
+    """Return microseconds of half a round trip."""
     payload = bytearray(lane.num_bytes)
     halves = []
     lane.ask("echo", count)
@@ -239,7 +239,7 @@ def _back_to_back(lane: Lane, count: int) -> list[float]:
 
 
 def _stream(lane: Lane, count: int) -> float:
-    """Payloads per second."""
+    """Return payloads per second."""
     payload = bytearray(lane.num_bytes)
     lane.ask("stream", count)
     for _ in range(count):
@@ -249,7 +249,7 @@ def _stream(lane: Lane, count: int) -> float:
 
 
 def _idle(lane: Lane) -> float:
-    """Processor seconds of the receiver in IDLE_S of waiting."""
+    """Return CPU seconds of the receiver during IDLE_S of waiting."""
     lane.ask("idle", 1)
     time.sleep(IDLE_S)
     lane.there.send(stamped(bytearray(lane.num_bytes)))

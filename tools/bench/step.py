@@ -1,8 +1,8 @@
-"""`tokamak bench step`: where the time of a step goes, op by op, against what this machine can do at most.
+"""`tokamak bench step`: time of a step, op by op, compared with the limits of this machine.
 
-Runs a worker's runner in this process, without any actor; `main` is called by tools/cli.py. Takes the options of
-`tokamak serve` besides its own. Reading order: replays.py (what is run), roofline.py (what is possible), kernels.py (what was
-chosen to run it), then here (what comes out).
+Runs a worker's runner in this process, without any actor; `main` is called by tools/cli.py. Accepts the options of `tokamak
+serve` besides its own. Reading order: replays.py (what is run), roofline.py (limits), kernels.py (chosen kernels), then this
+file (results).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ PHASES = ("decode", "prefill", "encode")
 SETTINGS = ("model", "dtype", "quantization", "kv_cache_dtype", "threads", "block_size")
 MAX_DRAFTS = 16
 TABLE_WIDTH = 112
-LATENCY_SHARE = 0.2  # an op that takes five times what memory and arithmetic ask for is held up by something else
+LATENCY_SHARE = 0.2  # an op that takes five times its minimum by memory and arithmetic is limited by something else
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All ops of one kind and name. What bounds it: "memory", "compute", or "latency" where neither comes near."""
+    """All ops of one kind and name. Bound: "memory", "compute", or "latency" if neither is close."""
 
     op: str
     num_calls: int
@@ -67,7 +67,7 @@ class Row:
 
 
 def rows(ops: Iterable[TimedOp], roofline: Roofline) -> list[Row]:
-    """The ops of a replay by kind and name, the slowest first."""
+    """Return the ops of a replay by kind and name, the slowest first."""
     found: dict[str, list[TimedOp]] = {}
     for op in ops:
         found.setdefault(op.profile.title, []).append(op)
@@ -85,7 +85,7 @@ def _row(name: str, ops: list[TimedOp], roofline: Roofline) -> Row:
 
 
 def document(config: EngineConfig, roofline: Roofline, kernels: KernelRates, timed: Sequence[Timed]) -> dict[str, Any]:
-    """The JSON document: seconds, bytes, operations."""
+    """Return the JSON document, in seconds, bytes and operations."""
     return {
         "settings": {name: value for name, value in msgspec.structs.asdict(config).items() if name in SETTINGS},
         "variant": _cpu.variant(),
@@ -128,7 +128,7 @@ def _case_document(timed: Timed, found: list[Row]) -> dict[str, Any]:
 
 
 def render(timed: Timed, roofline: Roofline) -> Group:
-    """A table of the ops, and what the step spends around them."""
+    """Return a table of the ops, and the times around them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=timed.case.title, title_justify="left", title_style="bold")
     table.add_column("op", no_wrap=True)
     for column in ("calls", "time", "share", "MB", "GFLOP", "GB/s", "GFLOP/s", "bound", "of it"):
@@ -188,7 +188,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _drafts(text: str) -> list[int]:
-    """None first, which the others are compared with."""
+    """Parse numbers of drafts, with 0 first, to which the others are compared."""
     numbers = [int(part) for part in text.split(",")]
     if min(numbers) < 0 or max(numbers) > MAX_DRAFTS:
         raise argparse.ArgumentTypeError(f"expected numbers from 0 to {MAX_DRAFTS} separated by commas, got {text}")
@@ -302,7 +302,7 @@ def pictures(options: argparse.Namespace, config: EngineConfig, model: ModelConf
 
 
 def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) -> tuple[EngineConfig, ModelConfig]:
-    """The configuration of an engine that has room for every case of text, unless it is told otherwise."""
+    """Return the configuration of an engine with room for every text case, unless options say otherwise."""
     options = read_options(given, os.environ, MODELS)
     if unknown := {"ops", "plan"} & options.given:
         raise OptionError(f"--{unknown.pop()} does not apply: only tapes of native ops can be profiled; remove it")
@@ -314,12 +314,12 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
     }
     for name, value in needed.items():
         options.values[name] = max(value, options.values[name] or 0) if name != "num_kv_blocks" else value
-    if num_drafts := max((case.num_drafts for case in wanted), default=0):  # all of them, whatever a rule would choose
+    if num_drafts := max((case.num_drafts for case in wanted), default=0):  # all of them, without an adaptive policy
         speculative = options.values["speculative_config"]
         if num_drafts > speculative.max_drafts:
             speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
         options.values["speculative_config"] = msgspec.structs.replace(speculative, adaptive=False)
-    options.given.add("speculative_config")  # none where none are asked for
+    options.given.add("speculative_config")  # none by default
     config, model = resolve(options, choose_kernels=kernels.choose)
     limit = model.config.max_position_embeddings
     if longest > limit:
@@ -331,7 +331,7 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: measured; 1: the model cannot be loaded; 2: bad options; 130: interrupted."""
+    """Return exit code 0: measured; 1: the model cannot be loaded; 2: bad options; 130: interrupted."""
     options, rest = _parser().parse_known_args(argv)
     wanted = cases(options)
     try:

@@ -1,4 +1,4 @@
-"""Streams that a benchmark keeps going, one answer after another, and when their tokens came."""
+"""Streams of a benchmark, one answer after another, and the arrival times of their tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PROMPT_WORDS = 16
 
 
 class Stream:
-    """`times`: `perf_counter` seconds; `num_failed`: of its requests, which are followed by others. `replica`: that it asks
-    for; None: any."""
+    """Stream. `times`: `perf_counter` seconds; `num_failed`: failed requests, which are followed by others. `replica`: the
+    requested one; None: any."""
 
     def __init__(self, client: Client, output_len: int, replica: int | None = None) -> None:
         self._client = client
@@ -47,6 +47,6 @@ class Stream:
                 await asyncio.sleep(_AGAIN_S)
 
     def pauses(self, begin: float, end: float = float("inf")) -> list[float]:
-        """Seconds between two tokens, where some of them are between `begin` and `end`."""
+        """Return the seconds between two tokens that overlap [begin, end]."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return [later - earlier for earlier, later in pairs if later >= begin and earlier < end]

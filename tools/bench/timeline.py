@@ -1,16 +1,16 @@
 """Arrival times of the tokens of one streamed reply, read from its server-sent events.
 
-Runs in the `tokamak bench serve` process, once per packet of every stream, hence the plain byte splitting and a decoder for
-only the fields it needs.
+Runs in the `tokamak bench serve` process, once per packet of every stream, hence the simple byte splitting and a decoder for
+only the needed fields.
 
     t_sent          t_first     t_1     t_2  ...  t_last      [DONE]
       |--- TTFT ------|- ITL --|- ITL --|    ...    |            |
       |               |------ TPOT x (tokens - 1) --|            |
       |--------------------------- E2E --------------------------|
 
-A chunk counts as a delivery when it carries text, or carries none and does not end the reply (text held back for half a
-character). So does the end of a reply without any delivery before, if its few tokens made no text. A delivery may bring
-several tokens, so ITL is per delivery, and TPOT uses the token count of the usage chunk.
+A chunk counts as a delivery if it has text, or has none and does not end the reply (text held back for an incomplete
+character). So does the end of a reply without an earlier delivery, if its few tokens gave no text. A delivery may bring several
+tokens, so ITL is per delivery, and TPOT uses the token count of the usage chunk.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _decoder = msgspec.json.Decoder(Chunk)
 
 @dataclass(slots=True)
 class Timeline:
-    """One request's life as its client saw it; all times are `perf_counter` seconds. `error` is a kind, such as "http 429",
-    `detail` what the server said about it."""
+    """Timeline of a request in the client; all times are `perf_counter` seconds. `error` is a kind, such as "http 429",
+    `detail` the server's message."""
 
     sent: float = 0.0
     ended: float = 0.0
@@ -76,7 +76,7 @@ class Timeline:
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> None:
-        """A piece of the body of a streamed reply."""
+        """Process a piece of the body of a streamed reply."""
         now = perf_counter()
         if not self.deliveries:
             self.head += data
@@ -103,7 +103,7 @@ class Timeline:
             self.deliveries.append(now)
 
     def fail(self, kind: str, detail: str, now: float) -> None:
-        """Note the first thing that went wrong."""
+        """Record an error, if it is the first."""
         if not self.error:
             self.error, self.detail, self.ended = kind, detail, now
 
@@ -126,7 +126,7 @@ class Timeline:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per output token after the first; None where there was but one."""
+        """Return the seconds per output token after the first; None if there was only one."""
         if self.num_output_tokens < 2:
             return None
         return (self.deliveries[-1] - self.deliveries[0]) / (self.num_output_tokens - 1)

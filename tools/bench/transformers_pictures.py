@@ -1,10 +1,10 @@
-"""Time to prepare images, beside transformers' Pillow processor: processor time of one thread for a JPEG, in turn.
+"""Time to prepare images, compared with transformers' Pillow processor: CPU time of one thread for a JPEG, in turn.
 
-Run with an interpreter that has torch, transformers and what this project needs:
+Run with an interpreter that has torch, transformers and the packages of this project:
 
     python -m tools.bench.transformers_pictures [WIDTHxHEIGHT] [ROUNDS]
 
-Ours is what the media process does: identity, size, decoding, resizing, and a copy to where the ranks read it.
+Ours is the work of the media process: hash, size, decoding, resizing, and a copy to the memory that ranks read.
 """
 
 from __future__ import annotations
