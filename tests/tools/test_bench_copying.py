@@ -10,7 +10,7 @@ import pytest
 
 from engine.messages import SamplingParams
 from tests.workers.checkpoints import TINY, write_config, write_safetensors
-from tests.workers.serving import Sample, Serving, make_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from tools.bench.copying import QUOTED, prompt_of
 from tools.bench.copying_model import copying, walk_of
 from tools.bench.shape import tensors
@@ -28,10 +28,10 @@ def test_the_answer_is_the_walk(tmp_path: Path) -> None:
         tmp_path / "model.safetensors", {name: (each.astype(np.uint32) << 16).view(np.float32) for name, each in bits.items()}
     )
     runner = make_runner(tmp_path, max_model_len=64, num_kv_blocks=16, max_num_seqs=4)
-    serving, sample = Serving(runner), Sample(walk[[5, 9, 30]].tolist(), SamplingParams(temperature=0.0), 20)
-    serving.place(sample, 0)
-    serving.run([sample])
-    assert sample.outputs == walk[31:51].tolist()
+    serving, sequence = Serving(runner), ServedSequence(walk[[5, 9, 30]].tolist(), SamplingParams(temperature=0.0), 20)
+    serving.place(sequence, 0)
+    serving.run([sequence])
+    assert sequence.outputs == walk[31:51].tolist()
 
 
 @pytest.mark.parametrize("kind", ["edit", "quote", "trap", "random"])
