@@ -53,7 +53,7 @@ from shm.slab import SlabHandle
 MAX_WAITING = 4096  # waiting units; a scheduler requests a few
 MAX_CALL_BYTES = 1024  # of a WantPixels besides the item
 TURN_PIXELS = 1 << 16  # cost of a turn in addition to decoding: reading the bytes, hashing, resizing
-MAX_CPU_S = 30.0  # limit of a turn that should take two: the last resort, independent of the clock
+MAX_CPU_S = 30.0  # of a turn, estimated to take 2 s: the last resort, measured in CPU time
 MAX_SILENT_CPU_S = 20.0  # between two checks of clock and request: an image or a packet; if that takes longer, the process ends
 _COPIES = 4  # of an image's pixels in memory at once, 4 bytes each: decoded, rotated, with transparency, on white
 _WORKING_BYTES = 1 << 30  # additional address space: libraries that are loaded late, video, stacks

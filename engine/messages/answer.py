@@ -74,8 +74,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     weight_version: int = 0
-    logprobs: list[DecodedLogprobs] = []  # with each token; token bytes only where log-probabilities were asked for
-    prompt_token_ids: bytes = b""  # int32, in the first Delta where asked for
+    logprobs: list[DecodedLogprobs] = []  # for each token; token bytes only if log-probabilities were requested
+    prompt_token_ids: bytes = b""  # int32, in the first Delta if requested
     prompt_logprobs: list[DecodedLogprobs] = []  # of further prompt tokens, in order, each once
     first_prompt_token: bytes = b""  # it has no log-probability; in the first Delta if prompt log-probabilities are wanted
     replica: int = -1  # the replica that computed it; -1: none

@@ -22,7 +22,7 @@ class MediaSource(msgspec.Struct, array_like=True, frozen=True, gc=False):
     api: str  # the api process with the media slab
     parts: tuple[SlabHandle, ...]  # one part; for a video sent as images, one per frame
     kind: str  # "image" | "video"
-    is_features: bool = False  # npy or safetensors of encoded rows instead of a picture
+    is_features: bool = False  # npy or safetensors of encoded rows instead of an image
     grid_thw: tuple[int, int, int] | None = None  # of features, as sent by the client
     settings: bytes = b""  # JSON object of the request's own mm_processor_kwargs and media_io_kwargs; empty: none
 

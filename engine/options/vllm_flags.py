@@ -355,7 +355,7 @@ VLLM_FLAGS: dict[str, Fate] = {
     "weight_transfer_config": _refused("weights are reloaded from a path (`tokamak ctl reload`)"),
 }
 
-VALUES: dict[str, dict[str, tuple[str, str]]] = {  # option -> value of vLLM's -> ours, and what to say of it
+VALUES: dict[str, dict[str, tuple[str, str]]] = {  # option -> vLLM's value -> ours, and a note
     "dtype": {
         "half": ("bfloat16", "float16 is not supported; weights are converted to bfloat16"),
         "float16": ("bfloat16", "float16 is not supported; weights are converted to bfloat16"),

@@ -126,7 +126,7 @@ def _packed(counts: Counts, experts: Sequence[int], num_ranks: int, num_slots: i
                 put(expert, min(places, key=lambda rank: (loads[rank], -room[rank], rank)))
                 continue
             # There is room only where the expert already is. A full rank without it has at least as many experts as that rank,
-            # so at least one that is not there: these two are exchanged.
+            # so at least one that is not there: that one moves to the free place, and the expert takes its place.
             free = max(range(num_ranks), key=lambda rank: (room[rank], -loads[rank], -rank))
             full = min((rank for rank in range(num_ranks) if expert not in ranks[rank]), key=lambda rank: (loads[rank], rank))
             moving = min(ranks[full] - ranks[free], key=lambda other: (counts[other] / copies[other], other))

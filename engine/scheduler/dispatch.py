@@ -169,7 +169,7 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
 
 
 def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], CachedUnit | None]) -> list[CachedUnit]:
-    """Add to a step which media and masks its prompts have, and where the features are that its rows read (`find` finds them by
+    """Add to a step the media and masks of its prompts, and the places of the features that its rows read (`find` finds them by
     hash). Return the units that are read."""
     starts = {start.slot: start for start in step.starts}
     slots, indexes, first_rows = (array("i") for _ in range(3))

@@ -244,7 +244,7 @@ class EncoderWork:
 
     def _victims(self, need: Need, needs: dict[bytes, Need]) -> Iterator[CachedUnit]:
         """Yield units that may be evicted for a unit: first unneeded ones, then, where a sequence waits for it, those that
-        sequences behind it need."""
+        later sequences need."""
         unneeded = (unit for unit in self.cache.evictable() if unit.unit_hash not in needs)
         if not need.is_next:
             return unneeded

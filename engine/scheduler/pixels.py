@@ -59,7 +59,7 @@ class PixelRequests:
         return earliest(self._next_ns, *(outbox.deadline_ns() for outbox in self._outboxes.values()))
 
     def keep(self, wanted: Collection[bytes]) -> None:
-        """Give back pixels, and cancel requests for them, that are no longer wanted."""
+        """Release pixels, and cancel requests for them, that are no longer wanted."""
         for unit_hash in [unit_hash for unit_hash in self._requests if unit_hash not in wanted]:
             self.give_back(self.take(unit_hash))
         for unit_hash in [unit_hash for unit_hash in self._retries if unit_hash not in wanted]:
@@ -93,7 +93,7 @@ class PixelRequests:
         return None if request is None else request.pixels
 
     def make_way(self, unit_hash: bytes) -> None:
-        """Give back ready pixels if these are still waited for, perhaps for lack of room."""
+        """Release ready pixels if others are still waited for, perhaps for lack of room."""
         waiting = self._requests.get(unit_hash)
         if waiting is None or waiting.pixels is not None:
             return
@@ -108,7 +108,7 @@ class PixelRequests:
         return request
 
     def give_back(self, request: PixelRequest) -> None:
-        """Give back the pixels of a request that is no longer read or awaited: there may be room for others now."""
+        """Release the pixels of a request that is no longer read or awaited: there may be room for others now."""
         for retry in self._retries.values():
             retry.at_ns = 0
         if request.media_epoch == self._context.peer_epoch(request.media):
@@ -123,8 +123,8 @@ class PixelRequests:
         self._retries.pop(request.unit_hash, None)
 
     def failed(self, failed: PixelsFailed, num_lent: int, now_ns: int) -> bytes:
-        """Return the unit if its pixels cannot be had; empty: they are requested again. While other pixels are held, `num_lent`
-        of them in use, a lack of room is no failure."""
+        """Return the unit if its pixels cannot be decoded; empty: they are requested again. While other pixels are held,
+        `num_lent` of them in use, a lack of room is no failure."""
         request = self._by_call.get(failed.call_id)
         if request is None:
             return b""

@@ -83,7 +83,7 @@ class WeightState:
         self.record = record
         self.state = record.state
 
-    # ------------------------------------------------------------------------------- what would be written down
+    # ---------------------------------------------------------------------------------------------------------- records
 
     def in_state(self, state: WeightsState) -> WeightsRecord:
         return replace(self.record, state=state)

@@ -51,7 +51,7 @@ class Change(msgspec.Struct):
     name: str
     mode: str
     after: WeightsRecord | None  # the record when it is done; None: the current one, which the ranks are made to match
-    messages: list[LoadWeights | ClearWeights] = []  # messages for the ranks
+    messages: list[LoadWeights | ClearWeights] = []  # sent to the ranks
     phase: Phase = Phase.DRAINING
     unanswered: set[int] = set()
     errors: list[str] = []
