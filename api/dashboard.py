@@ -20,7 +20,7 @@ LOG_TAIL_BYTES = 16 << 10
 
 
 async def dashboard(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /dashboard`."""
     return json_response(await RequestContext.of(request).services.watch.document())
 
 

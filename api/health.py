@@ -33,7 +33,7 @@ _NOT_SERVING = {
 
 
 async def health(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /health`."""
     context = RequestContext.of(request).services.context
     counters = context.counters
     errors = counters.errors.entries()
@@ -49,7 +49,7 @@ async def health(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /metrics`."""
     is_open = OPEN_METRICS in request.headers.get("accept", "").lower()
     text = await RequestContext.of(request).services.renderings.text(is_open)
     return Response(text, headers={"content-type": OPEN_METRICS_TYPE if is_open else TEXT_TYPE})
@@ -137,5 +137,5 @@ async def load(request: Request) -> Response:
 
 
 async def show_version(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /version`."""
     return json_response(Version(package_version()))

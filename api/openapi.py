@@ -42,7 +42,7 @@ _ERRORS = {
 
 
 async def openapi(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /openapi.json`."""
     services = RequestContext.of(request).services
     return json_response(document(services.model.names, services.context.config.root_path))
 

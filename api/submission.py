@@ -282,7 +282,7 @@ def sequence_parts(key: str, num_prompts: int, best_of: int) -> list[SequencePar
 
 
 def deadline_of(context: RequestContext, body: GenerationRequest | PoolingRequest) -> int:
-    """CLOCK_MONOTONIC; 0: none."""
+    """Return the deadline (CLOCK_MONOTONIC); 0: none."""
     timeout_s = body.timeout or context.services.model.request_timeout_s
     return context.arrival_ns + int(timeout_s * 1e9) if timeout_s else 0
 

@@ -78,7 +78,7 @@ class Blocks:
         return part.kind == ("arguments" if self._open.kind == "call" else self._open.kind)
 
     def _content(self, part: Part) -> Content:
-        """An empty block."""
+        """Return an empty block."""
         if part.kind == "call":
             return ToolUseContent(part.call_id, part.text, _NO_INPUT)
         return ThinkingContent("", "") if part.kind == "reasoning" else TextContent("")

@@ -37,7 +37,7 @@ from engine.errors import RequestError
 
 
 async def create_message(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/messages`."""
     context = RequestContext.of(request)
     fields, body = await context.parse_with_fields(request, MessagesRequest)
     name = context.services.model.resolve(body.model)
@@ -54,7 +54,7 @@ async def create_message(request: Request) -> Response:
 
 
 async def count_tokens(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/messages/count_tokens`."""
     context = RequestContext.of(request)
     body = await context.parse(request, CountTokensRequest)
     num_tokens = await count_translated(request, translate(body, context.services.model))

@@ -21,7 +21,7 @@ class BatchLedger:
     """Writes answers. `num_well` and `num_failed` requests have their line; `answer_ids` are those of an earlier life."""
 
     def __init__(self, store: FileStore, stored: StoredBatch) -> None:
-        """OSError."""
+        """Open the files. Raises OSError."""
         self.num_well = self.num_failed = 0
         self.answer_ids: set[str] = set()
         self._store = store

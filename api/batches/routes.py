@@ -76,14 +76,14 @@ async def create_batch(request: Request) -> Response:
 
 
 async def list_batches(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /v1/batches`."""
     context = RequestContext.of(request)
     own = context.services.feature(BatchRunner).of_source(context.source)
     return json_response(page_of(BatchList, request.query_params, own, lambda batch: batch.id, usual=20, most=100))
 
 
 async def show_batch(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /v1/batches/{id}`."""
     return json_response(_found(request))
 
 

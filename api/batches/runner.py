@@ -92,7 +92,7 @@ class BatchRunner:
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     def add(self, stored: StoredBatch) -> None:
-        """OSError."""
+        """Store a new batch. Raises OSError."""
         self._save(stored)
         self._looked_ns = 0
 
@@ -103,7 +103,7 @@ class BatchRunner:
             self._path(batch_id).unlink()
 
     def cancel(self, batch_id: str) -> None:
-        """OSError."""
+        """Request that a batch is cancelled. Raises OSError."""
         self._files.write(self._cancel_path(batch_id).name, b"")
         self._looked_ns = 0
 

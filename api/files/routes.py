@@ -29,12 +29,12 @@ class DeletedFile(msgspec.Struct):
 
 
 async def create_file(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/files`."""
     return json_response(await take_upload(request, RequestContext.of(request).services.feature(FileStore)))
 
 
 async def list_files(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /v1/files`."""
     context = RequestContext.of(request)
     store = context.services.feature(FileStore)
     found = [file for each in store.ids("file-", context.source) if (file := store.find(each)) is not None]
@@ -44,7 +44,7 @@ async def list_files(request: Request) -> Response:
 
 
 async def show_file(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /v1/files/{id}`."""
     return json_response(_found(request))
 
 

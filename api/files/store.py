@@ -147,14 +147,14 @@ class FileStore:
             if match := _NAME.fullmatch(name):
                 sizes[match["owner"]] += size
                 numbers[match["owner"]] += not match["rest"]
-        for num_bytes, limit, whose, option in (
+        for num_bytes, limit, owners, option in (
             (sizes[owner], self._max_bytes_per_user, "your", "--max-files-size-per-user"),
             (sizes.total(), self._max_bytes, "all users'", "--max-files-size"),
         ):
             if num_bytes + num_more_bytes > limit:
                 raise RequestError(
                     (
-                        f"file storage is full: {whose} files would take {_mebibytes(num_bytes)} MiB, limit "
+                        f"file storage is full: {owners} files would take {_mebibytes(num_bytes)} MiB, limit "
                         f"{_mebibytes(limit)} MiB; delete some, or start the server with a higher {option}"
                     ),
                     status=413,

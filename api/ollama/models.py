@@ -42,7 +42,7 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 async def list_models(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /api/tags`."""
     services = RequestContext.of(request).services
     model = services.model
     files = await _files(model)
@@ -79,7 +79,7 @@ async def list_running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /api/show`."""
     context = RequestContext.of(request)
     services = context.services
     model, shape = services.model, services.model.shape
@@ -111,7 +111,7 @@ async def show(request: Request) -> Response:
 
 
 async def show_version(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /api/version`."""
     return json_response(OllamaVersion(SPOKEN_VERSION))
 
 

@@ -22,7 +22,7 @@ _AT_ONCE = (0, "0", "0s", "0m", "0h")  # immediate values of `keep_alive`
 
 
 async def chat(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /api/chat`."""
     context = RequestContext.of(request)
     model = context.services.model
     body = await context.parse(request, OllamaChatRequest)
@@ -36,7 +36,7 @@ async def chat(request: Request) -> Response:
 
 
 async def generate(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /api/generate`."""
     context = RequestContext.of(request)
     model = context.services.model
     body = await context.parse(request, OllamaGenerateRequest)

@@ -65,7 +65,7 @@ class ChatHead(msgspec.Struct):
 
 
 async def create_chat_completion(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/chat/completions`."""
     context = RequestContext.of(request)
     model = context.services.model
     fields = await context.fields(request)

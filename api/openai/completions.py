@@ -53,7 +53,7 @@ class CompletionHead(msgspec.Struct):
 
 
 async def create_completion(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/completions`."""
     context = RequestContext.of(request)
     model = context.services.model
     fields = await context.fields(request)

@@ -83,7 +83,7 @@ async def _answer(
 
 
 def dimensions_of(asked: int | None, model: ServedModel) -> int:
-    """0: all."""
+    """Return the size of the vectors; 0: all values."""
     assert model.pooling is not None, "the model embeds"
     known = model.pooling.dimensions
     if asked is None:

@@ -17,7 +17,7 @@ from engine.messages import Pooling
 
 
 async def classify(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /classify`."""
     context = RequestContext.of(request)
     model = context.services.model
     body, found, param = await prompts.read(request, ClassificationRequest)

@@ -120,7 +120,7 @@ class CompactionItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compac
 
 
 class CompactionSummaryItem(CompactionItem, kw_only=True, tag_field="type", tag="compaction_summary"):
-    """The older name."""
+    """Former name of `compaction`."""
 
 
 class ContextCompactionItem(CompactionItem, kw_only=True, tag_field="type", tag="context_compaction"):

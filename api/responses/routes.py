@@ -47,7 +47,7 @@ T = TypeVar("T", bound=InputTokensRequest)
 
 
 async def create_response(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/responses`."""
     context = RequestContext.of(request)
     fields, body, translation, num_past = await _read(request, ResponsesRequest)
     translation.add_ours(fields, ResponsesRequest)
@@ -99,13 +99,13 @@ async def compact_conversation(request: Request) -> Response:
 
 
 async def count_input_tokens(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `POST /v1/responses/input_tokens`."""
     _, _, translation, _ = await _read(request, InputTokensRequest)
     return json_response(InputTokens(await count_translated(request, translation)))
 
 
 async def get_response(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `GET /v1/responses/{id}`."""
     context = RequestContext.of(request)
     response_id = request.path_params["id"]
     stored = _found(request, response_id)
@@ -144,7 +144,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """Handle the route."""
+    """Handle `DELETE /v1/responses/{id}`."""
     response_id = request.path_params["id"]
     await _ended(request, response_id, _found(request, response_id))
     if not RequestContext.of(request).services.feature(ResponseStore).delete(response_id):

@@ -187,7 +187,7 @@ class ResponseStore:
                     os.utime(self._directory / name)
 
     def ids(self) -> list[str]:
-        """The ids of all stored responses."""
+        """Return the ids of all stored responses."""
         try:
             return [name for name in os.listdir(self._directory) if _ID.fullmatch(name)]
         except OSError:

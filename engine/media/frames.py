@@ -40,7 +40,7 @@ def choose_frames(spacing: Spacing, choice: FrameChoice, num_frames: int, fps: f
 
 
 def _wanted(choice: FrameChoice, num_frames: int, fps: float) -> int:
-    """Qwen3VLVideoProcessor."""
+    """Return the number of frames as Qwen3VLVideoProcessor does."""
     asked = int(num_frames / fps * choice.fps)
     if choice.num_frames:
         asked = choice.num_frames if choice.num_frames > 0 else num_frames
@@ -78,6 +78,6 @@ def _in_steps(num_frames: int, count: float) -> list[int]:
 
 
 def _single(value: float) -> float:
-    """Rounded to float32."""
+    """Return the value rounded to float32."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded

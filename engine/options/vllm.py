@@ -55,7 +55,7 @@ def spelled(arguments: Sequence[str]) -> list[str]:
 
 
 def _whole(argument: str) -> str:
-    """`--spec-tokens=3` as `--speculative-config.num_speculative_tokens=3`."""
+    """Return `--speculative-config.num_speculative_tokens=3` for `--spec-tokens=3`."""
     name, equals, value = argument.removeprefix("--").partition("=")
     part = LONG.get(name.replace("_", "-")) if argument.startswith("--") else None
     return f"--{part}{equals}{value}" if part else argument

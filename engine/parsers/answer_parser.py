@@ -96,7 +96,7 @@ class AnswerParser:
         self._meet(marker, is_hidden)
 
     def finish(self) -> None:
-        """No more comes."""
+        """End the answer: no more text follows."""
         while self._reader is not None:
             self.feed(self._give_up(self._reader))
         self._release()

@@ -92,7 +92,7 @@ class Lark:
         return self.add(name, "\n | ".join(bodies))
 
     def with_start(self, body: str) -> str:
-        """The whole text."""
+        """Return the whole grammar with `body` as its start rule."""
         return "\n".join([f"start: {body}", *self._rules.values()]) + "\n"
 
 

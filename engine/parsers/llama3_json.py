@@ -75,7 +75,7 @@ class Llama3Json(CallFamily):
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """All `$ref` in a schema."""
+    """Yield all `$ref` in a schema."""
     rest = [schema]
     while rest:
         node = rest.pop()

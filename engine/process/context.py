@@ -46,8 +46,8 @@ class ActorContext:
         listener_fd: int = -1,
         device_arena_fd: int = -1,
     ) -> None:
-        """The descriptors are inherited by this process: memory files, those of slabs by the names of their producers, the
-        event socket of the supervisor, and a listening socket."""
+        """Set up the context. The descriptors are inherited by this process: memory files, those of slabs by the names of their
+        producers, the event socket of the supervisor, and a listening socket."""
         self.run = run
         self.config = config
         self.name = name
@@ -93,7 +93,7 @@ class ActorContext:
         return self._peer_rows[name].epoch
 
     def is_peer_ready(self, name: str) -> bool:
-        """Whether it accepts work."""
+        """Return whether `name` accepts work."""
         return self._peer_rows[name].state in (State.READY, State.RUNNING)
 
     def peers(self) -> list[str]:

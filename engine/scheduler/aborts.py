@@ -27,7 +27,7 @@ class Aborts:
 
     @property
     def next_deadline_ns(self) -> int:
-        """0: none."""
+        """Return the next deadline; 0: none."""
         return self._deadlines[0][0] if self._deadlines else 0
 
     def watch(self, sequence: Sequence) -> None:

@@ -176,7 +176,7 @@ class SchedulerActor(Actor):
         self.stats.show()
 
     def do_work(self) -> int:
-        """One turn: commands and deadlines, then steps while there is room, then send what can be sent."""
+        """Do one turn: commands and deadlines, then steps while there is room, then send what can be sent."""
         num_done = self.aborts.expire(time.monotonic_ns()) + self.weight_updates.advance() + self.dispatcher.flush()
         if self.encoder is not None:
             num_done += self.encoder.advance(time.monotonic_ns())

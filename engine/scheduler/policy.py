@@ -63,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True):
         return max(0, num_tokens - self.num_overlap)
 
     def is_decoding(self, sequence: Sequence) -> bool:
-        """Whether its answer has begun and only its newest token is left to compute."""
+        """Return whether its answer has begun and only its newest token is left to compute."""
         num_tokens = sequence.num_tokens
         return num_tokens > sequence.num_prompt_tokens and num_tokens - sequence.num_computed <= 1 + self.num_overlap
 

@@ -16,7 +16,7 @@ from engine.scheduler.weight_state import WeightState
 
 
 class SchedulerStats:
-    """The scheduler's cells."""
+    """Metrics of the scheduler."""
 
     def __init__(self, context: ActorContext, batch: BatchState, weights: WeightState) -> None:
         self._batch = batch

@@ -127,7 +127,7 @@ class AdapterCommands:
                 self._left(leaving)
 
     def refuse_open(self, cause: str) -> None:
-        """The engine ends."""
+        """Answer the open commands with 503: the engine is stopping."""
         waiting = [command.command_id for command in self._loads] + [leaving.command_id for leaving in self._leaving]
         for command_id in waiting:
             if command_id and not command_id.startswith(_AT_START):

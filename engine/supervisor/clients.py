@@ -46,7 +46,7 @@ def context_warning(client: str, served: Served) -> str:
 
 
 def claude_variables(served: Served) -> dict[str, str]:
-    """Claude Code's environment."""
+    """Return Claude Code's environment variables."""
     models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{kind}_MODEL" for kind in ("SONNET", "OPUS", "HAIKU")))
     return {
         "ANTHROPIC_BASE_URL": served.url,
@@ -68,7 +68,7 @@ def codex_settings(served: Served) -> dict[str, Any]:
 
 
 def opencode_settings(served: Served) -> dict[str, Any]:
-    """opencode's settings."""
+    """Return opencode's settings."""
     limit = {"context": served.max_model_len, "output": max(1, served.max_model_len // 4)}
     provider = {
         "npm": "@ai-sdk/openai-compatible",

@@ -52,7 +52,7 @@ class Rebalances:
             self._end(Reply(self._command_id, 503, text))
 
     def refuse_open(self, cause: str) -> None:
-        """The engine ends."""
+        """Answer an open command with 503: the engine is stopping."""
         if self.is_under_way:
             self._end(Reply(self._command_id, 503, f"the engine is stopping: {cause}"))
 

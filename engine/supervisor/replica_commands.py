@@ -84,7 +84,7 @@ class ReplicaCommands:
         self._advance(opened)
 
     def take(self, reply: Reply) -> None:
-        """A scheduler's answer."""
+        """Handle a scheduler's reply."""
         command_id, _, scheduler = reply.command_id.removesuffix(_BACK).rpartition("/")
         opened = self._open.get(command_id)
         if opened is None or scheduler not in opened.unanswered:

@@ -56,7 +56,7 @@ class Detokenizer:
     def __init__(
         self, vocabulary: Vocabulary, options: TextOptions, *, min_tokens: int = 0, is_continuation: bool = True
     ) -> None:
-        """A stop string that is complete before `min_tokens` tokens does not count."""
+        """`min_tokens`: a stop string that is complete before this many tokens does not count."""
         self.num_tokens = 0  # taken so far; none after a stop string
         self._decoder = TextDecoder(
             vocabulary, skip_special_tokens=options.skip_special_tokens, is_continuation=is_continuation

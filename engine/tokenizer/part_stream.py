@@ -137,7 +137,7 @@ class PartStream(Detokenizer):
         return released
 
     def _release(self) -> str:
-        """No marker follows."""
+        """Release the space at the end of the content: no marker follows."""
         text = "".join(self._space)
         self._space.clear()
         if text:

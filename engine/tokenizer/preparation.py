@@ -112,7 +112,7 @@ class Preparation:
         return _encoder.encode(self.prepare(work))
 
     def prepare(self, work: Work) -> Answer:
-        """Never raises."""
+        """Prepare the texts of a message. Never raises."""
         try:
             if isinstance(work, Submit):
                 sampling = self._with_grammar(self._rules.resolve(work.shared.sampling, work.shared.text), work)

@@ -53,7 +53,7 @@ class ReadySequence(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def key(self) -> str:
-        """The HTTP request's."""
+        """Key of the HTTP request."""
         return self.request.shared.key
 
     @property

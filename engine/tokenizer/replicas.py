@@ -132,7 +132,7 @@ class Replicas:
                 channel.abort(key, Abort(own.request_id, own.attempt - 1))
 
     def is_any_left(self, refused_by: frozenset[int]) -> bool:
-        """Whether a replica that has not rejected it may take a sequence."""
+        """Return whether a replica that has not rejected it may take a sequence."""
         return any(
             replica.is_ready and not replica.load(0).is_full
             for index, replica in enumerate(self._replicas)

@@ -52,7 +52,7 @@ class Template:
             self._compiled = _ENVIRONMENT.from_string(source)
 
     def render(self, variables: dict[str, Any], max_characters: int) -> str:
-        """The template's output."""
+        """Return the template's output."""
         parts: list[str] = []
         num_characters = 0
         with _bounds():

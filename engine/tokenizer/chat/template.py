@@ -148,7 +148,7 @@ class ChatTemplates:
         self._trusts_requests = trusts_requests
 
     def has(self, name: str) -> bool:
-        """Whether the model has a template of this name."""
+        """Return whether the model has a template of this name."""
         return name in self._templates
 
     @property
