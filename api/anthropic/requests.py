@@ -176,7 +176,9 @@ class Tool(msgspec.Struct, kw_only=True):
     input_schema: Annotated[JsonObject, Meta(description="JSON schema of type object.")] | None = None
     strict: Annotated[bool, Meta(description="Calls follow `input_schema` exactly.")] | None = None
     defer_loading: Annotated[bool, Meta(description="Only in the prompt after a `tool_reference`.")] | None = None
-    input_examples: Annotated[list[JsonObject], Meta(description="Sent as `examples` of the schema.")] | None = None
+    input_examples: Annotated[list[JsonObject], Meta(description="Added to the prompt as `examples` of the schema.")] | None = (
+        None
+    )
 
 
 class ToolChoiceAuto(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):

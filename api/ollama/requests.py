@@ -63,7 +63,7 @@ class OllamaTurn(msgspec.Struct, kw_only=True):
     thinking: str | None = None
     images: Annotated[list[str], Meta(description="Base64; for vision-language models.")] | None = None
     tool_calls: list[OllamaToolCall] | None = None
-    tool_name: Annotated[str | None, Meta(description="Of a tool result.")] = None
+    tool_name: Annotated[str | None, Meta(description="For tool results.")] = None
     tool_call_id: str | None = None
 
 

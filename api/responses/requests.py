@@ -34,7 +34,7 @@ class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_imag
 
 
 class EncryptedText(msgspec.Struct, kw_only=True, tag_field="type", tag="encrypted_content"):
-    encrypted_content: Annotated[str, Meta(description="Of another server: ignored.")]
+    encrypted_content: Annotated[str, Meta(description="From another server: ignored.")]
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -116,7 +116,7 @@ class AdditionalToolsItem(msgspec.Struct, kw_only=True, tag_field="type", tag="a
 
 
 class CompactionItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
-    encrypted_content: Annotated[str, Meta(description="Summary; of another server: ignored.")] | None = None
+    encrypted_content: Annotated[str, Meta(description="Summary; from another server: ignored.")] | None = None
 
 
 class CompactionSummaryItem(CompactionItem, kw_only=True, tag_field="type", tag="compaction_summary"):

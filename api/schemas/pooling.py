@@ -20,7 +20,7 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32, description="Lower runs first, within limits.")] | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400, description="Seconds from arrival to the complete answer.")] | None = None
     user: str | None = None
-    return_token_ids: Annotated[bool, Meta(description="Added in front of each prompt, not part of the result.")] | None = None
+    return_token_ids: Annotated[bool, Meta(description="Also return the token ids of each prompt.")] | None = None
     truncate_prompt_tokens: (
         Annotated[
             int,
@@ -56,7 +56,7 @@ class EmbeddingRequest(PoolingRequest, kw_only=True):
 class PoolRequest(EmbeddingRequest, kw_only=True):
     """Prompts for the output of the model: vectors, or scores of its labels."""
 
-    task: Annotated[Literal["embed", "classify"], Meta(description="Default of the model.")] | None = None
+    task: Annotated[Literal["embed", "classify"], Meta(description="Default: the task of the model.")] | None = None
     use_activation: UseActivation | None = None
 
 

@@ -54,7 +54,7 @@ class RepetitionDetection(msgspec.Struct, kw_only=True):
 
     max_pattern_size: Annotated[int, Meta(ge=0, le=256, description="0: no pattern detection.")] = 0
     min_pattern_size: Annotated[int, Meta(ge=0, le=256)] = 0
-    min_count: Annotated[int, Meta(ge=0, le=65536, description="At least 2 if a pattern is searched.")] = 0
+    min_count: Annotated[int, Meta(ge=0, le=65536, description="At least 2 if max_pattern_size is set.")] = 0
 
 
 class SamplingFields(FormatFields, kw_only=True):
@@ -91,7 +91,7 @@ class SamplingFields(FormatFields, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=1024,
-                description="Prefixes are shared only if the salt is equal.",
+                description="Cached prefixes are shared only between requests with the same salt.",
             ),
         ]
         | None
@@ -109,7 +109,7 @@ class SamplingFields(FormatFields, kw_only=True):
     dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
     dry_allowed_length: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32, description="Tokens to look back; -1: all.")] | None = None
-    dry_sequence_breakers: Annotated[Words, Meta(description="Tokens that break a repetition.")] | None = None
+    dry_sequence_breakers: Annotated[Words, Meta(description="Texts that end a repetition.")] | None = None
 
 
 class GenerationRequest(SamplingFields, kw_only=True):
@@ -125,19 +125,30 @@ class GenerationRequest(SamplingFields, kw_only=True):
     ) = None
     n: NumSequences | None = None
     best_of: (
-        Annotated[int, Meta(ge=1, le=MAX_SEQUENCES_PER_PROMPT, description="Generate so many, return the n likeliest.")] | None
+        Annotated[int, Meta(ge=1, le=MAX_SEQUENCES_PER_PROMPT, description="Generate this many, return the n likeliest.")]
+        | None
     ) = None
     prompt_logprobs: NumTopLogprobs | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     logprob_token_ids: (
-        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROBS, description="Instead of the best answers.")] | None
+        Annotated[
+            list[TokenId],
+            Meta(
+                min_length=1,
+                max_length=MAX_LOGPROBS,
+                description="Return log-probabilities of these tokens instead of the best.",
+            ),
+        ]
+        | None
     ) = None
     return_tokens_as_token_ids: bool | None = None
-    logprobs_by_id: Annotated[bool, Meta(description="Return prompt log-probabilities in `prompt_logprobs`.")] | None = None
+    logprobs_by_id: (
+        Annotated[bool, Meta(description="Return log-probabilities by token id, as in `prompt_logprobs`.")] | None
+    ) = None
     repetition_detection: RepetitionDetection | None = None
     timings: Annotated[bool, Meta(description="Include timings in the answer.")] | None = None
-    timings_per_token: Annotated[bool, Meta(description="Include usage in every event of a stream.")] | None = None
+    timings_per_token: Annotated[bool, Meta(description="Include timings in every event of a stream.")] | None = None
     return_progress: Annotated[bool, Meta(description="Send events with the progress of the prompt.")] | None = None
 
 
@@ -354,7 +365,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
     attention_mask_offset: (
-        Annotated[list[int], Meta(max_length=0, description="For `/v1/completions` clients that know the tokens.")] | None
+        Annotated[list[int], Meta(max_length=0, description="Only supported at `/v1/completions`.")] | None
     ) = None
     prediction: Prediction | None = None
     echo: Annotated[bool, Meta(description="The answer starts with the assistant message that it continues.")] | None = None

@@ -261,7 +261,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "auto",
             "data type of keys and values; auto: bfloat16 if the weights are narrower than float32",
         ),
-        Option("enable-prefix-caching", flag(), True, "reuse the KV cache of prompts that begin alike"),
+        Option("enable-prefix-caching", flag(), True, "reuse the KV cache of common prompt prefixes"),
         Option(
             "max-num-batched-encoder-embeds",
             whole(1, 1 << 20),
@@ -279,7 +279,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "mm-chunk-tokens",
             whole(1, 1 << 20),
             None,
-            "maximum tokens of a chunk that contains media; default: --max-num-batched-tokens",
+            "target number of tokens in a chunk that contains media; default: --max-num-batched-tokens",
         ),
         Option(
             "max-waiting",
@@ -444,7 +444,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("restart-limit", whole(1), 3, "the engine stops when one process dies this many times within --restart-window"),
         Option("restart-window", seconds(1), 300.0, "time window of --restart-limit"),
         Option("hang-timeout", seconds(1), 60.0, "restart a process that sent no heartbeat for this long"),
-        Option("load-timeout", seconds(1), 1800.0, "the same limit while a process starts and loads weights"),
+        Option("load-timeout", seconds(1), 1800.0, "--hang-timeout for a process that starts and loads weights"),
         Option("stop-timeout", seconds(0.1), 10.0, "time that processes get to stop before SIGKILL"),
     ),
     "images and video": (
