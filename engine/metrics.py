@@ -150,7 +150,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("actor_hangs_total", "counter", "hangs", "Actors killed because they sent no heartbeat."),
         Metric("run_files_made_again_total", "counter", "files", "Files of the run that others removed while it was running."),
         Metric("is_run_incomplete", "gauge", "runs", "1 while removed files cannot be restored; see the error log."),
-        Metric("adapters_version", "gauge", "", "Loaded and unloaded adapters."),
+        Metric("adapters_version", "gauge", "", "Number of changes to the loaded adapters."),
         Metric("num_adapters", "gauge", "adapters", "LoRA adapters in memory, including those being unloaded."),
         Metric("start_seconds", "gauge", "seconds", "Time from launch until ready."),
     ),
