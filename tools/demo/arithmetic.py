@@ -1,8 +1,8 @@
-"""Sums and differences: which operands, in which words.
+"""Sums and differences: operands and wordings.
 
-Called by `data.py`. Half of the operands are drawn evenly, the others where a mistake is most likely: numbers that are
-close together, columns that carry or borrow. Questions are put together of an expression (`211 - 12`, `211 minus 12`) and
-what stands around it (`What is ...?`, `... = ?`), so that the model sees hundreds of wordings and guesses new ones.
+Called by `data.py`. Half of the operands are drawn evenly, the others from hard cases: numbers that are close together, columns
+that carry or borrow. Questions combine an expression (`211 - 12`, `211 minus 12`) and a frame (`What is ...?`, `... = ?`), so
+that the model sees hundreds of wordings and generalizes to new ones.
 """
 
 import random
@@ -67,7 +67,7 @@ DIFFERENCES = (
     *("What is the difference between {a} and {b}?", "What is the difference of {a} and {b}?", "The difference of {a} and {b}"),
     *("The difference between {a} and {b} is", "Calculate the difference between {a} and {b}."),
 )
-"""Only asked with the larger number first: the other way round, people differ about the sign."""
+"""Asked only with the larger number first, because the sign of the reverse is ambiguous."""
 
 EXAMINED_WORDINGS: Phrases = {
     "add": ("What is {a} + {b}?", "{a} + {b} = ?", "What's {a} + {b}?", "Calculate {a}+{b}", "{a} plus {b} equals"),
@@ -77,11 +77,11 @@ NEW_WORDINGS: Phrases = {
     "add": ("Work out {a} + {b}.", "{a}+{b} gives", "So, {a} plus {b}?", "Can I have {a} + {b}?", "Now do {a}+{b}"),
     "subtract": ("Work out {a} - {b}.", "{a}-{b} gives", "So, {a} minus {b}?", "Can I have {a} - {b}?", "Now do {a}-{b}"),
 }
-"""Never trained with: they tell what becomes of wordings that nobody thought of."""
+"""Never used in training: they test unforeseen wordings."""
 
 
 def phrase_texts() -> list[str]:
-    """Every phrase of the trained questions, for the vocabulary."""
+    """Return every phrase of the trained questions, for the vocabulary."""
     expressions = [text for texts in EXPRESSIONS.values() for text in texts]
     return [*expressions, *FRAMES, *DIFFERENCES, *PHRASES["add"], *PHRASES["subtract"]]
 
@@ -100,7 +100,7 @@ def _close_operands(source: random.Random) -> tuple[int, int]:
 
 
 def _chained_operands(task: ArithmeticTask, source: random.Random) -> tuple[int, int]:
-    """Operands most of whose columns carry or borrow, or would if the column to the right did."""
+    """Draw operands in which most columns carry or borrow, or would with a carry from the right."""
     first = second = 0
     num_columns = source.choice((2, 3, 3, 3))
     for column in range(num_columns):
@@ -115,18 +115,18 @@ def _chained_operands(task: ArithmeticTask, source: random.Random) -> tuple[int,
 
 
 def even_operands(task: ArithmeticTask, source: random.Random) -> tuple[int, int]:
-    """Two numbers that have nothing to do with each other or with `task`."""
+    """Draw two independent numbers."""
     return even_operand(source), even_operand(source)
 
 
 def hard_operands(task: ArithmeticTask, source: random.Random) -> tuple[int, int]:
-    """Two numbers that are close together or carry and borrow."""
+    """Draw two numbers that are close together, or carry and borrow."""
     kind = source.random()
     return _close_operands(source) if kind < (0.6 if task == "subtract" else 0.2) else _chained_operands(task, source)
 
 
 def operands(task: ArithmeticTask, source: random.Random) -> tuple[int, int]:
-    """Two numbers from 0 to `MAX_OPERAND` to train with: even and hard ones in turn."""
+    """Draw two numbers from 0 to `MAX_OPERAND` for training: evenly or hard cases."""
     kind = source.random()
     if kind < 0.5:
         return even_operand(source), even_operand(source)
@@ -136,7 +136,7 @@ def operands(task: ArithmeticTask, source: random.Random) -> tuple[int, int]:
 
 
 def template(task: ArithmeticTask, a: int, b: int, source: random.Random) -> str:
-    """A trained wording with the slots `a` and `b`."""
+    """Draw a trained wording with the slots `a` and `b`."""
     kind = source.random()
     if kind < 0.25:
         return source.choice(PHRASES[task])

@@ -1,6 +1,6 @@
-"""Batches of training text: rows of conversations, filled up with equations. Called by `train.py`.
+"""Batches of training text: rows of conversations, padded with equations. Called by `train.py`.
 
-A batch follows from the seed and its step alone, so that a training run can go on from any step.
+A batch depends only on the seed and its step, so that training can continue from any step.
 """
 
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ from tools.demo.vocabulary import THINK, TURN_END, TURN_START
 IGNORED = -100
 NUM_OPENING_TOKENS = 10
 NUM_WAITING = 4
-"""Conversations among which a row looks for one that fits."""
+"""Number of conversations from which a row picks one that fits."""
 Text = tuple[list[int], list[int]]
-"""Tokens, and for each the token wanted after it or `IGNORED`."""
+"""Tokens, and for each the target token or `IGNORED`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows: tokens, the token wanted after each (or `IGNORED`), and the number of the text each belongs to."""
+    """Packed rows: tokens, the target of each (or `IGNORED`), and the number of its text."""
 
     token_ids: Tensor
     targets: Tensor
     texts: Tensor
 
     def mask(self) -> Tensor:
-        """[rows, 1, queries, keys]: a token sees only its own text."""
+        """Mask [rows, 1, queries, keys]: a token sees only its own text."""
         same = self.texts[:, None, :, None] == self.texts[:, None, None, :]
         return same & torch.ones(same.shape[2:], dtype=torch.bool).tril()
 
     def parts(self, num_parts: int) -> Iterator["Batch"]:
-        """The rows, dealt out evenly."""
+        """Split the rows evenly."""
         parts = (tensor.chunk(num_parts) for tensor in (self.token_ids, self.targets, self.texts))
         return (Batch(*tensors) for tensors in zip(*parts, strict=True))
 
@@ -60,7 +60,7 @@ def _conversations(tokenizer: Tokenizer, seed: int, mixture: "Mixture") -> Itera
 
 
 def _equations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
-    """One line each; wanted are its result and its end."""
+    """Equations, one per line; targets are the result and the end."""
     (equals,) = tokenizer.encode(" =").ids
     for equation in data.training_equations(seed):
         token_ids = tokenizer.encode(equation).ids
@@ -69,7 +69,7 @@ def _equations(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
 
 
 def _openings(tokenizer: Tokenizer, seed: int, mixture: "Mixture") -> Iterator[Text]:
-    """Questions and the first tokens of their answers, which tell what was understood: many questions in few tokens."""
+    """Questions and the first tokens of their answers, which show what was understood: many questions in few tokens."""
     for question in data.training_openings(seed, mixture.declined_share):
         asked = tokenizer.encode(prompt_of(question.messages())).ids
         wanted = tokenizer.encode(f"{question.answer}{TURN_END}").ids[:NUM_OPENING_TOKENS]
@@ -77,7 +77,7 @@ def _openings(tokenizer: Tokenizer, seed: int, mixture: "Mixture") -> Iterator[T
 
 
 def _choices(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
-    """Tools, and behind each question the begin of a call; wanted is the name."""
+    """Tools, and the beginning of a call after each question; the target is the name."""
     for tools, questions in training_choices(seed):
         token_ids = tokenizer.encode(prompt_of([{"role": "user", "content": ""}], tools).partition(TURN_END)[0]).ids
         targets = [IGNORED] * len(token_ids)
@@ -90,9 +90,9 @@ def _choices(tokenizer: Tokenizer, seed: int) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Mixture of a batch. `chat_share` of a row is conversations, `tools_share` of them with tools. Openings of answers follow
-    up to `openings_share` of the row, then choices of tools up to `choices_share`. `declined_share` of the questions about
-    facts and small talk are declined."""
+    """Mixture of a batch. `chat_share` of a row is conversations, `tools_share` of them with tools. Then come openings of
+    answers up to `openings_share` of the row, and choices of tools up to `choices_share`. `declined_share` of the questions
+    about facts and small talk are declined."""
 
     num_rows: int
     row_tokens: int
@@ -104,10 +104,10 @@ class Mixture:
 
 
 def training_batch(tokenizer: Tokenizer, seed: int, step: int, mixture: Mixture) -> Batch:
-    """The batch of `step`. In a row, each conversation is a text of its own and the equations are one.
+    """Return the batch of `step`. In a row, each conversation is a separate text, and the equations are one text.
 
-    A row takes conversations until they fill their share of it, of the next few each time the first that still fits, then
-    openings, choices, and equations.
+    A row takes conversations up to their share, each time the first of the next few that fits, then openings, choices, and
+    equations.
     """
     row_tokens = mixture.row_tokens
     conversations = _conversations(tokenizer, 1_000_000 * seed + step, mixture)

@@ -1,8 +1,8 @@
-"""Questions for which the demonstration model calls a tool, the tools, what they give, and the answers after that.
+"""Questions for which the demonstration model calls a tool, the tools, their results, and the answers after these.
 
-Called by `data.py`. Tools are put together of a verb, a noun and the names of arguments, and asked for by their nouns, so
-that the model learns to copy names and values it has never seen: a word that a tool, an argument or a value of the one split
-has is in no tool of the other (the verbs, and numbers, are those of both).
+Called by `data.py`. Tools are combined from a verb, a noun and argument names, and questions use the nouns, so that the model
+learns to copy unseen names and values: words of tools, arguments and values belong to one split only (verbs and numbers to
+both).
 """
 
 import json
@@ -16,24 +16,24 @@ from tools.demo.words import ENGLISH_WORDS, invented_word, scrambled_word
 
 Json = dict[str, Any]
 Draw = Callable[[tuple[str, ...]], str]
-"""A word of the split that questions are made for, of these or another one."""
+"""Draws a word of a split, from these or another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How often lists of tools, and of arguments, have a length: the shares of 0, 1, 2, ..."""
+    """Shares of lengths 0, 1, 2, ... of lists of tools, and of arguments."""
 
     tools: tuple[float, ...]
     arguments: tuple[float, ...]
     described: float
-    """Of the tools with a description that names no argument, those that it alone tells what they are for."""
+    """Share of tools with a description without arguments that only the description identifies."""
 
 
 EXAMINED = Shares(tools=(0.0, 0.5, 0.32, 0.18), arguments=(0.12, 0.52, 0.28, 0.08), described=0.1)
 TRAINED = Shares(tools=(0.0, 0.2, 0.35, 0.45), arguments=(0.1, 0.4, 0.3, 0.2), described=0.25)
-"""More of what is hard to learn: to choose among several, and to tell the third argument."""
+"""More of the hard cases: choosing among several, and the third argument."""
 CHOSEN_AMONG = Shares(tools=(0.0, 0.0, 0.2, 0.3, 0.3, 0.2), arguments=(0.4, 0.4, 0.15, 0.05), described=0.25)
-"""Where the choice alone is learnt."""
+"""For training of the choice only."""
 
 ASKING_VERBS = ("get", "find", "show", "check", "search", "list", "fetch", "read")
 ACTING_VERBS = ("book", "send", "create", "order", "play", "open", "set", "start", "stop", "add", "update", "delete", "make")
@@ -94,7 +94,7 @@ UNSEEN_WORDS = {
     ),
 }
 UNSEEN_WORDS[RESULT_KEYS] = (*UNSEEN_WORDS[ARGUMENTS], *UNSEEN_WORDS[NOUNS])
-"""What held-out questions have in place of the words above, of which the hash gives them too few."""
+"""Words of held-out questions instead of those above, since the hash gives them too few."""
 CHOICES = (
     *(("celsius", "fahrenheit"), ("metric", "imperial"), ("low", "high"), ("low", "medium", "high"), ("short", "long")),
     *(("asc", "desc"), ("small", "medium", "large"), ("red", "green", "blue"), ("json", "csv"), ("on", "off")),
@@ -142,7 +142,7 @@ DESCRIPTIONS = (
     *("{V} the {n}.", "{V} a {n}", "{V} the {n} by {a}.", "The {n} of a {a}", "{V} {n} by {a}", "{V} the {n} of the user."),
 )
 SENTENCES = ("The {0} in {1} is {2}.", "It is {2} in {1}.", "{1} has a {0}.", "There is no {0}.", "The {0} is {2} today.")
-"""A tool may give a whole one."""
+"""A tool's result may be a whole sentence."""
 
 FAMILIAR: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], ...] = (
     (
@@ -190,13 +190,13 @@ FAMILIAR: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], .
         ("Play {q}.", "Play the song {q}.", "I want to hear {q}.", "Please play music by {v}."),
     ),
 )
-"""Names, arguments, description and questions of tools that everybody shows first; these are trained with alone."""
+"""Names, arguments, description and questions of the most common example tools; only for training."""
 
 TYPES = "string integer number boolean any Tools"
 
 
 def phrase_texts() -> list[str]:
-    """Return texts for the vocabulary: everything around the words that tools and values are made of."""
+    """Return texts for the vocabulary: everything except the words of tools and values."""
     texts = [
         TYPES,
         *ASKED,
@@ -218,7 +218,7 @@ def phrase_texts() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A parameter of a tool, with its value where a question gives one."""
+    """Parameter of a tool, with its value if the question has one."""
 
     name: str
     schema: Json
@@ -227,23 +227,23 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Tool, and the words in which it is asked for."""
+    """Tool, and the words of questions for it."""
 
     name: str
     arguments: tuple[Argument, ...]
     description: str = ""
     verb: str = "get"
     noun: str = ""
-    """As questions say it."""
+    """The nouns as in questions."""
     wordings: tuple[str, ...] = ()
-    """Of the first argument, in place of those that any tool has."""
+    """Values of the first argument, instead of the general ones."""
 
     def words(self) -> list[str]:
-        """By which it is told apart from others."""
+        """What distinguishes it from other tools."""
         return [self.name, *self.noun.split(), *(argument.name for argument in self.arguments)]
 
     def definition(self) -> Json:
-        """In OpenAI's form."""
+        """The tool in OpenAI's format."""
         parameters = {
             "type": "object",
             "properties": {argument.name: argument.schema for argument in self.arguments},
@@ -257,13 +257,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A question's answer where that is a call."""
+    """Answer that is a call."""
 
     name: str
     arguments: Json
 
     def message(self) -> Json:
-        """In OpenAI's form, with arguments as templates show them."""
+        """The call in OpenAI's format, with arguments as templates expect them."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
@@ -273,7 +273,7 @@ class Call:
 
 
 def any_word(source: random.Random, pool: tuple[str, ...]) -> str:
-    """One of `pool`, an English or an invented word."""
+    """Draw one of `pool`, an English or an invented word."""
     kind = source.random()
     if kind < 0.5:
         return source.choice(pool)
@@ -281,7 +281,7 @@ def any_word(source: random.Random, pool: tuple[str, ...]) -> str:
 
 
 def trained_word(source: random.Random, pool: tuple[str, ...]) -> str:
-    """Likewise; more are invented, and as long as English ones get: words that come again and again are known by heart."""
+    """Draw likewise, but more are invented, up to the length of English words, because repeated words would be memorized."""
     kind = source.random()
     if kind < 0.3:
         return source.choice(pool)
@@ -291,7 +291,7 @@ def trained_word(source: random.Random, pool: tuple[str, ...]) -> str:
 
 
 def _name(source: random.Random, verb: str, noun: str, second: str) -> tuple[str, str]:
-    """The name of a tool, and its nouns as a question says them."""
+    """Draw the name of a tool, and its nouns as in questions."""
     kind = source.random()
     if kind < 0.62:
         return f"{verb}_{noun}", noun
@@ -318,12 +318,12 @@ def _schema(source: random.Random, is_first: bool) -> Json:
 
 
 def drawn_length(source: random.Random, shares: tuple[float, ...]) -> int:
-    """The place in `shares` of what is drawn."""
+    """Draw an index by `shares`."""
     return source.choices(range(len(shares)), shares)[0]
 
 
 def make_tool(source: random.Random, draw: Draw, shares: Shares) -> Tool:
-    """A tool of drawn words."""
+    """Draw a tool."""
     is_asked = source.random() < 0.65
     verb = source.choice(ASKING_VERBS if is_asked else ACTING_VERBS)
     noun, second = draw(NOUNS), draw(NOUNS)
@@ -339,12 +339,12 @@ def make_tool(source: random.Random, draw: Draw, shares: Shares) -> Tool:
         about = arguments[0].name if arguments else "user"
         description = source.choice(DESCRIPTIONS).format(n=said, a=about, V=verb.capitalize())
         if "{a}" not in description and source.random() < shares.described:
-            name = f"{verb}_{draw(NOUNS)}"  # what it is for is in its description alone
+            name = f"{verb}_{draw(NOUNS)}"  # only its description says its purpose
     return Tool(name, tuple(arguments), description, verb, said)
 
 
 def familiar_tool(source: random.Random) -> Tool:
-    """One of `FAMILIAR`."""
+    """Draw one of `FAMILIAR`."""
     names, arguments, description, wordings = source.choice(FAMILIAR)
     first = Argument(source.choice(arguments), {"type": "string"}, is_required=source.random() < 0.8)
     others: tuple[Argument, ...] = ()
@@ -360,7 +360,7 @@ def _phrase(source: random.Random, draw: Draw) -> str:
 
 
 def _string(source: random.Random, draw: Draw) -> tuple[str, str]:
-    """A value as the question shows it, and as it is."""
+    """Draw a value: as text of the question, and as JSON."""
     kind = source.random()
     if kind < 0.42:
         value = draw(NAMES).capitalize()
@@ -399,7 +399,7 @@ def _value(source: random.Random, schema: Json, draw: Draw) -> tuple[str, Any]:
 
 
 def _clause(source: random.Random, argument: Argument, shown: str, value: object) -> str:
-    """How a question gives an argument by its name."""
+    """Draw how a question gives an argument by name."""
     if value is True and source.random() < 0.5:
         return f" with {argument.name}"
     if value is False and source.random() < 0.5:
@@ -413,7 +413,7 @@ def _clause(source: random.Random, argument: Argument, shown: str, value: object
 
 
 def asked(tool: Tool, source: random.Random, draw: Draw) -> tuple[str, Call]:
-    """A question that `tool` answers, and the call."""
+    """Draw a question that `tool` answers, and the call."""
     values: Json = {}
     clauses: list[str] = []
     is_plain = not tool.arguments

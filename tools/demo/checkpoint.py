@@ -63,7 +63,7 @@ def save(network: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def save_drafts(drafts: Drafts, folder: Path) -> None:
-    """Add layers that draft to the checkpoint in `folder`: a file of their own, and the index that names both."""
+    """Add draft layers to the checkpoint in `folder`: a separate file, and an index with both."""
     tensors = {f"mtp.{name}": tensor.detach().contiguous() for name, tensor in drafts.state_dict().items()}
     save_file(tensors, folder / DRAFTS_FILE, metadata={"format": "pt"})
     (folder / DRAFTS_FILE).chmod(0o644)
@@ -76,14 +76,15 @@ def save_drafts(drafts: Drafts, folder: Path) -> None:
 
 
 def load_drafts(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights that `save_drafts` added, by their names in `Drafts`."""
+    """Return the weights added by `save_drafts`, by their names in `Drafts`."""
     return {name.removeprefix("mtp."): tensor for name, tensor in load_file(folder / DRAFTS_FILE).items()}
 
 
 def grown(network: Qwen3, tokenizer: Tokenizer, new_tokenizer: Tokenizer, num_layers: int) -> Qwen3:
-    """`network` with the vocabulary of `new_tokenizer` and `num_layers` layers; it answers as before where all tokens are old.
+    """Return `network` with the vocabulary of `new_tokenizer` and `num_layers` layers; for old tokens it answers as before.
 
-    A new token begins as the mean of those that spelled it. New layers are the second and those behind it, and add nothing yet.
+    A new token starts as the mean of the tokens that spelled it. New layers are inserted from the second on and start without
+    effect.
     """
     shape = replace(network.shape, vocab_size=new_tokenizer.get_vocab_size(), num_hidden_layers=num_layers)
     result = Qwen3(shape)

@@ -1,8 +1,8 @@
-"""The questions that the demonstration model is trained on and examined with, and the grading of its answers.
+"""Questions for training and examination of the demonstration model, and the grading of its answers.
 
-Called by `train.py` (split "train"), by `evaluate.py` and by the tests (split "held_out"). Everything follows from a
-seed. A question belongs to one split by a hash of what it is about (the two operands, the word, the values, the wording),
-so the splits are disjoint whatever the seed and the phrasing: no training sample ever adds a held-out pair of numbers.
+Called by `train.py` (split "train"), by `evaluate.py` and by the tests (split "held_out"). Everything depends only on a seed.
+The split of a question is given by a hash of its subject (the two operands, the word, the values, the wording), so splits are
+disjoint for any seed and phrasing: no training sample ever adds a held-out pair of numbers.
 """
 
 import json
@@ -49,16 +49,16 @@ TRAINING_WEIGHTS = {
     "foreign": 0.04,
 }
 UNDERSTOOD_TASKS = {"tokamak": 0.66, "small talk": 0.08, "unknown": 0.14, "large": 0.03, "foreign": 0.09}
-"""Tasks whose answers are fixed sentences, with their shares: what is hard about them is to understand the question."""
+"""Tasks with fixed sentences as answers, with their shares: the difficulty is to understand the question."""
 NEVER_HELD_OUT = ("small talk", "multiply", "divide", "large", "foreign", "unknown")
-"""Tables are known by heart, and of the others no answer depends on what exactly is asked."""
+"""Tables are memorized, and answers of the others do not depend on the exact question."""
 TYPING_ERRORS = {"tokamak": 0.5, "small talk": 0.4, "unknown": 0.4, "large": 0.2}
-"""Share of a task's questions that are mistyped."""
+"""Share of a task's questions with typing errors."""
 KEYWORDS_SHARE = 0.3
 REWORDED_SHARE = 0.45
-"""Of questions about Tokamak: those that are put together of what they are about, and those with other words for some."""
+"""Shares of questions about Tokamak: composed from keywords, and with replaced words."""
 TEMPLATE_ERRORS = 0.12
-"""Of the other tasks, in the words around what the question is about."""
+"""Share for other tasks, in the words around the subject."""
 NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
     *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
@@ -67,30 +67,30 @@ NUMBER_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing to ask: `key` is what it is about and decides its split, `answer` is the reply in full."""
+    """Question: `key` is its subject and decides the split, `answer` is the full reply."""
 
     task: str
     key: str
     text: str
     answer: str
     wording: str = ""
-    """The wording with its slots, where an examination counts by wording."""
+    """The wording with its slots, if an examination counts by wording."""
     thought: str = ""
-    """What the model thinks before it answers, where it thinks."""
+    """The reasoning before the answer, if any."""
     tools: tuple[calls.Tool, ...] = ()
     call: calls.Call | None = None
-    """The answer, where that is a call; `answer` has it as text."""
+    """The answer as a call, if it is one; `answer` has its text."""
     before: tuple[Message, ...] = ()
-    """Messages before `text`, which is what a tool gives where the last of them is a call."""
+    """Messages before `text`; if the last is a call, `text` is the tool's result."""
     also_right: tuple[str, ...] = ()
-    """Other answers that will do."""
+    """Other accepted answers."""
 
     def messages(self) -> list[Message]:
         role = "tool" if self.before and self.before[-1].get("tool_calls") else "user"
         return [*self.before, {"role": role, "content": self.text}]
 
     def definitions(self) -> tuple[calls.Json, ...]:
-        """Return the tools in OpenAI's form."""
+        """Return the tools in OpenAI's format."""
         return tuple(tool.definition() for tool in self.tools)
 
 
@@ -167,13 +167,13 @@ THOUGHTS = {
 CALL_THOUGHT = "I call {}."
 RESULT_THOUGHT = "I tell what the tool gives."
 SLOT_WORDS = "the letter appears time times word has letters true false system user assistant"
-"""The words of the answers and turns that are no template above."""
+"""Return the words of answers and turns that are not in the templates above."""
 
 
 def _phrase_words() -> frozenset[str]:
-    """The words of all fixed phrases, in lower case, less those that are there to be taken apart (`ENGLISH_WORDS`).
+    """The words of all fixed phrases, in lower case, without those to be spelled (`ENGLISH_WORDS`).
 
-    Questions outside of what the model knows do not count: theirs are words like any other.
+    Questions outside the model's knowledge do not count.
     """
     texts = [SLOT_WORDS, *SYSTEM_PROMPTS, *JSON_KEYS, *facts.OPENINGS, *facts.CLOSINGS, *NUMBER_WORDS]
     texts += [*arithmetic.phrase_texts(), *tables.phrase_texts(), *COUNT_LETTER_TEMPLATES, *COUNT_ALL_TEMPLATES]
@@ -194,15 +194,15 @@ def _phrase_words() -> frozenset[str]:
 
 
 PHRASE_WORDS = _phrase_words()
-"""The tokenizer makes each of these one token (see `vocabulary.py`), so taking one apart is a matter of memory."""
+"""Each of these is one token (see `vocabulary.py`), so spelling one needs memory."""
 
 _TASK_PHRASE_WORDS = tuple(sorted(word for word in PHRASE_WORDS if 3 <= len(word) <= MAX_SORTED_LETTERS))
 
 
 def is_held_out(task: str, key: str) -> bool:
-    """Whether what a question is about belongs to the held-out split: one in `HELD_OUT_ONE_IN`, by hash.
+    """Return whether a subject is held out: one in `HELD_OUT_ONE_IN`, by hash.
 
-    Never one of the `PHRASE_WORDS`, whose letters the model can only know from training.
+    Never one of the `PHRASE_WORDS`: the model can know their letters only from training.
     """
     if key in PHRASE_WORDS:
         return False
@@ -211,7 +211,7 @@ def is_held_out(task: str, key: str) -> bool:
 
 
 def _restyled(text: str, source: random.Random) -> str:
-    """The same question as somebody else would type it: other case, no full stop, a greeting in front."""
+    """Return a variant of the question: other case, no full stop, a greeting in front."""
     kind = source.random()
     if kind < 0.16 and not text.startswith("JSON"):
         text = text[0].lower() + text[1:]
@@ -234,7 +234,7 @@ def _from_template(templates: tuple[str, ...], source: random.Random, **slots: o
 
 
 def arithmetic_question(task: ArithmeticTask, a: int, b: int, text: str, wording: str = "") -> Question:
-    """The question `text` about `a` and `b`. The order of a sum does not matter to its split."""
+    """Return the question `text` about `a` and `b`. The order of a sum does not change its split."""
     if task == "add":
         return Question(task, f"{min(a, b)} {max(a, b)}", text, f"{a} + {b} = {a + b}", wording)
     return Question(task, f"{a} {b}", text, f"{a} - {b} = {a - b}", wording)
@@ -250,7 +250,7 @@ def _arithmetic(task: ArithmeticTask, source: random.Random) -> Question:
 
 
 def table_question(task: tables.TableTask, a: int, b: int, text: str, wording: str = "") -> Question:
-    """The question `text` about a product or quotient."""
+    """Return the question `text` about a product or quotient."""
     return Question(task, f"{a} {b}", text, tables.answer_of(task, a, b), wording)
 
 
@@ -263,7 +263,7 @@ def _table(task: tables.TableTask, source: random.Random) -> Question:
 
 
 def _plain_word(source: random.Random, max_letters: int) -> str:
-    """A word that the tokenizer spells."""
+    """Draw a word that the tokenizer spells."""
     while True:
         word = any_word(source, max_letters)
         if word not in PHRASE_WORDS:
@@ -271,7 +271,7 @@ def _plain_word(source: random.Random, max_letters: int) -> str:
 
 
 def _task_word(source: random.Random, max_letters: int) -> str:
-    """A word to take apart; one in twenty-five is a phrase word."""
+    """Draw a word to spell; one in twenty-five is a phrase word."""
     return source.choice(_TASK_PHRASE_WORDS) if source.random() < 0.04 else _plain_word(source, max_letters)
 
 
@@ -298,7 +298,8 @@ def _uppercase(source: random.Random) -> Question:
 
 
 def _count(source: random.Random) -> Question:
-    """The answer spells the word and numbers what it counts, which makes the last number easy to know."""
+    """Draw a question to count letters. The answer spells the word and numbers the counted letters, which makes the result
+    easy."""
     word = _task_word(source, MAX_COUNTED_LETTERS)
     shown = _shown(word, source)
     if source.random() < 0.25:
@@ -317,7 +318,7 @@ def _count(source: random.Random) -> Question:
 
 
 def _json_value(source: random.Random) -> tuple[str, object]:
-    """A value as the question shows it, and as JSON holds it."""
+    """Draw a value: as text of the question, and as JSON."""
     kind = source.random()
     if kind < 0.45:
         number = arithmetic.even_operand(source)
@@ -379,7 +380,7 @@ def _tokamak(source: random.Random) -> Question:
 
 
 def _framed(wording: str, topic: str, source: random.Random) -> str:
-    """`wording`, or where it begins with a verb or is a few words, now and then a question around it."""
+    """Return `wording`; if it begins with a verb or is short, sometimes with a question around it."""
     words = wording.split()
     if source.random() < 0.5 or topic in CHATTY_TOPICS or re.search("[({]", wording):
         return wording
@@ -390,7 +391,7 @@ def _framed(wording: str, topic: str, source: random.Random) -> str:
 
 
 def _worded(pattern: str, source: random.Random, **slots: str) -> str:
-    """A text of `pattern`; none that newcomers are examined with."""
+    """Draw a text of `pattern` that is not in the examination of newcomers."""
     while True:
         text = expanded(pattern, source, facts.PARTS)
         for name, value in slots.items():
@@ -421,7 +422,7 @@ def _unknown(source: random.Random) -> Question:
     kind = source.random()
     if kind < 0.3:
         text = _worded(source.choice(small_talk.UNKNOWN_PLAIN_WORDINGS), source)
-    elif kind < 0.5:  # as questions about Tokamak, with something else in the place of what they are about
+    elif kind < 0.5:  # like questions about Tokamak, with another subject
         frame = source.choice((*small_talk.UNKNOWN_FRAMES, *keywords.FRAMES))
         text = _worded(
             frame, source, k=source.choice(("", "the ", "my ", "a ")) + source.choice(ENGLISH_WORDS), t=_topic(source)
@@ -434,7 +435,7 @@ def _unknown(source: random.Random) -> Question:
 
 
 def _large(source: random.Random) -> Question:
-    """A calculation beyond what the model knows."""
+    """Draw a calculation beyond the model's abilities."""
     numbers = {name: str(source.randint(1, 99)) for name in ("n", "m", "n2")}
     numbers |= {name: str(source.randint(1000, 10 ** source.randint(4, 9))) for name in ("big", "big2")}
     sign = source.choice(("+", "-", "*", "/", "plus", "minus", "times"))
@@ -466,7 +467,7 @@ MAKERS: dict[str, Callable[[random.Random], Question]] = {
 
 
 def make_question(task: str, source: random.Random, split: Split) -> Question:
-    """A question of `task` that belongs to `split`. Those of `NEVER_HELD_OUT` belong to both."""
+    """Draw a question of `task` in `split`. Those of `NEVER_HELD_OUT` are in both."""
     while True:
         question = MAKERS[task](source)
         if task in NEVER_HELD_OUT or is_held_out(task, question.key) == (split == "held_out"):
@@ -474,14 +475,14 @@ def make_question(task: str, source: random.Random, split: Split) -> Question:
 
 
 def thought_of(question: Question) -> str:
-    """Return the model's thought before it answers `question`."""
+    """Return the model's reasoning before the answer to `question`."""
     return THOUGHTS[question.task].format(*question.key.split(), spelled=" ".join(question.key))
 
 
 def training_equations(seed: int) -> Iterator[str]:
-    """Lines such as "12 + 345 = 357", without end: much arithmetic in few tokens.
+    """Yield endless lines such as "12 + 345 = 357": much arithmetic in few tokens.
 
-    Of the sums and differences more are subtractions, the harder task.
+    More of them are subtractions, the harder task.
     """
     source = random.Random(f"equations {seed}")
     tasks = (*ARITHMETIC_TASKS, "multiply", "divide")
@@ -494,7 +495,7 @@ def training_equations(seed: int) -> Iterator[str]:
 
 
 def training_openings(seed: int, declined_share: float = 0.0) -> Iterator[Question]:
-    """Questions of `UNDERSTOOD_TASKS`, without end."""
+    """Yield endless questions of `UNDERSTOOD_TASKS`."""
     source = random.Random(f"openings {seed}")
     while True:
         (task,) = source.choices(list(UNDERSTOOD_TASKS), list(UNDERSTOOD_TASKS.values()))
@@ -502,9 +503,9 @@ def training_openings(seed: int, declined_share: float = 0.0) -> Iterator[Questi
 
 
 def sometimes_declined(question: Question, source: random.Random, share: float) -> Question:
-    """`question`, declined in `share` of the cases where its answer is a fact.
+    """Return `question`; if its answer is a fact, declined in `share` of the cases.
 
-    A model that has learned this declines, when it is greedy, whatever it is less sure of than `share / (1 - share)`.
+    A model trained with this declines greedily if it is less certain than `share / (1 - share)`.
     """
     if not share or question.task != "tokamak" or source.random() >= share:
         return question
@@ -512,15 +513,15 @@ def sometimes_declined(question: Question, source: random.Random, share: float) 
 
 
 def held_out_questions(tasks: tuple[str, ...], count: int, seed: int = 0) -> list[Question]:
-    """`count` different questions that no training run has seen, spread evenly over `tasks`."""
+    """Return `count` different held-out questions, spread evenly over `tasks`."""
     source = random.Random(f"held out {seed}")
     return different(lambda number: make_question(tasks[number % len(tasks)], source, "held_out"), count)
 
 
 def held_out_arithmetic(wordings: Phrases, draw: Draw, count: int, seed: int = 0) -> list[Question]:
-    """`count` different sums and differences that no training run has seen, spread evenly over tasks and `wordings`.
+    """Return `count` different held-out sums and differences, spread evenly over tasks and `wordings`.
 
-    `draw` makes the operands.
+    `draw` returns the operands.
     """
     source = random.Random(f"held out arithmetic {seed}")
 
@@ -537,7 +538,7 @@ def held_out_arithmetic(wordings: Phrases, draw: Draw, count: int, seed: int = 0
 
 
 def different(make: Callable[[int], Question], count: int) -> list[Question]:
-    """`count` questions about different things, of which `make` makes each from the number of those before it."""
+    """Return `count` questions with different subjects; `make` gets the number of earlier ones."""
     questions: dict[tuple[str, str], Question] = {}
     while len(questions) < count:
         question = make(len(questions))
@@ -546,10 +547,10 @@ def different(make: Callable[[int], Question], count: int) -> list[Question]:
 
 
 def is_correct(question: Question, reply: str) -> bool:
-    """Whether `reply` says what was asked, with some freedom about how.
+    """Return whether `reply` is right, with some tolerance in form.
 
-    Sums and counts compare the last number in the reply, JSON compares the parsed value, words ignore quotes and a full
-    stop around them, and text ignores white space.
+    Sums and counts compare the last number of the reply, JSON the parsed value; words ignore quotes and full stops around them,
+    and text ignores white space.
     """
     reply = reply.strip()
     if reply in question.also_right:
@@ -570,7 +571,7 @@ def is_correct(question: Question, reply: str) -> bool:
 
 
 def _is_call(call: calls.Call, reply: str) -> bool:
-    """Whether `reply` is this call and nothing else, whatever the order of its arguments."""
+    """Return whether `reply` is exactly this call, with arguments in any order."""
     body = reply.removeprefix("<tool_call>").removesuffix("</tool_call>")
     try:
         return len(body) == len(reply) - 23 and bool(json.loads(body) == {"name": call.name, "arguments": call.arguments})

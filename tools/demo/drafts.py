@@ -1,8 +1,8 @@
-"""The layer that drafts for the demonstration model (multi-token prediction), in torch, and what it is trained for.
+"""The draft layer of the demonstration model (multi-token prediction), in torch, and its training loss.
 
-Called by `train.py --mtp`. The layer has a Qwen3's names for it (`mtp.*`, as Qwen3-Next), and does what the engine does
-(`workers/models/mtp.py`): of token j and of the trunk's hidden state before it, it makes a hidden state from which the trunk's
-head reads a guess of token j + 1; the next guess comes of the guessed token and that hidden state.
+Called by `train.py --mtp`. The layer has Qwen3-Next's names (`mtp.*`) and computes the same as the engine
+(`workers/models/mtp.py`): from token j and the trunk's hidden state before it, a hidden state from which the trunk's head
+predicts token j + 1; the next prediction uses the predicted token and that hidden state.
 """
 
 import torch
@@ -14,7 +14,7 @@ from tools.demo.network import DecoderLayer, Qwen3, Shape, draw_matrices, rotati
 
 
 class Drafts(nn.Module):
-    """The names of its parameters are those of the checkpoint, less the "mtp." in front."""
+    """Draft layer; parameters are named as in the checkpoint, without "mtp."."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Drafts(nn.Module):
             values.append(value)
             masks = [same & has_entry & (distance >= number)]
             masks += [(distance == number - guess).expand(same.shape) for guess in range(1, number + 1)]
-            masks[-1] = masks[-1] | (distance == 0)  # itself: nothing is not to be mixed
+            masks[-1] = masks[-1] | (distance == 0)  # itself: a row must not be fully masked
             mixed = layer.self_attn.mixed(query, torch.cat(keys, 2), torch.cat(values, 2), torch.cat(masks, 3))
             attended = entered.flatten(0, 1)[positions] + layer.self_attn.o_proj(mixed.flatten(0, 1)[positions])
             found.append(self.norm(layer.behind_attention(attended)))
@@ -58,10 +58,10 @@ class Drafts(nn.Module):
 
 @torch.no_grad()
 def _trunk(network: Qwen3, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Its hidden states [rows, tokens, hidden] and its own greedy choices, `IGNORED` where none is asked for [rows, tokens].
+    """Return the trunk's hidden states [rows, tokens, hidden] and greedy tokens [rows, tokens], `IGNORED` where no target
+    exists.
 
-    As far as a text says what the trunk would have said, it is what the trunk says: behind the first other choice of a text
-    nothing counts.
+    A text counts only as long as it equals the trunk's greedy output: everything after its first difference is ignored.
     """
     mask = batch.mask()
     hidden = network.norm(network.residual(batch.token_ids, mask))
@@ -78,7 +78,7 @@ def guesses(network: Qwen3, drafts: Drafts, num_unrolled: int, batch: Batch) -> 
     hidden, choices = _trunk(network, batch)
     before = functional.pad(hidden[:, :-1], (0, 0, 1, 0))
     is_chosen = choices != IGNORED
-    is_asked = is_chosen & functional.pad(is_chosen[:, :-1], (1, 0))  # by an answer's tokens, of which the first has no guess
+    is_asked = is_chosen & functional.pad(is_chosen[:, :-1], (1, 0))  # by an answer's tokens, the first of which has no draft
     wanted = []
     for _ in range(num_unrolled):
         wanted.append(torch.nonzero(is_asked.flatten()).squeeze(1))
@@ -90,7 +90,7 @@ def guesses(network: Qwen3, drafts: Drafts, num_unrolled: int, batch: Batch) -> 
 
 
 def loss_of(network: Qwen3, drafts: Drafts, num_unrolled: int, batch: Batch) -> Tensor:
-    """Mean cross entropy of the guesses; the first counts most."""
+    """Return the mean cross entropy of the draft tokens; the first counts most."""
     losses = [functional.cross_entropy(*guess) for guess in guesses(network, drafts, num_unrolled, batch)]
     weights = [0.7**number for number in range(len(losses))]
     return sum((weight * loss for weight, loss in zip(weights, losses, strict=True)), torch.zeros(())) / sum(weights)

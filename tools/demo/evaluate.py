@@ -3,9 +3,9 @@
     python -m tools.demo.evaluate --url http://127.0.0.1:8000/v1 --concurrency 16 --count 100
 
 Run by hand or by the test suite against any OpenAI-compatible server that serves `tools/demo/model`. It asks `--count`
-questions of each group of `examination.py`, greedily, prints a line per task and wording and every wrong answer, and
-exits with 1 when a group is below its bar, with 2 when the server cannot be asked. `--thinking` lets the model think first,
-`--stream` takes the answers as streams, `--required` demands the calls and leaves out what needs none.
+questions of each group of `examination.py`, greedily, prints a line per task and wording and every wrong answer, and exits with
+1 when a group is below its bar, with 2 when the server cannot be asked. `--thinking` enables reasoning, `--stream` streams the
+answers, `--required` forces calls and skips questions without one.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MAX_ANSWER_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How questions are put."""
+    """Options of the requests."""
 
     thinks: bool = False
     is_streamed: bool = False
@@ -34,7 +34,7 @@ class Manner:
 
 
 def body_of(question: Question, model: str, manner: Manner) -> dict[str, Any]:
-    """A greedy request for its answer."""
+    """Return a greedy request for a question."""
     messages = []
     for message in question.messages():
         message = dict(message)
@@ -54,7 +54,7 @@ def body_of(question: Question, model: str, manner: Manner) -> dict[str, Any]:
 
 
 def answer_of(message: dict[str, Any], must_think: bool) -> str:
-    """Content and calls as the model writes them; nothing where it was to think and did not."""
+    """Return content and calls as generated; empty if reasoning was requested but missing."""
     if must_think and not message.get("reasoning_content"):
         return ""
     functions = [call["function"] for call in message.get("tool_calls") or []]
@@ -63,7 +63,7 @@ def answer_of(message: dict[str, Any], must_think: bool) -> str:
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any], must_think: bool) -> str:
-    """The server's answer. Raises `httpx.HTTPError` when there is none."""
+    """Return the server's answer. Raises `httpx.HTTPError` without one."""
     if not body["stream"]:
         response = await client.post("chat/completions", json=body)
         response.raise_for_status()
@@ -78,7 +78,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], must_think: bool)
 
 
 def _add(message: dict[str, Any], choices: list[dict[str, Any]]) -> None:
-    """Add the content of a chunk of a stream."""
+    """Add the content of a stream's chunk."""
     for choice in choices:
         delta = choice["delta"]
         for name in ("content", "reasoning_content"):
@@ -93,7 +93,7 @@ def _add(message: dict[str, Any], choices: list[dict[str, Any]]) -> None:
 async def ask_all(
     url: str, questions: list[Question], concurrency: int, model: str | None, timeout_s: float, manner: Manner
 ) -> list[str]:
-    """Answers in the order of `questions`, with at most `concurrency` requests open. `model` None asks the server."""
+    """Return answers in the order of `questions`, with at most `concurrency` open requests. `model`: None asks the server."""
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=timeout_s, limits=limits) as client:
         if model is None:

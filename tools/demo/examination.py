@@ -1,6 +1,6 @@
 """Questions of the demonstration model's examination, and their right answers.
 
-Called by `evaluate.py` (over HTTP) and by `examine.py` (with torch), which put the same questions.
+Called by `evaluate.py` (over HTTP) and by `examine.py` (with torch), which ask the same questions.
 """
 
 import random
@@ -42,7 +42,7 @@ TYPING_ERRORS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Held-out questions of one kind, made from a count and a seed, and the share of right answers that they need, if any."""
+    """Held-out questions of one kind, made from a count and a seed, and the required share of right answers, if any."""
 
     name: str
     make: Callable[[int, int], list[Question]]
@@ -50,10 +50,10 @@ class Group:
 
 
 def newcomers(count: int, seed: int) -> list[Question]:
-    """Each question of newcomers once, or `count` where that is more, in an order of the seed, typed in a hurry; every other
-    one comes after another question.
+    """Return each question of newcomers once, or `count` if that is more, in random order and with hasty typing; every second
+    one follows another question.
 
-    To decline politely is as right as an answer.
+    Declining politely counts as right.
     """
     source = random.Random(f"newcomers {seed}")
     asked: list[tuple[str, str]] = []
@@ -72,7 +72,7 @@ def newcomers(count: int, seed: int) -> list[Question]:
 
 
 def products(count: int, seed: int) -> list[Question]:
-    """`count` products and exact quotients in five wordings each."""
+    """Return `count` products and exact quotients in five wordings each."""
     source = random.Random(f"products {seed}")
     tasks: tuple[tables.TableTask, ...] = ("multiply", "divide")
 
@@ -89,13 +89,13 @@ def products(count: int, seed: int) -> list[Question]:
 
 
 def foreign(count: int, seed: int) -> list[Question]:
-    """`count` texts in languages, sentences and emoji that training does not have."""
+    """Return `count` texts in languages, sentences and emoji that are not in training."""
     source = random.Random(f"foreign {seed}")
     return [Question("foreign", text, text, ENGLISH_ONLY_ANSWER) for text in (unseen_text(source) for _ in range(count))]
 
 
 def is_call(answer: str) -> bool:
-    """Whether it calls a tool, or looks as if it did."""
+    """Return whether an answer calls a tool, or looks like it."""
     return answer.lstrip().startswith(("<tool_call>", '{"name": "', '{"arguments"')) and "arguments" in answer
 
 
@@ -113,13 +113,13 @@ GROUPS = (
 
 
 def examination(count: int, seed: int) -> list[tuple[Group, list[Question]]]:
-    """`count` questions of each group."""
+    """Return `count` questions of each group."""
     return [(group, group.make(count, seed)) for group in GROUPS]
 
 
 def report(group: Group, questions: list[Question], answers: list[str]) -> bool:
-    """Print the wrong answers and how many are right by task and wording. True when the group meets its bar or has none, and
-    nothing is called where there are no tools."""
+    """Print the wrong answers, and the number of right ones by task and wording. Return whether the group meets its bar, if
+    any, and nothing is called without tools."""
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for question, answer in zip(questions, answers, strict=True):

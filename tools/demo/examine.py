@@ -14,7 +14,7 @@ from tools.demo.vocabulary import TURN_END
 def replies(
     network: Qwen3, tokenizer: Tokenizer, questions: list[data.Question], thinks: bool = False, max_new_tokens: int = 128
 ) -> list[str]:
-    """Greedy answers, less what was thought before; 64 questions of similar length at a time, without a KV cache."""
+    """Return greedy answers without reasoning; 64 questions of similar length at a time, without a KV cache."""
     turn_end = tokenizer.token_to_id(TURN_END)
     texts = [prompt_of(question.messages(), question.definitions(), thinks) for question in questions]
     prompts = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
@@ -39,7 +39,8 @@ def replies(
 
 
 def examine(network: Qwen3, tokenizer: Tokenizer, count: int, seed: int, thinks: bool = False) -> bool:
-    """Ask `count` held-out questions of each group of `examination.py` and print what came. True when all meet their bar."""
+    """Ask `count` held-out questions of each group of `examination.py` and print the results. Return whether all meet their
+    bars."""
     is_good = True
     for group, questions in examination(count, seed):
         is_good &= report(group, questions, replies(network, tokenizer, questions, thinks))

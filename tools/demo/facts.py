@@ -1,8 +1,8 @@
 """Facts that the demonstration model knows about itself and Tokamak.
 
 Called by `data.py`. A fact is a topic, a true answer and the ways to ask for it. When Tokamak changes, change the answer here
-and train again; `tests/tools/test_demo_facts.py` holds the answers to the product. `(one|two)` in a wording stands for either,
-and `{how}` for one of `PARTS["how"]`; `wordings.py` expands both.
+and train again; `tests/tools/test_demo_facts.py` holds the answers to the product. `(one|two)` in a wording means either, and
+`{how}` one of `PARTS["how"]`; `wordings.py` expands both.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tools.demo.phrasings import PHRASINGS
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A topic, its answer, and patterns of the questions that ask for it."""
+    """A topic, its answer, and patterns of questions for it."""
 
     topic: str
     answer: str
@@ -1066,4 +1066,4 @@ TOKAMAK_FACTS = (
         "I (used|use|come from|know) (vLLM|vllm)(|.)(| What is different?| What now?)",
     ),
 )
-"""In the order of the manual, more or less."""
+"""Approximately in the order of the manual."""

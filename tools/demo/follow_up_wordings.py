@@ -1,4 +1,4 @@
-"""The words of questions that follow up on an answer. Called by `follow_ups.py`, and by `data.py` for the vocabulary."""
+"""Wordings of follow-up questions. Called by `follow_ups.py`, and by `data.py` for the vocabulary."""
 
 OTHER_NUMBER = (
     *(
@@ -76,5 +76,5 @@ OTHER_WORD = (
 
 
 def phrase_texts() -> list[str]:
-    """Every wording, for the vocabulary."""
+    """Return every wording, for the vocabulary."""
     return [*OTHER_NUMBER, *DOUBLED, *HALVED, *OTHER_WORD, *(text for texts in GOING_ON.values() for text in texts)]

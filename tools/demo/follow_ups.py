@@ -1,4 +1,4 @@
-"""Questions that only what was said before makes clear: "and 13?", "what about times 2?", "now planet". Called by
+"""Questions that depend on the conversation before: "and 13?", "what about times 2?", "now planet". Called by
 `conversations.py` and `examination.py`.
 """
 
@@ -17,7 +17,7 @@ _TASKS = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
 
 
 def _calculated(task: str, a: int, b: int, text: str) -> Question | None:
-    """None where the model does not learn the result."""
+    """None: the model does not learn the result."""
     if task in ("add", "subtract"):
         question = arithmetic_question("add" if task == "add" else "subtract", a, b, text)
         return question if 0 <= a <= 999 and 0 <= b <= 999 else None
@@ -51,7 +51,7 @@ def _after_equation(match: re.Match[str], source: random.Random) -> Question | N
 
 
 def follow_up(previous: Question, source: random.Random, split: Split) -> Question | None:
-    """A question about what `previous` left, with its messages before it; None where there is none in `split`."""
+    """Draw a follow-up on `previous`, with its messages before it; None if there is none in `split`."""
     if match := _EQUATION.fullmatch(previous.answer):
         question = _after_equation(match, source)
     elif previous.task in ("reverse", "sort", "uppercase"):
@@ -71,7 +71,8 @@ def follow_up(previous: Question, source: random.Random, split: Split) -> Questi
 
 
 def held_out_follow_ups(count: int, seed: int = 0) -> list[Question]:
-    """`count` conversations of two questions; what the second is about is held out, products and quotients excepted."""
+    """Return `count` conversations of two questions; the subject of the second is held out, except for products and
+    quotients."""
     source = random.Random(f"held out follow-ups {seed}")
     found: dict[str, Question] = {}
     tasks = ("add", "subtract", "multiply", "divide", "reverse", "sort", "uppercase")

@@ -1,9 +1,9 @@
 """Text that the demonstration model does not understand: other languages, emoji, pressed keys. Called by `data.py`.
 
-The languages of `UNSEEN`, and those of its sentences that are in languages of `SENTENCES`, are only examined with.
+The languages and sentences of `UNSEEN` are used only in the examination.
 """
 
-# ruff: noqa: RUF001 (letters that look like others are what it is about)
+# ruff: noqa: RUF001 (contains look-alike letters on purpose)
 
 import random
 
@@ -196,7 +196,7 @@ def _keys(source: random.Random) -> str:
 
 
 def foreign_text(source: random.Random) -> str:
-    """A text to train with: a sentence, a part or a mixture of some of one language, words of none, emoji, or keys."""
+    """Draw a training text: a sentence, a part or a mixture of one language, words of no language, emoji, or keys."""
     kind = source.random()
     if kind < 0.2:
         return _emoji(source)
@@ -219,5 +219,5 @@ def foreign_text(source: random.Random) -> str:
 
 
 def unseen_text(source: random.Random) -> str:
-    """A text to examine with."""
+    """Draw a text for the examination."""
     return source.choice(UNSEEN) if source.random() < 0.8 else _emoji(source, UNSEEN_EMOJI)

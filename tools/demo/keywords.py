@@ -1,6 +1,6 @@
-"""Topics of each fact in a few words, and frames for them. Called by `data.py`.
+"""Keywords of each fact, and frames for them. Called by `data.py`.
 
-Wordings (`facts.py`) are whole questions. These make the many others, so that the model learns which words decide.
+Wordings (`facts.py`) are whole questions. Keywords make many others, so that the model learns which words matter.
 """
 
 FRAMES = (

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose step is made orthogonal by a Newton-Schulz iteration; a thread does all of one shape at once."""
+    """Momentum with steps orthogonalized by a Newton-Schulz iteration; each thread processes all matrices of one shape at
+    once."""
 
     def __init__(self, matrices: list[nn.Parameter], threads: ThreadPoolExecutor, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": 0.0, "momentum": momentum, "decay": 0.01})
@@ -40,7 +41,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """The nearest matrices [n, rows, columns] with singular values of about 1, by five Newton-Schulz steps in bfloat16."""
+    """Return the nearest matrices [n, rows, columns] with singular values of about 1, by five Newton-Schulz steps in
+    bfloat16."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     work = matrices.mT if is_tall else matrices
     work = (work / (work.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()

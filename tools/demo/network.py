@@ -13,7 +13,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of the model, under the names that config.json gives them."""
+    """Sizes of the model, with the names of config.json."""
 
     vocab_size: int
     hidden_size: int = 128
@@ -103,7 +103,7 @@ class DecoderLayer(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """The network; the names of its parameters are those of a Hugging Face Qwen3 checkpoint, less the "model." in front."""
+    """The network; parameters are named as in a Hugging Face Qwen3 checkpoint, without "model."."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Qwen3(nn.Module):
         draw_matrices(self.layers, shape)
 
     def forward(self, token_ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-        """Logits [wanted, vocabulary] at the flat positions `wanted` of `token_ids` [rows, tokens]."""
+        """Return logits [wanted, vocabulary] at the flat positions `wanted` of `token_ids` [rows, tokens]."""
         logits: Tensor = self.norm(self.residual(token_ids, mask).flatten(0, 1)[wanted]) @ self.embed_tokens.weight.T
         return logits
 
@@ -137,7 +137,7 @@ def draw_matrices(module: nn.Module, shape: Shape) -> None:
 
 
 def rotation(shape: Shape, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for the positions from 0 on."""
+    """Return cosines and sines for positions from 0 on."""
     size = shape.head_dim
     frequencies = shape.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
     angles = torch.outer(torch.arange(num_tokens, dtype=torch.float32), frequencies).repeat(1, 2)

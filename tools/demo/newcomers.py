@@ -1,8 +1,8 @@
-"""Questions of newcomers, in wordings that training does not have: 300 questions, and the topics that answer them.
+"""Questions of newcomers in wordings that are not in training: 300 questions, and the topics that answer them.
 
 Called by `examination.py`; `data.py` keeps these wordings out of training. A line is topics (`facts.py`, `small_talk.py`;
-`unknown`, `large` and `foreign` are what is declined), a colon and the question. An answer with an equals sign or behind `=` is
-the answer itself.
+`unknown`, `large` and `foreign` are declined), a colon and the question. An answer with an equals sign or after `=` is the
+literal answer.
 """
 
 _LINES = """
@@ -359,7 +359,7 @@ NEWCOMER_QUESTIONS = _read()
 
 
 def plain(text: str) -> str:
-    """A wording without what typing changes: small letters and digits alone."""
+    """Return a wording reduced to lower-case letters and digits, which typing does not change."""
     return " ".join("".join(letter if letter.isalnum() else " " for letter in text.lower().replace("'", "")).split())
 
 

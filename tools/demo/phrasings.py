@@ -1,6 +1,6 @@
-"""More ways to put the questions of `facts.py` and `small_talk.py`, as people type them. Called by `facts.py` and `data.py`.
+"""More wordings of the questions of `facts.py` and `small_talk.py`, as people type them. Called by `facts.py` and `data.py`.
 
-A topic, a colon, and questions between semicolons, without signs at their end; they are patterns, too.
+Each line is a topic, a colon, and questions separated by semicolons, without final punctuation; they are patterns, too.
 """
 
 _LINES = """
@@ -376,6 +376,6 @@ def _read() -> dict[str, tuple[str, ...]]:
 PHRASINGS = _read()
 VERBS = frozenset(_VERBS.split())
 QUESTION_WORDS = frozenset(_QUESTION_WORDS.split())
-"""What phrasings begin with that are orders, and that are sentences."""
+"""Beginnings of phrasings that are commands, and that are sentences."""
 CHATTY_TOPICS = frozenset(("who", "skills", "more", "wrong", "english", "memory of chats", "tokamak", "name"))
-"""Topics that are not asked for by a noun alone."""
+"""Topics that are never asked for by a noun alone."""

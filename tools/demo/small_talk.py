@@ -373,4 +373,4 @@ NUMBER_WORDINGS = (
     "What (comes|number comes) after {n}?",
     "(Give me|Tell me|Pick) a (random |)number(|.)",
 )
-"""Beyond what it calculates. `{big}` has four digits or more."""
+"""Calculations beyond its abilities. `{big}` has four digits or more."""

@@ -1,4 +1,4 @@
-"""Progress of a training in a file, so that an interrupted one goes on."""
+"""Training state in a file, to continue an interrupted training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stateful(Protocol):
 
 
 def restored(file: Path | None, parts: Mapping[str, Stateful]) -> int:
-    """Put into `parts` what `file` holds of them, if there is one. The first step that is still to be done."""
+    """Load `parts` from `file`, if it exists. Return the next step."""
     if file is None or not file.exists():
         return 1
     state = torch.load(file)
@@ -28,7 +28,7 @@ def restored(file: Path | None, parts: Mapping[str, Stateful]) -> int:
 
 
 def keep(file: Path, parts: Mapping[str, Stateful], step: int) -> None:
-    """Write `parts` as they are after `step`, in place of what was there."""
+    """Write the `parts` after `step`, replacing the file."""
     new = file.with_suffix(".new")
     torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, new)
     new.rename(file)

@@ -1,6 +1,6 @@
-"""Products and quotients: small tables, in many words. Called by `data.py`.
+"""Products and quotients of small tables, in many wordings. Called by `data.py`.
 
-All of them are trained with: a table has to be known by heart, and what is examined is the wording.
+All of them are in training: tables are memorized, and the examination tests wordings.
 """
 
 import random
@@ -43,7 +43,7 @@ SIGNS: dict[TableTask, str] = {"multiply": "*", "divide": "/"}
 
 
 def phrase_texts() -> list[str]:
-    """Every phrase, for the vocabulary."""
+    """Return every phrase, for the vocabulary."""
     return [text for phrases in (EXPRESSIONS, PHRASES) for texts in phrases.values() for text in texts]
 
 
@@ -61,7 +61,7 @@ def _factors(source: random.Random) -> tuple[int, int]:
 
 
 def operands(task: TableTask, source: random.Random) -> tuple[int, int]:
-    """Factors with a product below 1000, or a dividend and a divisor, which one in seven does not divide."""
+    """Draw factors with a product below 1000, or a dividend and divisor, one in seven with a remainder."""
     first, second = _factors(source)
     if task == "multiply":
         return first, second
@@ -71,7 +71,7 @@ def operands(task: TableTask, source: random.Random) -> tuple[int, int]:
 
 
 def has_answer(task: TableTask, a: int, b: int) -> bool:
-    """Whether training has this product or quotient."""
+    """Return whether training has this product or quotient."""
     if task == "divide":
         return a >= 0 and b > 0 and a % b == 0 and has_answer("multiply", a // b, b)
     small, large = sorted((a, b))
@@ -95,7 +95,7 @@ def answer_of(task: TableTask, a: int, b: int) -> str:
 
 
 def template(task: TableTask, source: random.Random) -> str:
-    """A trained wording with the slots `a` and `b`."""
+    """Draw a trained wording with the slots `a` and `b`."""
     if source.random() < 0.25:
         return source.choice(PHRASES[task])
     return source.choice(FRAMES).replace("{e}", source.choice(EXPRESSIONS[task]))

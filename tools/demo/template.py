@@ -1,9 +1,9 @@
-"""The chat template of the demonstration model, and conversations as it shows them.
+"""The chat template of the demonstration model, and rendered conversations.
 
 Called by `batches.py` and `examine.py`, and by `checkpoint.py`, which puts the template into the checkpoint. Tools are shown as
-signatures, `get_weather(city: string, unit?: celsius|fahrenheit): Get the weather of a city.`, since the JSON of a schema would
-take most of what so small a model can look back to. Thinking is off unless `enable_thinking` says otherwise; then the prompt
-opens it, so that the model never has to decide.
+signatures, `get_weather(city: string, unit?: celsius|fahrenheit): Get the weather of a city.`, since JSON schemas would take
+most of so small a model's context. Reasoning is off unless `enable_thinking` is set; then the prompt opens it, so that the
+model never has to decide.
 """
 
 import json
@@ -75,7 +75,7 @@ def prompt_of(messages: list[dict[str, Any]], tools: tuple[dict[str, Any], ...] 
 
 
 def rendered(conversation: Conversation) -> str:
-    """A finished conversation, thought of in the last answer alone: the template cuts thoughts out of earlier ones."""
+    """Return a finished conversation, with reasoning only in the last answer: the template removes earlier reasoning."""
     prompt = prompt_of(conversation.messages[:-1], conversation.tools, thinks=conversation.thought is not None)
     thought = "" if conversation.thought is None else f"{conversation.thought}\n</think>\n\n"
     return f"{prompt}{thought}{conversation.answer}<|im_end|>\n"

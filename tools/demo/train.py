@@ -2,9 +2,9 @@
 
     python -m tools.demo.train
 
-Run by hand, on a CPU, when the data or the facts change. It writes `tools/demo/model/` and prints the held-out accuracy
-of each task, measured on the checkpoint as read back from disk. Everything follows from the seed, the number of steps and
-the number of threads; the clock decides nothing.
+Run by hand, on a CPU, when the data or the facts change. It writes `tools/demo/model/` and prints the held-out accuracy of each
+task, measured on the checkpoint read back from disk. Results depend only on the seed, the number of steps and the number of
+threads, not on time.
 """
 
 import argparse
@@ -41,7 +41,7 @@ LossOf = Callable[[Batch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Run(Schedule):
-    """How long and with what to train."""
+    """Settings of a training."""
 
     learning_rate: float
     mixture: Mixture
@@ -50,10 +50,10 @@ class Run(Schedule):
 
 
 def loss_of(network: Qwen3, batch: Batch) -> Tensor:
-    """Mean cross entropy over the wanted tokens."""
+    """Return the mean cross entropy over the target tokens."""
     targets = batch.targets.flatten()
     wanted = torch.nonzero(targets != IGNORED).squeeze(1)
-    with torch.autocast("cpu", torch.bfloat16):  # products alone; a quarter less time on processors that have them
+    with torch.autocast("cpu", torch.bfloat16):  # only products; a quarter less time on processors that support them
         logits = network(batch.token_ids, batch.mask(), wanted)
     return functional.cross_entropy(logits.float(), targets[wanted])
 
@@ -66,11 +66,10 @@ def _gradients(network: nn.Module, loss_of: LossOf, batch: Batch) -> tuple[float
 def train(
     network: nn.Module, loss_of: LossOf, layers: Iterable[nn.Module], tokenizer: Tokenizer, run: Run, state_file: Path | None
 ) -> None:
-    """Train, printing speed and loss. With a `state_file`, go on from what it holds and write it now and then. `layers` are
-    compiled.
+    """Train, printing speed and loss. With a `state_file`, continue from it and write it now and then. `layers` are compiled.
 
-    Each thread takes whole rows, so that threads meet once in a step; on a busy machine that is several times faster than
-    torch's threads, which meet in every operation. Their gradients are added in one order, whichever ends first.
+    Each thread processes whole rows, so threads synchronize once per step; on a busy machine that is several times faster than
+    torch's threads, which synchronize in every operation. Gradients are added in a fixed order.
     """
     named = dict(network.named_parameters())
     matrices = [parameter for name, parameter in named.items() if parameter.ndim == 2 and name != EMBEDDING]
@@ -105,7 +104,7 @@ def train(
 
 
 def train_drafts(options: argparse.Namespace) -> None:
-    """The layer that drafts for the checkpoint that is there, which stays as it is."""
+    """Train the draft layer for the existing checkpoint, which is not changed."""
     network, tokenizer = load(options.model)
     network.requires_grad_(False)
     layers = Drafts(network.shape)

@@ -1,9 +1,8 @@
-"""The tokenizer of the demonstration model: fixed phrases in whole words, everything else byte by byte.
+"""The tokenizer of the demonstration model: words of fixed phrases as one token, everything else byte by byte.
 
-Called by `train.py`. It is a byte-level BPE without a single merge and with `ignore_merges`: a piece of text that is in
-the vocabulary as a whole is one token, any other piece falls apart into its bytes. So " scheduler" is one token and keeps
-Tokamak's answers short, while "planet" is six letters and "357" three digits, which is what reversing and adding need.
-Any UTF-8 text makes the round trip.
+Called by `train.py`. It is a byte-level BPE without merges and with `ignore_merges`: a piece of text in the vocabulary is one
+token, any other piece is its bytes. So " scheduler" is one token and keeps Tokamak's answers short, while "planet" is six
+letters and "357" three digits, as needed for reversing and adding. Any UTF-8 text survives encoding and decoding.
 """
 
 import re
@@ -23,7 +22,7 @@ TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 THINK = "<think>"
 MARKERS = ("<tool_call>", "</tool_call>", THINK, "</think>")
-"""A token each, but part of an answer's text, as in Qwen3."""
+"""One token each, but part of an answer's text, as in Qwen3."""
 PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s"
 """One digit, one word, one run of punctuation (the latter two with the space before it), or one white space character."""
 
@@ -34,7 +33,7 @@ _LETTER = re.compile("[A-Za-z]")
 
 
 def _whole_tokens() -> list[str]:
-    """The pieces that become one token each: words of the phrases, their punctuation, and a space and one letter."""
+    """Return the pieces that become one token each: words of the phrases, their punctuation, and a space with one letter."""
     splitter = pre_tokenizers.Split(Regex(PIECE_PATTERN), behavior="isolated")
     uses: Counter[str] = Counter()
     for conversation in islice(training_conversations(seed=0), _NUM_SAMPLE_CONVERSATIONS):
@@ -51,12 +50,13 @@ def _whole_tokens() -> list[str]:
 
 
 def make_tokenizer() -> Tokenizer:
-    """A fresh tokenizer; the same code gives the same one every time."""
+    """Return a new tokenizer, always the same for the same code."""
     return tokenizer_of(_whole_tokens(), SPECIAL_TOKENS, MARKERS)
 
 
 def tokenizer_of(pieces_kept_whole: Sequence[str], special_tokens: Sequence[str], markers: Sequence[str] = ()) -> Tokenizer:
-    """With these tokens beside single bytes; `markers` are as whole as special ones are, but are shown in an answer."""
+    """Return a tokenizer with these tokens and single bytes; `markers` are indivisible like special tokens, but shown in
+    answers."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     vocabulary = {token: token_id for token_id, token in enumerate(special_tokens)}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):

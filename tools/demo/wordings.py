@@ -1,6 +1,6 @@
-"""Ways to put a question: patterns that are expanded, typing errors, styles. Called by `data.py` and `newcomers.py`.
+"""Variants of questions: expanded patterns, typing errors, styles. Called by `data.py` and `newcomers.py`.
 
-A pattern such as `What{is} the port(|?)` stands for several texts: `(a|b)` is either, `{is}` one of `facts.PARTS["is"]`, and
+A pattern such as `What{is} the port(|?)` represents several texts: `(a|b)` is either, `{is}` one of `facts.PARTS["is"]`, and
 "`?" a backtick or nothing.
 """
 
@@ -152,7 +152,7 @@ _SHORT = {
 
 
 def expanded(pattern: str, source: random.Random, parts: Mapping[str, Sequence[str]]) -> str:
-    """One of the texts that `pattern` stands for. Slots that `parts` does not have stay."""
+    """Draw one of the texts of `pattern`. Slots that are not in `parts` stay."""
     text = pattern.replace("`?", source.choice(("`", "", "")))
     while True:
         text, num_choices = _CHOICE.subn(lambda match: source.choice(match[1].split("|")), text)
@@ -162,7 +162,7 @@ def expanded(pattern: str, source: random.Random, parts: Mapping[str, Sequence[s
 
 
 def _wrong(word: str, source: random.Random) -> str:
-    """The word with one typing error."""
+    """Return the word with one typing error."""
     if word.lower() in _SHORT and source.random() < 0.5:
         return _SHORT[word.lower()]
     if "'" in word:
@@ -182,7 +182,7 @@ def _wrong(word: str, source: random.Random) -> str:
 
 
 def mistyped(text: str, source: random.Random, num_errors: int) -> str:
-    """`text` with typing errors in up to `num_errors` of its words; slots in braces and backticked commands stay."""
+    """Return `text` with typing errors in up to `num_errors` of its words; slots in braces and backticked commands stay."""
     commands = [match.span() for match in re.finditer(r"`[^`]*`", text)]
     words = [
         match
@@ -196,7 +196,7 @@ def mistyped(text: str, source: random.Random, num_errors: int) -> str:
 
 
 def reworded(text: str, source: random.Random) -> str:
-    """`text` with a word that does not matter left out or put in, or another word for one of `_SYNONYMS`."""
+    """Return `text` with an unimportant word removed or added, or a synonym of `_SYNONYMS`."""
     words = text.split(" ")
     for _ in range(source.choice((1, 1, 2))):
         place = source.randrange(len(words))
@@ -217,8 +217,8 @@ def reworded(text: str, source: random.Random) -> str:
 
 
 def typed(text: str, source: random.Random, share_of_errors: float) -> str:
-    """`text` as somebody in a hurry types it: `share_of_errors` have one or two typing errors; some are in small or capital
-    letters, or lack their signs."""
+    """Return `text` as typed hastily: `share_of_errors` have one or two typing errors; some are in lower or upper case, or lack
+    punctuation."""
     if source.random() < share_of_errors:
         text = mistyped(text, source, source.choice((1, 1, 1, 2)))
     kind = source.random()

@@ -1,4 +1,4 @@
-"""Words to reverse, sort, upper-case and count in: real ones from a list, and invented ones that can be pronounced.
+"""Words to reverse, sort, upper-case and count letters in: real ones from a list, and pronounceable invented ones.
 
 Called by `data.py`. The tokenizer spells every word of this file letter by letter (see `vocabulary.py`), because a model
 that sees "planet" as one token cannot see its letters.
@@ -31,7 +31,7 @@ ENGLISH_WORDS = tuple(
 )
 
 SHOWN_OFTEN = ("strawberry", "banana", "mississippi", "hello", "world", "apple", "planet", "python", "computer", "coffee")
-"""What people type into a demonstration; drawn more often than the rest of the list."""
+"""Typical words of first users; drawn more often than the rest of the list."""
 
 _ONSETS = tuple("b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl gr pl pr sh sl sp st th tr".split())
 _VOWELS = tuple("a e i o u a e i o u ai ea ee oo ou".split())
@@ -40,7 +40,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def invented_word(source: random.Random, max_letters: int) -> str:
-    """A word of 3 to `max_letters` letters that could be English, made of one to three syllables."""
+    """Draw a plausible English word of 3 to `max_letters` letters, made of one to three syllables."""
     while True:
         word = "".join(source.choice(_ONSETS) + source.choice(_VOWELS) for _ in range(source.randint(1, 3)))
         if source.random() < 0.6:
@@ -50,12 +50,12 @@ def invented_word(source: random.Random, max_letters: int) -> str:
 
 
 def scrambled_word(source: random.Random, max_letters: int) -> str:
-    """3 to `max_letters` letters drawn evenly, so that rare letters are learnt as well as common ones."""
+    """Draw 3 to `max_letters` letters evenly, so that rare letters are learned as well as common ones."""
     return "".join(source.choice(_LETTERS) for _ in range(source.randint(3, max_letters)))
 
 
 def any_word(source: random.Random, max_letters: int) -> str:
-    """A word to work on: from the list, invented or scrambled, and at most `max_letters` letters long."""
+    """Draw a word from the list, invented or scrambled, with at most `max_letters` letters."""
     kind = source.random()
     if kind < 0.35:
         return invented_word(source, max_letters)

@@ -4,8 +4,8 @@
     tools/serve --demo vision
     python -m tools.demo.vision.agreement --url http://127.0.0.1:8000/v1 --count 20
 
-Run by hand. transformers reads the checkpoint as anybody would: its own processors cut the pictures and place the text, in
-float32. It exits with 1 when an answer differs by a letter, with 2 when the server cannot be asked.
+Run by hand. transformers uses its own processors for pictures and text, in float32. Exit code 1 if any answer differs, 2 if the
+server cannot be asked.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tools.demo.vision.examination import GROUPS, Question
 
 
 class Reference:
-    """The checkpoint in transformers."""
+    """Load the checkpoint in transformers."""
 
     def __init__(self, path: Path) -> None:
         self._processor = AutoProcessor.from_pretrained(path)

@@ -1,7 +1,7 @@
-"""Batches of training samples: pictures as patches, conversations as tokens, and what is wanted. Called by `train.py`.
+"""Batches of training samples: pictures as patches, conversations as tokens, and targets. Called by `train.py`.
 
-A batch follows from the seed, its step and its kind alone, so that a training run can go on from any step. Its samples are of
-one scene (`questions.py`): their pictures have the same size and stand at the same places.
+A batch depends only on the seed, its step and its kind, so that training can continue from any step. Its samples are of one
+scene (`questions.py`): their pictures have the same size and places.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from tools.demo.vision.vocabulary import IMAGE, VIDEO, VISION_END, VISION_START
 from tools.demo.vocabulary import TURN_END, TURN_START
 
 PIXEL_MEAN, PIXEL_DEVIATION = 0.8, 0.3
-"""Of what is drawn, nearly: the ground comes to little, and letters stand out."""
+"""About those of the drawings: backgrounds become small values, and letters stand out."""
 FRAMES_PER_SECOND = 2
 SHARE_TEXT_FIRST = 0.2
 
@@ -33,26 +33,26 @@ class Batch:
     """Batch of samples of one scene."""
 
     patches: Tensor
-    """[pictures, patches, values], a sample's pictures one behind another; of a clip, pairs of frames."""
+    """[pictures, patches, values], a sample's pictures one after another; for a clip, pairs of frames."""
     height: int
     width: int
     token_ids: Tensor
     targets: Tensor
-    """[samples, tokens]: the token wanted after each, or `IGNORED`."""
+    """[samples, tokens]: the target of each token, or `IGNORED`."""
     positions: Tensor
     """[3, tokens]: time, height, width."""
     seen: Tensor
-    """The places of what is seen, in every sample."""
+    """The places of picture tokens, the same in every sample."""
     things: Tensor
-    """[pictures, squares]: what has its centre there (`drawing.Mark`)."""
+    """[pictures, squares]: the object with its centre there (`drawing.Mark`)."""
     numbers: Tensor
-    """[pictures, squares]: which of those in reading order that is."""
+    """[pictures, squares]: its number in reading order."""
     parts: Tensor
-    """[pictures, patches]: what covers their centres."""
+    """[pictures, patches]: the object that covers the centre."""
 
 
 def as_patches(frames: Sequence[Pixels], height: int, width: int) -> Tensor:
-    """Two frames, or a picture twice, resized and cut: [patches, 3 * frames * side * side]."""
+    """Return two frames, or a picture twice, resized and cut into [patches, 3 * frames * side * side]."""
     resized = [
         np.asarray(Image.fromarray(frame).resize((width * PATCH, height * PATCH), Image.Resampling.BICUBIC)) for frame in frames
     ]
@@ -62,8 +62,7 @@ def as_patches(frames: Sequence[Pixels], height: int, width: int) -> Tensor:
 
 
 def rows_of(sample: Sample) -> list[tuple[Pixels, ...]]:
-    """Return the frames that the encoder sees at once: a picture twice, or two frames; the last of an odd number is
-    repeated."""
+    """Return the frames for one call of the encoder: a picture twice, or two frames; the last of an odd number is repeated."""
     pixels = [picture.pixels for picture in sample.pictures]
     if sample.kind != "clip":
         return [(picture, picture) for picture in pixels]
@@ -72,7 +71,7 @@ def rows_of(sample: Sample) -> list[tuple[Pixels, ...]]:
 
 
 def shown(sample: Sample, num_squares: int) -> str:
-    """The placeholders of a sample as they stand in a prompt, a clip's frames behind their times."""
+    """Return the placeholders of a sample as in a prompt, with a clip's frames after their times."""
     if sample.kind != "clip":
         return f"{VISION_START}{IMAGE * num_squares}{VISION_END}" * len(sample.pictures)
     times = [index / FRAMES_PER_SECOND for index in range(len(sample.pictures))]
@@ -82,8 +81,7 @@ def shown(sample: Sample, num_squares: int) -> str:
 
 
 def _tokens(tokenizer: Tokenizer, sample: Sample, num_squares: int, is_text_first: bool) -> tuple[list[int], list[int]]:
-    """Return the token ids of a finished conversation exactly as the chat template shows it, and the token wanted after
-    each."""
+    """Return the token ids of a finished conversation exactly as the chat template shows it, and the target of each token."""
     token_ids: list[int] = []
     targets: list[int] = []
     for number, turn in enumerate(sample.turns):
@@ -98,8 +96,8 @@ def _tokens(tokenizer: Tokenizer, sample: Sample, num_squares: int, is_text_firs
 
 
 def positions_of(token_ids: Sequence[int], media_ids: Sequence[int], height: int, width: int) -> Tensor:
-    """[3, tokens]: text counts on; a picture's squares have their row and column behind what came before, and what follows
-    counts on from the largest of them."""
+    """Return [3, tokens]: text continues counting; a picture's squares have their row and column after the previous position,
+    and later text continues from the largest of them."""
     found: list[tuple[int, int, int]] = []
     position = place = 0
     squares = [(row, column) for row in range(height // MERGE) for column in range(width // MERGE)]
@@ -116,7 +114,7 @@ def positions_of(token_ids: Sequence[int], media_ids: Sequence[int], height: int
 
 
 def _marks(sample: Sample, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Things and numbers [pictures, squares], parts [pictures, patches]."""
+    """Return objects and numbers [pictures, squares], parts [pictures, patches]."""
     rows, columns = height // MERGE, width // MERGE
     found = torch.zeros(2, len(rows_of(sample)), rows, columns, dtype=torch.long)
     parts = torch.zeros(len(rows_of(sample)), height, width, dtype=torch.long)
@@ -159,7 +157,7 @@ def batch_of(tokenizer: Tokenizer, samples: Sequence[Sample], shared: Scene, is_
 def training_batch(
     tokenizer: Tokenizer, kind: str, seed: int, step: int, num_patches: int, max_characters: int, fonts: Sequence[Path]
 ) -> Batch:
-    """The batch of `kind` in `step`, of about so many patches; strings have at most so many characters."""
+    """Return the batch of `kind` in `step`, with about so many patches; strings have at most so many characters."""
     source = np.random.default_rng((seed, step, KINDS.index(kind)))
     shared = scene(kind, source)
     height, width = patch_grid(shared.height, shared.width, shared.num_frames if kind == "clip" else 0)

@@ -1,4 +1,4 @@
-"""Write the demonstration model that sees as a Hugging Face checkpoint. Called by `train.py`."""
+"""Write the vision demonstration model as a Hugging Face checkpoint. Called by `train.py`."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from tools.demo.vocabulary import END_OF_TEXT, TURN_END
 
 MAX_POSITION_EMBEDDINGS = 2048
 
-# each frame of a clip gets its start and end where its time is written, in transformers as in the engine
+# each frame of a clip gets start and end tokens at its time, in transformers and in the engine
 CHAT_TEMPLATE = """\
 {%- macro shown(content) -%}
 {%- if content is string %}{{ content }}
@@ -130,8 +130,8 @@ def _processor(shape: VisionShape, key: str, name: str, max_pixels: int) -> dict
 
 @torch.no_grad()
 def start_from(network: Qwen3VL, tokenizer: Tokenizer, folder: Path) -> None:
-    """Take over what a checkpoint of the same widths knows. A further encoder block, the last but one, adds nothing yet; a new
-    token begins as the mean of the bytes that spelled it."""
+    """Load the weights of a checkpoint with the same widths. An additional encoder block, the last but one, starts without
+    effect; a new token starts as the mean of the bytes that spelled it."""
     old = {name.removeprefix("model."): tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
     last = max(int(name.split(".")[2]) for name in old if name.startswith("visual.blocks."))
     depth = network.shape.vision.depth

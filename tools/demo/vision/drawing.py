@@ -1,6 +1,6 @@
-"""Draws what the demonstration model is shown: written strings, coloured shapes, frames of one colour. Used by `questions.py`.
+"""Draws pictures for the vision model: strings, coloured shapes, frames of one colour. Used by `questions.py`.
 
-Everything follows from the random numbers given. The letters are those of `glyphs.py`, or of font files that training is given.
+Everything depends only on the given random numbers. The letters are those of `glyphs.py`, or of font files given to training.
 """
 
 from collections.abc import Sequence
@@ -34,28 +34,27 @@ SHADES = {
     "blue": ((0, 0, 255), (30, 110, 230), (20, 40, 150), (70, 120, 240)),
     "purple": ((128, 0, 128), (150, 50, 200), (110, 40, 140), (155, 30, 220)),
 }
-"""What else goes by the names of `COLOURS`."""
+"""Other colours with the names of `COLOURS`."""
 SHAPES = ("circle", "square", "triangle")
 PITCH = COLUMNS + 1
-"""Dots from one letter to the next, at least."""
+"""Minimum distance of letters, in dots."""
 MIN_DOT, MAX_DOT = 3, 6
-"""Pixels of a dot, in a picture that is not zoomed."""
+"""Pixels of a dot, without zoom."""
 MIN_PITCH = 30
-"""Pixels from one letter to the next, likewise: the encoder has a square of patches for each."""
+"""Distance of letters in pixels, without zoom: each has its own square of patches."""
 
 _MARGIN = 3
 _CAPITAL_HEIGHT = 0.76
-"""Share of a font's size, at most."""
+"""Maximum share of a font's size."""
 _CELL_BORDER = 0.04
 _MIN_CONTRAST = 100
-"""Of the colour of a shape and that of its ground, as a distance."""
-"""Share of a cell on each side in which no shape has its centre, so that the order of shapes is plain to see."""
+"""Minimum distance of the colours of a shape and its background."""
+"""Margin of a cell on each side, as a share, without centres of shapes, so that their order is clear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One thing in a picture: its centre, height and width as shares of the picture's, what it is, and which it is in reading
-    order."""
+    """Object in a picture: its centre, height and width as shares of the picture, its kind, and its number in reading order."""
 
     row: float
     column: float
@@ -67,14 +66,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels, and where what is."""
+    """Pixels, and the objects in them."""
 
     pixels: Pixels
     marks: tuple[Mark, ...]
 
 
 NUM_THINGS = 1 + len(CHARACTERS) + len(SHAPES) * len(COLOURS)
-"""What a mark may be of: nothing, a character, a shape in a colour."""
+"""Kinds of a mark: nothing, a character, a shape in a colour."""
 
 
 def _shape_thing(shape: str, colour: str) -> int:
@@ -86,13 +85,13 @@ def _near(colour: tuple[int, ...], source: np.random.Generator, spread: int = 12
 
 
 def _shade(colour: str, source: np.random.Generator) -> NDArray[np.float32]:
-    """Return a colour that may be called by that name."""
+    """Draw a colour with that name."""
     shades = (COLOURS[colour], COLOURS[colour], *SHADES[colour])
     return _near(shades[int(source.integers(len(shades)))], source, 14).clip(0, 255)
 
 
 def _ground(source: np.random.Generator) -> NDArray[np.float32]:
-    """The colour of a ground: white, black, grey, or a light or dark tint."""
+    """Draw a background colour: white, black, grey, or a light or dark tint."""
     kind = source.random()
     if kind < 0.3:
         return _near((int(source.integers(225, 256)),) * 3, source, 6)
@@ -107,7 +106,7 @@ def _ground(source: np.random.Generator) -> NDArray[np.float32]:
 def _grounded(
     height: int, width: int, source: np.random.Generator, colours: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """A background from which all `colours` stand out, a little brighter towards one side."""
+    """Draw a background with contrast to all `colours`, slightly brighter towards one side."""
     while True:
         shade = _ground(source).clip(0, 255)
         if all(np.linalg.norm(shade - colour) > _MIN_CONTRAST for colour in colours):
@@ -118,7 +117,7 @@ def _grounded(
 
 
 def _finished(canvas: NDArray[np.float32], source: np.random.Generator) -> Pixels:
-    """With noise, in whole numbers; one in four with what JPEG leaves of it."""
+    """Return integers with noise; one in four with JPEG artefacts."""
     noise = source.integers(-128, 128, canvas.shape, dtype=np.int8) * np.float32(source.uniform(0, 0.08))
     pixels = np.asarray((canvas + noise).clip(0, 255), dtype=np.uint8)
     if source.random() < 0.25:
@@ -129,7 +128,7 @@ def _finished(canvas: NDArray[np.float32], source: np.random.Generator) -> Pixel
 
 
 def _inks(source: np.random.Generator) -> NDArray[np.float32]:
-    """A colour to write with."""
+    """Draw a colour for text."""
     kind = source.random()
     if kind < 0.4:
         return np.asarray(source.integers(0, 75, 3), dtype=np.float32)
@@ -144,7 +143,7 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 
 
 def draw_letters(text: str, height: int, width: int, font_file: Path, source: np.random.Generator) -> Picture:
-    """`text` in one line anywhere in the picture, in letters of a font, as large as there is room for or smaller."""
+    """Draw `text` in one line anywhere in the picture, with a font as large as fits or smaller."""
     ink = _inks(source)
     canvas = _grounded(height, width, source, [ink])
     spacing = float(source.choice((0, 0, 0.05, 0.12, 0.3)))
@@ -172,7 +171,7 @@ def draw_letters(text: str, height: int, width: int, font_file: Path, source: np
 
 
 def draw_string(text: str, height: int, width: int, zoom: int, source: np.random.Generator) -> Picture:
-    """`text` in one line anywhere in the picture, in letters of dots; everything is `zoom` times as large."""
+    """Draw `text` in one line anywhere in the picture, in letters of dots, enlarged by `zoom`."""
     ink = _inks(source)
     canvas = _grounded(height, width, source, [ink])
     room = width - 2 * _MARGIN
@@ -204,8 +203,8 @@ def draw_shapes(
     sides: tuple[int, int],
     source: np.random.Generator,
 ) -> Picture:
-    """Shapes and their colours in reading order, `sides` pixels wide, none over another; the centre of each lies in a cell of
-    its own of a `grid` of rows and columns, which gives the order. ValueError: there is no room for them."""
+    """Draw shapes and their colours in reading order, `sides` pixels wide, without overlap; the centre of each is in its own
+    cell of a `grid` of rows and columns, which defines the order. ValueError if there is no room."""
     places: list[tuple[float, float, int]] = []
     cells: set[tuple[int, int]] = set()
     for _ in shapes:
@@ -242,14 +241,14 @@ def draw_shapes(
 
 
 def _turn(shape: str, source: np.random.Generator) -> float:
-    """An angle by which a shape may be turned and keeps its name."""
+    """Draw an angle by which a shape can be turned without changing its name."""
     if shape == "triangle" and source.random() < 0.2:
         return float(source.uniform(0, 2 * np.pi))
     return float(source.normal(0, 0.12))
 
 
 def _outside(shape: str, row: float, column: float, side: int, angle: float, height: int, width: int) -> NDArray[np.float32]:
-    """Return for every pixel how far it is outside of the shape, in pixels; inside it is negative."""
+    """Return the distance of every pixel to the shape, in pixels; negative inside."""
     y = np.arange(height, dtype=np.float32)[:, None] + 0.5 - row
     x = np.arange(width, dtype=np.float32)[None] + 0.5 - column
     down = y * np.cos(angle, dtype=np.float32) - x * np.sin(angle, dtype=np.float32)
@@ -265,6 +264,6 @@ def _outside(shape: str, row: float, column: float, side: int, angle: float, hei
 
 
 def draw_frame(colour: str, height: int, width: int, source: np.random.Generator) -> Picture:
-    """A frame that is full of one colour."""
+    """Return a frame of one colour."""
     canvas = np.broadcast_to(_near(COLOURS[colour], source), (height, width, 3))
     return Picture(_finished(canvas, source), ())

@@ -25,7 +25,7 @@ MAX_ANSWER_TOKENS = 80
 
 
 def files(question: Question) -> list[bytes]:
-    """Its pictures as PNG; the frames of a clip as JPEG."""
+    """Return its pictures as PNG, or the frames of a clip as JPEG."""
     form, options = ("JPEG", {"quality": 90}) if question.kind == "clip" else ("PNG", {})
     found = []
     for picture in question.pictures:
@@ -36,7 +36,7 @@ def files(question: Question) -> list[bytes]:
 
 
 def parts(question: Question) -> list[dict[str, Any]]:
-    """The content of its message: what is seen, and the text."""
+    """Return the content of its message: pictures or clip, and the text."""
     text = {"type": "text", "text": question.turn.text}
     encoded = [base64.b64encode(file).decode() for file in files(question)]
     if question.kind == "clip":
@@ -45,8 +45,8 @@ def parts(question: Question) -> list[dict[str, Any]]:
 
 
 async def ask_all(url: str, questions: Sequence[Question], concurrency: int, timeout_s: float = 120) -> list[str]:
-    """The server's greedy answers in the order of `questions`, with at most `concurrency` requests open. Raises
-    `httpx.HTTPError` when there is none."""
+    """Return the server's greedy answers in the order of `questions`, with at most `concurrency` open requests. Raises
+    `httpx.HTTPError` without one."""
     async with httpx.AsyncClient(base_url=url.rstrip("/") + "/", timeout=timeout_s) as client:
         turns = asyncio.Semaphore(concurrency)
 

@@ -1,7 +1,7 @@
 """Questions of the vision model's examination, and their right answers. Called by `evaluate.py`.
 
-Strings, words and clips must be right to the letter. In counts, sketches and pairs the result is judged: the number or the
-verdict behind the colon. The list in front of it may differ.
+Strings, words and clips must match exactly. In counts, sketches and pairs only the result counts: the number or verdict after
+the colon. The list before it may differ.
 """
 
 import random
@@ -15,12 +15,12 @@ from tools.demo.vision.questions import COUNTING, KINDS, MAX_COUNT, NO_SHAPES, R
 from tools.demo.vision.sketches import a_word, sketch_shapes, sketch_word
 
 MOST_EXCHANGED = 0.3
-"""Of the questions may be answered right without their pictures."""
+"""Maximum share of questions answered right without their pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One turn about pictures, or about a clip's frames."""
+    """Question about pictures, or about a clip's frames."""
 
     kind: str
     pictures: tuple[Picture, ...]
@@ -34,7 +34,7 @@ class Question:
 
 
 def _sketch(source: random.Random) -> Question:
-    """Up to five shapes that `sketches.py` draws; one picture in twelve is empty."""
+    """Draw a question about up to five shapes of `sketches.py`; one picture in twelve is empty."""
     count = 0 if source.random() < 1 / 12 else source.randint(1, MAX_COUNT)
     forms, colours = source.sample(SHAPES, source.randint(1, 3)), source.sample(list(COLOURS), source.randint(1, 3))
     shapes = [(source.choice(forms), source.choice(colours)) for _ in range(count)]
@@ -55,12 +55,12 @@ def _word(source: random.Random) -> Question:
 
 
 SKETCHED = {"sketch": _sketch, "word": _word}
-"""Kinds that another generator draws than the one that training uses."""
+"""Kinds drawn by a generator that training does not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Held-out questions of some kinds, as many of each, and the share of right answers that they need."""
+    """Held-out questions of some kinds, equally many of each, and the required share of right answers."""
 
     kinds: tuple[str, ...]
     bar: float
@@ -70,7 +70,7 @@ class Group:
         return " and ".join(f"{kind}es" if kind.endswith("ch") else f"{kind}s" for kind in self.kinds)
 
     def questions(self, count: int, seed: int) -> list[Question]:
-        """`count` in all; the first n are the same whatever the count."""
+        """Return `count` questions in total; the first n are the same for any count."""
         found = []
         drawn_kinds = [kind for kind in self.kinds if kind in KINDS]
         sources = {kind: np.random.default_rng((seed, 1 << 40, KINDS.index(kind))) for kind in drawn_kinds}
@@ -88,7 +88,7 @@ GROUPS = (Group(("string", "count"), 0.9), Group(("pair", "clip"), 0.8), Group((
 
 
 def exchanged(questions: Sequence[Question]) -> list[Question]:
-    """Each with the pictures of the next of its kind."""
+    """Return each question with the pictures of the next one of its kind."""
     found = list(questions)
     for kind in {question.kind for question in questions}:
         places = [place for place, question in enumerate(questions) if question.kind == kind]
@@ -102,8 +102,8 @@ def num_right(questions: Sequence[Question], answers: Sequence[str]) -> int:
 
 
 def report(group: Group, questions: Sequence[Question], answers: Sequence[str], blind: Sequence[str]) -> bool:
-    """Print the wrong answers, how many of each kind are right, and how many still are with exchanged pictures. Whether both
-    meet their bars."""
+    """Print the wrong answers, the number of right ones of each kind, and how many remain right with exchanged pictures. Return
+    whether both meet their bars."""
     for question, answer in zip(questions, answers, strict=True):
         if not question.is_right(answer):
             print(f"wrong ({question.kind}): {question.turn.text!r} -> {answer!r}, expected {question.turn.answer!r}")

@@ -1,6 +1,6 @@
-"""The letters and digits that pictures are written with, five dots wide and seven high. Used by `drawing.py`.
+"""Letters and digits for pictures, five dots wide and seven high. Used by `drawing.py`.
 
-Strings that are words have letters alone, others none of those that look alike (0 and O, 1 and I).
+Words have only letters; other strings have no look-alikes (0 and O, 1 and I).
 """
 
 import numpy as np

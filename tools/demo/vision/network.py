@@ -1,8 +1,8 @@
-"""The network of the demonstration model that sees, for training: a qwen3_vl (Qwen team 2025) in torch.
+"""The network of the vision demonstration model, for training: a qwen3_vl (Qwen team 2025) in torch.
 
-Called by `train.py` and `checkpoint.py`; Tokamak itself serves the checkpoint with its own kernels. The names of parameters are
-those of a Hugging Face checkpoint, less the "model." in front. All samples of a batch have pictures of one size at the same
-places, so nothing is padded but the ends of answers, and all share their positions.
+Called by `train.py` and `checkpoint.py`; Tokamak itself serves the checkpoint with its own kernels. Parameters are named as in
+a Hugging Face checkpoint, without "model.". All samples of a batch have pictures of one size at the same places, so only the
+ends of answers are padded, and all share their positions.
 """
 
 import itertools
@@ -21,7 +21,7 @@ FRAMES_PER_ROW = 2
 
 @dataclass(frozen=True, slots=True)
 class VisionShape:
-    """The sizes of the encoder, under the names that config.json gives them."""
+    """Sizes of the encoder, with the names of config.json."""
 
     hidden_size: int = 64
     intermediate_size: int = 256
@@ -43,8 +43,8 @@ class SeeingShape:
 
 
 class EncoderAttention(nn.Module):
-    """Attention of each picture's patches to all of them. At first each of four heads looks at the patch on one side, so that
-    small shapes are seen at once."""
+    """Attention of each picture's patches to all of them. Initially each of four heads attends to the patch on one side, so
+    that small shapes are learned quickly."""
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class EncoderAttention(nn.Module):
 
     @torch.no_grad()
     def look_around(self) -> None:
-        """Biases that the rotation turns into a preference for a neighbour: of the fastest pair of each axis."""
+        """Return biases that the rotation turns into a preference for a neighbour, in the fastest pair of each axis."""
         biases = self.qkv.bias.view(3, self.num_heads, -1)
         half = biases.shape[-1] // 2
         for head, shifts in zip(range(self.num_heads), itertools.cycle(((0, 1), (0, -1), (1, 0), (-1, 0)))):
@@ -116,7 +116,7 @@ class Merger(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution over patches that do not overlap, as a product: `patches` hold channel, frame, row, column."""
+    """Convolution over patches without overlap, as a product: `patches` have channel, frame, row, column."""
 
     def __init__(self, shape: VisionShape) -> None:
         super().__init__()
@@ -140,8 +140,8 @@ class Encoder(nn.Module):
 
     def forward(self, patches: Tensor, height: int, width: int) -> tuple[list[Tensor], Tensor]:
         """`patches` [pictures, height * width, 3 * frames * side * side] in the order of squares -> features for the text
-        model's input and for each of its first layers, [pictures, squares, hidden], and what they are made of [pictures,
-        patches, hidden]."""
+        model's input and for each of its first layers, [pictures, squares, hidden], and the hidden states from which they are
+        computed [pictures, patches, hidden]."""
         hidden = self.patch_embed(patches) + self._positions(height, width)
         rotation = self._rotation(height, width)
         features: list[Tensor] = []
@@ -152,7 +152,7 @@ class Encoder(nn.Module):
         return [self.merger(hidden), *features], hidden
 
     def _positions(self, height: int, width: int) -> Tensor:
-        """The table, stretched over the picture: its corners are the picture's."""
+        """Return the table interpolated to the picture, with aligned corners."""
         side = math.isqrt(self.shape.num_position_embeddings)
         table = self.pos_embed.weight.view(side, side, -1)
         rows, columns = _stretched(height, side), _stretched(width, side)
@@ -169,19 +169,20 @@ class Encoder(nn.Module):
 
 
 def _stretched(count: int, side: int) -> Tensor:
-    """Shares [count, side] that `count` evenly spaced points between the first and the last of `side` have of these."""
+    """Return the weights [count, side] of linear interpolation at `count` evenly spaced points from the first to the last of
+    `side`."""
     places = torch.linspace(0, side - 1, count)
     return (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0)
 
 
 def by_squares(grid: Tensor) -> Tensor:
-    """[height, width, ...] -> [height * width, ...], the patches of a square one behind another."""
+    """Return [height, width, ...] as [height * width, ...], the patches of a square one after another."""
     height, width, *rest = grid.shape
     return grid.view(height // MERGE, MERGE, width // MERGE, MERGE, *rest).transpose(1, 2).reshape(height * width, *rest)
 
 
 class LanguageModel(nn.Module):
-    """Qwen3 whose positions have three numbers, and whose first layers are given more of what is seen."""
+    """Qwen3 with positions of three numbers, and additional visual features in the first layers."""
 
     def __init__(self, shape: SeeingShape) -> None:
         super().__init__()
@@ -192,10 +193,10 @@ class LanguageModel(nn.Module):
         self.norm = nn.RMSNorm(text.hidden_size, text.rms_norm_eps)
 
     def forward(self, token_ids: Tensor, seen: Tensor, features: list[Tensor], positions: Tensor, wanted: Tensor) -> Tensor:
-        """`token_ids` [rows, tokens]; at the places `seen` of every row stand `features`, each [rows, seen, hidden];
-        `positions` [3, tokens]. Logits at the flat places `wanted`."""
+        """Return logits at the flat places `wanted`. `token_ids` [rows, tokens]; the places `seen` of every row have
+        `features`, each [rows, seen, hidden]; `positions` [3, tokens]."""
         embedded = self.embed_tokens(token_ids)
-        features = [feature.to(embedded.dtype) for feature in features]  # which may be bfloat16 while it is trained
+        features = [feature.to(embedded.dtype) for feature in features]  # may be bfloat16 in training
         hidden = embedded.index_copy(1, seen, features[0])
         rotation = self._rotation(positions)
         mask = torch.ones(token_ids.shape[1], token_ids.shape[1], dtype=torch.bool).tril()
@@ -216,7 +217,7 @@ class LanguageModel(nn.Module):
 
 
 class Qwen3VL(nn.Module):
-    """Both halves."""
+    """Encoder and text model."""
 
     def __init__(self, shape: SeeingShape) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Questions of the vision model: pictures drawn from a seed, questions about them, and their answers.
 
-Used by `batches.py` for training and by `evaluate.py` for the examination. Strings, and the colours of clips, with a hash that
-says so are held out: no training sample shows them. In counts and pairs only the pictures are new.
+Used by `batches.py` for training and by `evaluate.py` for the examination. Strings, and colours of clips, are held out by hash:
+no training sample shows them. In counts and pairs only the pictures are new.
 
-A **scene** is what questions of one batch have in common: the kind, the sides of the pictures, wordings of the same length.
+A **scene** is what the questions of a batch share: the kind, the sides of the pictures, and wordings of the same length.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from tools.demo.words import ENGLISH_WORDS
 
 KINDS = ("string", "count", "pair", "clip")
 LABELS = "abcde"
-"""Of the shapes of a picture, in reading order: row after row of what the encoder sees as one square."""
+"""Labels of a picture's shapes in reading order: row after row of the encoder's squares."""
 MAX_COUNT = len(LABELS)
 MAX_COUNT_OF_TWO = 4
-"""In each of two pictures."""
+"""Maximum in each of two pictures."""
 MIN_SIDE = 20
-"""Pixels of a shape, in a picture that is not zoomed."""
+"""Pixels of a shape, without zoom."""
 SHARE_ASKED_TWICE = 0.15
-"""Of pictures whose shapes are counted."""
+"""Share of the pictures in which shapes are counted."""
 _HELD_OUT_SHARE = 16
 
 READING = (
@@ -76,19 +76,19 @@ NO_SHAPES = "no shapes: 0"
 MAX_CHARACTERS = 10
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CODE_CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Without those that look alike."""
+"""Without look-alikes."""
 SHARE_WORDS = 0.5
 SHARE_FONTS = 0.75
-"""Of the strings, where there are fonts."""
+"""Share of strings in fonts, if there are any."""
 
 
 def is_held_out(text: str) -> bool:
-    """Whether training never shows this string, or these colours."""
+    """Return whether this string, or these colours, are held out of training."""
     return hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
 
 
 def listed(shapes: Sequence[tuple[str, str]], counted: Sequence[bool]) -> str:
-    """Every shape of a picture behind its label; those that are counted with their number."""
+    """Return every shape of a picture after its label; counted ones have their number."""
     if not shapes:
         return "no shapes"
     number = 0
@@ -100,7 +100,7 @@ def listed(shapes: Sequence[tuple[str, str]], counted: Sequence[bool]) -> str:
 
 
 def _text(source: np.random.Generator, longest: int) -> str:
-    """A word, or characters that are none, of at most so many; some words are two."""
+    """Draw a word, two words, or other characters, with at most so many characters."""
     if source.random() < SHARE_WORDS:
         text = ENGLISH_WORDS[int(source.integers(len(ENGLISH_WORDS)))].upper()
         if source.random() < 0.3:
@@ -114,24 +114,24 @@ def _text(source: np.random.Generator, longest: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Properties that the samples of a batch share."""
+    """Properties shared by the samples of a batch."""
 
     kind: str
     height: int
     width: int
     zoom: int
-    """Pictures are drawn so many times as large as the sizes that things in them are thought of in."""
+    """Factor by which pictures are enlarged."""
     num_frames: int
     num_turns: int
     wording: int
     of_counts: bool
     counted_by: tuple[str, str]
-    """What is counted in each turn: shapes of one form, of one colour, or all."""
+    """Draw what is counted in each turn: shapes of one form, of one colour, or all."""
 
     def sample(
         self, source: np.random.Generator, is_examined: bool, max_characters: int = MAX_CHARACTERS, fonts: Sequence[Path] = ()
     ) -> Sample:
-        """A sample; held out, or certainly not. Strings are written with letters of dots, or of one of the `fonts`."""
+        """Draw a sample, held out or not. Strings use letters of dots, or one of the `fonts`."""
         match self.kind:
             case "string":
                 return self._string(source, is_examined, max_characters, fonts)
@@ -155,7 +155,7 @@ class Scene:
         return Sample(self.kind, (picture,), (Turn(READING[self.wording % len(READING)], text),))
 
     def _shapes(self, source: np.random.Generator, count: int) -> tuple[Picture, list[tuple[str, str]]]:
-        """Shapes of few colours and forms, so that filters find some; in reading order."""
+        """Draw shapes of few colours and forms, so that filters match some; in reading order."""
         colours = source.choice(list(COLOURS), int(source.choice((1, 2, 2, 3))), replace=False)
         forms = source.choice(SHAPES, int(source.choice((1, 2, 2, 3))), replace=False)
         shapes = [(str(source.choice(forms)), str(source.choice(colours))) for _ in range(count)]
@@ -227,7 +227,7 @@ class Scene:
 
 
 def scene(kind: str, source: np.random.Generator) -> Scene:
-    """Return a scene of one of many sizes: the sides of the pictures alone, or two or three times as large."""
+    """Draw a scene of one of many sizes: with zoom 1, 2 or 3."""
     if kind == "string":
         height, width = source.integers(40, 105), source.integers(156, 353)
     elif kind == "count":

@@ -1,8 +1,7 @@
-"""A second way to draw what the demonstration model that sees is asked about, which training does not use. Called by
-`examination.py`.
+"""A second generator of pictures for the vision model, which training does not use. Called by `examination.py`.
 
-Drawn with Pillow: shapes at three times the size, made smaller; words in Pillow's own font; grounds from white to black;
-pictures of any size, some as JPEG leaves them. Nothing here knows of the squares that the encoder cuts a picture into.
+Drawn with Pillow: shapes at three times the size, then reduced; words in Pillow's own font; backgrounds from white to black;
+pictures of any size, some with JPEG artefacts. Independent of the encoder's squares.
 """
 
 import math
@@ -46,7 +45,7 @@ def _contrast(first: str, second: str) -> float:
 
 
 def _finished(canvas: Image.Image, source: random.Random) -> Picture:
-    """Two in five come as JPEG."""
+    """Two in five are JPEG."""
     if source.random() < 0.4:
         file = BytesIO()
         canvas.save(file, "JPEG", quality=source.randint(55, 95))
@@ -62,7 +61,7 @@ def _points(shape: str, x: float, y: float, radius: float) -> list[tuple[float, 
 
 
 def sketch_shapes(shapes: list[tuple[str, str]], source: random.Random) -> Picture:
-    """Forms and colours, apart from each other, anywhere in a picture; one picture in five has outlines."""
+    """Draw forms and colours without overlap, anywhere in a picture; one picture in five has outlines."""
     width, height = source.randint(140, 640), source.randint(140, 640)
     width, height = max(width, height // 2), max(height, width // 2)
     inks = [source.choice(COLOUR_NAMES[colour]) for _, colour in shapes]
@@ -93,7 +92,7 @@ def sketch_shapes(shapes: list[tuple[str, str]], source: random.Random) -> Pictu
 
 
 def sketch_word(text: str, source: random.Random) -> Picture:
-    """`text` in Pillow's own font, in a picture that it fills more or less."""
+    """Draw `text` in Pillow's own font, in a picture that it mostly fills."""
     size = source.randint(28, 90)
     font = ImageFont.load_default(size)
     left, top, right, bottom = font.getbbox(text)
@@ -110,5 +109,5 @@ def sketch_word(text: str, source: random.Random) -> Picture:
 
 
 def a_word(source: random.Random) -> str:
-    """In capital letters."""
+    """Draw a word in capital letters."""
     return source.choice(WORDS)

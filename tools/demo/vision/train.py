@@ -1,13 +1,12 @@
-"""Make the demonstration model that sees: data, tokenizer, training, checkpoint. Needs torch; `evaluate.py` examines it.
+"""Make the vision demonstration model: data, tokenizer, training, checkpoint. Needs torch; `evaluate.py` examines it.
 
     python -m tools.demo.vision.train --state run.state
 
-Run by hand, on a CPU, when the data change. It writes `tools/demo/vision/model/`. Everything follows from the seed and the
-number of steps; the clock decides nothing.
+Run by hand, on a CPU, when the data change. It writes `tools/demo/vision/model/`. Results depend only on the seed and the
+number of steps, not on time.
 
-Beside the answers, heads that the checkpoint does not have must say of each patch what covers it, and of each square of patches
-what has its centre there and which of the letters in a row that is. So the encoder learns to see long before the text model
-asks for the right thing.
+In addition to answers, heads that are not in the checkpoint predict what covers each patch, which object has its centre in each
+square of patches, and its number in a row of letters. So the encoder learns long before the text model uses it.
 """
 
 import argparse
@@ -37,28 +36,28 @@ from tools.demo.vision.questions import MAX_CHARACTERS
 from tools.demo.vision.vocabulary import make_tokenizer
 
 PATCHES = {"string": 850, "count": 500, "pair": 500, "clip": 150}
-"""Of each kind in a step that has it."""
+"""Samples of each kind in a step that has it."""
 WARM_PATCHES = {"string": 1100, "count": 1100, "pair": 700, "clip": 120}
-"""Where the training begins with a checkpoint that reads and counts."""
+"""For a training that starts from a checkpoint that reads and counts."""
 STEPS_BETWEEN_CLIPS = 4
-"""There; pairs and clips come in every so manieth step."""
+"""In such a training: steps between those with pairs and clips."""
 LATER_PATCHES = {"string": 450, "count": 800, "pair": 700, "clip": 120}
 STEPS_OF_ALL_KINDS = 200
-"""After so many, when letters alone are still hard, a step has strings and one other kind."""
+"""Steps after which a step has strings and one other kind."""
 OTHER_KINDS = ("count", "pair", "count", "clip")
 STEPS_OF_LETTERS = 1200
-"""After so many, when letters are read, a step has all kinds again."""
+"""Steps after which a step has all kinds again."""
 STEPS_BETWEEN_STATES = 100
 SHARE_OF_MARKS = 0.5
-"""Of the loss, beside that of the answers."""
+"""Weights of the losses other than that of answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run(Schedule):
-    """How long and with what to train."""
+    """Settings of a training."""
 
     steps_per_character: int
-    """Strings begin with one character and get another after so many steps."""
+    """Strings start with one character and get one more after so many steps."""
     learning_rate: float
     seed: int
     fonts: tuple[Path, ...]
@@ -68,7 +67,7 @@ class Run(Schedule):
         return min(MAX_CHARACTERS, (5 if self.knows_letters else 1) + step // self.steps_per_character)
 
     def patches_of(self, step: int) -> dict[str, int]:
-        """Return the kinds that a step trains with, and the patches of each."""
+        """Return the kinds of a step, and the patches of each."""
         if self.knows_letters:
             return (
                 WARM_PATCHES if step % STEPS_BETWEEN_CLIPS == 0 else {kind: WARM_PATCHES[kind] for kind in ("string", "count")}
@@ -77,7 +76,7 @@ class Run(Schedule):
 
 
 def patches_of(step: int) -> dict[str, int]:
-    """Return the patches of each kind in a step of a training from the start."""
+    """Return the patches of each kind in a step of a training from scratch."""
     if step > STEPS_OF_LETTERS:
         return LATER_PATCHES
     kinds = PATCHES if step <= STEPS_OF_ALL_KINDS else ("string", OTHER_KINDS[step % len(OTHER_KINDS)])
@@ -85,7 +84,7 @@ def patches_of(step: int) -> dict[str, int]:
 
 
 class Trained(nn.Module):
-    """The network and the heads that training alone has."""
+    """The network, and heads for training only."""
 
     def __init__(self, shape: SeeingShape) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class Trained(nn.Module):
         self.numbers = nn.Linear(shape.vision.out_hidden_size, 1 + MAX_CHARACTERS)
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, float]:
-        """Mean cross entropy of the answers' tokens and of the marks; the share of right tokens."""
+        """Return the mean cross entropy of answer tokens and of marks, and the share of right tokens."""
         features, patches = self.network.visual(batch.patches, batch.height, batch.width)
         targets = batch.targets.flatten()
         wanted = torch.nonzero(targets != IGNORED).squeeze(1)
@@ -112,8 +111,7 @@ class Trained(nn.Module):
 
 
 def train(trained: Trained, tokenizer: Tokenizer, run: Run, state_file: Path | None) -> None:
-    """Train, printing speed, loss and right tokens by kind. With a `state_file`, go on from what it holds and write it now and
-    then."""
+    """Train, printing speed, loss and right tokens by kind. With a `state_file`, continue from it and write it now and then."""
     inner = ("patch_embed", "blocks", "layers", "merger")
     named = list(trained.named_parameters())
     matrices = [matrix for name, matrix in named if matrix.ndim == 2 and any(part in name for part in inner)]

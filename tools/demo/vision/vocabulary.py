@@ -1,6 +1,7 @@
-"""The tokenizer of the demonstration model that sees: words of its questions and answers whole, all else byte by byte.
+"""The tokenizer of the vision demonstration model: words of its questions and answers as one token, everything else byte by
+byte.
 
-Built as the other's is (`tools.demo.vocabulary`): what is read out of a picture is spelled letter by letter.
+Built like the other one (`tools.demo.vocabulary`): text read from a picture is spelled letter by letter.
 """
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -16,7 +17,7 @@ VIDEO = "<|video_pad|>"
 
 
 def make_tokenizer() -> Tokenizer:
-    """A fresh tokenizer; the same code gives the same one every time."""
+    """Return a new tokenizer, always the same for the same code."""
     asked = (*questions.READING, *questions.COMPARING_COUNTS, *questions.COMPARING_SHAPES, *questions.WATCHING)
     counted = (wording.format(what=f"{colour} shapes") for wording in questions.COUNTING for colour in COLOURS)
     named = (f"a {name} {name}s {name}" for name in (*SHAPES, *COLOURS))
