@@ -1,4 +1,4 @@
-"""Patches of the vision model's encoder, and squares of patches. Called by `questions.py` to lay out shapes, and in training."""
+"""Patches of the vision model's encoder, and squares of patches. Used by `questions.py` to lay out shapes, and in training."""
 
 from engine.media.sizes import shared_size, usual_size
 
