@@ -111,5 +111,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} should hold a JSON object, not {type(value).__name__}")
+        raise CheckpointError(f"{path} should contain a JSON object, not {type(value).__name__}")
     return value

@@ -54,7 +54,7 @@ def read_features(data: bytes | bytearray, num_rows: int, width: int) -> NDArray
     if found.shape != (num_rows, width):
         raise refuse(f"the features are {list(found.shape)}, expected {[num_rows, width]} (tokens, width of the model)", CODE)
     if not np.isfinite(found).all():
-        raise refuse("the features hold NaN or infinity, expected finite numbers", CODE)
+        raise refuse("the features contain NaN or infinity, expected finite numbers", CODE)
     return found
 
 

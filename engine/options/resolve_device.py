@@ -30,7 +30,7 @@ import json
 try:
     import paddle
     from paddle.base import core
-except Exception as error:  # of a plugin that does not load Paddle tells in several lines, the cause in the first
+except Exception as error:  # a plugin that does not load has several lines, the first with the cause
     text = repr(error) if isinstance(error, ImportError) else str(error).splitlines()[0]
     print(json.dumps({"version": "", "cards": {}, "error": text}))
     raise SystemExit
