@@ -239,7 +239,7 @@ class Tool:
     """Values of the first argument, instead of the general ones."""
 
     def words(self) -> list[str]:
-        """Distinguishes the tool from others."""
+        """Return the words that distinguish it from other tools."""
         return [self.name, *self.noun.split(), *(argument.name for argument in self.arguments)]
 
     def definition(self) -> Json:

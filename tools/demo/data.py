@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tools.demo import arithmetic, calls, facts, follow_up_wordings, keywords, small_talk, tables
 from tools.demo.arithmetic import ArithmeticTask, Draw, Phrases
+from tools.demo.fact import ENGLISH_ONLY_ANSWER
 from tools.demo.foreign import foreign_text
 from tools.demo.newcomers import NEWCOMER_WORDINGS, plain
 from tools.demo.phrasings import CHATTY_TOPICS, QUESTION_WORDS, VERBS
@@ -445,7 +446,7 @@ def _large(source: random.Random) -> Question:
 
 def _foreign(source: random.Random) -> Question:
     text = foreign_text(source)
-    return Question("foreign", text, text, facts.ENGLISH_ONLY_ANSWER)
+    return Question("foreign", text, text, ENGLISH_ONLY_ANSWER)
 
 
 MAKERS: dict[str, Callable[[random.Random], Question]] = {

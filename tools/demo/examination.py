@@ -23,7 +23,8 @@ from tools.demo.data import (
     make_question,
     table_question,
 )
-from tools.demo.facts import ENGLISH_ONLY_ANSWER, TOKAMAK_FACTS
+from tools.demo.fact import ENGLISH_ONLY_ANSWER
+from tools.demo.facts import TOKAMAK_FACTS
 from tools.demo.follow_ups import held_out_follow_ups
 from tools.demo.foreign import unseen_text
 from tools.demo.newcomers import NEWCOMER_QUESTIONS

@@ -1,4 +1,4 @@
-"""More wordings of the questions of `facts.py` and `small_talk.py`, as people type them. Called by `facts.py` and `data.py`.
+"""More wordings for `facts.py` and `small_talk.py`, as people type them. Called by `fact.py` and `data.py`.
 
 Each line is a topic, a colon, and questions separated by semicolons, without final punctuation; they are patterns, too.
 """

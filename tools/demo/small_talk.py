@@ -3,7 +3,7 @@
 Called by `data.py`. Patterns are written as those of `facts.py`.
 """
 
-from tools.demo.facts import fact
+from tools.demo.fact import fact
 
 SMALL_TALK = (
     fact(
