@@ -1,9 +1,9 @@
 """Facts that the demonstration model knows about itself and Tokamak.
 
-Called by `data.py`. A fact is a topic, a true answer and the ways to ask for it (`fact.py`). The facts are in `identity_facts.py`,
-`serving_facts.py`, `operation_facts.py` and `feature_facts.py`. When Tokamak changes, change the answer there and train again;
-`tests/tools/test_demo_facts.py` compares the answers with the product. `(one|two)` in a wording means either, `{how}` one of
-`PARTS["how"]`; `wordings.py` expands both.
+Called by `data.py`. A fact is a topic, a true answer and the ways to ask for it (`fact.py`). The facts are in
+`identity_facts.py`, `serving_facts.py`, `operation_facts.py` and `feature_facts.py`. When Tokamak changes, change the answer
+there and train again; `tests/tools/test_demo_facts.py` compares the answers with the product. `(one|two)` in a wording means
+either, `{how}` one of `PARTS["how"]`; `wordings.py` expands both.
 """
 
 from tools.demo.feature_facts import FEATURE_FACTS
