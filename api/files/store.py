@@ -154,7 +154,7 @@ class FileStore:
             if num_bytes + num_more_bytes > limit:
                 raise RequestError(
                     (
-                        f"file storage is full: {owners} files would take {_mebibytes(num_bytes)} MiB, limit "
+                        f"file storage is full: {owners} files would take {_mebibytes(num_bytes + num_more_bytes)} MiB, limit "
                         f"{_mebibytes(limit)} MiB; delete some, or start the server with a higher {option}"
                     ),
                     status=413,

@@ -104,10 +104,20 @@ def test_answers_fill_storage_to_the_last_byte(store: FileStore) -> None:
     num_lines = (ROOM - own) // len(line)
     for _ in range(num_lines):
         ledger.take(line, is_well=True)
-    with pytest.raises(RequestError, match="your files would take 1 MiB, limit 1 MiB"):
+    with pytest.raises(RequestError, match="your files would take 2 MiB, limit 1 MiB"):
         ledger.take(line, is_well=True)
     ledger.take(b"y" * ((ROOM - own) % len(line)), is_well=True)
     assert sum(path.stat().st_size for path in store.directory.iterdir()) == ROOM
+    ledger.close()
+
+
+def test_second_file_of_a_batch_counts_as_a_file(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.files.store.MAX_FILES_PER_USER", 1)
+    upload(store, "a", 1)
+    ledger = BatchLedger(store, stored_batch(store))
+    ledger.take(b"x\n", is_well=True)
+    with pytest.raises(RequestError, match="too many files: 2 of yours"):
+        ledger.take(b"x\n", is_well=False)
     ledger.close()
 
 
