@@ -96,6 +96,15 @@ def test_shared_fields_are_sent_once(bench: Bench) -> None:
     assert len(messages) < 4
 
 
+def test_shared_fields_count_for_each_message(bench: Bench) -> None:
+    """Fields and prompts that fit a record each, but not all together, take several."""
+    limit = bench.backlog.max_record_bytes
+    words = TextOptions(stop=["s" * (7 * limit // 10)])
+    prompts = [str(index) * (limit // 10) for index in range(9)]
+    bench.send(*submits("k", 2, *prompts, text=words))
+    assert [prompt for _, prompt in taken(bench.drained())] == [TextPrompt(prompt) for prompt in prompts for _ in range(2)]
+
+
 def test_requests_take_turns(bench: Bench) -> None:
     bench.send(*submits("large", 1, *(str(index)[-1] * 10_000 for index in range(20))))
     bench.send(*submits("small", 1))

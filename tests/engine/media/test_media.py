@@ -256,6 +256,19 @@ def test_requests_take_turns_by_decoded_pixels(bench: Bench) -> None:
     assert made == ["large0", "small0", "small1", "small2", "small3", "large1", "large2"]
 
 
+def test_new_requests_do_not_starve_a_large_picture(bench: Bench) -> None:
+    large, small = bench.item(blank(400, 300, 1)), bench.item(blank(64, 48, 2))
+    for number in range(2):
+        bench.wanted(f"large{number}", large, request="large")
+    made: list[str] = []
+    for number in range(40):
+        bench.wanted(f"new{number}", small, request=f"new{number}")  # there is always one more
+        bench.loop.turn()
+        made += [decode(payload).call_id for _, payload in bench.inboxes["scheduler"].receive(10)]
+        bench.tell("scheduler", PixelsDone(made[-1]))
+    assert made.index("large1") < 20
+
+
 def test_picture_does_not_wait_for_a_video(bench: Bench) -> None:
     clip, picture = bench.item(*[PLAIN] * 8, kind="video"), bench.item(PLAIN, request="another")
     for index in range(4):

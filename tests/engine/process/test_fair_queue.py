@@ -101,6 +101,14 @@ def test_request_alone_builds_no_debt_or_credit(requests: Requests) -> None:
     assert Counter(requests.work(20).split())["late"] >= 9
 
 
+def test_new_line_begins_with_an_equal_share(requests: Requests) -> None:
+    for request in ("a", "b", "c", "d"):
+        requests.ask(request, *[100] * 50)
+    requests.work(40)
+    requests.ask("late", *[100] * 50)
+    assert Counter(requests.work(20).split()) == dict.fromkeys(("a", "b", "c", "d", "late"), 4)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_of_waiting_requests_are_equal(requests: Requests, seed: int) -> None:
     """No request is behind another by more than a file of each, whatever the sizes."""
