@@ -14,7 +14,7 @@ from tests.waiting import WATCHDOG_S
 
 OPTIONS = ("--max-model-len", "300", "--threads", "1", "--restart-limit", "100")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}')
-# Prompts of three blocks that grow to six, with thirteen blocks in all: some are preempted in any order.
+# Prompts of three blocks that grow to six, with thirteen blocks in all: some are preempted.
 CUT = ("--max-num-batched-tokens", "48", "--max-num-seqs", "8", "--block-size", "8", "--num-kv-blocks", "13")
 CAPTURED = ("--plan", "captured", "--cudagraph-capture-sizes", "24,12,6,3")  # of steps with those drafts
 OF_PAIRS = ("-tp", "2", "--num-kv-blocks", "60")

@@ -42,7 +42,7 @@ def _most(what: str, found: float, bar: float, text: str) -> Finding:
 
 
 def main() -> int:
-    """Return the exit code: 1 where a bar was missed."""
+    """Return the exit code: 1 if a limit was exceeded."""
     findings = []
     with tempfile.TemporaryDirectory() as directory, Child(built_plugin(), Board(Path(directory) / "board")) as child:
         for finding in measured(child):

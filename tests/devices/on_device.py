@@ -261,7 +261,7 @@ def run_with_swaps(swaps: list[tuple[int, int, int]], plan: str) -> tuple[Answer
     while any(not sequence.is_done for sequence in sequences):
         for at, first, second in swaps:
             if at == step and first != second:
-                tell(first, second)  # what was drawn last, which else goes with the next step
+                tell(first, second)  # the last sampled tokens, which otherwise travel with the next step
                 before = registered(runner)
                 swap(first, second)
                 swap(second, first)

@@ -98,7 +98,7 @@ def test_stopped_stream_is_reported_as_a_hang(engine: EngineProcess, expected: E
         streams = asyncio.create_task(stream_all(engine.url, BODIES, 8, flowing.set))
         await asyncio.wait_for(flowing.wait(), timeout=WATCHDOG_S)
         board.set(is_stopped=1)
-        more = asyncio.create_task(stream_all(engine.url, BODIES, 8))  # where the others had ended by then
+        more = asyncio.create_task(stream_all(engine.url, BODIES, 8))  # the others had ended there before
         try:
             await asyncio.to_thread(wait_for_503, engine, "worker0")
             await asyncio.to_thread(wait_until, lambda: HANG.search(engine.text), what="rank and step are told")

@@ -1,4 +1,4 @@
-"""Layers that draft, implemented from their formulas in numpy, float64; and checkpoints with such layers."""
+"""MTP layers, implemented from their formulas in numpy, float64; and checkpoints with such layers."""
 
 from __future__ import annotations
 

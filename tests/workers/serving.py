@@ -274,7 +274,7 @@ class Serving:
             sequence.num_computed += max(count, count - 1 + counts[row])
             for token in range(first, first + counts[row]):
                 if sequence.is_stopped:
-                    break  # what was drawn behind its end is dropped
+                    break  # tokens sampled after its end are dropped
                 sequence.outputs.append(int(token_ids[token]))
                 sequence.logprobs.append(float(logprobs[token]))
                 sequence.ranks.append(int(ranks[token]))
@@ -304,7 +304,7 @@ class ServingAhead(Serving):
         super().__init__(runner)
         self._ahead = Ahead(runner)
         self._pending: deque[list[tuple[ServedSequence, int]]] = deque()
-        self.num_unknown = 0  # tokens that a step read while nobody here knew them
+        self.num_unknown = 0  # tokens read by a step before the host knew them
 
     def run(self, sequences: list[ServedSequence]) -> None:
         assert self._ahead.depth == 2, "it has to know each token before the next step"

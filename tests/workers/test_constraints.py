@@ -97,7 +97,7 @@ def test_grammar_binds_after_thinking_within_a_window(matching: Matching) -> Non
     constraint.look_ahead(matching, drafts)
     expected = [everything, byte_ids(ord("a")) | {LETTERS}, byte_ids(ord("b")), {END}, {END}]
     assert [allowed(constraint, place) for place in range(5)] == expected
-    constraint.take(matching, 7, [10, LETTERS])  # not all of them stood
+    constraint.take(matching, 7, [10, LETTERS])  # not all of them were accepted
     assert allowed(constraint) == {END}
     constraint.take(matching, 8, [ord("a")])  # and the step was run again
     assert allowed(constraint) == byte_ids(ord("b"))
@@ -280,13 +280,13 @@ def test_late_masks_skip_rows_without_changing_tokens(
 def test_cheap_masks_do_not_wait_for_another_source(
     runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One source has many masks to compute when another's single one comes: it is computed next."""
+    """One source has many masks to compute when another submits a single one, which is computed next."""
     made: list[str] = []
     has_begun, gate = threading.Event(), threading.Event()
 
     def fill(constraint: Constraint, place: int) -> None:
         if not constraint.source:
-            return  # of an answer before, which nobody waits for any more
+            return  # of an earlier answer, not awaited any more
         has_begun.set()
         gate.wait(10)
         end_ns = time.thread_time_ns() + 1_000_000 * (constraint.source == "many")

@@ -57,7 +57,7 @@ class Both:
         slots, starts, counts, kept = step
         self.host.set_rows(slots, starts, counts, kept, self.slots.token_ids, self.slots)
         self.made.set_rows(slots, starts if started is None else started, counts, kept, self.slots.token_ids, self.slots, flags)
-        self.made.derived.fill_(SENTINEL)  # what is read was made in this step
+        self.made.derived.fill_(SENTINEL)  # so that all reads are of values from this step
         for inputs, table in ((self.host, TABLE), (self.made, self.maker)):
             table.begin(inputs, KvCache(BLOCK_SIZE))
 
@@ -161,7 +161,7 @@ def test_random_steps_after_longer_ones(num_drafts: int, maker: OpTable) -> None
 @pytest.mark.parametrize(
     ("starts", "counts"),
     [
-        ([4, 63, 64, 65, 100, 127, 128], [1] * 7),  # all decode, on, before and behind the end of a block
+        ([4, 63, 64, 65, 100, 127, 128], [1] * 7),  # all decode: before, at and after the end of a block
         ([62, 63, 64, 65, 126, 127, 128], [3, 3, 3, 1, 3, 3, 3]),  # with drafts, over it
         ([0] * 7, [1, 63, 64, 65, 20, 128, 40]),  # all prompts, that end there
         ([0, 64, 128, 1, 63, 127, 0], [64, 64, 64, 63, 2, 1, 40]),  # chunks that begin and end there

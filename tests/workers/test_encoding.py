@@ -18,7 +18,7 @@ from tests.workers.serving import GOLDEN, ServedSequence, Serving, encoder_of, g
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 
-FEW = 4  # outputs, where all that counts is what is seen
+FEW = 4  # outputs, if only the picture matters
 BACKENDS = {"reference": {"ops": "reference", "plan": "eager"}, "native": {"threads": 2}}
 
 

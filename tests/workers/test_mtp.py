@@ -305,7 +305,7 @@ def test_draft_tokens_are_the_likeliest_at_any_temperature(walking: dict[bool, P
 
 
 def test_attention_starts_after_the_last_hole(tmp_path: Path) -> None:
-    """A sequence without drafts is skipped; when it gets drafts again, and where its blocks are found, there are holes."""
+    """A sequence without drafts is skipped, which leaves holes when it gets drafts again, and in its cached blocks."""
     tensors = write_with_layers(tmp_path, QWEN)
     config = ModelConfig.read(tmp_path)
     trunk = Forward(config, tensors)
@@ -327,12 +327,12 @@ def test_attention_starts_after_the_last_hole(tmp_path: Path) -> None:
         result = serving.step([sequence])
         assert not any(np.frombuffer(result.num_drafts, np.int32))
     sequence.wants_drafts = True
-    serving.step([sequence])  # of which the hidden state is kept
+    serving.step([sequence])  # whose hidden state is kept
     hole = len(sequence.tokens) - 1
     while len(sequence.outputs) < 58:  # the last two are not drafted for
         serving.step([sequence])
         check(sequence, hole)
-    for num_blocks, first in ((6, hole), (2, 1), (3, 48)):  # behind the hole, before it, within
+    for num_blocks, first in ((6, hole), (2, 1), (3, 48)):  # after the hole, before it, within it
         again = ServedSequence([*sequence.tokens[: 16 * num_blocks], 7, 9, 11], SamplingParams(temperature=0.0), 4)
         serving.place(again, 2, sequence.block_ids[:num_blocks])
         serving.step([again])
@@ -402,7 +402,7 @@ def test_missing_mtp_tensors_are_named(tmp_path: Path) -> None:
     for name in ("mtp.norm.weight", "mtp.layers.0.self_attn.k_norm.weight"):
         del tensors[name]
     write_safetensors(tmp_path / "model.safetensors", tensors | {"mtp.fc.weight": np.zeros((48, 48), np.float32)})
-    make_runner(tmp_path)  # nobody asks for them
+    make_runner(tmp_path)  # no option uses them
     with pytest.raises(CheckpointError, match=r"mtp\.norm\.weight \[48\] is missing") as failure:
         make_runner(tmp_path, speculative_config=drafting(K))
     assert "mtp.layers.0.self_attn.k_norm.weight [16] is missing" in str(failure.value)

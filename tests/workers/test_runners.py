@@ -41,7 +41,7 @@ QWEN = {**COMMON, "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
 
 
 class Again:
-    """A graph that runs its work again, without what the host had when it was captured."""
+    """A graph that repeats its work without the host's values at capture."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run = run

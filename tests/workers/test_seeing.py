@@ -186,7 +186,7 @@ def test_missing_features_are_not_read(architecture: str, native: Seeing) -> Non
         result = runner.run(step)
         assert list(result.missing) == [unit_hash], change
         assert (result.token_ids, result.num_tokens, result.encoded) == (b"", 0, [])
-        if change == "no rows":  # they come with the step that is sent again
+        if change == "no rows":  # they arrive with the repeated step
             step.starts = []
             step.unit_slots, step.unit_indexes, step.unit_rows = int32([2]), int32([0]), int32([row])
         arena.publish(row, unit_hash, count, 1)
@@ -260,7 +260,7 @@ def test_bidirectional_pictures_keep_the_bits(architecture: str, seeing: Seeing)
         serving = Serving(runner, chunk=chunk)
         for slot, sequence in enumerate(bounded):
             serving.place(sequence, slot)
-        if chunk < 512:  # ends are where no span is cut
+        if chunk < 512:  # ends fall outside spans
             for sequence in bounded:
                 cut_at_units(serving, sequence)
         serving.run(bounded)

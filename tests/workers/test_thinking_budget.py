@@ -84,7 +84,7 @@ def test_drafts_are_accepted_up_to_the_budget() -> None:
     take(constraint, 1)
     assert allowed(constraint) == ANY
     take(constraint, 2, END[0])
-    constraint.take(MATCHING, constraint.position - 2, [5])  # another one stood
+    constraint.take(MATCHING, constraint.position - 2, [5])  # another token was sampled
     assert allowed(constraint) == {END[0]}
 
 

@@ -38,7 +38,7 @@ def test_variant_agrees_with_transformers(name: str, tmp_path: Path) -> None:
     check(variant, whole, chunked)
 
 
-# in each a rest of patches behind whole tiles, which reference ops pad; two of them are enough
+# each has a partial tile of patches, which reference ops pad; two of them are enough
 @pytest.mark.parametrize(
     ("name", "ops"), [(name, "native") for name in SEEING] + [(name, "reference") for name in list(SEEING)[2:6:3]]
 )

@@ -1,4 +1,4 @@
-"""Threads are bound to cores only where cores are left for the other actors and no other process uses these."""
+"""Threads are bound to cores only if cores are left for the other actors and no other process uses these."""
 
 from __future__ import annotations
 

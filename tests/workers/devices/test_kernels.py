@@ -116,7 +116,7 @@ def test_unusable_pinned_variant_is_refused(variant: str, cause: str, tmp_path: 
 
 
 def test_worker_selects_the_chosen_variants() -> None:
-    """The base first, in any order; nothing where nothing was chosen."""
+    """The base is selected first, whatever the order; an empty choice selects nothing."""
     before, variants = _cpu.variant(), _cpu.variants()
     try:
         select({"int8": variants[0], ATTENTION: variants[0], BASE: variants[-1]})

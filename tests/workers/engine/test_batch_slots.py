@@ -117,7 +117,7 @@ def test_start_clears_the_previous_sequence() -> None:
     fresh = empty_slots()
     fresh.start(SlotStart(2, "new", int32([9]), 1, SamplingParams(), int32([])))
     for name, array in slots.arrays():
-        if name not in ("sampling", "draft_states", "num_starts"):  # an address; whichever is free; who is to be told apart
+        if name not in ("sampling", "draft_states", "num_starts"):  # an address; any free one; counts sequences
             np.testing.assert_array_equal(array[2], dict(fresh.arrays())[name][2], err_msg=name)
     slots.start(SlotStart(2, "newer", int32([9]), 1, SamplingParams(), int32([])))
     assert slots.num_starts[2] == 2 + filled_slots().num_starts[2]

@@ -36,7 +36,7 @@ def inputs() -> StepInputs:
 
 @pytest.mark.parametrize(("num_drafts", "num_rows"), [(0, 64), (3, 64), (15, 112), (99, 256)])
 def test_logit_rows_cover_all_draft_tokens(num_drafts: int, num_rows: int) -> None:
-    """Few sequences have the rows that they had before; many have no more than there is memory for."""
+    """A few sequences have a fixed number of rows; with many, memory limits it."""
     made = StepInputs(PaddleDevice("cpu"), InputSizes(7, 512, 512, BLOCK_SIZE, num_drafts=num_drafts))
     assert (made.max_logit_rows, len(made.logit_row_ids.numpy())) == (num_rows, num_rows)
 

@@ -18,7 +18,7 @@ from tests.waiting import WATCHDOG_S
 from workers.rank_group.communicator import Communicator
 
 BUFFER_BYTES = 32 << 20
-_SERVER = multiprocessing.get_context("forkserver")  # a process without threads, which has imported what ranks need
+_SERVER = multiprocessing.get_context("forkserver")  # a process without threads that has imported everything
 _SERVER.set_forkserver_preload([__name__, "tests.workers.rank_group.serving"])
 
 
@@ -86,7 +86,7 @@ def _run(
         assert communicator.join()
         answers.send(function(communicator, *arguments))
         with contextlib.suppress(EOFError):
-            answers.recv()  # stays until the rank group is closed: another may not have read yet what this one tells
+            answers.recv()  # another rank may not have read this one's values yet
     except Exception as error:
         traceback.print_exc()
         answers.send((type(error).__name__, *error.args))

@@ -223,7 +223,7 @@ def test_idle_ranks_read_only_two_words(pair: Pair) -> None:
     assert follower._settled is not None
     follower.rebalance("command", is_forced=False)
     assert follower._settled is None
-    follower.advance(pair.now_s)  # who does not lead says so
+    follower.advance(pair.now_s)  # a follower refuses
     assert follower._settled is not None
     epoch = pair.experts[0].epoch
     pair.boards[0].propose(epoch, 1, pair.experts[0].placement)
@@ -288,7 +288,7 @@ def test_experts_wait_for_the_step_interval(tmp_path: Path) -> None:
         first = pair.experts[0].placement[0][0][:2]
         for number in range(1, 40):
             pair.begin_step(number)
-            pair.count(*first)  # of one rank: there is something to gain
+            pair.count(*first)  # on one rank, so that moving pays
             pair.advance()
             assert pair.balancers[0]._found is None
             assert pair.boards[1].proposed(pair.header.epoch) is None

@@ -50,4 +50,4 @@ def test_new_epoch_resets_the_clock() -> None:
     join(ranks, own)
     assert [clock.is_ahead for clock in own] == [False, False]
     assert [clock.begin() for clock in own] == [True, False]
-    assert [clock.is_ahead for clock in own] == [True, False]  # who is no member runs nothing
+    assert [clock.is_ahead for clock in own] == [True, False]  # a rank that is not a member runs nothing

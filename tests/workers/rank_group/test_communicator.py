@@ -235,7 +235,7 @@ def test_mismatched_steps_are_reported(steps: list[int], sizes: list[int], texts
 
 
 def send_second_hello(communicator: Communicator) -> None:
-    """Join again as when the scheduler comes back: one rank before a call, the other after it."""
+    """Join again as after a restart of the scheduler: one rank before a call, the other after it."""
     for number in range(2):
         if communicator.place == number:
             assert communicator.join()

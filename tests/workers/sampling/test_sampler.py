@@ -49,7 +49,7 @@ def scores_of(logits: np.ndarray, draws: list[Draw]) -> Scores:
     sampling, kept_masks = SlotSampling(slots), []
     for slot, draw in enumerate(reversed(draws)):
         slots.start(SlotStart(slot, "r", int32(draw.token_ids), draw.num_prompt_tokens, draw.params, b""))
-        if draw.mask is not None:  # behind that of the position before, which leaves nothing
+        if draw.mask is not None:  # after the one of the position before, which allows nothing
             masks = np.zeros((2, -(-logits.shape[1] // 32)), np.uint32)
             kept_masks.append(masks)
             masks[1].view(np.uint8)[: -(-logits.shape[1] // 8)] = np.packbits(draw.mask, bitorder="little")

@@ -69,7 +69,7 @@ def test_no_correct_linear_is_an_option_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_step_depending_on_its_batch_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """No case of an op reveals it: attention that is wrong where there are more tiles."""
+    """No case of an op reveals it: attention that is wrong with more tiles."""
 
     def attention(step: Any, *others: Any) -> Any:
         return reference.attention(step, *others) + 1e-6 * step.inputs.num_tiles

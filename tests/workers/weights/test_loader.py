@@ -138,7 +138,7 @@ def test_packing_by_rows_equals_the_whole(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
 def test_largest_finite_values_are_accepted(dtype: type) -> None:
-    """Either sign, in any order of the elements; NaN of every kind is not finite."""
+    """Either sign, at any place; NaN of every kind is not finite."""
     infinity = {np.float32: 0x7F800000, np.float16: 0x7C00, np.uint16: 0x7F80}[dtype]
     bits = np.dtype(dtype).itemsize * 8
     values = np.zeros((3, 5), f"u{bits // 8}")

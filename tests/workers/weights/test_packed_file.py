@@ -64,7 +64,7 @@ def test_stored_arrays_are_read_back(tmp_path: Path) -> None:
 def test_parts_are_filled_one_by_one(tmp_path: Path) -> None:
     """Two reused buffers serve, so that an array of many parts is never held whole."""
     before = _cpu.num_threads()
-    _cpu.set_num_threads(2)  # a room is for so many
+    _cpu.set_num_threads(2)  # buffers are sized for them
     shape = (300, 1 << 18)
     expected = np.arange(300, dtype=np.uint8)[:, None]
     counts = (1, 60, 39, 1, 99, 100)  # some are larger than a room

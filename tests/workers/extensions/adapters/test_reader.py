@@ -221,7 +221,7 @@ def test_hostile_files_cost_little(tmp_path: Path) -> None:
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     shape = ",".join(["9" * 4000] * 900)
     headers = {
-        "characters": json.dumps({"lora_A" * 100_000: entry}),  # a search for a bias behind each of them
+        "characters": json.dumps({"lora_A" * 100_000: entry}),  # a search for a bias after each of them
         "is malformed": f'{{"a": {{"dtype": "F32", "shape": [{shape}], "data_offsets": [0, 0]}}}}',
         "entry of a is malformed": '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 0]}}',
         "has dtype DDD": json.dumps({"a": {**entry, "dtype": "D" * 100_000}}),

@@ -103,7 +103,7 @@ def test_undraftable_text_costs_almost_nothing() -> None:
 
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
 def test_undraftable_answers_are_not_slower(num_slots: int) -> None:
-    """One after the other, where each additional row of a step costs a sixteenth."""
+    """One after the other, at a sixteenth of the time for each additional row of a step."""
     rig = Rig(num_slots, lambda num_rows: 1e6 * (1 + num_rows / 16))
     shares = []
     for _ in range(4):

@@ -147,7 +147,7 @@ def test_resting_slots_are_skipped_until_a_retry() -> None:
             if have_looked[-1]:
                 drafting.propose()
                 drafting.took(1 + int(drafts[0]), 2_000_000 if drafts[0] else 1_000_000)
-        num_looks.append(sum(have_looked[2000:]))  # what speaks against drafts is doubted before
+        num_looks.append(sum(have_looked[2000:]))  # doubts are raised before
     assert num_looks[0] < 40 < 1000 / 16 < num_looks[1]
 
 

@@ -83,7 +83,7 @@ def write_quantized(
             worth[name] = quantized.weight
         else:
             plain[name] = worth[name] = tensor
-    stored |= plain  # a bias that there is takes the place of the empty one
+    stored |= plain  # an existing bias replaces the empty one
     write_tensors(path / "model.safetensors", stored)
     return worth
 

@@ -9,7 +9,7 @@ import pytest
 from engine.checkpoint.gguf.file import BLOCKS
 from workers.weights.formats.blocks import dequantized_blocks
 
-HALVES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}  # where scales are; elsewhere at 0 and 2
+HALVES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}  # places of scales; otherwise 0 and 2
 
 
 def random_blocks(name: str, num_blocks: int) -> np.ndarray:
