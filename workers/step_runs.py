@@ -118,7 +118,7 @@ class StepRuns:
         if drafting is None or not draft_ns:
             return
         self._metrics.drafted(draft_ns)
-        if drafting.has_passed:
+        if drafting.has_skipped:
             return
         if self._trace.is_on:
             self._trace.tracer.span("draft", begin_ns)

@@ -27,7 +27,7 @@ class Group(Protocol):
     place: int
     count: int
 
-    def tell(self, values: np.ndarray) -> np.ndarray:
+    def gather_values(self, values: np.ndarray) -> np.ndarray:
         """Gather [...] of each rank -> [count, ...], in their order."""
 
     def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -104,7 +104,7 @@ class RankGroupOps:
         if not isinstance(x, Cut):
             return x
         assert self._tensor is not None, f"columns from {x.begin} of {x.width}, but there is no rank group for the others"
-        widths = self._tensor.tell(np.array([x.begin, x.tensor.shape[1]]))[:, 1]
+        widths = self._tensor.gather_values(np.array([x.begin, x.tensor.shape[1]]))[:, 1]
         parts = self._tensor.all_gather(_widened(x.tensor, int(widths.max())))
         return paddle.concat([part[:, :width] for part, width in zip(parts, widths.tolist(), strict=True)], axis=1)
 
@@ -148,11 +148,11 @@ class RankGroupOps:
         shown = routing.ids.numpy()[own]
         if module.counts is not None:
             np.add.at(module.counts, shown[shown >= 0], 1)
-        num_shown = sharing.tell(np.array([len(shown)]))[:, 0]
+        num_shown = sharing.gather_values(np.array([len(shown)]))[:, 0]
         most = int(num_shown.max())
         if most == 0:
             return paddle.zeros([x.shape[0] * shown.shape[1], module.num_inputs])
-        ids = sharing.tell(np.resize(shown, (most, shown.shape[1])))  # rows beyond the valid ones are unused
+        ids = sharing.gather_values(np.resize(shown, (most, shown.shape[1])))  # rows beyond the valid ones are unused
         rows = sharing.all_gather(_with_rows(x[own] if len(shown) else None, most, module.num_inputs)).flatten(0, 1)
         choices = _Choices.of(ids, num_shown, module.owners)
         results = sharing.all_gather(self._computed(rows, choices, module, activation, products)).flatten(0, 1)

@@ -37,12 +37,12 @@ class PaddleGroup:
         self._met = _process_group(backend, meeting.port, meeting.life, self.place, self.count)
         self._group = self._met.group
         self._has_stream = backend != "gloo"
-        self._told: list[np.ndarray] | None = None  # values exchanged in the rehearsal of a capture
+        self._rehearsed: list[np.ndarray] | None = None  # values exchanged in the rehearsal of a capture
         self._is_recording = False
 
     def rehearse(self) -> None:
         """Begin the rehearsal of the next capture."""
-        self._told, self._is_recording = [], False
+        self._rehearsed, self._is_recording = [], False
 
     def record(self) -> None:
         """Begin to record after the rehearsal. Ranks exchange nothing meanwhile, so none waits for another that may have failed
@@ -50,25 +50,25 @@ class PaddleGroup:
         self._is_recording = True
 
     def end_capture(self) -> None:
-        self._told, self._is_recording = None, False
+        self._rehearsed, self._is_recording = None, False
 
-    def said(self, word: str) -> list[str]:
+    def gather_words(self, word: str) -> list[str]:
         """Return every rank's word, once all have sent one: through the store, for ranks that have not joined yet."""
         number, store = next(self._met.questions), self._met.store
-        keys = [f"{self._met.life}.said.{number}.{place}" for place in range(self.count)]
+        keys = [f"{self._met.life}.words.{number}.{place}" for place in range(self.count)]
         store.set(keys[self.place], f"={word}")
         for key in keys:
             store.wait(key)
         return [store.get(key).decode()[1:] for key in keys]
 
-    def tell(self, values: np.ndarray) -> np.ndarray:
+    def gather_values(self, values: np.ndarray) -> np.ndarray:
         if self._is_recording:
-            assert self._told, "more values are sent than were rehearsed"
-            return self._told.pop(0)
-        told = self._communicator.all_gather(values)
-        if self._told is not None:
-            self._told.append(told)
-        return told
+            assert self._rehearsed, "more values are sent than were rehearsed"
+            return self._rehearsed.pop(0)
+        gathered = self._communicator.all_gather(values)
+        if self._rehearsed is not None:
+            self._rehearsed.append(gathered)
+        return gathered
 
     def all_gather(self, x: paddle.Tensor) -> paddle.Tensor:
         """Gather tensors. Raises RankGroupBroken if a rank is gone, and RuntimeError for other failures."""

@@ -155,7 +155,7 @@ class PaddleDevice:
             cause = str(error)
         for group in self._groups:
             group.end_capture()
-            if not group.tell(np.array([graph is not None])).all():
+            if not group.gather_values(np.array([graph is not None])).all():
                 cause = cause or f"{self.place}: another rank cannot capture it"
         if graph is None or cause:
             raise DeviceError(cause)
@@ -163,7 +163,7 @@ class PaddleDevice:
 
     def agreed_fault(self, fault: str) -> str:
         for group in self._groups:
-            others = [word for place, word in enumerate(group.said(fault)) if word and place != group.place]
+            others = [word for place, word in enumerate(group.gather_words(fault)) if word and place != group.place]
             fault = fault or (f"another rank found that {others[0]}" if others else "")
         return fault
 

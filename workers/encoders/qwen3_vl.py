@@ -52,7 +52,7 @@ class Qwen3VL(Tower):
             ),
         )
 
-    def look(self, ops: OpTable, call: Call, index: int) -> None:
+    def before_layer(self, ops: OpTable, call: Call, index: int) -> None:
         if index - 1 in self.config.deepstack_layers:
             merger = self.deepstack[self.config.deepstack_layers.index(index - 1)]
             h = ops.layer_norm(call.inputs.merged(ops, call.residual), merger.norm)
@@ -60,5 +60,5 @@ class Qwen3VL(Tower):
 
     def finish(self, ops: OpTable, call: Call) -> list[Tensor]:
         h = add_norm(ops, call, self.merger.norm)
-        self.look(ops, call, self.config.depth)
+        self.before_layer(ops, call, self.config.depth)
         return [self.merger.mlp.forward(ops, call.inputs.merged(ops, h)), *call.deepstack]

@@ -121,7 +121,7 @@ class Tower:
         kinds = dict.fromkeys((1, frames))
         self.patches = {kind: weights.patch_linear(name, shape, frames, kind, config.pixels, has_bias) for kind in kinds}
 
-    def go_over(self, ops: OpTable, call: Call, index: int) -> list[Tensor]:
+    def run_pass(self, ops: OpTable, call: Call, index: int) -> list[Tensor]:
         """Run pass `index` over a slice: layer `index - 1` once all its keys are stored, then the next one's keys; or
         `finish`."""
         if index:
@@ -133,7 +133,7 @@ class Tower:
 
     def _enter(self, ops: OpTable, call: Call, index: int) -> None:
         h = add_norm(ops, call, self.blocks[index].first_norm)
-        self.look(ops, call, index)
+        self.before_layer(ops, call, index)
         inputs: Any = call.inputs.pictures if self._is_whole(index) else call.inputs.windows
         qkv = ops.linear(h, self.blocks[index].qkv)
         call.queries = ops.rotate_and_store(inputs, qkv, call.angles, None, self.shape, call.caches[index % 2])
@@ -147,7 +147,7 @@ class Tower:
     def _is_whole(self, index: int) -> bool:
         return not self.config.window_size or index in self.config.full_attention_layers
 
-    def look(self, ops: OpTable, call: Call, index: int) -> None:
+    def before_layer(self, ops: OpTable, call: Call, index: int) -> None:
         """Handle the input of layer `index`, which is `call.residual`."""
 
     def finish(self, ops: OpTable, call: Call) -> list[Tensor]:

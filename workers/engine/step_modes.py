@@ -44,7 +44,7 @@ class StepModes:
         """Return how `rows` run. Ranks that share experts exchange their shapes if needed."""
         own, others = StepShape.of(rows.counts, rows.num_sampled, can_replay=self._can_replay(rows)), []
         if self._captures.sizes and self._peers.share_experts:
-            shapes = self._peers.all_tell(np.array([own.phase, own.num_tokens, own.can_replay, self._is_warm], np.int64))
+            shapes = self._peers.gather_values(np.array([own.phase, own.num_tokens, own.can_replay, self._is_warm], np.int64))
             others = [StepShape(Phase(phase), count, bool(can_replay)) for phase, count, can_replay, _ in shapes.tolist()]
             self._are_warm = bool(shapes[:, 3].all())
         return self._captures.mode(own, others)
@@ -61,7 +61,7 @@ class StepModes:
         if not mode.size or self._peers.rank_group is not None:  # tapes need no capture
             return
         if not self._peers.share_experts:  # those that do sent it with their shapes
-            self._are_warm = self._peers.ranks.count == 1 or bool(self._peers.all_tell(np.array([self._is_warm])).all())
+            self._are_warm = self._peers.ranks.count == 1 or bool(self._peers.gather_values(np.array([self._is_warm])).all())
         if self._are_warm:
             return
         if self._is_warm:

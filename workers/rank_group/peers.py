@@ -60,10 +60,10 @@ class Peers:
             mixture.owners = self.experts.owners[layer]
             mixture.counts = None if self.experts.counts is None else self.experts.counts[layer]
 
-    def all_tell(self, values: np.ndarray) -> np.ndarray:
+    def gather_values(self, values: np.ndarray) -> np.ndarray:
         """Return the `values` (int64 [n]) of each member of the rank group: [members, n]."""
         communicator = self.communicator if self.experts is None else self.experts.communicator
         if communicator is None:
             return values[np.newaxis]
-        told = communicator.all_gather(values)
-        return told if self.experts is None else told[list(communicator.members)]
+        gathered = communicator.all_gather(values)
+        return gathered if self.experts is None else gathered[list(communicator.members)]

@@ -78,7 +78,7 @@ class DeviceMtpDrafter(MtpDrafter):
     def clear(self) -> None:
         self._device_plan = None
 
-    def cool(self) -> None:
+    def forget_captures(self) -> None:
         if self._device_plan is not None:
             self._device_plan.forget()
 
@@ -120,7 +120,7 @@ class DeviceMtpDrafter(MtpDrafter):
             splits = self._max_key_splits if size else -(-(int(starts[:count].max()) + number + 1) // KEY_SPLIT)
             self._layers_plan.draft(number, self._inputs.padded(size or count), splits, size)
 
-    def tell(self) -> None:
+    def fetch_draft_tokens(self) -> None:
         counts = self._drafted[2]
         self._put(self._layers_plan.draft_tokens(len(counts), int(counts[0])))
 

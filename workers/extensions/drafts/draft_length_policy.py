@@ -37,7 +37,7 @@ class Lengths:
             _cpu.address(slots.is_drafted_by_layers),
             _cpu.address(slots.is_ended),
         )
-        self._told = [0] * (2 * len(first_classes))
+        self._counted = [0] * (2 * len(first_classes))
 
     @property
     def least_chance(self) -> float:
@@ -69,18 +69,18 @@ class Lengths:
 
     def take_verified(self) -> list[tuple[int, int]]:
         """Return the verified and accepted drafts of each method since the last call; empty if there were none."""
-        told = self._native.num_verified
-        if told == self._told:
+        counted = self._native.num_verified
+        if counted == self._counted:
             return []
-        new = [now - before for now, before in zip(told, self._told, strict=True)]
-        self._told = told
+        new = [now - before for now, before in zip(counted, self._counted, strict=True)]
+        self._counted = counted
         return list(zip(new[: len(new) // 2], new[len(new) // 2 :], strict=True))
 
-    def tell_layers(self, slots: np.ndarray) -> None:
+    def mark_shared(self, slots: np.ndarray) -> None:
         """Record that drafts of `slots` (int32 [n]) came from another rank."""
         self._native.tell_layers(_cpu.address(slots), len(slots))
 
-    def took(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool, num_steps: int = 1) -> None:
+    def learn_time(self, num_rows: int, step_ns: int, *, has_prompts: bool, has_drafts: bool, num_steps: int = 1) -> None:
         """Learn the time of a step with `num_rows` rows, including drafting for the next one. `has_prompts`: prompts were
         computed in it or sequences started. It counts as `num_steps` steps."""
         self._native.took(has_prompts, has_drafts, num_rows, step_ns, num_steps)

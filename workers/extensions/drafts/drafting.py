@@ -86,7 +86,7 @@ class Drafting(Extension):
         self._generation = 0  # of the prefix cache
         self._has_starts = self._has_drafts = False  # of the last step
         self._is_resting = False  # no slot wants drafts, nor would a new sequence
-        self._num_passed = 0  # steps since the last one that was examined
+        self._num_skipped = 0  # steps since the last one that was examined
         self._interval = _RESTING_INTERVALS[0]
 
     @property
@@ -95,7 +95,7 @@ class Drafting(Extension):
         return sum(drafter.num_bytes for drafter, _ in self._drafters)
 
     @property
-    def has_passed(self) -> bool:
+    def has_skipped(self) -> bool:
         """Whether the last step was skipped: nothing was drafted or learned after it."""
         return self._rows is None
 
@@ -134,7 +134,7 @@ class Drafting(Extension):
             chosen[:, 1:] = np.concatenate([self._slots.drafts[slots], self._slots.draft_classes[slots]], axis=1)
         chosen = self._ranks.broadcast(chosen)
         self._slots.drafts[slots], self._slots.draft_classes[slots] = np.split(chosen[:, 1:], 2, axis=1)
-        self._lengths.tell_layers(slots)
+        self._lengths.mark_shared(slots)
         for layers in self._ending:
             layers.expect(self._lengths.least_chance)
             layers.ends[:] = self._ranks.broadcast(layers.ends)
@@ -145,11 +145,11 @@ class Drafting(Extension):
         """Learn how many tokens each row of a step got (int32 [n]). Return how many drafts would pay in the next step (int32
         [n], as bytes; empty: none), and how many for a new sequence. While no row has or wants drafts, only one of several
         steps is examined, and counts for all of them."""
-        if self._is_resting and not self._has_drafts and self._num_passed + 1 < self._interval:
-            self._num_passed, self._rows = self._num_passed + 1, None
+        if self._is_resting and not self._has_drafts and self._num_skipped + 1 < self._interval:
+            self._num_skipped, self._rows = self._num_skipped + 1, None
             return b"", 0
         self._rows, self._counts = rows, counts
-        self._lengths.learn(rows.slots, rows.num_drafts, counts if self._has_drafts else counts * (1 + self._num_passed))
+        self._lengths.learn(rows.slots, rows.num_drafts, counts if self._has_drafts else counts * (1 + self._num_skipped))
         wanted, by_new_requests = self._lengths.wanted(rows.slots), self._lengths.wanted_by_new_requests()
         is_wanted = bool(wanted.any())
         was_resting, self._is_resting = self._is_resting, not by_new_requests and not is_wanted
@@ -163,13 +163,13 @@ class Drafting(Extension):
         result.num_wanted, result.num_wanted_by_new_requests = self.verified(run.rows, run.counts)
 
     def after_send(self, run: StepRun) -> None:
-        if self.has_passed:
+        if self.has_skipped:
             return
         begin_ns = time.monotonic_ns()
         self.propose()
         run.draft_ns += time.monotonic_ns() - begin_ns
         if run.num_tokens:
-            self.took(run.num_tokens, run.step_ns + run.draft_ns)
+            self.learn_time(run.num_tokens, run.step_ns + run.draft_ns)
 
     def propose(self) -> None:
         """Draft for the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no token and is
@@ -182,14 +182,14 @@ class Drafting(Extension):
                 drafter.known(self._rows.slots, self._counts)
                 self._lengths.offer(slots, drafter.propose(slots, self._limits), self._first_classes[index])
 
-    def took(self, num_rows: int, step_ns: int) -> None:
+    def learn_time(self, num_rows: int, step_ns: int) -> None:
         """Learn the time of the last step, including drafting after it."""
         rows = self._rows
         assert rows is not None
         has_prompts = self._has_starts or int(rows.num_sampled.sum()) < num_rows
         has_drafts = self._has_drafts and bool(rows.num_drafts.any())
-        num_steps, self._num_passed = 1 + self._num_passed, 0
-        self._lengths.took(num_rows, step_ns, has_prompts=has_prompts, has_drafts=has_drafts, num_steps=num_steps)
+        num_steps, self._num_skipped = 1 + self._num_skipped, 0
+        self._lengths.learn_time(num_rows, step_ns, has_prompts=has_prompts, has_drafts=has_drafts, num_steps=num_steps)
 
     def take_figures(self) -> list[tuple[str, int, int]]:
         """Return the verified and accepted drafts of each method since the last call; empty if there were none."""

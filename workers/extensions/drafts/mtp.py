@@ -182,7 +182,7 @@ class MtpDrafter:
     def forget(self) -> None:
         """Do nothing: blocks of ended sequences are no longer found."""
 
-    def cool(self) -> None:
+    def forget_captures(self) -> None:
         """Drop the captured graphs, which are captured again."""
         if self._loaded_plan is not None:
             self._loaded_plan.forget()
@@ -213,7 +213,7 @@ class MtpDrafter:
     def draft_on_device(self) -> None:
         """Enqueue the draft tokens after the step's inputs are set and before they are read. On the host they already exist."""
 
-    def tell(self) -> None:
+    def fetch_draft_tokens(self) -> None:
         """Copy draft tokens to the slots if only the device has them."""
 
     def store(self, plan: Plan, mode: StepMode) -> None:
@@ -280,8 +280,8 @@ class MtpDrafter:
         """Return rows whose entries are to be made: slots, first positions, numbers of entries, first keys; int32 [n] each."""
         hidden = np.ascontiguousarray(hidden)
         kept_ends = np.ascontiguousarray(kept_ends, np.int64)
-        told = _cpu.address(counts), _cpu.address(is_drafting), _cpu.address(kept_ends), _cpu.address(hidden)
-        return [np.array(each, np.int32) for each in self._layers.keep(*rows.addresses(), *told)]
+        arrays = _cpu.address(counts), _cpu.address(is_drafting), _cpu.address(kept_ends), _cpu.address(hidden)
+        return [np.array(each, np.int32) for each in self._layers.keep(*rows.addresses(), *arrays)]
 
     # ------------------------------------------------------------------------------------------------- what there is
 

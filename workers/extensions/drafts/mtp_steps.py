@@ -34,7 +34,7 @@ class MtpSteps(Extension):
         self.layers.warm_up()
 
     def on_forget_captures(self) -> None:
-        self.layers.cool()
+        self.layers.forget_captures()
 
     def before_inputs(self, run: StepRun) -> None:
         step, rows = run.step, run.rows
@@ -51,7 +51,7 @@ class MtpSteps(Extension):
             return
         self.layers.draft_on_device()
         if self.layers.has_draft_tokens:
-            run.fetch_draft_tokens = self.layers.tell
+            run.fetch_draft_tokens = self.layers.fetch_draft_tokens
 
     def after_run(self, run: StepRun) -> None:
         if run.keeps_all is not None and run.num_tokens and run.keeps_all.any():

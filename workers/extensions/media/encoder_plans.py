@@ -44,7 +44,7 @@ class EagerSlice:
         if index == 0:
             self._call = _begin(self._ops, self.inputs)
         assert self._call is not None, "a call begins with pass 0"
-        self._features = self._tower.go_over(self._ops, self._call, index)
+        self._features = self._tower.run_pass(self._ops, self._call, index)
         if self._features:
             self._call = None
 
@@ -64,7 +64,7 @@ class TapeSlice:
         self._features: dict[int, list[Tensor]] = {}  # by the pass that makes them
         call, self._ends = _begin(ops, inputs), [0]
         for index in range(tower.config.depth + 1):
-            features = tower.go_over(ops, call, index)
+            features = tower.run_pass(ops, call, index)
             kept += [call.residual, call.queries, *features]
             self._ends.append(recording.num_ops)
         self._features[tower.config.depth] = features

@@ -64,13 +64,13 @@ class Rig:
         chosen = self.lengths.choose(self.which, grants, num_slots, num_slots)
         self.lengths.learn(self.which, chosen, 1 + np.minimum(chosen, num_right))
         num_rows = num_slots + int(chosen.sum())
-        self.took(num_rows)
+        self.learn_time(num_rows)
         return [int(number) for number in chosen]
 
-    def took(self, num_rows: int, step_ns: float = 0, *, has_prompts: bool = False) -> None:
+    def learn_time(self, num_rows: int, step_ns: float = 0, *, has_prompts: bool = False) -> None:
         """Learn the time of a step of all slots; step_ns 0: the time by this rig."""
         num_ns = int(step_ns or self.time_of(num_rows))
-        self.lengths.took(num_rows, num_ns, has_prompts=has_prompts, has_drafts=num_rows > len(self.which))
+        self.lengths.learn_time(num_rows, num_ns, has_prompts=has_prompts, has_drafts=num_rows > len(self.which))
 
 
 def test_accepted_drafts_are_requested_at_full_length() -> None:
@@ -89,7 +89,7 @@ def test_length_follows_the_accepted_tokens() -> None:
         rig.offer(np.minimum(np.arange(K), 2))
         number = rig.lengths.choose(rig.which, np.full(1, K, np.int32), 1, 1)
         rig.lengths.learn(rig.which, number, 1 + np.minimum(number, 2))
-        rig.took(1 + int(number[0]))
+        rig.learn_time(1 + int(number[0]))
         chosen.append(int(number[0]))
     assert np.median(chosen[50:]) == 2
 
@@ -146,7 +146,7 @@ def test_short_answers_are_tried_again() -> None:
         num_rows = 4 + int(chosen.sum())
         num_drafts += num_rows - 4
         rig.lengths.learn(rig.which, chosen, 1 + chosen)
-        rig.took(num_rows)
+        rig.learn_time(num_rows)
         granted = rig.lengths.wanted(rig.which)
     assert num_drafts > 1000
 
@@ -163,7 +163,7 @@ def short_answers(rig: Rig, num_steps: int, num_right: int = 0) -> list[tuple[in
         rig.propose(1)
         chosen = rig.lengths.choose(rig.which, granted, len(rig.which), len(rig.which))
         rig.lengths.learn(rig.which, chosen, 1 + np.minimum(chosen, num_right))
-        rig.took(len(rig.which) + int(chosen.sum()))
+        rig.learn_time(len(rig.which) + int(chosen.sum()))
         found.append((int(chosen.sum()), bool(granted.any())))
         granted = rig.lengths.wanted(rig.which)
     return found
@@ -201,7 +201,7 @@ def test_retried_slots_are_prepared_in_one_step() -> None:
             rig.propose(1)
         chosen = rig.lengths.choose(rig.which, granted, 1, 1)
         rig.lengths.learn(rig.which, chosen, np.ones(1, np.int32))
-        rig.took(1 + int(chosen[0]))
+        rig.learn_time(1 + int(chosen[0]))
         coming.append(int(rig.lengths.wanted(rig.which)[0]))
         is_ready = granted[0] > 0
         num_idle -= 1
@@ -257,9 +257,9 @@ def test_expensive_steps_get_fewer_drafts() -> None:
 def test_budget_goes_to_the_most_promising_drafts() -> None:
     rig = Rig(2, lambda num_rows: 1e6 * max(3, num_rows) ** 2)
     for _ in range(40):
-        rig.took(2, 3e6)
-        rig.took(3, 3e6)
-        rig.took(4, 9e6)
+        rig.learn_time(2, 3e6)
+        rig.learn_time(3, 3e6)
+        rig.learn_time(4, 9e6)
     rig.slots.draft_chances[:2, 0] = 0.5, 0.8
     rig.slots.num_drafts[:2] = 1
     assert rig.lengths.choose(rig.which, np.full(2, K, np.int32), 2, 2).tolist() == [0, 1]
@@ -374,7 +374,7 @@ def test_new_sequences_are_tried_again() -> None:
         chosen = rig.lengths.choose(rig.which, granted, 4, 4)
         are_drafted &= chosen > 0
         rig.lengths.learn(rig.which, chosen, 1 + np.where(are_drafted, chosen, 0))
-        rig.took(4 + int(chosen.sum()))
+        rig.learn_time(4 + int(chosen.sum()))
         granted = rig.lengths.wanted(rig.which)
         num_drafts.append(int(chosen.sum()))
     assert np.mean(num_drafts[-500:]) > 4
@@ -385,7 +385,7 @@ def test_prompt_steps_do_not_count_as_draft_steps() -> None:
     rig = Rig(4)
     for _ in range(40):
         for num_rows in (8, 16, 24, 36):
-            rig.took(num_rows, 4 * flat(num_rows), has_prompts=True)
+            rig.learn_time(num_rows, 4 * flat(num_rows), has_prompts=True)
         rig.step(2, [K] * 4)
     assert rig.step(2, [K] * 4) == [K] * 4
 

@@ -143,10 +143,10 @@ def test_resting_slots_are_skipped_until_a_retry() -> None:
             drafting.on_step(Step(number, [], b"", b"", b"", b"", b"", b"", b"", num_drafts=granted))
             drafts = drafting.choose_drafts(one, np.frombuffer(granted, np.int32), 1, 1) if granted else one * 0
             coming.append(drafting.verified(StepRows(one, one, one + drafts, one + drafts, drafts), one)[0])
-            have_looked.append(not drafting.has_passed)
+            have_looked.append(not drafting.has_skipped)
             if have_looked[-1]:
                 drafting.propose()
-                drafting.took(1 + int(drafts[0]), 2_000_000 if drafts[0] else 1_000_000)
+                drafting.learn_time(1 + int(drafts[0]), 2_000_000 if drafts[0] else 1_000_000)
         num_looks.append(sum(have_looked[2000:]))  # doubts are raised before
     assert num_looks[0] < 40 < 1000 / 16 < num_looks[1]
 
