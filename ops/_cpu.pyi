@@ -159,6 +159,7 @@ def attention(
     num_kv_heads: int,
     head_dim: int,
     sliding_window: int,
+    scale: float,  # 0: head_dim^-0.5
     kv_type: int,
     block_size: int,
     first_cached_head: int,
@@ -166,6 +167,7 @@ def attention(
     rows: int,  # the number of sequences
     count: int,
 ) -> Op: ...
+def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...
 def activate(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def store_latent(

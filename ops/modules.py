@@ -6,6 +6,7 @@ Used by the models (which declare them), the loader (which fills them) and the o
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -309,7 +310,12 @@ class AttentionShape(msgspec.Struct, frozen=True):
     num_kv_heads: int
     head_dim: int
     sliding_window: int = 0
+    scale: float = 0.0  # of scores; 0: head_dim^-0.5
     own: HeadRange | None = None  # on this rank; None: all
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or 1.0 / math.sqrt(self.head_dim)
 
     @property
     def heads(self) -> HeadRange:

@@ -170,6 +170,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # the step, queries [R, q] and another tensor [R, n] -> the same for only the step's kept rows
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
     activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
+    scale_and_add: Callable[[Tensor, float, Tensor | None], Tensor]  # x [R, n], factor, y [R, n] or None -> x * factor + y
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
     # with several ranks, each has some columns of a result of linear, attention, activation or experts: returns x with all
     # columns, readable until the next gather. If this rank has all columns, returns x

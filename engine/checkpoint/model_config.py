@@ -16,7 +16,7 @@ import msgspec
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES, POOLED_NAMES
 from engine.checkpoint.families.experts import ExpertsConfig
-from engine.checkpoint.families.family import Bidirectional, Family, Latents
+from engine.checkpoint.families.family import Bidirectional, Family, Latents, Multipliers
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.mrope import pair_axes
@@ -27,9 +27,9 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     from engine.checkpoint.gguf.file import GgufFile
 
-RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
-_ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3")}
+_ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3", "longrope")}
 GENERATION_CONFIG = "generation_config.json"
 _MAX_LAYERS = 4096  # each takes memory before weights are read
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -39,7 +39,9 @@ class RopeConfig(msgspec.Struct, frozen=True):
     """Rotary position embedding: which frequencies, and which elements of a head make a pair.
 
     `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) if
-    `is_interleaved`. `max_position_embeddings` is the length that "dynamic" starts to stretch at.
+    `is_interleaved`. `max_position_embeddings` is the length that "dynamic" starts to stretch at. "longrope" divides
+    frequencies by `long_factors` in engines that serve contexts beyond `original_max_position_embeddings`, else by
+    `short_factors`.
     """
 
     rope_type: RopeType
@@ -53,11 +55,13 @@ class RopeConfig(msgspec.Struct, frozen=True):
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float = 0.0  # yarn; 0: from factor and the mscales
+    attention_factor: float = 0.0  # yarn, longrope; 0: from factor (and the mscales)
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn
     frequency_factors: tuple[float, ...] = ()  # divisors of the frequencies (GGUF files)
+    short_factors: tuple[float, ...] = ()  # longrope
+    long_factors: tuple[float, ...] = ()  # longrope
     mrope_layout: str = ""  # a key of `mrope.LAYOUTS`; empty: positions are numbers, not (time, height, width)
     mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
 
@@ -88,6 +92,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     has_head_bias: bool
     sliding_windows: tuple[int, ...]  # per layer, keys that a query sees (itself included); 0: all before it
     rope: RopeConfig
+    other_rope: RopeConfig | None  # of some layers; None: `rope` is for all
+    other_rope_layers: tuple[int, ...]
+    multipliers: Multipliers
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the stored weights, if the file names it
     is_transformers: bool  # version of Hugging Face transformers, if the file names it
@@ -181,6 +188,9 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
             f"{vision.out_hidden_size} should be the text model's hidden_size, {text.count('hidden_size')}",
         )
     task = task_of(options)
+    rope = _rope(text, family, head_dim, max_positions)
+    other_rope_layers = family.unrotated_layers(text, num_layers)
+    other_rope = RopeConfig("default", rope.theta, 0, False, max_positions) if other_rope_layers else None
     return ModelConfig(
         architecture=family.name,
         vocab_size=text.count("vocab_size"),
@@ -199,7 +209,10 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         has_mlp_bias=biases.mlp,
         has_head_bias=biases.head,
         sliding_windows=family.sliding_windows(text, num_layers),
-        rope=_rope(text, family, head_dim, max_positions),
+        rope=rope,
+        other_rope=other_rope,
+        other_rope_layers=other_rope_layers,
+        multipliers=family.multipliers(text),
         eos_token_ids=tuple(dict.fromkeys(token_id for ids in eos_token_ids for token_id in ids if token_id >= 0)),
         dtype=dtype,
         is_transformers=any("transformers_version" in each.values or "torch_dtype" in each.values for each in (options, text)),
@@ -269,11 +282,12 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
     name = "rope_parameters" if options.values.get("rope_parameters") else "rope_scaling"
     rope = options.within(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = family.other_rope_types.get(kind, kind)
     if kind == "mrope" and family.mrope_layout:
         kind = "default"  # older files' name for positions of three numbers
     if kind not in _ROPE_TYPES:
         raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
-    share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", 1.0))
+    share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", family.partial_rotary_factor))
     rotary_dim = int(head_dim * share)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.error(
@@ -283,7 +297,7 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
     original = options.count("original_max_position_embeddings", 0) or rope.count(
         "original_max_position_embeddings", max_positions
     )
-    if kind == "yarn":
+    if kind in ("yarn", "longrope"):
         default_factor: float | None = max_positions / original
     else:
         default_factor = 1.0 if kind == "default" else None
@@ -306,7 +320,9 @@ def _rope(options: JsonOptions, family: Family, head_dim: int, max_positions: in
         mscale=rope.number("mscale", 0.0),
         mscale_all_dim=rope.number("mscale_all_dim", 0.0),
         truncate=rope.flag("truncate", True),
-        frequency_factors=_frequency_factors(rope, rotary_dim),
+        frequency_factors=_factors(rope, "frequency_factors", rotary_dim),
+        short_factors=_factors(rope, "short_factor", rotary_dim, is_needed=kind == "longrope"),
+        long_factors=_factors(rope, "long_factor", rotary_dim, is_needed=kind == "longrope"),
         mrope_layout=family.mrope_layout,
         mrope_sections=_mrope_sections(options, rope, family, rotary_dim // 2),
     )
@@ -328,8 +344,9 @@ def _mrope_sections(text: JsonOptions, rope: JsonOptions, family: Family, num_pa
     return sections
 
 
-def _frequency_factors(rope: JsonOptions, rotary_dim: int) -> tuple[float, ...]:
-    factors = rope.numbers("frequency_factors")
-    if factors and (len(factors) != rotary_dim // 2 or min(factors) <= 0):
-        raise rope.error("frequency_factors", f"should be {rotary_dim // 2} positive numbers, one per rotary pair")
+def _factors(rope: JsonOptions, name: str, rotary_dim: int, *, is_needed: bool = False) -> tuple[float, ...]:
+    """Read divisors of the frequencies."""
+    factors = rope.numbers(name)
+    if (factors or is_needed) and (len(factors) != rotary_dim // 2 or min(factors) <= 0):
+        raise rope.error(name, f"should be {rotary_dim // 2} positive numbers, one per rotary pair")
     return factors

@@ -312,6 +312,7 @@ class CpuOps:
             shape.heads.kv_count,
             shape.head_dim,
             shape.sliding_window,
+            shape.scale,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
             shape.heads.first_kv,
@@ -414,6 +415,11 @@ class CpuOps:
         y.columns = x.columns[:1] if isinstance(x, Array) else ()
         begin, end = y.columns[0] if y.columns else (0, width)
         self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, begin, end, rows=y.rows)
+        return y
+
+    def scale_and_add(self, x: Tensor, factor: float, other: Tensor | None) -> Array:
+        y = self._executor.allocate(rows_of(x), x.shape[1])
+        self._executor.emit(_cpu.scale_and_add, y, x, other, factor, x.shape[1], rows=y.rows)
         return y
 
     def activate(self, x: Tensor, activation: str) -> Array:
@@ -574,6 +580,7 @@ def make_table(executor: Executor) -> OpTable:
         head_linear=ops.head_linear,
         layer_norm=ops.layer_norm,
         add_layer_norm=ops.add_layer_norm,
+        scale_and_add=ops.scale_and_add,
         activate=ops.activate,
         join_rows=ops.join_rows,
     )

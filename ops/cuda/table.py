@@ -466,7 +466,7 @@ class _Rows:
         self, step: Step, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache
     ) -> paddle.Tensor | reference.Cut:
         output = self._attend(
-            step, queries, cache, shape, shape.head_dim, 1.0 / math.sqrt(shape.head_dim), shape.sliding_window, is_latent=False
+            step, queries, cache, shape, shape.head_dim, shape.score_scale, shape.sliding_window, is_latent=False
         )
         return output if shape.own is None else reference.Cut(output, shape.own.first * shape.head_dim, shape.queries_width)
 

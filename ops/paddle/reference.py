@@ -450,7 +450,7 @@ def _store_heads(cache: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tenso
 def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor | Cut:
     dim = shape.head_dim
     keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
-    output = _attend_heads(step, queries * (1.0 / math.sqrt(dim)), [keys], values, shape, shape.sliding_window)
+    output = _attend_heads(step, queries * shape.score_scale, [keys], values, shape, shape.sliding_window)
     return output if shape.own is None else Cut(output, shape.own.first * dim, shape.queries_width)
 
 
@@ -583,6 +583,11 @@ def activate_and_multiply(x: paddle.Tensor | Cut, activation: str) -> paddle.Ten
     gate, up = paddle.split(own_columns(x), 2, axis=-1)
     y = _ACTIVATIONS[activation](gate) * up
     return Cut(y, x.begin, x.width // 2) if isinstance(x, Cut) else y
+
+
+def scale_and_add(x: paddle.Tensor, factor: float, other: paddle.Tensor | None) -> paddle.Tensor:
+    scaled = x if factor == 1.0 else x * factor
+    return scaled if other is None else scaled + other
 
 
 def activate(x: paddle.Tensor, activation: str) -> paddle.Tensor:
@@ -764,6 +769,7 @@ TABLE = OpTable(
     attention=reporting(attention),
     keep_rows=keep_rows,
     activate_and_multiply=reporting(activate_and_multiply),
+    scale_and_add=scale_and_add,
     take_rows=take_rows,
     all_gather=lambda x: x,  # single rank
     route=reporting(route),

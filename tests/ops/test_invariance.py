@@ -83,13 +83,19 @@ def test_activation(k: OpTable, activation: str, width: int) -> None:
     assert_row_alone(lambda x: k.activate(x, activation), random(NUM_ROWS, width) * 3, k.row_tile)
 
 
+@pytest.mark.parametrize("width", [64, 37])
+def test_scale_and_add(k: OpTable, width: int) -> None:
+    assert_row_alone(lambda x: k.scale_and_add(x, 0.7, x * 0.3), random(NUM_ROWS, width), k.row_tile)
+    assert_row_alone(lambda x: k.scale_and_add(x, 0.7, None), random(NUM_ROWS, width), k.row_tile)
+
+
 SHAPES = [
     AttentionShape(4, 2, 16),
     AttentionShape(4, 4, 20),  # multi-head
     AttentionShape(6, 1, 24),  # multi-query
     AttentionShape(1, 1, 8),
     AttentionShape(8, 2, 32, sliding_window=9),
-    AttentionShape(8, 2, 32, sliding_window=100),
+    AttentionShape(8, 2, 32, sliding_window=100, scale=0.3),
     AttentionShape(2, 1, 128),
     AttentionShape(2, 2, 256, sliding_window=64),
     AttentionShape(40, 2, 16),  # a row's queries are many

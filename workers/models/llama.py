@@ -1,7 +1,8 @@
 """Llama (Touvron et al. 2023): the decoder that the other dense architectures vary.
 
-Made by the loader, run by a plan. `ops` is the op table, R the padded number of rows of the step (`ops/table.py`). The config
-decides which projections have biases, the window of each layer, which layers have experts and the rotary variant.
+Made by the loader, run by a plan. R is the padded number of rows of the step (`ops/table.py`). `ModelConfig` says which
+projections have biases, the window and rotary variant of each layer, and which layers have experts; the family names the norms
+of a layer and the projections that are stored as one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
@@ -24,9 +26,15 @@ CLASS_HEAD = "score"  # of classifiers
 class Layer(Protocol):
     """A decoder layer, as `Llama.forward` calls it."""
 
-    input_norm: Norm
-    inner_norm: Norm
     mlp: FeedForward
+
+    @property
+    def input_norm(self) -> Norm | None:
+        """None: attention reads the residual as it is."""
+
+    @property
+    def inner_norm(self) -> Norm | None:
+        """None: the MLP reads the residual as it is."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
         """Declare layer `index` of the trunk, stored under `prefix`."""
@@ -56,27 +64,74 @@ class DraftLayer(Protocol):
         """Return logits (`Llama.logits`) from the head's input."""
 
 
+class BranchEnd:
+    """What the result of attention or of an MLP goes through before it is added to the residual."""
+
+    def __init__(self, norm: Norm | None, factor: float) -> None:
+        self.norm = norm
+        self.factor = factor
+
+    def apply(self, ops: OpTable, h: Tensor) -> Tensor:
+        if self.norm is not None:
+            h = ops.rms_norm(h, self.norm)
+        return h if self.factor == 1.0 else ops.scale_and_add(h, self.factor, None)
+
+
+class EndedFeedForward(FeedForward):
+    """An MLP, or a mixture of experts, with the end of its branch."""
+
+    def __init__(self, inner: FeedForward, end: BranchEnd) -> None:
+        self.inner = inner
+        self.end = end
+
+    def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
+        return self.end.apply(ops, self.inner.forward(ops, step, h))
+
+
+def add_norm(ops: OpTable, h: Tensor, residual: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
+    """Return norm(h + residual) and h + residual; without a norm the sum, twice."""
+    if norm is not None:
+        return ops.add_rms_norm(h, residual, norm)
+    total = ops.scale_and_add(h, 1.0, residual)
+    return total, total
+
+
 class LlamaLayer:
     """One decoder layer's weights."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
-        hidden = config.hidden_size
+        family = FAMILIES[config.architecture]
+
+        def norm(name: str) -> Norm | None:
+            return weights.norm(f"{prefix}.{name}", config.hidden_size, config.rms_norm_eps) if name else None
+
+        names, factor = family.norm_names, config.multipliers.residual
         self.shape = weights.share.heads(
-            AttentionShape(config.num_attention_heads, config.num_kv_heads, config.head_dim, config.sliding_windows[index])
+            AttentionShape(
+                config.num_attention_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.sliding_windows[index],
+                config.multipliers.scores,
+            )
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width
-        self.input_norm = weights.norm(f"{prefix}.input_layernorm", hidden, config.rms_norm_eps)
+        self.input_norm = norm(names.input)
+        is_fused = "qkv_proj" in family.fused_names
         self.qkv = weights.linear(
-            [f"{prefix}.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")],
-            hidden,
-            [queries, keys, keys],
+            [f"{prefix}.self_attn.{name}" for name in (("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj"))],
+            config.hidden_size,
+            [queries + 2 * keys] if is_fused else [queries, keys, keys],
             config.has_qkv_bias,
             head_columns(self.shape),
         )
         self.head_norm: HeadNorm | None = None
-        self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [hidden], config.has_output_bias)
-        self.inner_norm = weights.norm(f"{prefix}.post_attention_layernorm", hidden, config.rms_norm_eps)
+        self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [config.hidden_size], config.has_output_bias)
+        self.attended = BranchEnd(norm(names.attended), factor)
+        self.inner_norm = norm(names.inner)
         self.mlp = self.feed_forward(config, index, weights, prefix)
+        if names.added or factor != 1.0:
+            self.mlp = EndedFeedForward(self.mlp, BranchEnd(norm(names.added), factor))
 
     def feed_forward(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:
         return feed_forward(config, index, weights, prefix)
@@ -87,7 +142,7 @@ class LlamaLayer:
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
         h = ops.all_gather(ops.attention(step, queries, self.shape, cache))
-        return ops.all_gather(linear(ops, step, h, self.output))
+        return self.attended.apply(ops, ops.all_gather(linear(ops, step, h, self.output)))
 
 
 class Llama:
@@ -104,6 +159,7 @@ class Llama:
         self.norm = weights.norm("model.norm", config.hidden_size, config.rms_norm_eps)
         self.head = self.declare_head(weights)
         self.rotary = weights.rotary(config.rope, config.head_dim)
+        self.other_rotary = weights.rotary(config.other_rope, config.head_dim) if config.other_rope else None
         self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
 
     def declare_head(self, weights: Weights) -> Linear | None:
@@ -125,20 +181,27 @@ class Llama:
         """Return the last hidden states of the kept rows, normalized [kept, hidden]; keys and values of all rows are written to
         the cache."""
         step = ops.begin(inputs, cache)
-        angles = ops.rotary_angles(inputs, self.rotary)
+        angles = [ops.rotary_angles(inputs, self.rotary)] * len(self.layers)
+        if self.other_rotary is not None:
+            other_angles = ops.rotary_angles(inputs, self.other_rotary)
+            for index in self.config.other_rope_layers:
+                angles[index] = other_angles
         has_features = inputs.features is not None
         residual = ops.embedding(inputs, self.embedding)
+        if self.config.multipliers.embedding != 1.0:
+            residual = ops.scale_and_add(residual, self.config.multipliers.embedding, None)
         if has_features:
             residual = ops.take_features(step, residual, 0)
-        h = ops.rms_norm(residual, self.layers[0].input_norm)
+        first_norm = self.layers[0].input_norm
+        h = residual if first_norm is None else ops.rms_norm(residual, first_norm)
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=False)):
             if index:
-                h, residual = ops.add_rms_norm(h, residual, layer.input_norm)
-            queries = layer.store(ops, inputs, h, angles, layer_cache)
+                h, residual = add_norm(ops, h, residual, layer.input_norm)
+            queries = layer.store(ops, inputs, h, angles[index], layer_cache)
             if layer is self.layers[-1]:
                 step, queries, residual = ops.keep_rows(step, queries, residual)
             h = layer.attend(ops, step, queries, layer_cache)
-            h, residual = ops.add_rms_norm(h, residual, layer.inner_norm)
+            h, residual = add_norm(ops, h, residual, layer.inner_norm)
             h = layer.mlp.forward(ops, step, h)
             if has_features and index < self.num_deepstack:  # Qwen3-VL: features of the encoder's inner layers
                 residual = ops.take_features(step, residual, index + 1)
@@ -147,4 +210,6 @@ class Llama:
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Return logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or [m, classes]."""
         assert self.head is not None, "the model only returns hidden states"
-        return ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
+        logits = ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
+        factor = self.config.multipliers.logits
+        return logits if factor == 1.0 else ops.scale_and_add(logits, factor, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import RoutingRule, Tensor
@@ -24,7 +25,12 @@ class Mlp:
     def __init__(self, config: ModelConfig, prefix: str, inner: int, weights: Weights) -> None:
         hidden = config.hidden_size
         self.activation = config.activation
-        self.gate_up = weights.linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden, [inner, inner], config.has_mlp_bias)
+        if "gate_up_proj" in FAMILIES[config.architecture].fused_names:
+            columns = weights.share.columns((inner, inner))
+            self.gate_up = weights.linear([f"{prefix}.gate_up_proj"], hidden, [2 * inner], config.has_mlp_bias, columns)
+        else:
+            names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+            self.gate_up = weights.linear(names, hidden, [inner, inner], config.has_mlp_bias)
         self.down = weights.linear([f"{prefix}.down_proj"], inner, [hidden], config.has_mlp_bias)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.drafts import DraftNames
 from ops.modules import KvCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
-from workers.models.llama import Llama
+from workers.models.llama import Llama, add_norm
 from workers.weights.declaration import Weights
 
 DENSE = -1  # like the trunk's last layer, but without experts
@@ -57,7 +57,7 @@ class DraftModule:
         layer_cache = cache.layers[self.cache_index]
         h, residual = self._enter(ops, inputs, hidden)
         h = self.layer.attend(ops, step, self.layer.store(ops, inputs, h, angles, layer_cache), layer_cache)
-        h, residual = ops.add_rms_norm(h, residual, self.layer.inner_norm)
+        h, residual = add_norm(ops, h, residual, self.layer.inner_norm)
         h = self.layer.mlp.forward(ops, step, h)
         h, residual = ops.add_rms_norm(h, residual, self.norm)
         return h, h if self._is_fed_normalized else residual
@@ -70,7 +70,7 @@ class DraftModule:
         embedded = ops.rms_norm(ops.embedding(inputs, self._trunk.embedding), self.embedding_norm)
         of_token, of_hidden = self.projection
         parts = ops.linear(embedded, of_token), ops.linear(ops.rms_norm(hidden, self.hidden_norm), of_hidden)
-        return ops.add_rms_norm(*parts, self.layer.input_norm)
+        return add_norm(ops, *parts, self.layer.input_norm)
 
 
 class _Parts:

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.files import MappedFile, read_file
 from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.model_config import ModelConfig
@@ -53,6 +54,10 @@ _RENAMES = (
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),  # Mixtral
+    (re.compile(r"(\.experts\.\d+\.)w1\."), r"\1gate_proj."),
+    (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
+    (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),
 )
 _ENCODER = re.compile(r"^(visual|vision_model|mlp_AR|model\.resampler_model)\.")
 _UNUSED_BY_ENCODERS = r"^visual\.vision_model\.(head\.|embeddings\.packing_position_embedding\.)"
@@ -266,7 +271,7 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
 def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:
     """Return the projections within a fused Paddle tensor of `width` columns: name -> its columns."""
     match = re.fullmatch(r"(.*\.)(qkv_proj|up_gate_proj)\.(weight|bias)", name)
-    if match is None:
+    if match is None or match[2] in FAMILIES[config.architecture].fused_names:
         return {}
     prefix, kind, suffix = match.groups()
     columns = np.arange(width)

@@ -10,6 +10,9 @@ transformers:
   has the base of a sequence of p + 1 tokens: equal to token-by-token generation, and independent of chunks and recomputation.
 - yarn: Peng et al. 2023, "YaRN": high frequencies kept, low ones interpolated, a ramp between, and attention scaled.
 - llama3: the wavelength bands of Llama 3.1.
+- longrope: Ding et al. 2024, "LongRoPE": a divisor for each frequency, from one of two lists. Implementations that choose the
+  list by the length of the moment give a token other keys once its sequence has grown; here the engine's context limit
+  (`num_positions`) chooses it once.
 
 GGUF files store the result of the latter as one factor per frequency, which combines with any type.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 
 from engine.checkpoint.model_config import RopeConfig
@@ -28,6 +32,9 @@ _VECTOR = 16  # numbers of the widest vector
 def rotary_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return cosines and signed sines, float32 [num_positions, head_dim], and partners, int32 [head_dim]: the rotated x is `x *
     cosines + x[partners] * sines`. Angles are rounded to float32 like in the published code of the models."""
+    if rope.rope_type == "longrope":
+        is_long = num_positions > rope.original_max_position_embeddings
+        rope = msgspec.structs.replace(rope, frequency_factors=rope.long_factors if is_long else rope.short_factors)
     first, second = _pairs(rope)
     partners = np.arange(head_dim, dtype=np.int32)
     partners[first], partners[second] = second, first
@@ -57,7 +64,12 @@ def _pairs(rope: RopeConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attention_scale(rope: RopeConfig) -> float:
-    """Return the factor of cosines and sines; not 1 only with yarn."""
+    """Return the factor of cosines and sines; not 1 only with yarn and longrope."""
+    if rope.rope_type == "longrope":
+        if rope.attention_factor:
+            return rope.attention_factor
+        growth = math.log(rope.factor) / math.log(rope.original_max_position_embeddings)
+        return math.sqrt(1 + growth) if rope.factor > 1 else 1.0
     if rope.rope_type != "yarn":
         return 1.0
     if rope.attention_factor:

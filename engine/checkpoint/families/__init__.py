@@ -12,16 +12,38 @@ from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.ernie4_5_vl_moe import Ernie4_5VLMoe
 from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.glm4 import Glm4
+from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.media_rules import MediaRules
+from engine.checkpoint.families.mistral import Mistral
+from engine.checkpoint.families.mixtral import Mixtral
 from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
+from engine.checkpoint.families.phi3 import Phi3
 from engine.checkpoint.families.qwen2 import Qwen2
 from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
 from engine.checkpoint.families.qwen3 import Qwen3
 from engine.checkpoint.families.qwen3_moe import Qwen3Moe
 from engine.checkpoint.families.qwen3_vl import Qwen3VL
+from engine.checkpoint.families.seed_oss import SeedOss
+from engine.checkpoint.families.smollm3 import SmolLM3
 
-_TEXT = (Llama(), Qwen2(), Qwen3(), Ernie4_5(), Qwen3Moe(), Ernie4_5Moe(), DeepseekV3())
+_TEXT = (
+    Llama(),
+    Qwen2(),
+    Qwen3(),
+    Ernie4_5(),
+    Qwen3Moe(),
+    Ernie4_5Moe(),
+    DeepseekV3(),
+    Mistral(),
+    Mixtral(),
+    Phi3(),
+    SmolLM3(),
+    Granite(),
+    SeedOss(),
+    Glm4(),
+)
 _VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())
 FAMILIES: dict[str, Family] = {family.name: family for family in (*_TEXT, *_VISION, *_ENCODERS)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -22,6 +24,24 @@ class Biases(msgspec.Struct, frozen=True):
     output: bool  # attention output projection
     mlp: bool
     head: bool = False
+
+
+class NormNames(msgspec.Struct, frozen=True):
+    """Tensors of a layer's norms; empty: the layer has no such norm."""
+
+    input: str = "input_layernorm"  # before attention
+    attended: str = ""  # of what attention adds to the residual
+    inner: str = "post_attention_layernorm"  # before the MLP
+    added: str = ""  # of what the MLP adds to the residual
+
+
+class Multipliers(msgspec.Struct, frozen=True):
+    """Constant factors."""
+
+    embedding: float = 1.0
+    residual: float = 1.0  # of what attention and the MLP add
+    logits: float = 1.0
+    scores: float = 0.0  # of attention; 0: head_dim^-0.5
 
 
 class Latents(msgspec.Struct, frozen=True):
@@ -53,7 +73,10 @@ class Family:
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
     has_rotary: bool = True  # queries and keys are rotated by position
+    other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
+    norm_names: NormNames = NormNames()
+    fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
     is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours
     mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
 
@@ -67,6 +90,7 @@ class Family:
     rms_norm_eps: float = 1e-6
     activation: str = "silu"
     rope_theta: float = 10_000.0
+    partial_rotary_factor: float = 1.0
     ties_word_embeddings: bool = False
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
 
@@ -76,6 +100,13 @@ class Family:
 
     def is_interleaved(self, options: JsonOptions) -> bool:
         return self.is_rotary_interleaved
+
+    def multipliers(self, options: JsonOptions) -> Multipliers:
+        return Multipliers()
+
+    def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        """Return the layers that do not rotate queries and keys."""
+        return ()
 
     def latents(self, options: JsonOptions) -> Latents | None:
         """Return the latents; None: attention over keys and values of each head."""

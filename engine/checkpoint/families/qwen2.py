@@ -4,6 +4,7 @@ config has them."""
 from __future__ import annotations
 
 from engine.checkpoint.families.family import Biases, Family
+from engine.checkpoint.families.windows import layer_windows, window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -16,17 +17,6 @@ class Qwen2(Family):
         return Biases(options.flag("attention_bias", options.flag("qkv_bias", True)), False, False)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
-        if not options.flag("use_sliding_window", False):
-            window = 0
-        layer_types = options.texts("layer_types")
-        if options.values.get("layer_types") is None:
-            first = options.count("max_window_layers", self.max_window_layers, least=0)
-            return tuple(window if index >= first else 0 for index in range(num_layers))
-        unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-        if unknown or len(layer_types) != num_layers:
-            raise options.error(
-                "layer_types",
-                f"{list(layer_types)} should be {num_layers} entries, each 'full_attention' or 'sliding_attention'",
-            )
-        return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+        window = window_size(options, 4096) if options.flag("use_sliding_window", False) else 0
+        first = options.count("max_window_layers", self.max_window_layers, least=0)
+        return layer_windows(options, window, [index >= first for index in range(num_layers)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.checkpoint.families.experts import ExpertsConfig, layer_indexes, num_chosen, num_experts
 from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.windows import window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -17,7 +18,7 @@ class Qwen3Moe(Family):
         """Return the window of each layer: either all layers have one, or none."""
         if not options.flag("use_sliding_window", False):
             return (0,) * num_layers
-        window = options.count("sliding_window", 0 if options.values.get("sliding_window", 0) is None else 4096)
+        window = window_size(options, 4096)
         return (window,) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:

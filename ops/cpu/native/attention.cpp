@@ -42,7 +42,7 @@ public:
         stride_ = std::max(value_stride_, NEAR_STRIDE);
         tile_rows_ = choose_tile_rows();
         max_queries_ = tile_rows_ * group_;
-        factor_ = LOG2_E / std::sqrt(static_cast<float>(op.head_dim));
+        factor_ = op.scale == 0.0f ? LOG2_E / std::sqrt(static_cast<float>(op.head_dim)) : LOG2_E * op.scale;
         has_pairs_ = kernels_.has_paired_products && layout_.type != KvType::FLOAT32;
         product_type_ = has_pairs_ ? KvType::BFLOAT16 : KvType::FLOAT32;
         has_tiles_ = has_pairs_ && kernels_.has_tiled_products;

@@ -190,6 +190,15 @@ void run_op(Engine &engine, const AttendLatents &op) { attend_latents(engine, op
 
 void run_op(Engine &engine, const HeadLinear &op) { multiply_heads(engine, op); }
 
+void run_op(Engine &engine, const ScaleAndAdd &op) {
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        for (i64 i = begin * op.width; i < end * op.width; ++i) {
+            const float scaled = op.x[i] * op.factor;
+            op.y[i] = op.other == nullptr ? scaled : scaled + op.other[i];
+        }
+    });
+}
+
 void run_op(Engine &engine, const Activate &op) {
     const i64 columns = op.end - op.begin, parts = divide_up(columns, SMALL_COUNT / 4), rows = op.rows.get();
     for_rows(engine, rows * parts, divide_up(columns, parts), [&](i64 begin, i64 end) {

@@ -107,6 +107,7 @@ struct Attend {
     const char *keys, *values;  // of the layer
     const i32 *slots, *offsets, *starts, *block_tables;
     i64 table_width, heads, kv_heads, head_dim, window;
+    float scale;  // of scores; 0: head_dim^-0.5
     CacheLayout layout;
     KeyBounds bounds;
     Rows sequences;
@@ -136,6 +137,15 @@ struct HeadLinear {
     WeightKind kind;    // floats
     LinearShape shape;  // of one head; `weight` is that of the first
     i64 heads, stride, weight_bytes;
+    Rows rows;
+};
+
+// y = x * factor + other, or without the other.
+struct ScaleAndAdd {
+    float *y;
+    const float *x, *other;
+    float factor;
+    i64 width;
     Rows rows;
 };
 
@@ -232,8 +242,8 @@ struct ApplyExperts {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, Activate, Gather, Collective,
-                        Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
+using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, ScaleAndAdd, Activate, Gather,
+                        Collective, Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {

@@ -1,4 +1,5 @@
-"""Writes `variants.json` with transformers on torch (neither is needed to run the tests):
+"""Adds results of new and changed configurations to `variants.json`, computed by transformers on torch (neither is needed to
+run the tests):
 
 python -m tests.workers.variants.make
 """
@@ -28,9 +29,13 @@ COMMON = {
     "bos_token_id": None,
     "eos_token_id": 2,
 }
+UNPADDED = {**COMMON, "pad_token_id": None}
 LLAMA = {**COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 QWEN2 = {**COMMON, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**COMMON, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+PHI3 = {**UNPADDED, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "sliding_window": None}
+SMOLLM3 = {**UNPADDED, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 3}
+GRANITE = {**UNPADDED, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}
 ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -152,6 +157,81 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     },
+    "mistral windows in all layers": {
+        **UNPADDED,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "head_dim": 20,
+        "sliding_window": 7,
+    },
+    "mistral without windows, untied, one KV head": {
+        **UNPADDED,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "num_key_value_heads": 1,
+        "sliding_window": None,
+        "rope_theta": 1000000.0,
+    },
+    "phi3 windows": {**PHI3, "sliding_window": 9, "num_key_value_heads": 4},
+    "phi3 long context, part of each head rotated": {
+        **PHI3,
+        "original_max_position_embeddings": 32,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 2.5, 4.0]},
+    },
+    "phi3 longrope within its length": {
+        **PHI3,
+        "original_max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.5],
+            "long_factor": [1.5, 2.5, 4.0, 5.0, 6.0, 7.0],
+        },
+    },
+    "smollm3 every second layer unrotated, biases": {
+        **SMOLLM3,
+        "no_rope_layer_interval": 2,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "smollm3 listed layers, windows where nothing is rotated": {
+        **SMOLLM3,
+        "no_rope_layers": [0, 1, 1],
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "tie_word_embeddings": False,
+    },
+    "granite multipliers": {
+        **GRANITE,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.09,
+        "tie_word_embeddings": True,
+    },
+    "granite defaults, biases": {**GRANITE, "attention_bias": True, "mlp_bias": True},
+    "seed_oss": {
+        **UNPADDED,
+        "model_type": "seed_oss",
+        "architectures": ["SeedOssForCausalLM"],
+        "head_dim": 16,
+        "attention_out_bias": True,
+    },
+    "glm4": {
+        **UNPADDED,
+        "model_type": "glm4",
+        "architectures": ["Glm4ForCausalLM"],
+        "head_dim": 24,
+    },
+    "glm4 without biases, wholly rotated": {
+        **UNPADDED,
+        "model_type": "glm4",
+        "architectures": ["Glm4ForCausalLM"],
+        "head_dim": 12,
+        "attention_bias": False,
+        "partial_rotary_factor": 1.0,
+    },
 }
 PROMPT_LENGTH = 60
 NUM_OUTPUTS = 12
@@ -179,6 +259,11 @@ def expected_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    results = {name: expected_of(config) for name, config in CONFIGS.items()}
+    place = Path(__file__).with_name("variants.json")
+    stored = json.loads(place.read_text())
+    results = {
+        name: stored[name] if stored.get(name, {}).get("config") == config else expected_of(config)
+        for name, config in CONFIGS.items()
+    }
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(result)}" for name, result in results.items())
-    Path(__file__).with_name("variants.json").write_text("{\n" + lines + "\n}\n")
+    place.write_text("{\n" + lines + "\n}\n")

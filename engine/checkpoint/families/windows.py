@@ -1,0 +1,28 @@
+"""Sliding windows in config.json: how many keys each layer's queries see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.checkpoint.json_fields import JsonOptions
+
+_IS_SLIDING = {"full_attention": False, "sliding_attention": True}
+
+
+def window_size(options: JsonOptions, default: int) -> int:
+    """Read `sliding_window`; 0 for null."""
+    is_null = "sliding_window" in options.values and options.values["sliding_window"] is None
+    return 0 if is_null else options.count("sliding_window", default, least=0)
+
+
+def layer_windows(options: JsonOptions, window: int, are_sliding: Sequence[bool]) -> tuple[int, ...]:
+    """Return the window of each layer, 0 for none. `layer_types` says which layers have it, else `are_sliding`."""
+    if options.values.get("layer_types") is not None:
+        kinds = options.texts("layer_types")
+        if set(kinds) - set(_IS_SLIDING) or len(kinds) != len(are_sliding):
+            raise options.error(
+                "layer_types",
+                f"{list(kinds)} should be {len(are_sliding)} entries, each 'full_attention' or 'sliding_attention'",
+            )
+        are_sliding = [_IS_SLIDING[kind] for kind in kinds]
+    return tuple(window if is_sliding else 0 for is_sliding in are_sliding)
