@@ -144,6 +144,7 @@ class Norm(msgspec.Struct):
     name: str
     width: int
     epsilon: float
+    offset: float = 0.0  # added to the stored weight
     weight: Tensor = None
 
 
@@ -207,6 +208,7 @@ class HeadNorm(msgspec.Struct):
     num_kv_heads: int
     width: int  # of a head
     epsilon: float
+    offset: float = 0.0  # added to the stored weights
     weight: Tensor = None
 
 

@@ -19,9 +19,9 @@ ACTIVATIONS = {
 }
 
 
-def read_activation(options: JsonOptions, default: str) -> str:
-    """Return our name for the activation that `hidden_act` names."""
-    name = options.text("hidden_act", default)
+def read_activation(options: JsonOptions, key: str, default: str) -> str:
+    """Return our name for the activation under `key`."""
+    name = options.text(key, default)
     if name not in ACTIVATIONS:
-        raise options.error("hidden_act", f"{name!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
+        raise options.error(key, f"{name!r} is not supported; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -199,7 +199,7 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
         hidden_size=hidden_size,
         num_heads=num_heads,
         intermediate_size=options.count("intermediate_size", spec.intermediate_size or None),
-        activation=read_activation(options, spec.activation),
+        activation=read_activation(options, "hidden_act", spec.activation),
         out_hidden_size=spec.out_hidden_size,
         patch_size=patch_size,
         temporal_patch_size=spec.temporal_patch_size,

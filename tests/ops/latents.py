@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
-from engine.checkpoint.model_config import RopeConfig
+from engine.checkpoint.rope_config import RopeConfig
 from ops.modules import KvCache, LatentShape, LayerCache, Norm, Rotary
 from ops.table import OpTable
 from tests.ops.cuda import pages

@@ -9,7 +9,7 @@ import paddle
 import pytest
 from msgspec.structs import replace
 
-from engine.checkpoint.model_config import RopeConfig
+from engine.checkpoint.rope_config import RopeConfig
 from ops.modules import AttentionShape, Experts, Linear, Rotary, Router, RoutingRule
 from ops.table import OpTable
 from tests.ops.packing import pack

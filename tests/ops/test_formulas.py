@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from engine.checkpoint.model_config import RopeConfig
+from engine.checkpoint.rope_config import RopeConfig
 from ops import _cpu
 from ops.modules import AttentionShape, Embedding, LayerNorm, Linear, Norm, Rotary
 from ops.paddle import reference

@@ -176,7 +176,7 @@ def run_attention(
 
 
 def _rope(head_dim: int):  # type: ignore[no-untyped-def]
-    from engine.checkpoint.model_config import RopeConfig
+    from engine.checkpoint.rope_config import RopeConfig
 
     return RopeConfig("default", 10_000.0, head_dim, False, 320)
 

@@ -29,7 +29,7 @@ def declare_model(
     with its vision encoder, if any; `has_drafts`: with its MTP layers."""
     module_name, _, class_name = FAMILIES[config.architecture].model.partition(":")
     model_class: type[Model] = getattr(import_module(module_name), class_name)
-    weights = Weights(share)
+    weights = Weights(share, FAMILIES[config.architecture].norm_offset)
     model = model_class(config, weights)
     if config.vision is not None and has_encoder:
         model.encoder = declare_encoder(config.vision, weights)

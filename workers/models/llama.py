@@ -126,6 +126,15 @@ class LlamaLayer:
             head_columns(self.shape),
         )
         self.head_norm: HeadNorm | None = None
+        if family.has_head_norm:
+            self.head_norm = weights.head_norm(
+                f"{prefix}.self_attn.q_norm",
+                f"{prefix}.self_attn.k_norm",
+                config.num_attention_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.rms_norm_eps,
+            )
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [config.hidden_size], config.has_output_bias)
         self.attended = BranchEnd(norm(names.attended), factor)
         self.inner_norm = norm(names.inner)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.checkpoint.families.family import Bidirectional
-from engine.checkpoint.model_config import RopeConfig
+from engine.checkpoint.rope_config import RopeConfig
 from engine.checkpoint.vision_config import PixelScale
 from ops.modules import (
     Columns,
@@ -39,6 +39,7 @@ class Weights(msgspec.Struct):
     """The modules that one model declared, in order; linears know which of their outputs this rank computes."""
 
     share: TensorShare = msgspec.field(default_factory=TensorShare)
+    norm_offset: float = 0.0  # added to the stored weights of RMSNorms
     linears: list[Linear] = []
     head_linears: list[HeadLinear] = []
     embeddings: list[Embedding] = []
@@ -144,14 +145,14 @@ class Weights(msgspec.Struct):
         return module
 
     def norm(self, name: str, width: int, epsilon: float) -> Norm:
-        module = Norm(name, width, epsilon)
+        module = Norm(name, width, epsilon, self.norm_offset)
         self.norms.append(module)
         return module
 
     def head_norm(
         self, query_name: str, key_name: str, num_heads: int, num_kv_heads: int, width: int, epsilon: float
     ) -> HeadNorm:
-        module = HeadNorm(query_name, key_name, num_heads, num_kv_heads, width, epsilon)
+        module = HeadNorm(query_name, key_name, num_heads, num_kv_heads, width, epsilon, self.norm_offset)
         self.head_norms.append(module)
         return module
 

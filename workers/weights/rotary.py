@@ -24,7 +24,7 @@ import math
 import msgspec
 import numpy as np
 
-from engine.checkpoint.model_config import RopeConfig
+from engine.checkpoint.rope_config import RopeConfig
 
 _VECTOR = 16  # numbers of the widest vector
 

@@ -71,7 +71,7 @@ class ModuleSources:
                 return {"weight": weight} | ({"bias": partial(self._values, module, biases)} if biases else {})
             case HeadNorm():
                 names = {"queries": module.query_name, "keys": module.key_name}
-                return {part: partial(self._values, module, [f"{name}.weight"]) for part, name in names.items()}
+                return {part: partial(self._values_of_norm, module, name) for part, name in names.items()}
             case Router():
                 return self._sources_of_router(module)
             case Experts():
@@ -86,10 +86,16 @@ class ModuleSources:
                 return {"weight": partial(self._values_of_positions, module)}
             case Embedding():
                 return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
-            case HeadLinear() | Norm() | PositionTable():
+            case Norm():
+                return {"weight": partial(self._values_of_norm, module, module.name)}
+            case HeadLinear() | PositionTable():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
+
+    def _values_of_norm(self, module: Norm | HeadNorm, name: str) -> Values:
+        values = self._values(module, [f"{name}.weight"])
+        return float32(values) + np.float32(module.offset) if module.offset else values
 
     def _values_of_positions(self, module: TypedPositions) -> np.ndarray:
         return module.added(*(float32(self._stored.read_plain(f"{name}.weight")) for name in (module.name, module.types_name)))

@@ -11,7 +11,9 @@ from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.ernie4_5_vl_moe import Ernie4_5VLMoe
+from engine.checkpoint.families.exaone4 import Exaone4
 from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.glm4 import Glm4
 from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.llama import Llama
@@ -43,6 +45,8 @@ _TEXT = (
     Granite(),
     SeedOss(),
     Glm4(),
+    Exaone4(),
+    Gemma3(),
 )
 _VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())

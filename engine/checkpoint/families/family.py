@@ -75,7 +75,10 @@ class Family:
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
+    activation_name: str = "hidden_act"  # in config.json
     norm_names: NormNames = NormNames()
+    norm_offset: float = 0.0  # added to the stored weights of norms
+    has_head_norm: bool = False  # each query and key head is normalized before it is rotated
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
     is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours
     mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
@@ -91,6 +94,8 @@ class Family:
     activation: str = "silu"
     rope_theta: float = 10_000.0
     partial_rotary_factor: float = 1.0
+    has_local_rope: bool = False  # layers with a sliding window rotate in their own way
+    local_rope_theta: float = 0.0  # 0: that of the other layers
     ties_word_embeddings: bool = False
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
 

@@ -12,7 +12,7 @@ class Qwen3Moe(Family):
     name = "qwen3_moe"
     gguf_name = "qwen3moe"
     class_names = ("Qwen3MoeForCausalLM",)
-    model = "workers.models.qwen3:Qwen3"
+    has_head_norm = True
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the window of each layer: either all layers have one, or none."""

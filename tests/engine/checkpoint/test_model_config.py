@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
-from engine.checkpoint.model_config import ModelConfig, RopeConfig
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.rope_config import RopeConfig
 from engine.errors import CheckpointError
 from tests.paths import GOLDEN
 

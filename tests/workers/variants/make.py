@@ -36,6 +36,15 @@ QWEN3 = {**COMMON, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
 PHI3 = {**UNPADDED, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "sliding_window": None}
 SMOLLM3 = {**UNPADDED, "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 3}
 GRANITE = {**UNPADDED, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+EXAONE4 = {**UNPADDED, "model_type": "exaone4", "architectures": ["Exaone4ForCausalLM"], "head_dim": 12, "sliding_window": 9}
+GEMMA3 = {
+    **{key: value for key, value in UNPADDED.items() if key != "hidden_act"},
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 20,
+    "sliding_window": 9,
+}
 ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -217,6 +226,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["SeedOssForCausalLM"],
         "head_dim": 16,
         "attention_out_bias": True,
+    },
+    "exaone4 local layers rotated, global ones not": {**EXAONE4, "num_hidden_layers": 3, "sliding_window_pattern": 2},
+    "exaone4 without windows": {**EXAONE4, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "gemma3_text": {**GEMMA3, "num_hidden_layers": 3, "sliding_window_pattern": 3},
+    "gemma3_text linear, another scale, listed layers": {
+        **GEMMA3,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 7,
+        "rope_local_base_freq": 500.0,
+        "rope_theta": 20000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "tie_word_embeddings": False,
     },
     "glm4": {
         **UNPADDED,

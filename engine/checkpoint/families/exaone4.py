@@ -1,0 +1,33 @@
+"""EXAONE 4 (LG AI Research 2025): Qwen3's head norms; norms behind attention and MLP alone; where windows slide in some layers,
+only these are rotated."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.family import Biases, Family, NormNames
+from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Exaone4(Family):
+    name = "exaone4"
+    class_names = ("Exaone4ForCausalLM",)
+    rms_norm_eps = 1e-5
+    has_head_norm = True
+    norm_names = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
+    def biases(self, options: JsonOptions) -> Biases:
+        return Biases(False, False, False)
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        pattern = options.values.get("sliding_window_pattern")
+        if isinstance(pattern, str):  # "LLLG": three local layers, one global
+            are_sliding = [pattern[index % len(pattern)] == "L" for index in range(num_layers)]
+        else:
+            interval = options.count("sliding_window_pattern", 4)
+            are_sliding = [(index + 1) % interval != 0 for index in range(num_layers)]
+        return layer_windows(options, window_size(options, 4096), are_sliding)
+
+    def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        if not window_size(options, 4096):
+            return ()
+        return tuple(index for index, window in enumerate(self.sliding_windows(options, num_layers)) if not window)

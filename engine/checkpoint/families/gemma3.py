@@ -1,0 +1,40 @@
+"""Gemma 3 (Google 2025): norms before and after attention and MLP, which scale by 1 + weight; Qwen3's head norms; most layers
+have a sliding window and a rotation of their own."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.family import Family, Multipliers, NormNames
+from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Gemma3(Family):
+    name = "gemma3_text"
+    gguf_name = "gemma3"
+    class_names = ("Gemma3ForCausalLM",)
+    activation_name = "hidden_activation"
+    activation = "gelu_pytorch_tanh"
+    ties_word_embeddings = True
+    head_dim = 256
+    has_head_norm = True
+    norm_offset = 1.0
+    norm_names = NormNames(
+        attended="post_attention_layernorm", inner="pre_feedforward_layernorm", added="post_feedforward_layernorm"
+    )
+    rope_theta = 1_000_000.0
+    has_local_rope = True
+    local_rope_theta = 10_000.0
+
+    def multipliers(self, options: JsonOptions) -> Multipliers:
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if options.values.get(name) is not None:
+                raise options.error(name, f"{options.values[name]!r} is not supported; supported: null")
+        if options.values.get("use_bidirectional_attention"):
+            raise options.error("use_bidirectional_attention", "true is not supported; supported: false")
+        scores = options.number("query_pre_attn_scalar", 256.0, above=0) ** -0.5
+        return Multipliers(embedding=options.count("hidden_size") ** 0.5, scores=scores)
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        interval = options.count("sliding_window_pattern", 6)
+        are_sliding = [(index + 1) % interval != 0 for index in range(num_layers)]
+        return layer_windows(options, window_size(options, 4096), are_sliding)

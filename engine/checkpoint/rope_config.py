@@ -1,0 +1,159 @@
+"""Rotary position embedding in config.json. Part of `ModelConfig`; the tables are made by `workers/weights/rotary.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from engine.checkpoint.families.family import Family
+from engine.checkpoint.json_fields import JsonOptions
+from engine.checkpoint.mrope import pair_axes
+
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+
+_ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3", "longrope")}
+
+
+class RopeConfig(msgspec.Struct, frozen=True):
+    """Rotary position embedding: which frequencies, and which elements of a head make a pair.
+
+    `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) if
+    `is_interleaved`. `max_position_embeddings` is the length that "dynamic" starts to stretch at. "longrope" divides
+    frequencies by `long_factors` in engines that serve contexts beyond `original_max_position_embeddings`, else by
+    `short_factors`.
+    """
+
+    rope_type: RopeType
+    theta: float
+    rotary_dim: int
+    is_interleaved: bool
+    max_position_embeddings: int
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float = 0.0  # yarn, longrope; 0: from factor (and the mscales)
+    mscale: float = 0.0  # yarn
+    mscale_all_dim: float = 0.0  # yarn
+    truncate: bool = True  # yarn
+    frequency_factors: tuple[float, ...] = ()  # divisors of the frequencies (GGUF files)
+    short_factors: tuple[float, ...] = ()  # longrope
+    long_factors: tuple[float, ...] = ()  # longrope
+    mrope_layout: str = ""  # a key of `mrope.LAYOUTS`; empty: positions are numbers, not (time, height, width)
+    mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
+
+    def pair_axes(self) -> tuple[int, ...]:
+        """Return the position axis of each of the rotary_dim / 2 pairs: 0 time, 1 height, 2 width. Empty if positions are plain
+        numbers."""
+        return pair_axes(self.mrope_layout, self.mrope_sections)
+
+
+class Ropes(msgspec.Struct, frozen=True):
+    """`other` is for `other_layers`, `rope` for the rest."""
+
+    rope: RopeConfig
+    other: RopeConfig | None = None
+    other_layers: tuple[int, ...] = ()
+
+
+def read_ropes(
+    options: JsonOptions, family: Family, head_dim: int, max_positions: int, sliding_windows: Sequence[int]
+) -> Ropes:
+    """Read the rope parameters. Keys of `rope_parameters` (or the older `rope_scaling`) take precedence over those beside it,
+    as in transformers. `sliding_windows`: of each layer."""
+    if not family.has_rotary:
+        return Ropes(_no_rope(family.rope_theta, max_positions))
+    rope_options = options.within("rope_parameters" if options.values.get("rope_parameters") else "rope_scaling")
+    local_options = JsonOptions({}, options.path)
+    if family.has_local_rope and {"full_attention", "sliding_attention"} & set(rope_options.values):
+        rope_options, local_options = (rope_options.within(kind) for kind in ("full_attention", "sliding_attention"))
+    rope = _rope(options, rope_options, family, head_dim, max_positions)
+    unrotated = family.unrotated_layers(options, len(sliding_windows))
+    if unrotated:
+        return Ropes(rope, _no_rope(rope.theta, max_positions), unrotated)
+    sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
+    if not (family.has_local_rope and sliding):
+        return Ropes(rope)
+    theta = options.number("rope_local_base_freq", family.local_rope_theta or rope.theta, above=0)
+    values = {"rope_theta": theta, **local_options.values}
+    return Ropes(rope, _rope(options, JsonOptions(values, options.path), family, head_dim, max_positions), sliding)
+
+
+def _no_rope(theta: float, max_positions: int) -> RopeConfig:
+    return RopeConfig("default", theta, 0, False, max_positions)
+
+
+def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int, max_positions: int) -> RopeConfig:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = family.other_rope_types.get(kind, kind)
+    if kind == "mrope" and family.mrope_layout:
+        kind = "default"  # older files' name for positions of three numbers
+    if kind not in _ROPE_TYPES:
+        raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
+    share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", family.partial_rotary_factor))
+    rotary_dim = int(head_dim * share)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise rope.error(
+            "partial_rotary_factor",
+            f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements, expected an even number",
+        )
+    original = options.count("original_max_position_embeddings", 0) or rope.count(
+        "original_max_position_embeddings", max_positions
+    )
+    if kind in ("yarn", "longrope"):
+        default_factor: float | None = max_positions / original
+    else:
+        default_factor = 1.0 if kind == "default" else None
+    low_freq_factor = rope.number("low_freq_factor", None if kind == "llama3" else 1.0, above=0)
+    return RopeConfig(
+        rope_type=_ROPE_TYPES[kind],
+        theta=rope.number("rope_theta", options.number("rope_theta", family.rope_theta), above=1 if kind == "yarn" else 0),
+        rotary_dim=rotary_dim,
+        is_interleaved=family.is_interleaved(options),
+        max_position_embeddings=max_positions,
+        factor=rope.number("factor", default_factor, above=0),
+        original_max_position_embeddings=original,
+        low_freq_factor=low_freq_factor,
+        high_freq_factor=rope.number(
+            "high_freq_factor", None if kind == "llama3" else 4.0, above=low_freq_factor if kind == "llama3" else None
+        ),
+        beta_fast=rope.number("beta_fast", 32.0, least=0) or 32.0,
+        beta_slow=rope.number("beta_slow", 1.0, least=0) or 1.0,
+        attention_factor=rope.number("attention_factor", 0.0),
+        mscale=rope.number("mscale", 0.0),
+        mscale_all_dim=rope.number("mscale_all_dim", 0.0),
+        truncate=rope.flag("truncate", True),
+        frequency_factors=_factors(rope, "frequency_factors", rotary_dim),
+        short_factors=_factors(rope, "short_factor", rotary_dim, is_needed=kind == "longrope"),
+        long_factors=_factors(rope, "long_factor", rotary_dim, is_needed=kind == "longrope"),
+        mrope_layout=family.mrope_layout,
+        mrope_sections=_mrope_sections(options, rope, family, rotary_dim // 2),
+    )
+
+
+def _mrope_sections(text: JsonOptions, rope: JsonOptions, family: Family, num_pairs: int) -> tuple[int, ...]:
+    if not family.mrope_layout:
+        return ()
+    sections = family.mrope_sections(text, rope, num_pairs)
+    try:
+        pair_axes(family.mrope_layout, sections, num_pairs)
+    except ValueError as error:
+        raise rope.error("mrope_section", str(error)) from error
+    is_interleaved = rope.flag("mrope_interleaved", family.mrope_layout == "interleaved")
+    if is_interleaved != (family.mrope_layout == "interleaved"):
+        raise rope.error(
+            "mrope_interleaved", f"{is_interleaved} is not supported for {family.name}; expected {not is_interleaved}"
+        )
+    return sections
+
+
+def _factors(rope: JsonOptions, name: str, rotary_dim: int, *, is_needed: bool = False) -> tuple[float, ...]:
+    """Read divisors of the frequencies."""
+    factors = rope.numbers(name)
+    if (factors or is_needed) and (len(factors) != rotary_dim // 2 or min(factors) <= 0):
+        raise rope.error(name, f"should be {rotary_dim // 2} positive numbers, one per rotary pair")
+    return factors
