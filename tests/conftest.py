@@ -24,7 +24,7 @@ from engine.process.run_directory import runs_root
 from engine.supervisor.reaper import reap
 from shm.segment import DIRECTORY, NAMESPACE_VARIABLE
 from tests.complete_run import CompleteRun
-from tests.published_templates import published_templates
+from tests.published_files import published_templates
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -96,7 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         missing.append("dashboards and alerts: prometheus or promtool is missing (Debian: prometheus)")
     if not published_templates():
         missing.append(
-            "chat templates that models were published with: they are missing (`python -m tests.published_templates`)"
+            "templates and vocabularies that models were published with: they are missing (`python -m tests.published_files`)"
         )
     skipped = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
     missing += [f"{count} {'test' if count == 1 else 'tests'}: {cause}" for cause, count in sorted(skipped.items())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.paths import REPOSITORY
-from tests.published_templates import published_templates
+from tests.published_files import published_templates
 
 OWN_TEMPLATES = {
     path.stem: path.read_text() for path in sorted((REPOSITORY / "tests/engine/parsers/templates").glob("*.jinja"))

@@ -65,7 +65,7 @@ class DraftLayer(Protocol):
 
 
 class BranchEnd:
-    """What the result of attention or of an MLP goes through before it is added to the residual."""
+    """Norm and factor of what attention, or the MLP, adds to the residual."""
 
     def __init__(self, norm: Norm | None, factor: float) -> None:
         self.norm = norm

@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Exaone4(Family):
     name = "exaone4"
     class_names = ("Exaone4ForCausalLM",)
+    gguf_name = None
     rms_norm_eps = 1e-5
     has_head_norm = True
     norm_names = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")

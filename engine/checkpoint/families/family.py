@@ -68,7 +68,7 @@ class Family:
 
     name: str  # `model_type` in config.json
     other_names: tuple[str, ...] = ()  # the same, from other publishers
-    gguf_name: str = ""  # `general.architecture` in GGUF files; empty: the same
+    gguf_name: str | None = ""  # `general.architecture` in GGUF files; empty: the same; None: such files are not read
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)

@@ -10,8 +10,8 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Gemma3(Family):
     name = "gemma3_text"
-    gguf_name = "gemma3"
     class_names = ("Gemma3ForCausalLM",)
+    gguf_name = None
     activation_name = "hidden_activation"
     activation = "gelu_pytorch_tanh"
     ties_word_embeddings = True

@@ -9,6 +9,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Granite(Family):
     name = "granite"
     class_names = ("GraniteForCausalLM",)
+    gguf_name = None
 
     def biases(self, options: JsonOptions) -> Biases:
         bias = options.flag("attention_bias", False)

@@ -9,6 +9,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class SeedOss(Family):
     name = "seed_oss"
     class_names = ("SeedOssForCausalLM",)
+    gguf_name = None
     head_dim = 128
 
     def biases(self, options: JsonOptions) -> Biases:

@@ -2,40 +2,39 @@
 tokenizer_config.json.
 
 Called by `convert.py`. A file that carries its original tokenizer.json keeps it. "gpt2" (byte-level BPE) becomes a
-tokenizer.json with the splitting rule that the file names; "llama" (BPE by scores) a sentencepiece model.
+tokenizer.json with the splitting rule that the file names (`pre_tokenizers.py`), as "gemma4" (BPE of UTF-8), "bert" (WordPiece)
+and "t5" (unigram) do; "llama" (BPE by scores) becomes a sentencepiece model.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.checkpoint.gguf.pre_tokenizers import DEFAULT_NAME, PRE_TOKENIZERS, PreTokenizer
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6  # token types; sentencepiece has the same
-_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
+_ROLES = {
+    **{"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "separator": "sep"},
+    **{"mask": "mask", "cls": "cls"},
+}
+_SPACE = "\u2581"  # written for a space by tokenizers that are not byte-level
+_UTF8_DECODER = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ],
+}
 _END_ROLES = ("eos", "eot", "eom")
 _END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
-
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_PATTERNS = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "gpt-2": _GPT2,
-    "gpt2": _GPT2,
-}
-_ADDING_BOS = ("llama-bpe", "llama3", "llama-v3")  # defaults if the file does not say; these also look up whole words first
 
 
 def end_token_ids(options: JsonOptions) -> tuple[int, ...]:
@@ -54,11 +53,13 @@ def tokenizer_files(options: JsonOptions) -> dict[str, bytes]:
     if original:
         return files | {"tokenizer.json": original.encode()}
     kind = options.text("tokenizer.ggml.model", "none")
-    if kind == "gpt2":
-        return files | {"tokenizer.json": _json(_byte_level(options))}
     if kind == "llama":
         return files | {"tokenizer.model": _sentencepiece(options)}
-    raise options.error("tokenizer.ggml.model", f"{kind!r} is not supported; expected gpt2 (byte-level BPE) or llama")
+    if kind not in _WRITERS:
+        raise options.error(
+            "tokenizer.ggml.model", f"{kind!r} is not supported; expected llama or one of {', '.join(_WRITERS)}"
+        )
+    return files | {"tokenizer.json": _json(_WRITERS[kind](options))}
 
 
 def _json(value: Any) -> bytes:
@@ -113,25 +114,26 @@ def _templates(options: JsonOptions) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------- byte-level BPE
 
 
-def _byte_level(options: JsonOptions) -> dict[str, Any]:
+def _bpe(options: JsonOptions) -> dict[str, Any]:
     """Return a tokenizer.json. Unused tokens only fill the embedding: their ids stay free."""
-    rule = options.text("tokenizer.ggml.pre", "gpt-2")
-    if rule not in _PATTERNS:
-        raise options.error("tokenizer.ggml.pre", f"{rule!r} is not supported; expected one of {', '.join(_PATTERNS)}")
+    is_gemma4 = options.text("tokenizer.ggml.model", "") == "gemma4"
+    name = "gemma4" if is_gemma4 else options.text("tokenizer.ggml.pre", DEFAULT_NAME)
+    if name not in PRE_TOKENIZERS:
+        raise options.error("tokenizer.ggml.pre", f"{name!r} is not supported; expected one of {', '.join(PRE_TOKENIZERS)}")
+    rule = PRE_TOKENIZERS[name]
     tokens, types = _tokens(options), _types(options)
-    added = [
-        _added_token(token_id, tokens[token_id], is_special=kind == _CONTROL)
-        for token_id, kind in enumerate(types)
-        if kind in (_CONTROL, _USER_DEFINED)
+    splits: list[dict[str, Any]] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} for pattern in rule.patterns
     ]
-    split = {"type": "Split", "pattern": {"Regex": _PATTERNS[rule]}, "behavior": "Isolated", "invert": False}
+    if rule.is_byte_level:
+        splits.append(_byte_level_part())
     return {
         "version": "1.0",
-        "added_tokens": added,
-        "normalizer": {"type": "NFC"} if rule == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _byte_level_part()]},
-        "post_processor": _around(options, rule in _ADDING_BOS),
-        "decoder": _byte_level_part(),
+        "added_tokens": _added_tokens(options),
+        "normalizer": _normalizer(name, rule),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+        "post_processor": _around(options, {"bos": rule.adds_bos, "eos": False, "sep": rule.adds_sep}),
+        "decoder": _byte_level_part() if rule.is_byte_level else _UTF8_DECODER,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -139,39 +141,134 @@ def _byte_level(options: JsonOptions) -> dict[str, Any]:
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": rule in _ADDING_BOS,
+            "byte_fallback": not rule.is_byte_level,
+            "ignore_merges": rule.ignores_merges,
             "vocab": {token: index for index, token in enumerate(tokens) if types[index] != _UNUSED},
-            "merges": [merge.split(" ", 1) for merge in options.texts("tokenizer.ggml.merges")],
+            "merges": [_merged(merge) for merge in options.texts("tokenizer.ggml.merges")],
         },
     }
 
 
-def _added_token(token_id: int, content: str, is_special: bool) -> dict[str, Any]:
+def _normalizer(name: str, rule: PreTokenizer) -> dict[str, Any] | None:
+    if name == "qwen2":
+        return {"type": "NFC"}
+    return (
+        None
+        if rule.is_byte_level or name == "whitespace"
+        else {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    )
+
+
+def _merged(merge: str) -> list[str]:
+    """Return the two halves; the first may begin with a space."""
+    at = merge.index(" ", 1)
+    return [merge[:at], merge[at + 1 :]]
+
+
+def _added_tokens(options: JsonOptions) -> list[dict[str, Any]]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": content, "special": is_special, **flags}
+    return [
+        {"id": token_id, "content": token, "special": kind == _CONTROL, **flags}
+        for token_id, (token, kind) in enumerate(zip(_tokens(options), _types(options), strict=True))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
 
 
 def _byte_level_part() -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
-def _around(options: JsonOptions, is_adding_bos: bool) -> dict[str, Any] | None:
-    """Return the tokens around a prompt, as a post-processor."""
+def _around(options: JsonOptions, defaults: Mapping[str, bool]) -> dict[str, Any] | None:
+    """Return the tokens around a prompt, as a post-processor. `defaults`: roles that are added if the file does not say."""
     tokens = _tokens(options)
     settings = _settings(options)
     template: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     special: dict[str, Any] = {}
-    sides = {"bos": options.flag("tokenizer.ggml.add_bos_token", is_adding_bos), "eos": settings["add_eos_token"]}
-    for role, is_adding in sides.items():
+    for role, is_default in defaults.items():
+        is_adding = options.flag(f"tokenizer.ggml.add_{role}_token", is_default)
         token = settings.get(f"{role}_token")
         if is_adding and token is not None:
             part = {"SpecialToken": {"id": token, "type_id": 0}}
-            template = [part, *template] if role == "bos" else [*template, part]
+            template = [part, *template] if role in ("bos", "cls") else [*template, part]
             special[token] = {"id": token, "ids": [tokens.index(token)], "tokens": [token]}
     if not special:
         return None
     return {"type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": special}
+
+
+# ----------------------------------------------------------------------------------------------- WordPiece and unigram
+
+
+def _word_piece(options: JsonOptions) -> dict[str, Any]:
+    """Return BERT's tokenizer.json. In the file, tokens that begin a word have a U+2581 in front, instead of ## in front of the
+    others."""
+    tokens, types = _tokens(options), _types(options)
+    vocab = {}
+    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind == _CONTROL or (token.startswith("[") and token.endswith("]")):
+            text = token
+        elif token.startswith(_SPACE):
+            text = token[1:]
+        else:
+            text = f"##{token}"
+        vocab[text] = token_id
+    unknown = _settings(options).get("unk_token", "[UNK]")
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    return {
+        "version": "1.0",
+        "added_tokens": _added_tokens(options),
+        "normalizer": normalizer | {"lowercase": options.flag("tokenizer.ggml.normalizer.lowercase", True)},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _around(options, {"cls": True, "sep": True}),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocab,
+        },
+    }
+
+
+def _unigram(options: JsonOptions) -> dict[str, Any]:
+    """Return the tokenizer.json of a sentencepiece unigram model."""
+    tokens, scores = _tokens(options), options.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise options.error("tokenizer.ggml.scores", f"has {len(scores)} values for {len(tokens)} tokens")
+    normalizers: list[dict[str, Any]] = []
+    charsmap = bytes(number & 0xFF for number in options.counts("tokenizer.ggml.precompiled_charsmap", ()))
+    if charsmap:
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    if options.flag("tokenizer.ggml.remove_extra_whitespaces", False):
+        normalizers += [
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        ]
+    prepend = "always" if options.flag("tokenizer.ggml.add_space_prefix", True) else "never"
+    metaspace = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": prepend, "split": True}
+    return {
+        "version": "1.0",
+        "added_tokens": _added_tokens(options),
+        "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
+        "pre_tokenizer": metaspace,
+        "post_processor": _around(options, {"bos": False, "eos": True}),
+        "decoder": metaspace,
+        "model": {
+            "type": "Unigram",
+            "unk_id": options.count("tokenizer.ggml.unknown_token_id", 0, least=0),
+            "vocab": list(zip(tokens, scores, strict=True)),
+            "byte_fallback": _types(options).count(_BYTE) == 256,
+        },
+    }
+
+
+_WRITERS: dict[str, Callable[[JsonOptions], dict[str, Any]]] = {
+    "gpt2": _bpe,
+    "gemma4": _bpe,
+    "bert": _word_piece,
+    "t5": _unigram,
+}
 
 
 # ------------------------------------------------------------------------------------------------------ sentencepiece
@@ -183,8 +280,13 @@ def _sentencepiece(options: JsonOptions) -> bytes:
     scores = options.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise options.error("tokenizer.ggml.scores", f"has {len(scores)} values for {len(tokens)} tokens")
-    if types.count(_UNKNOWN) != 1:
-        raise options.error("tokenizer.ggml.token_type", f"has {types.count(_UNKNOWN)} unknown tokens, expected one")
+    unknown = options.count("tokenizer.ggml.unknown_token_id", types.index(_UNKNOWN) if _UNKNOWN in types else -1, least=0)
+    if unknown < 0:
+        raise options.error("tokenizer.ggml.token_type", "has no unknown token, and unknown_token_id names none")
+    if unknown >= len(tokens):
+        raise options.error("tokenizer.ggml.unknown_token_id", f"{unknown} is outside the vocabulary of {len(tokens)} tokens")
+    types = [_UNUSED if kind == _UNKNOWN else kind for kind in types]  # sentencepiece has one unknown token alone
+    types[unknown] = _UNKNOWN
     try:
         pieces = b"".join(
             _field(1, _field(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind))
@@ -194,7 +296,7 @@ def _sentencepiece(options: JsonOptions) -> bytes:
         raise CheckpointError(f"{options.path}: a token is not valid Unicode: {error}") from error
     has_bytes = types.count(_BYTE) == 256
     trainer = _number(3, 2) + _number(4, len(tokens)) + _number(35, has_bytes)  # model_type BPE, vocab_size, byte_fallback
-    trainer += _number(40, types.index(_UNKNOWN)) + _field(45, tokens[types.index(_UNKNOWN)].encode())
+    trainer += _number(40, unknown) + _field(45, tokens[unknown].encode())
     prefix = options.flag("tokenizer.ggml.add_space_prefix", True)
     stripped = options.flag("tokenizer.ggml.remove_extra_whitespaces", False)
     normalizer = _field(1, b"identity") + _number(3, prefix) + _number(4, stripped) + _number(5, 1)

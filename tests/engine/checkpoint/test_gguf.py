@@ -221,7 +221,7 @@ class TestSentencepiece:
         ("changes", "message"),
         [
             ({"tokenizer__ggml__scores": [0.0]}, "scores: has 1 values for 421 tokens"),
-            ({"tokenizer__ggml__token_type": [1] * 421}, "has 0 unknown tokens, expected one"),
+            ({"tokenizer__ggml__token_type": [1] * 421}, "has no unknown token, and unknown_token_id names none"),
             ({"tokenizer__ggml__token_type": [1]}, "token_type: has 1 values for 421 tokens"),
             ({"tokenizer__ggml__bos_token_id": 999}, "bos_token_id: 999 is outside the vocabulary of 421 tokens"),
         ],
@@ -260,8 +260,8 @@ def test_templates_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"tokenizer__ggml__model": "t5"}, r"tokenizer\.ggml\.model: 't5' is not supported; expected gpt2"),
-        ({"tokenizer__ggml__pre": "viking"}, r"tokenizer\.ggml\.pre: 'viking' is not supported; expected one of llama-bpe"),
+        ({"tokenizer__ggml__model": "rwkv"}, r"tokenizer\.ggml\.model: 'rwkv' is not supported; expected llama or one of gpt2"),
+        ({"tokenizer__ggml__pre": "saxon"}, r"tokenizer\.ggml\.pre: 'saxon' is not supported; expected one of default"),
         ({"split__count": 3}, "split.count: the file is one part of a split model; merge the parts first"),
         ({"qwen3__expert_count": 8}, r"qwen3\.expert_count: 8 is not supported"),
         ({"qwen3__rope__scaling__type": "longrope"}, "rope.scaling.type: 'longrope' is not supported"),
