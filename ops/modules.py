@@ -69,7 +69,7 @@ class Linear(msgspec.Struct):
 
 
 class LinearPart(Linear):
-    """Half of a linear whose input is two tensors side by side: inputs from `first_input` on of `stored_inputs`."""
+    """Half of a linear with two tensors side by side as input: inputs from `first_input` on of `stored_inputs`."""
 
     first_input: int = 0
     stored_inputs: int = 0

@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
-    """Storage of a matrix [out, in] by a backend. Integers q stand for scale * q - offset, with one scale (and offset) for each
+    """Storage of a matrix [out, in] by a backend. Integers q represent scale * q - offset, with one scale (and offset) for each
     output and group of `group_size` inputs; 0: one group. For int4, the scales of groups can be folded into the integers: scale
     * (multiplier * q), with one scale per output and an integer from -15 to 16 per group of 32, 64 or 128 inputs."""
 
@@ -34,7 +34,7 @@ class QuantizedWeight(msgspec.Struct, frozen=True):
     """Matrix stored as integers in a checkpoint: q * scale - offset."""
 
     format: WeightFormat
-    values: np.ndarray  # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 stands for 0 without offsets)
+    values: np.ndarray  # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 represents 0 without offsets)
     scales: np.ndarray  # float32 [out, groups], with multipliers [out, 1]
     offsets: np.ndarray | None = None  # float32 [out, groups]
     multipliers: np.ndarray | None = None  # int8 [out, groups], not 0

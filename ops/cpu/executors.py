@@ -36,7 +36,7 @@ class Executor(Protocol):
         """Allocate an op's result, float32."""
 
     def allocate_kept(self, rows: Rows, width: int) -> Array:
-        """Allocate int32 memory whose contents stay until the next replay."""
+        """Allocate int32 memory with contents that stay until the next replay."""
 
     def view(self, x: Array, rows: Rows, width: int) -> Array:
         """Return a view of x's memory with other rows."""

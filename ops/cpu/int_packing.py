@@ -2,7 +2,7 @@
 
 int8 [panels][inputs / 4][PANEL][4], each with an offset of 128; int4 [panels][inputs / 8][PANEL][4], four inputs in the low
 halves and the next four in the high ones. Scales, and offsets if any, are float32 [panels][groups][PANEL]; if scales are
-folded, they are float32 [panels][PANEL] and multipliers int8 [panels][groups][PANEL]. Padding stands for zero.
+folded, they are float32 [panels][PANEL] and multipliers int8 [panels][groups][PANEL]. Padding represents zero.
 """
 
 from __future__ import annotations

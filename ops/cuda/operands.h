@@ -130,7 +130,7 @@ struct Weights {
     Buffer<float> offsets;         // [num_outputs, padded_inputs // group_size]; empty: none
     int type;                      // that of the row, int8 or int4
     int num_inputs;
-    int padded_inputs;  // a multiple of 32; what is behind num_inputs is zero
+    int padded_inputs;  // a multiple of 32; zeros after num_inputs
     int num_outputs;
     int group_size;  // inputs of a scale: a multiple of 8, of which padded_inputs is one
 };

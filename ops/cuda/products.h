@@ -71,7 +71,7 @@ DEVICE Eight<T> eight_of(const float (&values)[8]) {
     return result;
 }
 
-// The same for a row of `width` numbers from `row` on, whose last eight may be incomplete.
+// The same for a row of `width` numbers from `row` on; its last eight may be incomplete.
 template <typename T>
 DEVICE Eight<T> load_within(const Buffer<T> &from, long long row, int first, int width) {
     if (first + 8 <= width && width % 8 == 0) return load(from, row + first);

@@ -222,7 +222,7 @@ def draw_case(vocab_size: int) -> Case:
 
 
 def rotary_case(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners: np.ndarray) -> Case:
-    """Return the case of two queries, a key and a value per row, whose last number is its position. `cosines`, `sines`: of at
+    """Return the case of two queries, a key and a value per row; its last number is its position. `cosines`, `sines`: of at
     most `_NUM_ROWS` positions."""
     shape, dim = AttentionShape(2, 1, module.head_dim), module.head_dim
     width = 4 * dim

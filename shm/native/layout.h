@@ -68,7 +68,7 @@ constexpr u32 RECORD = 0x4345'5221;  // "!REC"
 constexpr u32 PAD = 0x4441'5021;     // "!PAD"
 constexpr u64 RECORD_ALIGNMENT = 8;
 
-// What the writer of a ring writes.
+// Words written by the writer of a ring.
 //
 //        0                 8                16                24
 //      0 | tail            | seq             | num_records     | num_full_waits  |
@@ -87,7 +87,7 @@ struct alignas(LINE) WriterLine {
 };
 static_assert(sizeof(WriterLine) == LINE);
 
-// What the reader of a ring writes (state: see BroadcastHeader).
+// Words written by the reader of a ring (state: see BroadcastHeader).
 //
 //        0                 8                16                24       28
 //      0 | head            | last_seq        | num_dropped     | last_epoch | epoch |
@@ -148,7 +148,7 @@ static_assert(sizeof(MailboxHeader) == LINE);
 //        | data[capacity_bytes]
 //
 // ReaderLine.state:
-//     FREE, EVICTED, ACTIVE (of an incarnation that died) -> JOINING    a new reader (BroadcastReader::join)
+//     FREE, EVICTED, ACTIVE (of an earlier life) -> JOINING             a new reader (BroadcastReader::join)
 //     JOINING -> ACTIVE, head = tail                                    the writer, before its next record (::admit)
 //     any -> EVICTED                                                    supervisor or writer (BroadcastWriter::evict)
 //     ACTIVE -> FREE                                                    the reader (BroadcastReader::leave)

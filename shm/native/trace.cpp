@@ -23,7 +23,7 @@ public:
         if (num_events_ == 0 || header_->max_names == 0) throw Fault("trace: the ring has no room");
     }
 
-    // Returns the id of `name` in events; the last id stands for all names that did not fit.
+    // Returns the id of `name` in events; names that did not fit share the last id.
     u32 name_id(std::string_view name) {
         name = name.substr(0, TRACE_NAME_BYTES - 1);
         const u32 num_names = load_relaxed(&header_->num_names);

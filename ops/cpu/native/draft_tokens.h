@@ -29,7 +29,7 @@ public:
     DraftChances(i64 num_places, double *chances);
     static i64 class_of(float probability);
     double of(i64 place, i64 which) const { return chances_[place * CLASSES + which]; }
-    // Records a verified draft token whose predecessors were accepted. Takes effect with `tell`.
+    // Records a verified draft token; all before it were accepted. Takes effect with `tell`.
     void learn(i64 place, i64 which, bool stood);
     void tell();
 

@@ -116,7 +116,7 @@ void LayerDrafts::set_rows(const LayerInputs &inputs, const LayerRows &rows) con
     inputs.counts[HAS_BOUNDS] = 1;
 }
 
-// Of the first rows, whose previous tokens are `place` after their starts.
+// Of the first rows; their previous tokens are `place` after their starts.
 void LayerDrafts::draft(const LayerTapes &tapes, i64 num_rows, i32 place) {
     const bool has_probabilities = *least_chance_ > 0;
     draft_tokens_.resize(num_rows);

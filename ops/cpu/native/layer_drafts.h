@@ -74,7 +74,7 @@ public:
     void begin(const LayerStep &step);
     // New blocks of slots, by their places in the tables: they have no entries, except blocks of prefix hits.
     void empty(const i32 *slots, const i32 *blocks, i64 count);
-    // Selects rows whose tokens get entries.
+    // Selects rows with tokens that get entries.
     void choose(const LayerStep &step, const bool *is_wanted, bool *is_drafting) const;
     // Number of draft tokens that each slot can get, and their classes [num_slots, k]: by place, from k on if entries are few.
     void propose(const i32 *slots, i64 num_slots, const i32 *limits, i64 k, i32 *counts, i32 *classes) const;

@@ -57,7 +57,7 @@ struct LinearOp {
 
 // Adds the terms of the rows' adapters to y, the result of a linear of x.
 struct Adapt {
-    AdaptShape shape;  // but for `parts`
+    AdaptShape shape;  // except `parts`
     std::vector<AdaptedPart> parts;
     i64 num_slots;  // a too large slot is an error before anything is written
     Rows rows;

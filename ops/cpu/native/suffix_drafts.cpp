@@ -56,7 +56,7 @@ void SuffixTree::met(i32 child) {
     if (parent.likeliest < 0 || nodes_[child].count >= nodes_[parent.likeliest].count) parent.likeliest = child;
 }
 
-// Adds a leaf: the current text, whose last token is new, differs from here on.
+// Adds a leaf: from here on the current text, with its new last token, differs.
 void SuffixTree::add_leaf(i32 parent, i64 length) {
     const i32 leaf = static_cast<i32>(nodes_.size()), first = static_cast<i32>(tokens_.size()) - 1;
     nodes_.push_back({first, static_cast<i32>(depth_ - length), parent});
