@@ -1,4 +1,4 @@
-"""Beginnings of docstrings and comments, and lengths of test names. People check the rest.
+"""Beginnings of docstrings and comments, files that they name, and lengths of test names. People check the rest.
 
 A docstring or comment that begins with one of `RIDDLES` is a clause without its subject, and a test name beyond `MAX_NAME`
 characters a sentence.
@@ -19,6 +19,7 @@ from tests.paths import REPOSITORY
 
 FOLDERS = ("api", "engine", "ops", "shm", "tests", "tools", "workers")
 RIDDLES = re.compile(r"(As|Of|So much|Such|That|What|Who|Whose)\b")
+FILE = re.compile(r"`([a-z_0-9/]+\.(?:py|inc|h|cpp|cu))`")
 MAX_NAME = 60  # characters of a test's name
 
 
@@ -55,6 +56,26 @@ def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
         if RIDDLES.match(text)
     ]
     assert found == []
+
+
+def test_named_files_exist() -> None:
+    """A docstring names a file by its path, or by the end of it."""
+    ends = {
+        "/".join(path.parts[start:])
+        for folder in FOLDERS
+        for found in (REPOSITORY / folder).rglob("*.*")
+        for path in (found.relative_to(REPOSITORY),)
+        for start in range(len(path.parts))
+    }
+    missing = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {name}"
+        for folder in FOLDERS
+        for path in files_of(folder)
+        for line, text in (*docstrings_of(path), *comments_of(path))
+        for name in FILE.findall(text)
+        if name not in ends
+    ]
+    assert missing == []
 
 
 def test_names_of_tests_are_short() -> None:

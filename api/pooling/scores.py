@@ -138,7 +138,7 @@ def _check_model(model: ServedModel) -> None:
     model.check_task("embed", "classify")
     if model.pooling is not None and model.pooling.task == "classify" and model.pooling.num_values != 1:
         raise invalid(
-            "model", f"model {model.names[0]} has {model.pooling.num_values} labels, but scores need a model with one"
+            "model", f"{model.names[0]} has {model.pooling.num_values} labels, but scores need a model with one; use /classify"
         )
 
 

@@ -156,7 +156,9 @@ class AdapterCommands:
             )
         if self._served(order.name) is not None and not order.replaces:
             raise RequestError(
-                f"the adapter {order.name!r} is already loaded; unload it, or set load_inplace", param="lora_name"
+                f"the adapter {order.name!r} is already loaded; unload it, or replace it with load_inplace (--replace of "
+                "`tokamak ctl load-adapter`)",
+                param="lora_name",
             )
         if self._free_slot() < 0:
             leaving = [leaving.adapter.name for leaving in self._leaving]

@@ -217,7 +217,8 @@ class ChatTemplates:
         if name not in self._templates:
             known = f" (it has {', '.join(sorted(self._templates))}; choose one with chat_template)" if self._templates else ""
             raise RequestError(
-                f"this model has no default chat template{known}; start with --chat-template, or use /v1/completions",
+                f"this model has no default chat template{known}; start with --chat-template, or send a text instead of "
+                "messages",
                 param="messages",
             )
         return self._templates[name]

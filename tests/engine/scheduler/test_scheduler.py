@@ -381,7 +381,7 @@ def test_aborts_by_http_request_id(simulation: Simulation) -> None:
 
 
 def test_abort_affects_no_other_request(simulation: Simulation) -> None:
-    """Ids are those that `api/client/submission.py` makes from the ones that clients choose."""
+    """Ids are those that `api/submission.py` makes from the ones that clients choose."""
     streams = [
         simulation.submit([1], name, max_tokens=60) for name in ("job-1~aa", "job-1-2~bb", "job-1~cc-0", "job-1~dd~p0-1")
     ]

@@ -172,8 +172,8 @@ class Drafting(Extension):
             self.learn_time(run.num_tokens, run.step_ns + run.draft_ns)
 
     def propose(self) -> None:
-        """Draft for the slots of the last step that sampled. A row with a late mask (`constraints.py`) got no token and is
-        repeated; its hidden state is already that of its last token, so MTP layers have no draft tokens for it."""
+        """Draft for the slots of the last step that sampled. A row with a late mask (`grammars/grammars.py`) got no token
+        and is repeated; its hidden state is already that of its last token, so MTP layers have no draft tokens for it."""
         assert self._rows is not None, "no drafts after a skipped step"
         slots = self._rows.slots[self._rows.num_sampled > 0]
         self._lengths.clear(slots)
