@@ -32,6 +32,10 @@ _PARTS = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -44,7 +48,10 @@ _PARTS = {
     "self_attn.k_b": "attn_k_b",
     "self_attn.v_b": "attn_v_b",
 }
+_SPECIAL_PARTS = {"gemma3_text": {"post_attention_layernorm": "post_attention_norm"}}
 _ARCHITECTURES = {
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3moe",
     "ernie4_5_moe": "ernie4_5-moe",
     "deepseek_v3": "deepseek2",
@@ -58,14 +65,15 @@ def tensors_of(path: Path) -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in SafetensorsFile(path / "model.safetensors").tensors.items()}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, model_type: str = "") -> str:
     for outer, short in (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")):
         if name.startswith(f"{outer}."):
             return name.replace(outer, short)
     if name.endswith(".e_score_correction_bias"):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     _, _, layer, *part, suffix = name.split(".")
-    return f"blk.{layer}.{_PARTS['.'.join(part)]}.{suffix}"
+    parts = _PARTS | _SPECIAL_PARTS.get(model_type, {})
+    return f"blk.{layer}.{parts['.'.join(part)]}.{suffix}"
 
 
 def as_type(type_name: str) -> Encode:
@@ -94,15 +102,26 @@ def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dic
     worth = {}
     for name, tensor in _heads_apart(_experts_together(tensors_of(source)), config).items():
         num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        is_permuted = config["model_type"] == "llama" and num_heads is not None
-        raw, kind = encode(gguf_name(name), permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
-        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
-        worth[name] = gguf.quants.dequantize(encode(gguf_name(name), tensor)[0], kind)
-    rope = config["rope_parameters"]
+        short = gguf_name(name, config["model_type"])
+        if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+            tensor = tensor + np.float32(1)
+        is_permuted = config["model_type"] in ("llama", "mixtral") and num_heads is not None
+        raw, kind = encode(short, permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
+        writer.add_tensor(short, raw, raw_dtype=kind)
+        worth[name] = gguf.quants.dequantize(encode(short, tensor)[0], kind)
+    rope = full_rope(config)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config, rope))
+    for kind in ("long", "short") if rope["rope_type"] == "longrope" else ():
+        writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
     write(writer)
     return worth
+
+
+def full_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rope parameters of layers without a window."""
+    rope: dict[str, Any] = config["rope_parameters"]
+    return rope.get("full_attention", rope)
 
 
 def write(writer: gguf.GGUFWriter) -> None:
@@ -121,7 +140,20 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    rope = full_rope(config)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config["model_type"] == "gemma3_text":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config["model_type"] == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        writer.add_sliding_window(config.get("sliding_window") or 0)
+    if config["model_type"] == "mixtral":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -190,12 +222,17 @@ def _heads_apart(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict
     return found
 
 
+_MIXTRAL = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+
+
 def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors as the converter stores them: a layer's experts as one tensor for each of their matrices, a correction
     as a vector, and no drafts."""
     found: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in tensors.items():
+        for published, common in _MIXTRAL.items():
+            name = name.replace(published, common)
         match = re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)\.(.*)", name)
         if match:
             experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor

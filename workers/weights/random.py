@@ -18,6 +18,8 @@ _BLOCK = 1 << 20  # numbers generated at a time
 class RandomWeights:
     """Random values with the interface of a checkpoint. With `is_narrow` matrices are bfloat16."""
 
+    has_offset_norms = False
+
     def __init__(self, weights: Weights, seed: int, is_narrow: bool) -> None:
         self._shapes = weights.shapes()
         self._norms = {f"{norm.name}.weight" for norm in weights.norms}

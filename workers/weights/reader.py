@@ -83,6 +83,7 @@ class Checkpoint:
         self._path = path
         self._gguf = GgufFile.of_checkpoint(path)
         self._config = config = config.of_same_shape(path, self._gguf)
+        self.has_offset_norms = self._gguf is not None  # llama.cpp's converter adds it
         self._files = [] if self._gguf else list(_open_files(path))
         self._has_paddle_names = False
         self._parts = dict(self._name_parts(config))

@@ -36,6 +36,8 @@ _MATRICES = (Linear, HeadLinear, Embedding)
 class Stored(Protocol):
     """Source of values: a checkpoint or a random generator. Names are those of Hugging Face."""
 
+    has_offset_norms: bool  # the weights of norms already have their offset
+
     def read_plain(self, name: str) -> np.ndarray: ...
     def has_rows(self, name: str) -> bool: ...
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray: ...
@@ -95,7 +97,8 @@ class ModuleSources:
 
     def _values_of_norm(self, module: Norm | HeadNorm, name: str) -> Values:
         values = self._values(module, [f"{name}.weight"])
-        return float32(values) + np.float32(module.offset) if module.offset else values
+        is_added = module.offset != 0 and not self._stored.has_offset_norms
+        return float32(values) + np.float32(module.offset) if is_added else values
 
     def _values_of_positions(self, module: TypedPositions) -> np.ndarray:
         return module.added(*(float32(self._stored.read_plain(f"{name}.weight")) for name in (module.name, module.types_name)))

@@ -52,7 +52,10 @@ _VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())
 FAMILIES: dict[str, Family] = {family.name: family for family in (*_TEXT, *_VISION, *_ENCODERS)}
 MODEL_TYPES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in (family.name, *family.other_names)}
-GGUF_NAMES: dict[str, Family] = {family.gguf_name or family.name: family for family in _TEXT if family.gguf_name is not None}
+GGUF_NAMES: dict[str, Family] = {}  # of several families of one name the first
+for _family in _TEXT:
+    if _family.gguf_name is not None:
+        GGUF_NAMES.setdefault(_family.gguf_name or _family.name, _family)
 _POOLED = ("Model", "ForSequenceClassification")  # other class names with the trunk of a ...ForCausalLM
 POOLED_NAMES: dict[str, Family] = {
     name.removesuffix("ForCausalLM") + ending: family for family in _TEXT for name in family.class_names for ending in _POOLED

@@ -3,6 +3,8 @@ only these are rotated."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.families.family import Biases, Family, NormNames
 from engine.checkpoint.families.windows import layer_windows, window_size
 from engine.checkpoint.json_fields import JsonOptions
@@ -11,13 +13,23 @@ from engine.checkpoint.json_fields import JsonOptions
 class Exaone4(Family):
     name = "exaone4"
     class_names = ("Exaone4ForCausalLM",)
-    gguf_name = None
+    gguf_options = frozenset(("attention.sliding_window",))
     rms_norm_eps = 1e-5
     has_head_norm = True
     norm_names = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 
     def biases(self, options: JsonOptions) -> Biases:
         return Biases(False, False, False)
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        window = options.count("attention.sliding_window", 0, least=0) or None
+        pattern = options.values.get("attention.sliding_window_pattern")
+        if window is None or not isinstance(pattern, list) or len(pattern) != num_layers:
+            return {"sliding_window": window}
+        return {
+            "sliding_window": window,
+            "layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern],
+        }
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         pattern = options.values.get("sliding_window_pattern")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -80,6 +80,8 @@ class Family:
     norm_offset: float = 0.0  # added to the stored weights of norms
     has_head_norm: bool = False  # each query and key head is normalized before it is rotated
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
+    gguf_options: frozenset[str] = frozenset()  # options of GGUF files, beyond the common ones, that `of_gguf` reads
+    gguf_names: Mapping[str, str] = MappingProxyType({})  # a tensor's name in GGUF files -> in checkpoints, where it is special
     is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours
     mrope_layout: str = ""  # layout of M-RoPE sections, a key of `mrope.LAYOUTS`; empty: no M-RoPE
 
@@ -105,6 +107,10 @@ class Family:
 
     def is_interleaved(self, options: JsonOptions) -> bool:
         return self.is_rotary_interleaved
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        """Return what config.json says beyond the common options, from the metadata of a GGUF file of this architecture."""
+        return {}
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
         return Multipliers()

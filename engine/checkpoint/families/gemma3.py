@@ -3,15 +3,20 @@ have a sliding window and a rotation of their own."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.families.family import Family, Multipliers, NormNames
 from engine.checkpoint.families.windows import layer_windows, window_size
 from engine.checkpoint.json_fields import JsonOptions
+
+_LAYERS_OF_27B = 62
 
 
 class Gemma3(Family):
     name = "gemma3_text"
     class_names = ("Gemma3ForCausalLM",)
-    gguf_name = None
+    gguf_name = "gemma3"
+    gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"
     activation = "gelu_pytorch_tanh"
     ties_word_embeddings = True
@@ -24,6 +29,21 @@ class Gemma3(Family):
     rope_theta = 1_000_000.0
     has_local_rope = True
     local_rope_theta = 10_000.0
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        """llama.cpp knows by the number of layers which models scale scores by the width of their heads, and which by that of
+        hidden_size / heads (27B)."""
+        window = options.count("attention.sliding_window", 0, least=0)
+        scalar = options.count("attention.key_length", 256)
+        if num_layers == _LAYERS_OF_27B:
+            scalar = options.count("embedding_length") // options.count("attention.head_count")
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": window or None,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": options.number("rope.freq_base_swa", 10_000.0),
+        }
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):

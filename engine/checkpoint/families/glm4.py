@@ -9,7 +9,6 @@ from engine.checkpoint.json_fields import JsonOptions
 class Glm4(Family):
     name = "glm4"
     class_names = ("Glm4ForCausalLM",)
-    gguf_name = None
     is_rotary_interleaved = True
     partial_rotary_factor = 0.5
     rms_norm_eps = 1.5625e-07

@@ -10,7 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Mistral(Family):
     name = "mistral"
     class_names: tuple[str, ...] = ("MistralForCausalLM",)
-    gguf_name = None
+    gguf_name: str | None = None  # its GGUF files say llama
     default_window = 4096
 
     def biases(self, options: JsonOptions) -> Biases:

@@ -9,6 +9,8 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Mixtral(Mistral):
     name = "mixtral"
+    gguf_name = "llama"  # with experts
+    is_permuted_in_gguf = True
     class_names = ("MixtralForCausalLM",)
     default_window = 0
     rms_norm_eps = 1e-5

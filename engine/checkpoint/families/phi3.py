@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 from engine.checkpoint.families.mistral import Mistral
+from engine.checkpoint.json_fields import JsonOptions
 
 
 class Phi3(Mistral):
     name = "phi3"
+    gguf_name = ""
+    gguf_options = frozenset(("attention.sliding_window",))
     class_names = ("Phi3ForCausalLM",)
     default_window = 0
     rms_norm_eps = 1e-5
     fused_names = ("qkv_proj", "gate_up_proj")
     other_rope_types = MappingProxyType({"su": "longrope", "yarn": "longrope"})
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        return {"sliding_window": options.count("attention.sliding_window", 0, least=0) or None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from engine.checkpoint.families.family import Biases, Family
 from engine.checkpoint.json_fields import JsonOptions
 
@@ -9,7 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class SeedOss(Family):
     name = "seed_oss"
     class_names = ("SeedOssForCausalLM",)
-    gguf_name = None
+    gguf_names = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
     head_dim = 128
 
     def biases(self, options: JsonOptions) -> Biases:

@@ -10,7 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class SmolLM3(Family):
     name = "smollm3"
     class_names = ("SmolLM3ForCausalLM",)
-    gguf_name = None
+    is_permuted_in_gguf = True
     rope_theta = 2_000_000.0
     ties_word_embeddings = True
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.families import GGUF_NAMES
+from engine.checkpoint.families import FAMILIES, GGUF_NAMES
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.experts import expert_options
 from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
@@ -93,8 +93,10 @@ def model_options(file: GgufFile) -> dict[str, Any]:
     if name not in GGUF_NAMES:
         raise options.error("general.architecture", f"{name!r} is not supported; expected one of {', '.join(GGUF_NAMES)}")
     family = GGUF_NAMES[name]
+    if name == "llama" and options.values.get("llama.expert_count"):
+        family = FAMILIES["mixtral"]
     for key in _CHANGING:
-        if options.values.get(f"{name}.{key}"):
+        if key not in family.gguf_options and options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
     experts = expert_options(file, options, family.name, name)
     if not experts and options.values.get(f"{name}.expert_count"):
@@ -105,7 +107,7 @@ def model_options(file: GgufFile) -> dict[str, Any]:
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")
-    has_bias = "blk.0.attn_q.bias" in file.tensors
+    has_bias = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     return {
         "architectures": [family.class_names[0]],
         "model_type": family.name,
@@ -123,12 +125,21 @@ def model_options(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": has_bias,
         "use_bias": has_bias,
+        "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_sliding_window": False,
         "dtype": "float32",
         **experts,
         **latents,
+        **family.of_gguf(_within(options, name), options.count(f"{name}.block_count")),
     }
+
+
+def _within(options: JsonOptions, name: str) -> JsonOptions:
+    """Return the options of one architecture, without its name."""
+    prefix = f"{name}."
+    values = {key.removeprefix(prefix): value for key, value in options.values.items() if key.startswith(prefix)}
+    return JsonOptions(values, options.path, prefix)
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -146,8 +157,18 @@ def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dic
         "rope_type": _ROPE_TYPES[kind],
         "rope_theta": options.number(f"{name}.rope.freq_base", 10_000.0),
         "partial_rotary_factor": options.count(f"{name}.rope.dimension_count", head_dim) / head_dim,
-        "frequency_factors": _frequency_factors(file),
+        "frequency_factors": _factors(file, "rope_freqs.weight"),
     }
+    long = _factors(file, "rope_factors_long.weight")
+    if long:
+        original = options.count(f"{name}.rope.scaling.original_context_length")
+        short = _factors(file, "rope_factors_short.weight")
+        return rope | {
+            "rope_type": "longrope",
+            "long_factor": long,
+            "short_factor": short,
+            "original_max_position_embeddings": original,
+        }
     if kind != "none":
         rope["factor"] = options.number(f"{name}.rope.scaling.factor", None)
     if kind == "yarn":
@@ -158,11 +179,11 @@ def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dic
     return rope
 
 
-def _frequency_factors(file: GgufFile) -> list[float]:
-    """Return the factors of Llama 3.1's scaling for each frequency."""
-    tensor = file.tensors.get("rope_freqs.weight")
+def _factors(file: GgufFile, name: str) -> list[float]:
+    """Return the divisor of each frequency that the tensor `name` has; none without such a tensor."""
+    tensor = file.tensors.get(name)
     if tensor is None:
         return []
     if tensor.type_name != "F32":
-        raise CheckpointError(f"{file.path}: rope_freqs.weight has type {tensor.type_name}, expected F32")
+        raise CheckpointError(f"{file.path}: {name} has type {tensor.type_name}, expected F32")
     return [shortest(value) for (value,) in struct.iter_unpack("<f", file.data[tensor.begin : tensor.end])]

@@ -45,6 +45,14 @@ def _qwen3_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int
     }
 
 
+def _mixtral(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return {
+        "num_local_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "sliding_window": None,
+    }
+
+
 def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     """Return the options of ERNIE 4.5. Weights of experts are always normalized. The file's length of shared experts has
     another meaning, so it is taken from the tensor."""
@@ -79,4 +87,9 @@ def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[i
 
 
 _Options = Callable[[GgufFile, JsonOptions, str, list[int]], dict[str, Any]]
-_OPTIONS: dict[str, _Options] = {"qwen3_moe": _qwen3_moe, "ernie4_5_moe": _ernie4_5_moe, "deepseek_v3": _deepseek_v3}
+_OPTIONS: dict[str, _Options] = {
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+    "ernie4_5_moe": _ernie4_5_moe,
+    "deepseek_v3": _deepseek_v3,
+}

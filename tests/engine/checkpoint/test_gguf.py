@@ -268,8 +268,8 @@ def test_templates_by_name(tmp_path: Path) -> None:
         ({"qwen3__attention__value_length": 64}, "value_length: differs from attention.key_length, 32"),
         ({"qwen3__feed_forward_length": [1, 2]}, r"feed_forward_length: \[1, 2\] should be an integer"),
         (
-            {"general__architecture": "gemma3"},
-            "general.architecture: 'gemma3' is not supported; expected one of llama, .*qwen2",
+            {"general__architecture": "mamba"},
+            "general.architecture: 'mamba' is not supported; expected one of llama, .*qwen2",
         ),
     ],
 )

@@ -6,6 +6,7 @@ stores query and key rows in another order; they are reordered here.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 
 from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.families.family import Family
 from engine.checkpoint.gguf.file import BLOCKS, GgufFile, GgufTensor
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
@@ -25,8 +27,6 @@ from workers.weights.formats.tensor import Kept, Tensor
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -48,7 +48,8 @@ _INNER = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-_IN_THE_CONFIG = ("rope_freqs.weight",)
+_OF_FUSED = {"qkv_proj": ("attn_qkv", "self_attn.qkv_proj"), "gate_up_proj": ("ffn_up", "mlp.gate_up_proj")}
+_IN_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _PLAIN: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
@@ -93,16 +94,30 @@ def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufT
     elif match and match[2] == "exp_probs_b" and config.experts and tensor.shape == (config.experts.num_experts,):
         yield f"{layer}.{config.experts.correction}", msgspec.structs.replace(tensor, shape=config.experts.correction_shape)
     else:
-        yield _plain_name(tensor.name), tensor
+        yield _plain_name(tensor.name, FAMILIES[config.architecture]), tensor
 
 
-def _plain_name(name: str) -> str:
+@functools.cache
+def _names_of(family: Family) -> dict[str, str]:
+    """Return the names of a layer's modules: in GGUF files -> in checkpoints."""
+    norms = family.norm_names
+    of_norms = {
+        "attn_norm": norms.input,
+        "post_attention_norm": norms.attended,
+        "ffn_norm": norms.inner,
+        "post_ffw_norm": norms.added,
+    }
+    fused = dict(_OF_FUSED[name] for name in family.fused_names)
+    return _INNER | {name: module for name, module in of_norms.items() if module} | fused | dict(family.gguf_names)
+
+
+def _plain_name(name: str, family: Family) -> str:
     module, _, suffix = name.rpartition(".")
     if module in _OUTER:
         return f"{_OUTER[module]}.{suffix}"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
-    if match and match[2] in _INNER:
-        return f"model.layers.{match[1]}.{_INNER[match[2]]}.{suffix}"
+    if match and match[2] in _names_of(family):
+        return f"model.layers.{match[1]}.{_names_of(family)[match[2]]}.{suffix}"
     return name
 
 
