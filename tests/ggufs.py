@@ -48,7 +48,11 @@ _PARTS = {
     "self_attn.k_b": "attn_k_b",
     "self_attn.v_b": "attn_v_b",
 }
-_SPECIAL_PARTS = {"gemma3_text": {"post_attention_layernorm": "post_attention_norm"}}
+_SPECIAL_PARTS = {
+    **{name: {"post_attention_layernorm": "post_attention_norm"} for name in ("gemma3_text", "exaone4", "seed_oss")},
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+}
+_PERMUTED = ("llama", "mixtral", "granite", "smollm3")
 _ARCHITECTURES = {
     "mixtral": "llama",
     "gemma3_text": "gemma3",
@@ -105,7 +109,7 @@ def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dic
         short = gguf_name(name, config["model_type"])
         if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
-        is_permuted = config["model_type"] in ("llama", "mixtral") and num_heads is not None
+        is_permuted = config["model_type"] in _PERMUTED and num_heads is not None
         raw, kind = encode(short, permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
         writer.add_tensor(short, raw, raw_dtype=kind)
         worth[name] = gguf.quants.dequantize(encode(short, tensor)[0], kind)
@@ -120,7 +124,7 @@ def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dic
 
 def full_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the rope parameters of layers without a window."""
-    rope: dict[str, Any] = config["rope_parameters"]
+    rope: dict[str, Any] = config.get("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e4)})
     return rope.get("full_attention", rope)
 
 
@@ -151,6 +155,17 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
         writer.add_sliding_window(config.get("sliding_window") or 0)
+    if config["model_type"] == "glm4":
+        writer.add_rope_dimension_count(config["head_dim"] // 2)
+    if config["model_type"] == "exaone4":
+        writer.add_sliding_window(config["sliding_window"])
+        layers = range(1, config["num_hidden_layers"] + 1)
+        writer.add_sliding_window_pattern([index % config["sliding_window_pattern"] != 0 for index in layers])
+    if config["model_type"] == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if config["model_type"] == "mixtral":
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])

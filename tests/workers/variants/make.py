@@ -211,6 +211,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "tie_word_embeddings": False,
     },
+    "smollm3": {**SMOLLM3, "num_hidden_layers": 4, "rope_theta": 500000.0},
     "granite multipliers": {
         **GRANITE,
         "embedding_multiplier": 3.0,

@@ -19,8 +19,9 @@ from ops.cpu.array import array_of
 from ops.cpu.table import TABLE
 from ops.weight_format import WeightFormat
 from tests.ggufs import as_type, original_metadata, write_gguf
-from tests.workers.checkpoints import TINY, drawn_tensors, write_config, write_safetensors
+from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
+from tests.workers.test_variants import VARIANTS
 from tests.workers.weights.formats.quantizers import DEMO
 from tests.workers.weights.formats.test_blocks import random_blocks
 from workers.models import declare_model
@@ -139,6 +140,21 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
         serving.place(sequence, slot)
     serving.run(sequences)
     assert [sequence.outputs for sequence in sequences] == [case["greedy_token_ids"] for case in golden_cases(architecture)[:4]]
+
+
+@pytest.mark.parametrize(
+    "name", ["granite multipliers", "smollm3", "seed_oss", "glm4", "exaone4 local layers rotated, global ones not"]
+)
+def test_variants_survive_conversion(name: str, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
+    write_checkpoint(tmp_path, variant["config"])
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "variant.gguf", tmp_path, as_type("F32"), **metadata)
+    serving = Serving(make_runner(resolve_model(str(tmp_path / "variant.gguf")), max_model_len=128, num_kv_blocks=40))
+    sequence = ServedSequence(variant["prompt_token_ids"], SamplingParams(temperature=0.0), len(variant["greedy_token_ids"]))
+    serving.place(sequence, 1)
+    serving.run([sequence])
+    assert sequence.outputs == variant["greedy_token_ids"]
 
 
 def test_unknown_tensors_are_named(tmp_path: Path) -> None:
