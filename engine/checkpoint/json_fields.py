@@ -15,16 +15,40 @@ from engine.checkpoint.files import read_file
 from engine.errors import CheckpointError
 
 
+class _Tracked(dict[str, Any]):
+    """A JSON object that remembers which keys were asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
 class JsonOptions:
     """One JSON object with typed access; null counts as absent. Errors name the file, the option and the value."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
-        self.values = values
+        self.values = _Tracked(values)
         self.path = path
         self._prefix = prefix
 
     def error(self, name: str, text: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
+
+    def unread(self) -> dict[str, Any]:
+        """Return what nobody has asked for."""
+        return {key: value for key, value in self.values.items() if key not in self.values.asked}
 
     def within(self, name: str) -> JsonOptions:
         """Return the object under `name`, an empty one if it is missing."""

@@ -9,7 +9,7 @@ never ignored, because answers would be wrong.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
 from engine.checkpoint.rope_config import RopeConfig, read_ropes
+from engine.checkpoint.unknown_options import unknown_options
 from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError
 
@@ -71,6 +72,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     score_activation: ScoreActivation | None = None  # activation of scores; None: by the number of labels
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
     bidirectional: Bidirectional | None = None  # encoders only
+    unknown_options: dict[str, Any] = {}  # of config.json, that nothing reads and that may change what the model computes
     matryoshka_dimensions: tuple[int, ...] = ()  # dimensions to which embeddings may be truncated; empty: unknown
 
     @staticmethod
@@ -149,6 +151,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
             f"{vision.out_hidden_size} should be the text model's hidden_size, {text.count('hidden_size')}",
         )
     task = task_of(options)
+    is_text = vision is None and bidirectional is None
     windows = family.sliding_windows(text, num_layers)
     ropes = read_ropes(text, family, head_dim, max_positions, windows)
     return ModelConfig(
@@ -189,6 +192,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         pooled_kind=family.pooled_kind,
         bidirectional=bidirectional,
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
+        unknown_options=unknown_options(text, family) if is_text else {},  # the last field: all others are read by now
     )
 
 

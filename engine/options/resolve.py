@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,7 @@ def resolve(
         record = with_files(options, ModelRecord.read(model_path))
     except CheckpointError as error:
         raise _model_error(values["model"] or model_path, error) from error
+    _check_config(record, values["ignore_config_keys"] or ())
     pooling, record = _pooling(values, record)
     model = record.config
     num_ranks = resolve_ranks(options, model)
@@ -247,6 +248,16 @@ def _pooling(values: dict[str, Any], record: ModelRecord) -> tuple[PoolingConfig
         return resolve_pooling(values, record)
     except CheckpointError as error:
         raise _model_error(values["model"], error) from error
+
+
+def _check_config(record: ModelRecord, ignored: Sequence[str]) -> None:
+    unknown = {name: value for name, value in record.config.unknown_options.items() if name not in ignored}
+    if unknown:
+        listed = ", ".join(f"{name} {value!r}" for name, value in unknown.items())
+        raise OptionError(
+            f"--model {record.path}: config.json has options that are not supported for {record.config.architecture} and may "
+            f"change its answers: {listed}; --ignore-config-keys {','.join(unknown)} serves it without them"
+        )
 
 
 def _model_error(name: str | Path, error: CheckpointError) -> OptionError:

@@ -125,6 +125,14 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             takes_several=True,
         ),
         Option(
+            "ignore-config-keys",
+            texts("KEY"),
+            None,
+            "options of config.json that are ignored although they are not supported; default: a model with such options is "
+            "refused",
+            takes_several=True,
+        ),
+        Option(
             "runner",
             choice("auto", "generate", "pooling"),
             "auto",

@@ -17,6 +17,7 @@ class DeepseekV3(Family):
     class_names = ("DeepseekV3ForCausalLM",)
     model = "workers.models.deepseek_v3:DeepseekV3"
     draft_names = DEEPSEEK_V3
+    harmless_options = frozenset(("head_dim", "qk_head_dim"))
     default_draft_layers = 1
 
     def biases(self, options: JsonOptions) -> Biases:

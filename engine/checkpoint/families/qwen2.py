@@ -17,6 +17,8 @@ class Qwen2(Family):
         return Biases(options.flag("attention_bias", options.flag("qkv_bias", True)), False, False)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        window = window_size(options, 4096) if options.flag("use_sliding_window", False) else 0
+        window = window_size(options, 4096)
+        if not options.flag("use_sliding_window", False):
+            window = 0
         first = options.count("max_window_layers", self.max_window_layers, least=0)
         return layer_windows(options, window, [index >= first for index in range(num_layers)])

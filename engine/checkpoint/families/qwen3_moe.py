@@ -16,10 +16,8 @@ class Qwen3Moe(Family):
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the window of each layer: either all layers have one, or none."""
-        if not options.flag("use_sliding_window", False):
-            return (0,) * num_layers
         window = window_size(options, 4096)
-        return (window,) * num_layers
+        return (window if options.flag("use_sliding_window", False) else 0,) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         count = num_experts(options, "num_experts", "num_local_experts", default=128)

@@ -32,6 +32,8 @@ class SmolLM3(Family):
         return tuple(index for index in range(num_layers) if not are_rotated[index])
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        window = window_size(options, 0) if options.flag("use_sliding_window", False) else 0
+        window = window_size(options, 0)
+        if not options.flag("use_sliding_window", False):
+            window = 0
         unrotated = self.unrotated_layers(options, num_layers)
         return layer_windows(options, window, [index in unrotated for index in range(num_layers)])

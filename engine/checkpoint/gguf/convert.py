@@ -118,7 +118,7 @@ def model_options(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": options.count(f"{name}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        family.activation_name: "silu",
         "max_position_embeddings": options.count(f"{name}.context_length"),
         "rms_norm_eps": options.number(f"{name}.attention.layer_norm_rms_epsilon", None),
         "rope_parameters": _rope(file, options, name, head_dim),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from engine.checkpoint.families import MODEL_TYPES
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.rope_config import RopeConfig
@@ -25,6 +26,8 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }
+# what transformers 5.23 writes for each family's configuration class
+DEFAULTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("default_configs.json").read_text())
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
 ERNIE = {**LLAMA, "architectures": ["Ernie4_5ForCausalLM"]}
@@ -250,3 +253,24 @@ def test_shape_differences(directory: Path) -> None:
     config = read(directory, LLAMA)
     assert config.shape_differences(replace(config, dtype="bfloat16", eos_token_ids=(5,))) == []
     assert config.shape_differences(replace(config, num_layers=4)) == ["num_layers: 3, 4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "unknown"),
+    [
+        ({"clip_qkv": 8.0}, {"clip_qkv": 8.0}),
+        ({"no_rope_layers": [1, 0], "embedding_multiplier": 12}, {"no_rope_layers": [1, 0], "embedding_multiplier": 12}),
+        ({"dual_chunk_attention_config": {"chunk_size": 512}}, {"dual_chunk_attention_config": {"chunk_size": 512}}),
+        ({"is_causal": False}, {"is_causal": False}),
+        ({"is_causal": True}, {}),
+        ({"clip_qkv": None, "use_mrope": False, "attention_dropout": 0.1, "initializer_range": 0.02, "_name_or_path": "x"}, {}),
+    ],
+)
+def test_unknown_options_are_known(changes: dict[str, Any], unknown: dict[str, Any], directory: Path) -> None:
+    assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
+    config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}
+    assert read(directory, config).unknown_options == {}

@@ -112,7 +112,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
     ways_to_others = {
         *("bind_memory_nodes", "demo", "end_with", "gpu_memory_utilization", "kv_cache_memory", "pipeline_parallel_size"),
         *("pooler_config", "runner", "weight_cache", "revision", "tokenizer", "tokenizer_revision"),
-        *("generation_config", "override_generation_config", "enable_lora"),
+        *("generation_config", "override_generation_config", "enable_lora", "ignore_config_keys"),
     }
     assert set(OPTIONS) - ways_to_others == fields
 
@@ -550,3 +550,11 @@ def test_a_model_without_experts_shares_none(model: Path) -> None:
     with pytest.raises(OptionError) as error:
         configure(model, "--enable-expert-parallel", "-dp", "2")
     assert "has no experts" in str(error.value)
+
+
+def test_unknown_config_keys_are_refused_unless_ignored(model: Path) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clip_qkv": 8.0, "logit_scale": 0.5}))
+    with pytest.raises(OptionError, match=r"not supported for llama .*: clip_qkv 8.0, logit_scale 0.5; --ignore-config-keys"):
+        configure(model)
+    configure(model, "--ignore-config-keys", "clip_qkv,logit_scale")
