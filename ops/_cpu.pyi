@@ -160,11 +160,24 @@ def attention(
     head_dim: int,
     sliding_window: int,
     scale: float,  # 0: head_dim^-0.5
+    softcap: float,  # 0: none
     kv_type: int,
     block_size: int,
     first_cached_head: int,
     num_cached_heads: int,
     rows: int,  # the number of sequences
+    count: int,
+) -> Op: ...
+def normalize_wide(
+    y: int,
+    x: int,
+    query_weight: int,
+    key_weight: int,
+    epsilon: float,
+    queries: int,  # numbers of a row
+    keys: int,
+    values: int,
+    rows: int,
     count: int,
 ) -> Op: ...
 def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...

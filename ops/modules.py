@@ -313,6 +313,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     head_dim: int
     sliding_window: int = 0
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     own: HeadRange | None = None  # on this rank; None: all
 
     @property

@@ -166,6 +166,9 @@ class OpTable(msgspec.Struct, frozen=True):
     rotary_angles: Callable[[Inputs, Rotary], Any]  # per row, for `rotate_and_store`
     # [R, q + k + v] -> queries [R, q]: normalizes heads (where the model does), rotates, writes keys and values at slot_mapping
     rotate_and_store: Callable[[Inputs, Tensor, Tensor, HeadNorm | None, AttentionShape, LayerCache], Tensor]
+    # [R, q + k + v], whole in each rank -> the same for `rotate_and_store`: all queries of a row normalized as one vector, and
+    # all keys
+    normalize_wide: Callable[[Tensor, Norm, Norm, AttentionShape], Tensor]
     attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
     # the step, queries [R, q] and another tensor [R, n] -> the same for only the step's kept rows
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]

@@ -287,6 +287,14 @@ class CpuOps:
         )
         return queries
 
+    def normalize_wide(self, qkv: Tensor, query_norm: Norm, key_norm: Norm, shape: AttentionShape) -> Array:
+        y = self._executor.allocate(rows_of(qkv), qkv.shape[1])
+        widths = shape.queries_width, shape.keys_width, shape.keys_width
+        self._executor.emit(
+            _cpu.normalize_wide, y, qkv, query_norm.weight, key_norm.weight, query_norm.epsilon, *widths, rows=y.rows
+        )
+        return y
+
     def _heads(self, rows: Rows, first: int, count: int, num_heads: int, width: int) -> Array:
         """Allocate the rank's heads side by side: `count` of `num_heads`, each `width` wide."""
         y = self._executor.allocate(rows, count * width)
@@ -313,6 +321,7 @@ class CpuOps:
             shape.head_dim,
             shape.sliding_window,
             shape.scale,
+            shape.softcap,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
             shape.heads.first_kv,
@@ -580,6 +589,7 @@ def make_table(executor: Executor) -> OpTable:
         head_linear=ops.head_linear,
         layer_norm=ops.layer_norm,
         add_layer_norm=ops.add_layer_norm,
+        normalize_wide=ops.normalize_wide,
         scale_and_add=ops.scale_and_add,
         activate=ops.activate,
         join_rows=ops.join_rows,

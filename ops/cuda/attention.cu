@@ -189,7 +189,9 @@ struct AttendBlock {
                 int row = row_of(i), key = first + lane % 4 * 2 + i % 2, position = split + key;
                 bool is_seen =
                     shared.row_ids[row] >= 0 && shared.first_keys[row] <= position && position <= shared.last_keys[row];
-                shared.scores[row * (SPLIT + 1) + key] = is_seen ? products[i] * o.scale : -INF;
+                float score = products[i] * o.scale;
+                if (o.softcap != 0) score = o.softcap * tanhf(score / o.softcap);
+                shared.scores[row * (SPLIT + 1) + key] = is_seen ? score : -INF;
             }
         }
     }

@@ -111,6 +111,7 @@ struct Attention {
     Buffer<int> last_keys;      // [num_rows]; empty: as first_keys
     Buffer<float> parts;        // [num_rows, heads, num_parts, cache.value_dim + 2]; empty: a block makes all parts of its rows
     float scale;                // of scores
+    float softcap;              // scores become softcap * tanh(score / softcap); 0: they stay
     int num_rows;
     int num_tiles;
     int tile_rows;

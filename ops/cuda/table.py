@@ -515,6 +515,7 @@ class _Rows:
             last_keys=inputs.last_keys if has_bounds else None,
             parts=paddle.empty([num_numbers]) if has_parts else None,
             scale=scale,
+            softcap=0.0 if isinstance(shape, LatentShape) else shape.softcap,
             num_rows=inputs.num_rows,
             num_tiles=inputs.num_tiles,
             tile_rows=inputs.tile_rows,

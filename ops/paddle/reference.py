@@ -436,6 +436,17 @@ def rotate_and_store(
     return x[:, : own.count].reshape([inputs.num_rows, -1])
 
 
+def normalize_wide(qkv: paddle.Tensor, query_norm: Norm, key_norm: Norm, shape: AttentionShape) -> paddle.Tensor | Cut:
+    queries, keys, values = paddle.split(qkv, [shape.queries_width, shape.keys_width, shape.keys_width], axis=-1)
+    parts = rms_norm(queries, query_norm), rms_norm(keys, key_norm), values
+    if shape.own is None:
+        return paddle.concat(parts, axis=-1)
+    own, dim = shape.own, shape.head_dim
+    spans = ((own.first, own.count), (own.first_kv, own.kv_count), (own.first_kv, own.kv_count))
+    own_parts = [part[:, first * dim : (first + count) * dim] for part, (first, count) in zip(parts, spans, strict=True)]
+    return Cut(paddle.concat(own_parts, axis=-1), own.first * dim, qkv.shape[1])
+
+
 def _store_heads(cache: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tensor, shape: AttentionShape) -> None:
     """Store the rank's KV heads [R, heads, head_dim]; those of other ranks are unchanged."""
     if shape.own is None:
@@ -489,6 +500,7 @@ def _attend_pages(
     """Attend with queries [R, kv_heads, group, key_dim] of the rank's KV heads to the parts of keys, [slots * kv_heads, dim]
     each, side by side -> [R, kv_heads * group * value_dim]."""
     inputs = step.inputs
+    softcap = shape.softcap if isinstance(shape, AttentionShape) else 0.0
     heads, group = queries.shape[1:3]
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
@@ -504,18 +516,22 @@ def _attend_pages(
         parts = [paddle.gather(part, pass_rows) for part in keys]
         pass_keys = (parts[0] if len(parts) == 1 else paddle.concat(parts, axis=-1)).reshape([*kv_shape, queries.shape[-1]])
         pass_values = paddle.gather(values, pass_rows).reshape([*kv_shape, values.shape[-1]])
-        outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end]))
+        outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end], softcap))
         got_on()
     output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
     output = output.reshape([-1, heads * group * values.shape[-1]])
     return output if inputs.tile_rows == 1 else paddle.gather(output, inputs.row_queries[: inputs.num_rows])
 
 
-def _attend(queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
+def _attend(
+    queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor, softcap: float
+) -> paddle.Tensor:
     """[T, Q, 1, H, G, D] against keys [T, 1, S, H, KEY_SPLIT, D] and values [T, 1, S, H, KEY_SPLIT, V] -> [T, Q, H, G, V]."""
     dim = values.shape[-1]
     queries, keys, values = _whole_lines(queries), _whole_lines(keys), _whole_lines(values)
     scores = paddle.matmul(queries, keys, transpose_y=True)
+    if softcap:
+        scores = paddle.tanh(scores * (1.0 / softcap)) * softcap
     scores = scores + _expand(mask, scores.shape)
     largest = paddle.max(scores, axis=-1, keepdim=True)
     if scores.shape[2] > 1:
@@ -766,6 +782,7 @@ TABLE = OpTable(
     add_rms_norm=add_rms_norm,
     rotary_angles=rotary_angles,
     rotate_and_store=reporting(rotate_and_store),
+    normalize_wide=normalize_wide,
     attention=reporting(attention),
     keep_rows=keep_rows,
     activate_and_multiply=reporting(activate_and_multiply),

@@ -89,6 +89,16 @@ def test_scale_and_add(k: OpTable, width: int) -> None:
     assert_row_alone(lambda x: k.scale_and_add(x, 0.7, None), random(NUM_ROWS, width), k.row_tile)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 20), (2, 2, 64)])
+def test_normalize_wide(k: OpTable, heads: int, kv_heads: int, head_dim: int) -> None:
+    shape = AttentionShape(heads, kv_heads, head_dim)
+    norms = [Norm(name, width, 1e-6) for name, width in (("q", shape.queries_width), ("k", shape.keys_width))]
+    for seed, norm in enumerate(norms):
+        pack(k, norm, weight=random(norm.width, seed=seed))
+    rows = random(NUM_ROWS, shape.queries_width + 2 * shape.keys_width)
+    assert_row_alone(lambda x: k.normalize_wide(x, *norms, shape), rows, k.row_tile)
+
+
 SHAPES = [
     AttentionShape(4, 2, 16),
     AttentionShape(4, 4, 20),  # multi-head
@@ -96,6 +106,7 @@ SHAPES = [
     AttentionShape(1, 1, 8),
     AttentionShape(8, 2, 32, sliding_window=9),
     AttentionShape(8, 2, 32, sliding_window=100, scale=0.3),
+    AttentionShape(4, 1, 32, softcap=3.0),
     AttentionShape(2, 1, 128),
     AttentionShape(2, 2, 256, sliding_window=64),
     AttentionShape(40, 2, 16),  # a row's queries are many

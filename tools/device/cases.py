@@ -179,6 +179,7 @@ def _attend(
         "last_keys": None,
         "parts": scratch,
         "scale": dim**-0.5,
+        "softcap": 0.0,
         "num_rows": rows,
         "num_tiles": tiles,
         "tile_rows": tile_rows,

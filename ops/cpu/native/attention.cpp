@@ -292,6 +292,7 @@ private:
         take_panels(tile, kv_head, split, space, shape);
         take_next(tile, kv_head, split, shape);
         shape.next_bytes = layout_.chunk_bytes;
+        shape.softcap = op_.softcap * LOG2_E;
         shape.has_scales = layout_.type == KvType::INT8;
         if (shape.has_scales) take_scales(tile, kv_head, split, space);
         shape.key_scales = space.key_scales;

@@ -186,6 +186,7 @@ struct SplitShape {
     const i32 *begins, *ends;  // [num_queries] visible keys of each query in the split; may be empty
     bool is_whole;             // all are visible to each
     i64 num_queries, query_bytes, head_dim, dim;
+    float softcap = 0;                // times log2(e), as scores are; 0: none
     float *scores;                    // [num_queries, SCORE_STRIDE] scratch
     float *factors, *next_factors;    // [num_queries, padded to whole panels] scratch
     bool joins;                       // adds to the sums of earlier splits; otherwise overwrites

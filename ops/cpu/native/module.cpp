@@ -128,6 +128,12 @@ void bind_row_ops(nb::module_ &module) {
                return Op{LayerNorm{floats(y), floats(total), floats(x), floats(residual), floats(weight), floats(bias), epsilon,
                                    width, rows_of(rows, count)}};
            });
+    define(module, "normalize_wide",
+           [](Address y, Address x, Address query_weight, Address key_weight, float epsilon, i64 queries, i64 keys, i64 values,
+              Address rows, i64 count) {
+               return Op{NormalizeWide{floats(y), floats(x), floats(query_weight), floats(key_weight), epsilon, queries, keys,
+                                       values, rows_of(rows, count)}};
+           });
     define(module, "scale_and_add", [](Address y, Address x, Address other, float factor, i64 width, Address rows, i64 count) {
         return Op{ScaleAndAdd{floats(y), floats(x), floats(other), factor, width, rows_of(rows, count)}};
     });
@@ -158,8 +164,8 @@ void bind_attention_ops(nb::module_ &module) {
     define(module, "attention",
            [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
               Address block_tables, i64 table_width, Address has_bounds, Address first_keys, Address last_keys, i64 heads,
-              i64 kv_heads, i64 head_dim, i64 window, float scale, i32 kv_type, i64 block_size, i64 first_cached, i64 cached,
-              Address sequences, i64 count) {
+              i64 kv_heads, i64 head_dim, i64 window, float scale, float softcap, i32 kv_type, i64 block_size, i64 first_cached,
+              i64 cached, Address sequences, i64 count) {
                const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{Attend{floats(y),
@@ -176,6 +182,7 @@ void bind_attention_ops(nb::module_ &module) {
                                 head_dim,
                                 window,
                                 scale,
+                                softcap,
                                 layout,
                                 {ints(has_bounds), ints(first_keys), ints(last_keys)},
                                 rows_of(sequences, count)}};

@@ -190,6 +190,21 @@ void run_op(Engine &engine, const AttendLatents &op) { attend_latents(engine, op
 
 void run_op(Engine &engine, const HeadLinear &op) { multiply_heads(engine, op); }
 
+void run_op(Engine &engine, const NormalizeWide &op) {
+    const i64 width = op.queries + op.keys + op.values;
+    const auto norm = [&](i64 start, const float *weight, i64 count) {
+        engine.kernels().rms_norm(op.y + start, nullptr, op.x + start, nullptr, weight, op.epsilon, count, 0, 1);
+    };
+    for_rows(engine, op.rows.get(), width, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            const i64 keys = row * width + op.queries, values = keys + op.keys;
+            norm(row * width, op.query_weight, op.queries);
+            norm(keys, op.key_weight, op.keys);
+            std::copy_n(op.x + values, op.values, op.y + values);
+        }
+    });
+}
+
 void run_op(Engine &engine, const ScaleAndAdd &op) {
     for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
         for (i64 i = begin * op.width; i < end * op.width; ++i) {

@@ -107,7 +107,8 @@ struct Attend {
     const char *keys, *values;  // of the layer
     const i32 *slots, *offsets, *starts, *block_tables;
     i64 table_width, heads, kv_heads, head_dim, window;
-    float scale;  // of scores; 0: head_dim^-0.5
+    float scale;    // of scores; 0: head_dim^-0.5
+    float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
     CacheLayout layout;
     KeyBounds bounds;
     Rows sequences;
@@ -137,6 +138,15 @@ struct HeadLinear {
     WeightKind kind;    // floats
     LinearShape shape;  // of one head; `weight` is that of the first
     i64 heads, stride, weight_bytes;
+    Rows rows;
+};
+
+// Rows [queries | keys | values]: queries and keys normalized, each as one vector.
+struct NormalizeWide {
+    float *y;
+    const float *x, *query_weight, *key_weight;
+    float epsilon;
+    i64 queries, keys, values;
     Rows rows;
 };
 
@@ -242,8 +252,9 @@ struct ApplyExperts {
     Rows rows;
 };
 
-using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, ScaleAndAdd, Activate, Gather,
-                        Collective, Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
+using Op =
+    std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd, Activate,
+                 Gather, Collective, Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {

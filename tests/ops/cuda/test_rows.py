@@ -135,7 +135,14 @@ class Pages:
         self.keys, self.values = (part.reshape(LENGTH, KV_HEADS, DIM).astype(np.float64) for part in kept)
 
     def attend(
-        self, queries: np.ndarray, positions: list[int], dtype: str, tile_rows: int, window: int, has_parts: bool
+        self,
+        queries: np.ndarray,
+        positions: list[int],
+        dtype: str,
+        tile_rows: int,
+        window: int,
+        has_parts: bool,
+        softcap: float = 0.0,
     ) -> Any:
         rows, context = len(positions), max(positions) + 1
         num_tiles, num_parts = -(-rows // tile_rows), -(-context // 512)
@@ -160,6 +167,7 @@ class Pages:
             last_keys=None,
             parts=scratch if has_parts else None,
             scale=DIM**-0.5,
+            softcap=softcap,
             num_rows=rows,
             num_tiles=num_tiles,
             tile_rows=tile_rows,
@@ -173,11 +181,13 @@ class Pages:
         )
         return output
 
-    def expected(self, queries: np.ndarray, positions: list[int], window: int) -> np.ndarray:
+    def expected(self, queries: np.ndarray, positions: list[int], window: int, softcap: float = 0.0) -> np.ndarray:
         result = np.empty((len(positions), KV_HEADS, GROUP, DIM))
         for row, position in enumerate(positions):
             seen = slice(max(0, position - window + 1) if window else 0, position + 1)
             scores = np.einsum("hgd,khd->hgk", queries[row].reshape(KV_HEADS, GROUP, DIM), self.keys[seen]) * DIM**-0.5
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             result[row] = np.einsum("hgk,khd->hgd", weights / weights.sum(axis=-1, keepdims=True), self.values[seen])
         return result.reshape(len(positions), -1)
@@ -197,6 +207,15 @@ def test_attention(dtype: str, kv_dtype: str, window: int) -> None:
     assert np.abs(found - expected).max() < 4 * EPSILONS[dtype] * np.abs(expected).max()
     np.testing.assert_array_equal(cache.attend(queries, positions, dtype, 16, window, has_parts=True), whole)
     np.testing.assert_array_equal(cache.attend(queries[2:4], positions[2:4], dtype, 1, window, has_parts=True), whole[2:4])
+
+
+def test_scores_are_capped() -> None:
+    cache, positions, softcap = Pages("float32"), [1099, 3, 700, 512, 511], 0.5
+    queries = 3 * random(5, KV_HEADS * GROUP * DIM, seed=3)
+    found = cache.attend(queries, positions, "float32", 16, 0, has_parts=False, softcap=softcap)
+    expected = cache.expected(queries.astype(np.float64), positions, 0, softcap)
+    assert np.abs(found - expected).max() < 4 * EPSILONS["float32"] * np.abs(expected).max()
+    assert np.abs(found - cache.expected(queries.astype(np.float64), positions, 0)).max() > 0.01
 
 
 @pytest.mark.parametrize("has_norm", [True, False])

@@ -17,7 +17,7 @@ from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.expert_serving import share_experts
 from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.rank_group.serving import serve, serve_all, serve_golden
-from tests.workers.rank_group.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, on_each
+from tests.workers.rank_group.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, ODD_WIDE, on_each
 from tests.workers.serving import golden_cases
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.rendezvous import Meeting
@@ -38,7 +38,7 @@ def options() -> Iterator[dict[str, Any]]:
 def test_two_ranks_equal_one_rank(options: dict[str, Any], tmp_path: Path) -> None:
     """Columns that begin within chunks, a KV head that two ranks share, experts that are split, latent attention."""
     jobs = []
-    for name, config in (("odd", ODD), ("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
+    for name, config in (("odd", ODD), ("wide", ODD_WIDE), ("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
         write_checkpoint(tmp_path / name, config)
         jobs.append((tmp_path / name, options))
     expected = [serve(*job) for job in jobs]

@@ -49,6 +49,11 @@ ODD = {
     "tie_word_embeddings": True,
 }
 
+# the same with norms of all queries and all keys, fused projections, and soft caps with norms on both sides
+ODD_WIDE = {**ODD, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+ODD_FUSED = {**ODD, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
+ODD_CAPPED = {**ODD, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "sliding_window": 20}
+
 # the same of experts, and of latent attention: compressed rows are cut, and shared experts added to a rank's own columns
 ODD_EXPERTS = {
     **ODD,
@@ -100,9 +105,12 @@ def test_two_ranks_equal_one_rank() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, ODD)
-    job = (tmp_path, {"max_model_len": 256})
-    assert on_each(num_ranks, serve_all, [job]) == [[serve(*job)]] * num_ranks
+    jobs = []
+    for config in (ODD, ODD_WIDE, ODD_FUSED, ODD_CAPPED):
+        path = tmp_path / config["model_type"]
+        write_checkpoint(path, config)
+        jobs.append((path, {"max_model_len": 256}))
+    assert on_each(num_ranks, serve_all, jobs) == [[serve(*job) for job in jobs]] * num_ranks
 
 
 @pytest.mark.slow
