@@ -49,7 +49,7 @@ _PARTS = {
     "self_attn.v_b": "attn_v_b",
 }
 _SPECIAL_PARTS = {
-    **{name: {"post_attention_layernorm": "post_attention_norm"} for name in ("gemma3_text", "exaone4", "seed_oss")},
+    **{name: {"post_attention_layernorm": "post_attention_norm"} for name in ("gemma2", "gemma3_text", "exaone4", "seed_oss")},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 _PERMUTED = ("llama", "mixtral", "granite", "smollm3")
@@ -107,7 +107,7 @@ def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dic
     for name, tensor in _heads_apart(_experts_together(tensors_of(source)), config).items():
         num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         short = gguf_name(name, config["model_type"])
-        if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+        if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
         is_permuted = config["model_type"] in _PERMUTED and num_heads is not None
         raw, kind = encode(short, permuted(tensor, config[num_heads]) if is_permuted and num_heads else tensor)
@@ -150,6 +150,10 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
         writer.add_sliding_window(config["sliding_window"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+    if config["model_type"] == "gemma2":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_attn_logit_softcapping(config.get("attn_logit_softcapping", 50.0))
+        writer.add_final_logit_softcapping(config.get("final_logit_softcapping", 30.0))
     if config["model_type"] == "phi3":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         head_dim = config["hidden_size"] // config["num_attention_heads"]

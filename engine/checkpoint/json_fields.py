@@ -16,7 +16,7 @@ from engine.errors import CheckpointError
 
 
 class _Tracked(dict[str, Any]):
-    """A JSON object that remembers which keys were asked for."""
+    """JSON object that records which keys were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -47,7 +47,7 @@ class JsonOptions:
         return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
 
     def unread(self) -> dict[str, Any]:
-        """Return what nobody has asked for."""
+        """Return the keys that were not read, with their values."""
         return {key: value for key, value in self.values.items() if key not in self.values.asked}
 
     def within(self, name: str) -> JsonOptions:

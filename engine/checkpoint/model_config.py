@@ -48,6 +48,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     rms_norm_eps: float
     activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2"
     tie_word_embeddings: bool
+    has_head_norm: bool  # each query and key head is normalized before it is rotated
     has_qkv_bias: bool
     has_output_bias: bool  # bias of the attention output projection
     has_mlp_bias: bool
@@ -72,7 +73,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     score_activation: ScoreActivation | None = None  # activation of scores; None: by the number of labels
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
     bidirectional: Bidirectional | None = None  # encoders only
-    unknown_options: dict[str, Any] = {}  # of config.json, that nothing reads and that may change what the model computes
+    unknown_options: dict[str, Any] = {}  # of config.json: read by nothing, may change what is computed
     matryoshka_dimensions: tuple[int, ...] = ()  # dimensions to which embeddings may be truncated; empty: unknown
 
     @staticmethod
@@ -167,6 +168,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         rms_norm_eps=text.number(family.norm_epsilon_name, family.rms_norm_eps, least=0),
         activation=read_activation(text, family.activation_name, family.activation),
         tie_word_embeddings=_ties_word_embeddings(options, text, family),
+        has_head_norm=family.head_norm(text),
         has_qkv_bias=biases.qkv,
         has_output_bias=biases.output,
         has_mlp_bias=biases.mlp,

@@ -94,7 +94,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
         kind = "default"  # older files' name for positions of three numbers
     if kind not in _ROPE_TYPES:
         raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
-    share = rope.number("partial_rotary_factor", options.number("partial_rotary_factor", family.partial_rotary_factor))
+    share = rope.number("partial_rotary_factor", family.rotary_share(options))
     rotary_dim = int(head_dim * share)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.error(

@@ -113,6 +113,7 @@ class LlamaLayer:
                 config.head_dim,
                 config.sliding_windows[index],
                 config.multipliers.scores,
+                config.multipliers.softcap_of_scores,
             )
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width
@@ -123,10 +124,17 @@ class LlamaLayer:
             config.hidden_size,
             [queries + 2 * keys] if is_fused else [queries, keys, keys],
             config.has_qkv_bias,
-            head_columns(self.shape),
+            () if family.has_wide_norm else head_columns(self.shape),
         )
+        self.wide_norms: tuple[Norm, Norm] | None = None
+        if family.has_wide_norm:
+            epsilon = config.rms_norm_eps
+            self.wide_norms = (
+                weights.norm(f"{prefix}.self_attn.q_norm", queries, epsilon),
+                weights.norm(f"{prefix}.self_attn.k_norm", keys, epsilon),
+            )
         self.head_norm: HeadNorm | None = None
-        if family.has_head_norm:
+        if config.has_head_norm:
             self.head_norm = weights.head_norm(
                 f"{prefix}.self_attn.q_norm",
                 f"{prefix}.self_attn.k_norm",
@@ -147,6 +155,8 @@ class LlamaLayer:
 
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
         qkv = linear(ops, inputs, h, self.qkv)
+        if self.wide_norms is not None:
+            qkv = ops.normalize_wide(qkv, *self.wide_norms, self.shape)
         return ops.rotate_and_store(inputs, qkv, angles, self.head_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
@@ -220,5 +230,10 @@ class Llama:
         """Return logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or [m, classes]."""
         assert self.head is not None, "the model only returns hidden states"
         logits = ops.all_gather(ops.linear(ops.take_rows(hidden, row_ids), self.head))
-        factor = self.config.multipliers.logits
-        return logits if factor == 1.0 else ops.scale_and_add(logits, factor, None)
+        multipliers = self.config.multipliers
+        if multipliers.logits != 1.0:
+            logits = ops.scale_and_add(logits, multipliers.logits, None)
+        softcap = multipliers.softcap_of_logits
+        if not softcap:
+            return logits
+        return ops.scale_and_add(ops.activate(ops.scale_and_add(logits, 1.0 / softcap, None), "tanh"), softcap, None)

@@ -7,19 +7,24 @@ if no existing class computes it. Read `family.py` first.
 from __future__ import annotations
 
 from engine.checkpoint.families.bert import Bert, Roberta
+from engine.checkpoint.families.deepseek_v2 import DeepseekV2
 from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.ernie4_5_moe import Ernie4_5Moe
 from engine.checkpoint.families.ernie4_5_vl_moe import Ernie4_5VLMoe
 from engine.checkpoint.families.exaone4 import Exaone4
 from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.gemma2 import Gemma2
 from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.glm4 import Glm4
+from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.media_rules import MediaRules
+from engine.checkpoint.families.minimax_m2 import MiniMaxM2
 from engine.checkpoint.families.mistral import Mistral
 from engine.checkpoint.families.mixtral import Mixtral
+from engine.checkpoint.families.olmo2 import Olmo2, Olmo3
 from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
 from engine.checkpoint.families.phi3 import Phi3
 from engine.checkpoint.families.qwen2 import Qwen2
@@ -37,6 +42,7 @@ _TEXT = (
     Ernie4_5(),
     Qwen3Moe(),
     Ernie4_5Moe(),
+    DeepseekV2(),
     DeepseekV3(),
     Mistral(),
     Mixtral(),
@@ -45,7 +51,13 @@ _TEXT = (
     Granite(),
     SeedOss(),
     Glm4(),
+    Glm4Moe(),
+    Glm4MoeLite(),
     Exaone4(),
+    Olmo2(),
+    Olmo3(),
+    MiniMaxM2(),
+    Gemma2(),
     Gemma3(),
 )
 _VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())

@@ -9,6 +9,8 @@ import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions
 
+# options that change the choice or place of experts, and their supported values
+_SUPPORTED = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 _MAX_EXPERTS = 65_536  # per layer; bounds the memory taken before weights are read
 
 
@@ -30,6 +32,56 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     factor: float = 1.0
     num_groups: int = 1
     num_chosen_groups: int = 1
+
+
+class RoutingDefaults(msgspec.Struct, frozen=True):
+    """Defaults of the options of DeepSeek-V3's routing."""
+
+    num_experts: int = 256
+    num_chosen: int = 8
+    intermediate_size: int = 2048
+    num_groups: int = 8
+    num_chosen_groups: int = 4
+    factor: float = 2.5
+    first_sparse_layer: int = 3
+
+
+def grouped_experts(options: JsonOptions, num_layers: int, defaults: RoutingDefaults) -> ExpertsConfig | None:
+    """Read DeepSeek-V3's routing: sigmoid scores with a correction, and experts in groups. `mlp_layer_types`, or
+    `first_k_dense_replace`, says which layers are sparse."""
+    for name, supported in _SUPPORTED.items():
+        if options.values.get(name) not in (None, supported):
+            raise options.error(name, f"{options.values[name]!r} is not supported; supported: {supported!r}")
+    count = num_experts(options, "n_routed_experts", "num_local_experts", default=defaults.num_experts)
+    first = options.count("first_k_dense_replace", defaults.first_sparse_layer, least=0)
+    sparse = tuple(range(first, num_layers))
+    if options.values.get("mlp_layer_types") is not None:
+        kinds = options.texts("mlp_layer_types")
+        if len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
+            raise options.error("mlp_layer_types", f"{list(kinds)} should be {num_layers} entries, each 'dense' or 'sparse'")
+        sparse = tuple(index for index, kind in enumerate(kinds) if kind == "sparse")
+    if not count or not sparse:
+        return None
+    groups = options.count("n_group", defaults.num_groups)
+    if count % groups:
+        raise options.error("n_group", f"{groups} does not divide {count} experts")
+    chosen_groups = options.count("topk_group", defaults.num_chosen_groups, most=groups)
+    intermediate_size = options.count("moe_intermediate_size", defaults.intermediate_size)
+    return ExpertsConfig(
+        sparse,
+        count,
+        num_chosen(options, "num_experts_per_tok", defaults.num_chosen, count // groups * chosen_groups),
+        intermediate_size,
+        options.count("n_shared_experts", 1, least=0) * intermediate_size,
+        correction="mlp.gate.e_score_correction_bias",
+        correction_shape=(count,),
+        scoring="sigmoid",
+        is_normalized=options.flag("norm_topk_prob", True),
+        added_to_sum=1e-20,
+        factor=options.number("routed_scaling_factor", defaults.factor),
+        num_groups=groups,
+        num_chosen_groups=chosen_groups,
+    )
 
 
 def num_experts(options: JsonOptions, *names: str, default: int) -> int:

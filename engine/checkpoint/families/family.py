@@ -42,6 +42,8 @@ class Multipliers(msgspec.Struct, frozen=True):
     residual: float = 1.0  # of what attention and the MLP add
     logits: float = 1.0
     scores: float = 0.0  # of attention; 0: head_dim^-0.5
+    softcap_of_scores: float = 0.0  # x becomes softcap * tanh(x / softcap); 0: it stays
+    softcap_of_logits: float = 0.0
 
 
 class Latents(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ class Family:
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
-    harmless_options: frozenset[str] = frozenset()  # of config.json, that say nothing which other options do not
+    harmless_options: frozenset[str] = frozenset()  # of config.json, without effect on what is computed
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
@@ -80,6 +82,7 @@ class Family:
     norm_names: NormNames = NormNames()
     norm_offset: float = 0.0  # added to the stored weights of norms
     has_head_norm: bool = False  # each query and key head is normalized before it is rotated
+    has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
     gguf_options: frozenset[str] = frozenset()  # options of GGUF files, beyond the common ones, that `of_gguf` reads
     gguf_names: Mapping[str, str] = MappingProxyType({})  # a tensor's name in GGUF files -> in checkpoints, where it is special
@@ -115,6 +118,14 @@ class Family:
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
         return Multipliers()
+
+    def head_norm(self, options: JsonOptions) -> bool:
+        """Return whether each query and key head is normalized before it is rotated."""
+        return self.has_head_norm
+
+    def rotary_share(self, options: JsonOptions) -> float:
+        """Return the part of each head that is rotated, if the rope parameters do not say."""
+        return options.number("partial_rotary_factor", self.partial_rotary_factor)
 
     def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the layers that do not rotate queries and keys."""

@@ -14,7 +14,9 @@ _LAYERS_OF_27B = 62
 
 class Gemma3(Family):
     name = "gemma3_text"
-    class_names = ("Gemma3ForCausalLM",)
+    default_softcap_of_scores = 0.0
+    default_softcap_of_logits = 0.0
+    class_names: tuple[str, ...] = ("Gemma3ForCausalLM",)
     gguf_name = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"
@@ -46,13 +48,22 @@ class Gemma3(Family):
         }
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
-        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-            if options.values.get(name) is not None:
-                raise options.error(name, f"{options.values[name]!r} is not supported; supported: null")
         if options.values.get("use_bidirectional_attention"):
             raise options.error("use_bidirectional_attention", "true is not supported; supported: false")
         scores = options.number("query_pre_attn_scalar", 256.0, above=0) ** -0.5
-        return Multipliers(embedding=options.count("hidden_size") ** 0.5, scores=scores)
+        return Multipliers(
+            embedding=options.count("hidden_size") ** 0.5,
+            scores=scores,
+            softcap_of_scores=self.softcap(options, "attn_logit_softcapping", self.default_softcap_of_scores),
+            softcap_of_logits=self.softcap(options, "final_logit_softcapping", self.default_softcap_of_logits),
+        )
+
+    @staticmethod
+    def softcap(options: JsonOptions, name: str, default: float) -> float:
+        """Return 0 for none."""
+        if name in options.values and options.values[name] is None:
+            return 0.0
+        return options.number(name, default, least=0)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         interval = options.count("sliding_window_pattern", 6)

@@ -45,6 +45,25 @@ GEMMA3 = {
     "head_dim": 20,
     "sliding_window": 9,
 }
+GEMMA2 = {
+    **{key: value for key, value in UNPADDED.items() if key != "hidden_act"},
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 20,
+    "sliding_window": 9,
+}
+OLMO2 = {**UNPADDED, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+GLM4_MOE = {
+    **UNPADDED,
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "head_dim": 16,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+}
 ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -240,6 +259,88 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "tie_word_embeddings": False,
     },
+    "gemma2": {**GEMMA2, "num_hidden_layers": 3, "query_pre_attn_scalar": 20},
+    "gemma2 other caps and scale, all layers alike": {
+        **GEMMA2,
+        "layer_types": ["full_attention", "full_attention"],
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 5,
+        "tie_word_embeddings": False,
+    },
+    "gemma2 without caps": {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "olmo2 biases": {**OLMO2, "attention_bias": True},
+    "olmo2 odd width": {**OLMO2, "hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
+    "olmo3 windows, yarn in the other layers": {
+        **OLMO2,
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "num_hidden_layers": 4,
+        "sliding_window": 9,
+        "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "attention_factor": 1.2},
+    },
+    "mixtral windows": {
+        **UNPADDED,
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        "sliding_window": 9,
+    },
+    "minimax_m2": {
+        **UNPADDED,
+        "model_type": "minimax_m2",
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_theta": 5000000.0,
+    },
+    "glm4_moe head norms, groups": {
+        **GLM4_MOE,
+        "use_qk_norm": True,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    "glm4_moe biases, all layers sparse, plain weights": {
+        **GLM4_MOE,
+        "attention_bias": True,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "n_shared_experts": 2,
+    },
+    "deepseek_v2": {
+        **UNPADDED,
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 1.3,
+    },
+    "glm4_moe_lite": {
+        **{key: value for key, value in GLM4_MOE.items() if key != "head_dim"},
+        "model_type": "glm4_moe_lite",
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "num_key_value_heads": 4,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 16,
+        "mlp_layer_types": ["sparse", "dense"],
+    },
     "glm4": {
         **UNPADDED,
         "model_type": "glm4",
@@ -259,13 +360,28 @@ PROMPT_LENGTH = 60
 NUM_OUTPUTS = 12
 
 
+def correction_buffers(model: Any) -> list[tuple[str, Any]]:
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+
+
+def values_of(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the values of a parameter of transformers, which has the experts of a layer as one."""
+    prefix, _, part = name.rpartition(".experts.")
+    if part not in ("gate_up_proj", "down_proj"):
+        return values(name, shape)
+    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+    own = (shape[1] // len(names), shape[2])
+    experts = [[values(f"{prefix}.experts.{index}.{each}.weight", own) for each in names] for index in range(shape[0])]
+    return np.stack([np.concatenate(parts) for parts in experts])
+
+
 def expected_of(config: dict[str, Any]) -> dict[str, Any]:
     """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each."""
     plain = AutoConfig.for_model(**json.loads(json.dumps(config)))
     model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(values(name, tuple(parameter.shape))))
+        for name, parameter in (*model.named_parameters(), *correction_buffers(model)):
+            parameter.copy_(torch.from_numpy(values_of(name, tuple(parameter.shape))))
     model.tie_weights()
     prompt = np.random.default_rng(1).integers(3, config["vocab_size"], PROMPT_LENGTH).tolist()
     tokens, tops, cache, new = [], [], None, prompt

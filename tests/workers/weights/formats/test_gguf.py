@@ -143,7 +143,7 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["granite multipliers", "smollm3", "seed_oss", "glm4", "exaone4 local layers rotated, global ones not"]
+    "name", ["gemma2", "granite multipliers", "smollm3", "seed_oss", "glm4", "exaone4 local layers rotated, global ones not"]
 )
 def test_variants_survive_conversion(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]

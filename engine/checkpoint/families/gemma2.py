@@ -1,0 +1,40 @@
+"""Gemma 2 (Google 2024): Gemma 3 with soft caps on scores and logits, without head norms, and with one rotation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.checkpoint.families.gemma3 import Gemma3
+from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Gemma2(Gemma3):
+    name = "gemma2"
+    gguf_name = "gemma2"
+    gguf_options = frozenset(("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"))
+    class_names = ("Gemma2ForCausalLM",)
+    has_head_norm = False
+    has_local_rope = False
+    rope_theta = 10_000.0
+    default_softcap_of_scores = 50.0
+    default_softcap_of_logits = 30.0
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        """llama.cpp knows by the number of layers which model scales scores by hidden_size / heads (27B: 46 layers)."""
+        scalar = options.count("attention.key_length", 256)
+        if num_layers == _LAYERS_OF_27B:
+            scalar = options.count("embedding_length") // options.count("attention.head_count")
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": options.count("attention.sliding_window", 4096),
+            "attn_logit_softcapping": options.number("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": options.number("final_logit_softcapping", 30.0),
+        }
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        return layer_windows(options, window_size(options, 4096), [index % 2 == 0 for index in range(num_layers)])
+
+
+_LAYERS_OF_27B = 46

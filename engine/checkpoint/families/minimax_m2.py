@@ -1,0 +1,38 @@
+"""MiniMax-M2 (MiniMax 2025): experts with sigmoid scores and a correction in every layer; all queries of a token are normalized
+as one, and so are all keys."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
+from engine.checkpoint.families.family import Biases, Family
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class MiniMaxM2(Family):
+    name = "minimax_m2"
+    class_names = ("MiniMaxM2ForCausalLM",)
+    gguf_name = None
+    head_dim = 128
+    has_wide_norm = True
+    rope_theta = 5_000_000.0
+    harmless_options = frozenset(("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "scoring_func"))
+
+    def biases(self, options: JsonOptions) -> Biases:
+        return Biases(False, False, False)
+
+    def rotary_share(self, options: JsonOptions) -> float:
+        head_dim = options.count("head_dim", self.head_dim)
+        return options.count("rotary_dim", 0) / head_dim or super().rotary_share(options)
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        count = num_experts(options, "num_local_experts", "num_experts", default=256)
+        return ExpertsConfig(
+            tuple(range(num_layers)),
+            count,
+            num_chosen(options, "num_experts_per_tok", 8, count),
+            options.count("intermediate_size", 1536),
+            correction="mlp.e_score_correction_bias",
+            correction_shape=(count,),
+            scoring="sigmoid",
+            is_normalized=True,
+        )

@@ -1,0 +1,31 @@
+"""OLMo 2 and 3 (Allen Institute for AI 2024, 2025): norms behind attention and MLP alone, and of all queries and all keys of a
+token; OLMo 3 has sliding windows, and scales the rotation of layers without one."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.family import Biases, Family, NormNames
+from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.json_fields import JsonOptions
+
+
+class Olmo2(Family):
+    name = "olmo2"
+    class_names: tuple[str, ...] = ("Olmo2ForCausalLM",)
+    gguf_name = None
+    rms_norm_eps = 1e-5
+    has_wide_norm = True
+    norm_names = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
+    def biases(self, options: JsonOptions) -> Biases:
+        bias = options.flag("attention_bias", False)
+        return Biases(bias, bias, False)
+
+
+class Olmo3(Olmo2):
+    name = "olmo3"
+    class_names = ("Olmo3ForCausalLM",)
+    rope_theta = 500_000.0
+    has_local_rope = True
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        return layer_windows(options, window_size(options, 4096), [(index + 1) % 4 != 0 for index in range(num_layers)])
