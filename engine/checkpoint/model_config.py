@@ -152,7 +152,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
             f"{vision.out_hidden_size} should be the text model's hidden_size, {text.count('hidden_size')}",
         )
     task = task_of(options)
-    is_text = vision is None and bidirectional is None
+    is_checked = vision is None and bidirectional is None and not family.has_training_options
     windows = family.sliding_windows(text, num_layers)
     ropes = read_ropes(text, family, head_dim, max_positions, windows)
     return ModelConfig(
@@ -194,7 +194,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         pooled_kind=family.pooled_kind,
         bidirectional=bidirectional,
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
-        unknown_options=unknown_options(text, family) if is_text else {},  # the last field: all others are read by now
+        unknown_options=unknown_options(text, family) if is_checked else {},  # the last field: all others are read by now
     )
 
 

@@ -9,6 +9,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Ernie4_5(Family):
     name = "ernie4_5"
+    has_training_options = True
     class_names: tuple[str, ...] = ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")  # the second is Paddle's spelling
     draft_names: DraftNames | None = ERNIE4_5
     is_rotary_interleaved = True

@@ -74,6 +74,7 @@ class Family:
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
+    has_training_options: bool = False  # config.json has any options of the training, so that unknown ones are no error
     harmless_options: frozenset[str] = frozenset()  # of config.json, without effect on what is computed
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type

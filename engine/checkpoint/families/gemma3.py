@@ -20,6 +20,7 @@ class Gemma3(Family):
     gguf_name = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"
+    harmless_options = frozenset(("hidden_act", "sliding_window_size"))  # of older files, beside the names that are read
     activation = "gelu_pytorch_tanh"
     ties_word_embeddings = True
     head_dim = 256

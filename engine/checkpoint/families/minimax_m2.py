@@ -15,7 +15,12 @@ class MiniMaxM2(Family):
     head_dim = 128
     has_wide_norm = True
     rope_theta = 5_000_000.0
-    harmless_options = frozenset(("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "scoring_func"))
+    harmless_options = frozenset(
+        (
+            *("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "scoring_func", "mlp_intermediate_size"),
+            *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode", "shared_intermediate_size"),
+        )
+    )
 
     def biases(self, options: JsonOptions) -> Biases:
         return Biases(False, False, False)

@@ -40,7 +40,6 @@ def _cased(start: str = r"[^\r\n\p{L}\p{N}]?", end: str = "", without: str = "")
 
 _SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _GPT4O = rf"{_cased(end=f'{_CONTRACTIONS}?')}|\p{{N}}{{1,3}}|{_SLASHES}|{_BLANKS}"
-_GRANITE_MARKS = r"[^\r\n\p{L}\p{N}]?"
 _KIMI_K2 = "|".join(
     (r"\p{Han}+", _cased(end=f"{_CONTRACTIONS}?", without=r"&&[^\p{Han}]"), r"\p{N}{1,3}", _PUNCTUATION, _BLANKS)
 )

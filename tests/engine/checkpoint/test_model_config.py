@@ -270,6 +270,14 @@ def test_unknown_options_are_known(changes: dict[str, Any], unknown: dict[str, A
     assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
 
 
+def test_options_of_published_files_are_known(directory: Path) -> None:
+    """Gemma 2 has two names for some options, and ERNIE's files those of its training."""
+    gemma2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}
+    gemma2 |= {"hidden_activation": "gelu_pytorch_tanh", "sliding_window_size": 4096, "cache_implementation": "hybrid"}
+    assert read(directory, gemma2).unknown_options == {}
+    assert read(directory, {**ERNIE, "fuse_rms_norm": True, "micro_batch_size": 2}).unknown_options == {}
+
+
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
     config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}
