@@ -46,6 +46,12 @@ class JsonOptions:
     def error(self, name: str, text: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
 
+    def check_supported(self, supported: Mapping[str, Any]) -> None:
+        """Raise CheckpointError for the first of these options that has another value than the supported one."""
+        for name, value in supported.items():
+            if self.values.get(name) not in (None, value):
+                raise self.error(name, f"{self.values[name]!r} is not supported; supported: {value!r}")
+
     def unread(self) -> dict[str, Any]:
         """Return the keys that were not read, with their values."""
         return {key: value for key, value in self.values.items() if key not in self.values.asked}

@@ -22,6 +22,7 @@ _HARMLESS = re.compile(
     r"|multi_token_pred_lambda|max_length|min_length|do_sample|num_beams|temperature|top_k|top_p|typical_p|.*_penalty|diversity_.*"
     r"|num_return_sequences|.*bias|max_window_layers|no_rope_layer_interval|sliding_window_pattern|fused_.*|use_bfloat16|fp16|bf16|fp32"
 )
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _CHANGING_IF_FALSE = ("is_causal", "use_rope", "use_rotary_embedding", "use_rotary", "rotary")
 
 
@@ -33,6 +34,3 @@ def unknown_options(options: JsonOptions, family: Family) -> dict[str, Any]:
         if not (name in family.harmless_options or _HARMLESS.fullmatch(name))
         and (value is False if name in _CHANGING_IF_FALSE else value not in _OFF)
     }
-
-
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})

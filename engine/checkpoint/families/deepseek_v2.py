@@ -20,9 +20,7 @@ class DeepseekV2(DeepseekV3):
         return True
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
-        for name, supported in _SUPPORTED.items():
-            if options.values.get(name) not in (None, supported):
-                raise options.error(name, f"{options.values[name]!r} is not supported; supported: {supported!r}")
+        options.check_supported(_SUPPORTED)
         for name in ("n_group", "topk_group"):
             options.count(name, 1)  # without effect on the greedy choice
         count = num_experts(options, "n_routed_experts", default=64)

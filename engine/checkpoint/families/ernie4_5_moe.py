@@ -10,7 +10,7 @@ from engine.checkpoint.families.family import Biases
 from engine.checkpoint.json_fields import JsonOptions
 
 # options of Paddle's config.json that change the computation, and their supported values
-_FOLLOWED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_hard_gate": False, "moe_group_experts": False}
+_SUPPORTED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_hard_gate": False, "moe_group_experts": False}
 
 
 class Ernie4_5Moe(Ernie4_5):
@@ -24,9 +24,7 @@ class Ernie4_5Moe(Ernie4_5):
         return Biases(bias, bias, bias, bias)
 
     def check_followed(self, options: JsonOptions) -> None:
-        for name, followed in _FOLLOWED.items():
-            if options.values.get(name) not in (None, followed):
-                raise options.error(name, f"{options.values[name]!r} is not supported; supported: {followed!r}")
+        options.check_supported(_SUPPORTED)
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         self.check_followed(options)

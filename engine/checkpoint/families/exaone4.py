@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.checkpoint.families.family import Biases, Family, NormNames
-from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.families.windows import all_but_every, layer_windows, window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -36,8 +36,7 @@ class Exaone4(Family):
         if isinstance(pattern, str):  # "LLLG": three local layers, one global
             are_sliding = [pattern[index % len(pattern)] == "L" for index in range(num_layers)]
         else:
-            interval = options.count("sliding_window_pattern", 4)
-            are_sliding = [(index + 1) % interval != 0 for index in range(num_layers)]
+            are_sliding = all_but_every(options.count("sliding_window_pattern", 4), num_layers)
         return layer_windows(options, window_size(options, 4096), are_sliding)
 
     def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:

@@ -49,9 +49,7 @@ class RoutingDefaults(msgspec.Struct, frozen=True):
 def grouped_experts(options: JsonOptions, num_layers: int, defaults: RoutingDefaults) -> ExpertsConfig | None:
     """Read DeepSeek-V3's routing: sigmoid scores with a correction, and experts in groups. `mlp_layer_types`, or
     `first_k_dense_replace`, says which layers are sparse."""
-    for name, supported in _SUPPORTED.items():
-        if options.values.get(name) not in (None, supported):
-            raise options.error(name, f"{options.values[name]!r} is not supported; supported: {supported!r}")
+    options.check_supported(_SUPPORTED)
     count = num_experts(options, "n_routed_experts", "num_local_experts", default=defaults.num_experts)
     first = options.count("first_k_dense_replace", defaults.first_sparse_layer, least=0)
     sparse = tuple(range(first, num_layers))

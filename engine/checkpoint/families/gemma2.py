@@ -14,6 +14,7 @@ class Gemma2(Gemma3):
     gguf_name = "gemma2"
     gguf_options = frozenset(("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"))
     class_names = ("Gemma2ForCausalLM",)
+    layers_of_27b = 46
     has_head_norm = False
     has_local_rope = False
     rope_theta = 10_000.0
@@ -21,13 +22,7 @@ class Gemma2(Gemma3):
     default_softcap_of_logits = 30.0
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
-        """llama.cpp knows by the number of layers which model scales scores by hidden_size / heads (27B: 46 layers)."""
-        scalar = options.count("attention.key_length", 256)
-        if num_layers == _LAYERS_OF_27B:
-            scalar = options.count("embedding_length") // options.count("attention.head_count")
-        return {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": scalar,
+        return self.scaling_of_gguf(options, num_layers) | {
             "sliding_window": options.count("attention.sliding_window", 4096),
             "attn_logit_softcapping": options.number("attn_logit_softcapping", 50.0),
             "final_logit_softcapping": options.number("final_logit_softcapping", 30.0),
@@ -35,6 +30,3 @@ class Gemma2(Gemma3):
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         return layer_windows(options, window_size(options, 4096), [index % 2 == 0 for index in range(num_layers)])
-
-
-_LAYERS_OF_27B = 46

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from engine.checkpoint.families.family import Family, Multipliers, NormNames
-from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.families.windows import all_but_every, layer_windows, window_size
 from engine.checkpoint.json_fields import JsonOptions
-
-_LAYERS_OF_27B = 62
 
 
 class Gemma3(Family):
     name = "gemma3_text"
+    layers_of_27b = 62
     default_softcap_of_scores = 0.0
     default_softcap_of_logits = 0.0
     class_names: tuple[str, ...] = ("Gemma3ForCausalLM",)
@@ -34,23 +33,23 @@ class Gemma3(Family):
     local_rope_theta = 10_000.0
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
-        """llama.cpp knows by the number of layers which models scale scores by the width of their heads, and which by that of
-        hidden_size / heads (27B)."""
         window = options.count("attention.sliding_window", 0, least=0)
-        scalar = options.count("attention.key_length", 256)
-        if num_layers == _LAYERS_OF_27B:
-            scalar = options.count("embedding_length") // options.count("attention.head_count")
-        return {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": scalar,
+        return self.scaling_of_gguf(options, num_layers) | {
             "sliding_window": window or None,
             "sliding_window_pattern": 6,
             "rope_local_base_freq": options.number("rope.freq_base_swa", 10_000.0),
         }
 
+    def scaling_of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        """Return activation and scale of scores. llama.cpp knows by the number of layers which model scales scores by
+        hidden_size / heads (27B), not by the width of a head."""
+        scalar = options.count("attention.key_length", 256)
+        if num_layers == self.layers_of_27b:
+            scalar = options.count("embedding_length") // options.count("attention.head_count")
+        return {"hidden_activation": self.activation, "query_pre_attn_scalar": scalar}
+
     def multipliers(self, options: JsonOptions) -> Multipliers:
-        if options.values.get("use_bidirectional_attention"):
-            raise options.error("use_bidirectional_attention", "true is not supported; supported: false")
+        options.check_supported({"use_bidirectional_attention": False})
         scores = options.number("query_pre_attn_scalar", 256.0, above=0) ** -0.5
         return Multipliers(
             embedding=options.count("hidden_size") ** 0.5,
@@ -67,6 +66,5 @@ class Gemma3(Family):
         return options.number(name, default, least=0)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        interval = options.count("sliding_window_pattern", 6)
-        are_sliding = [(index + 1) % interval != 0 for index in range(num_layers)]
+        are_sliding = all_but_every(options.count("sliding_window_pattern", 6), num_layers)
         return layer_windows(options, window_size(options, 4096), are_sliding)

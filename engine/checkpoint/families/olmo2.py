@@ -4,7 +4,7 @@ token; OLMo 3 has sliding windows, and scales the rotation of layers without one
 from __future__ import annotations
 
 from engine.checkpoint.families.family import Biases, Family, NormNames
-from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.families.windows import all_but_every, layer_windows, window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -28,4 +28,4 @@ class Olmo3(Olmo2):
     has_local_rope = True
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        return layer_windows(options, window_size(options, 4096), [(index + 1) % 4 != 0 for index in range(num_layers)])
+        return layer_windows(options, window_size(options, 4096), all_but_every(4, num_layers))

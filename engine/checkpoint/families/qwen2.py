@@ -4,7 +4,7 @@ config has them."""
 from __future__ import annotations
 
 from engine.checkpoint.families.family import Biases, Family
-from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.families.windows import layer_windows, switched_window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -17,8 +17,6 @@ class Qwen2(Family):
         return Biases(options.flag("attention_bias", options.flag("qkv_bias", True)), False, False)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        window = window_size(options, 4096)
-        if not options.flag("use_sliding_window", False):
-            window = 0
+        window = switched_window_size(options, 4096)
         first = options.count("max_window_layers", self.max_window_layers, least=0)
         return layer_windows(options, window, [index >= first for index in range(num_layers)])

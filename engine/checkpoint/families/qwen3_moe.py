@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.checkpoint.families.experts import ExpertsConfig, layer_indexes, num_chosen, num_experts
 from engine.checkpoint.families.family import Family
-from engine.checkpoint.families.windows import window_size
+from engine.checkpoint.families.windows import switched_window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -16,8 +16,7 @@ class Qwen3Moe(Family):
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the window of each layer: either all layers have one, or none."""
-        window = window_size(options, 4096)
-        return (window if options.flag("use_sliding_window", False) else 0,) * num_layers
+        return (switched_window_size(options, 4096),) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         count = num_experts(options, "num_experts", "num_local_experts", default=128)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.checkpoint.families.family import Biases, Family
-from engine.checkpoint.families.windows import layer_windows, window_size
+from engine.checkpoint.families.windows import layer_windows, switched_window_size
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -32,8 +32,6 @@ class SmolLM3(Family):
         return tuple(index for index in range(num_layers) if not are_rotated[index])
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        window = window_size(options, 0)
-        if not options.flag("use_sliding_window", False):
-            window = 0
+        window = switched_window_size(options, 0)
         unrotated = self.unrotated_layers(options, num_layers)
         return layer_windows(options, window, [index in unrotated for index in range(num_layers)])

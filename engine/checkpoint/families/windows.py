@@ -15,6 +15,17 @@ def window_size(options: JsonOptions, default: int) -> int:
     return 0 if is_null else options.count("sliding_window", default, least=0)
 
 
+def switched_window_size(options: JsonOptions, default: int) -> int:
+    """Read `sliding_window`; 0 unless `use_sliding_window`."""
+    window = window_size(options, default)
+    return window if options.flag("use_sliding_window", False) else 0
+
+
+def all_but_every(interval: int, num_layers: int) -> list[bool]:
+    """Return True for each layer but every `interval`-th."""
+    return [(index + 1) % interval != 0 for index in range(num_layers)]
+
+
 def layer_windows(options: JsonOptions, window: int, are_sliding: Sequence[bool]) -> tuple[int, ...]:
     """Return the window of each layer, 0 for none. `layer_types` says which layers have it, else `are_sliding`."""
     if options.values.get("layer_types") is not None:

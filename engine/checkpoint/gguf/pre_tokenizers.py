@@ -18,7 +18,9 @@ class PreTokenizer(msgspec.Struct, frozen=True):
     ignores_merges: bool = False  # a piece that is a token is not merged from its parts
     adds_bos: bool = False  # if the file does not say
     adds_sep: bool = False  # behind the text
-    is_byte_level: bool = True  # no: spaces are written as U+2581, and bytes without a token as <0xXX>
+    is_byte_level: bool = True  # no: bytes without a token are written as <0xXX>
+    escapes_spaces: bool = False  # spaces are written as U+2581
+    is_nfc: bool = False  # text is composed first
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -73,7 +75,7 @@ _PLAIN_GPT4O = PreTokenizer((_GPT4O,))
 _WHOLE_LLAMA3 = PreTokenizer((_LLAMA3,), ignores_merges=True, adds_bos=True)
 _WHOLE_GLM4 = PreTokenizer((_LLAMA3,), ignores_merges=True)
 _CLOSED_GPT2 = PreTokenizer((_GPT2,), adds_sep=True)
-_LINES_IN_UTF8 = PreTokenizer((_LINES,), is_byte_level=False)
+_LINES_IN_UTF8 = PreTokenizer((_LINES,), is_byte_level=False, escapes_spaces=True)
 _PLAIN_DEEPSEEK3 = PreTokenizer(_DEEPSEEK3)
 _PLAIN_PORO = PreTokenizer((_PORO,))
 _BAILING = PreTokenizer(
@@ -98,7 +100,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _PLAIN_LLAMA3),
     **dict.fromkeys(("glm4", "glm5"), _WHOLE_GLM4),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2"), _PLAIN_QWEN2),
+    "qwen2": PreTokenizer((_QWEN2,), is_nfc=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2"), _PLAIN_QWEN2),
     **dict.fromkeys(("hunyuan", "solar-open", "grok-2"), _PLAIN_QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _PLAIN_GPT4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _PLAIN_DEEPSEEK3),

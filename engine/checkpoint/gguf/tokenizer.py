@@ -130,7 +130,7 @@ def _bpe(options: JsonOptions) -> dict[str, Any]:
     return {
         "version": "1.0",
         "added_tokens": _added_tokens(options),
-        "normalizer": _normalizer(name, rule),
+        "normalizer": _normalizer(rule),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
         "post_processor": _around(options, {"bos": rule.adds_bos, "eos": False, "sep": rule.adds_sep}),
         "decoder": _byte_level_part() if rule.is_byte_level else _UTF8_DECODER,
@@ -149,14 +149,10 @@ def _bpe(options: JsonOptions) -> dict[str, Any]:
     }
 
 
-def _normalizer(name: str, rule: PreTokenizer) -> dict[str, Any] | None:
-    if name == "qwen2":
+def _normalizer(rule: PreTokenizer) -> dict[str, Any] | None:
+    if rule.is_nfc:
         return {"type": "NFC"}
-    return (
-        None
-        if rule.is_byte_level or name == "whitespace"
-        else {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    )
+    return {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE} if rule.escapes_spaces else None
 
 
 def _merged(merge: str) -> list[str]:
