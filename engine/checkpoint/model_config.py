@@ -152,6 +152,9 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
             f"{vision.out_hidden_size} should be the text model's hidden_size, {text.count('hidden_size')}",
         )
     task = task_of(options)
+    multipliers = family.multipliers(text)
+    if task != "generate":  # factor and cap are those of the vocabulary's head
+        multipliers = msgspec.structs.replace(multipliers, logits=1.0, softcap_of_logits=0.0)
     is_checked = vision is None and bidirectional is None and not family.has_training_options
     windows = family.sliding_windows(text, num_layers)
     ropes = read_ropes(text, family, head_dim, max_positions, windows)
@@ -177,7 +180,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         rope=ropes.rope,
         other_rope=ropes.other,
         other_rope_layers=ropes.other_layers,
-        multipliers=family.multipliers(text),
+        multipliers=multipliers,
         eos_token_ids=tuple(dict.fromkeys(token_id for ids in eos_token_ids for token_id in ids if token_id >= 0)),
         dtype=dtype,
         is_transformers=any("transformers_version" in each.values or "torch_dtype" in each.values for each in (options, text)),

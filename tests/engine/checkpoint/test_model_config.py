@@ -270,6 +270,14 @@ def test_unknown_options_are_known(changes: dict[str, Any], unknown: dict[str, A
     assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
 
 
+def test_classifiers_neither_scale_nor_cap_their_scores(directory: Path) -> None:
+    options = {**LLAMA, "logits_scaling": 4.0, "head_dim": 16, "id2label": {"0": "a", "1": "b"}}
+    for name, values in (("Granite", (0.25, 0.0)), ("Gemma2", (1.0, 30.0))):
+        for task, expected in (("ForCausalLM", values), ("ForSequenceClassification", (1.0, 0.0))):
+            found = read(directory, {**options, "architectures": [name + task]}).multipliers
+            assert (found.logits, found.softcap_of_logits) == expected, (name, task)
+
+
 def test_options_of_published_files_are_known(directory: Path) -> None:
     """Gemma 2 has two names for some options, and ERNIE's files those of its training."""
     gemma2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}
