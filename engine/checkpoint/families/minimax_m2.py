@@ -17,7 +17,7 @@ class MiniMaxM2(Family):
     rope_theta = 5_000_000.0
     harmless_options = frozenset(
         (
-            *("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "scoring_func", "mlp_intermediate_size"),
+            *("use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "mlp_intermediate_size"),
             *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode", "shared_intermediate_size"),
         )
     )
@@ -30,6 +30,7 @@ class MiniMaxM2(Family):
         return options.count("rotary_dim", 0) / head_dim or super().rotary_share(options)
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        options.check_supported({"scoring_func": "sigmoid"})
         count = num_experts(options, "num_local_experts", "num_experts", default=256)
         return ExpertsConfig(
             tuple(range(num_layers)),

@@ -270,6 +270,13 @@ def test_unknown_options_are_known(changes: dict[str, Any], unknown: dict[str, A
     assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
 
 
+def test_other_scores_of_minimax_are_refused(directory: Path) -> None:
+    minimax = {**LLAMA, "architectures": ["MiniMaxM2ForCausalLM"], "num_key_value_heads": 2, "head_dim": 16}
+    assert read(directory, {**minimax, "scoring_func": "sigmoid"}).unknown_options == {}
+    with pytest.raises(CheckpointError, match="scoring_func: 'softmax' is not supported; supported: 'sigmoid'"):
+        read(directory, {**minimax, "scoring_func": "softmax"})
+
+
 def test_classifiers_neither_scale_nor_cap_their_scores(directory: Path) -> None:
     options = {**LLAMA, "logits_scaling": 4.0, "head_dim": 16, "id2label": {"0": "a", "1": "b"}}
     for name, values in (("Granite", (0.25, 0.0)), ("Gemma2", (1.0, 30.0))):
