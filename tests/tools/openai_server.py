@@ -81,8 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # clients may be killed
+        try:
             super().handle()
+        except ConnectionError:  # the client was killed, or left in the middle of a reply
+            self._count_disconnect()
 
     def setup(self) -> None:
         super().setup()
@@ -120,6 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self._json(behaviour.status, {"choices": [{"text": "w0 "}], "usage": self._usage(body, 1)})
+
+    def _count_disconnect(self) -> None:
+        with self.server_state.lock:
+            self.server_state.num_disconnects += 1
 
     def _is_allowed(self) -> bool:
         if self.server_state.behaviour.needs_key and self.headers["authorization"] != f"Bearer {API_KEY}":
@@ -180,8 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         for index, packet in enumerate(packets):
             if index == hang_after:
                 self.rfile.read(1)  # returns when the client leaves
-                with self.server_state.lock:
-                    self.server_state.num_disconnects += 1
+                self._count_disconnect()
                 self.close_connection = True
                 return
             self.wfile.write(b"%x\r\n%b\r\n" % (len(packet), packet))
