@@ -67,18 +67,21 @@ def read_ropes(
     as in transformers. `sliding_windows`: of each layer."""
     if not family.has_rotary:
         return Ropes(_no_rope(family.rope_theta, max_positions))
-    rope_options = options.within("rope_parameters" if options.values.get("rope_parameters") else "rope_scaling")
+    is_new = bool(options.values.get("rope_parameters"))
+    rope_options = options.within("rope_parameters" if is_new else "rope_scaling")
     local_options = JsonOptions({}, options.path)
-    if family.has_local_rope and {"full_attention", "sliding_attention"} & set(rope_options.values):
+    if family.local_rope_theta and is_new:
+        if not {"full_attention", "sliding_attention"} & set(rope_options.values):
+            raise options.error("rope_parameters", "should have one entry each for 'full_attention' and 'sliding_attention'")
         rope_options, local_options = (rope_options.within(kind) for kind in ("full_attention", "sliding_attention"))
     rope = _rope(options, rope_options, family, head_dim, max_positions)
     unrotated = family.unrotated_layers(options, len(sliding_windows))
     if unrotated:
         return Ropes(rope, _no_rope(rope.theta, max_positions), unrotated)
     sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
-    if not (family.has_local_rope and sliding):
+    if not (family.local_rope_theta and sliding):
         return Ropes(rope)
-    theta = options.number("rope_local_base_freq", family.local_rope_theta or rope.theta, above=0)
+    theta = options.number("rope_local_base_freq", family.local_rope_theta, above=0)
     values = {"rope_theta": theta, **local_options.values}
     return Ropes(rope, _rope(options, JsonOptions(values, options.path), family, head_dim, max_positions), sliding)
 

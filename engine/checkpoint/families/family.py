@@ -101,8 +101,7 @@ class Family:
     activation: str = "silu"
     rope_theta: float = 10_000.0
     partial_rotary_factor: float = 1.0
-    has_local_rope: bool = False  # layers with a sliding window rotate in their own way
-    local_rope_theta: float = 0.0  # 0: that of the other layers
+    local_rope_theta: float = 0.0  # of layers with a sliding window; 0: they rotate like the others
     ties_word_embeddings: bool = False
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
 

@@ -16,7 +16,7 @@ class Gemma2(Gemma3):
     class_names = ("Gemma2ForCausalLM",)
     layers_of_27b = 46
     has_head_norm = False
-    has_local_rope = False
+    local_rope_theta = 0.0
     rope_theta = 10_000.0
     default_softcap_of_scores = 50.0
     default_softcap_of_logits = 30.0

@@ -29,7 +29,6 @@ class Gemma3(Family):
         attended="post_attention_layernorm", inner="pre_feedforward_layernorm", added="post_feedforward_layernorm"
     )
     rope_theta = 1_000_000.0
-    has_local_rope = True
     local_rope_theta = 10_000.0
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Olmo3(Olmo2):
     name = "olmo3"
     class_names = ("Olmo3ForCausalLM",)
     rope_theta = 500_000.0
-    has_local_rope = True
+    local_rope_theta = 500_000.0  # transformers reads `rope_theta` for layers without a window only
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         return layer_windows(options, window_size(options, 4096), all_but_every(4, num_layers))

@@ -222,6 +222,12 @@ def test_unknown_layer_type(directory: Path) -> None:
         read(directory, {**QWEN3, "layer_types": 3})
 
 
+def test_local_rotation_needs_parameters_of_its_own(directory: Path) -> None:
+    config = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}
+    with pytest.raises(CheckpointError, match="rope_parameters: should have one entry each for 'full_attention' and"):
+        read(directory, config)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", '{"a":' * 100_000])
 def test_unreadable(text: str, directory: Path) -> None:
     (directory / "config.json").write_bytes(text.encode("latin-1"))

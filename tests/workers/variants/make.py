@@ -248,7 +248,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_out_bias": True,
     },
     "exaone4 local layers rotated, global ones not": {**EXAONE4, "num_hidden_layers": 3, "sliding_window_pattern": 2},
-    "exaone4 without windows": {**EXAONE4, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "exaone4 without windows": {
+        **EXAONE4,
+        "sliding_window": None,
+        "sliding_window_pattern": 0,
+        "layer_types": ["full_attention"] * 2,
+    },
     "gemma3_text": {**GEMMA3, "num_hidden_layers": 3, "sliding_window_pattern": 3},
     "gemma3_text linear, another scale, listed layers": {
         **GEMMA3,
@@ -277,7 +282,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Olmo3ForCausalLM"],
         "num_hidden_layers": 4,
         "sliding_window": 9,
-        "rope_theta": 500000.0,
+        "rope_theta": 20000.0,
         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "attention_factor": 1.2},
     },
     "mixtral windows": {

@@ -1,0 +1,76 @@
+"""Serves the checkpoints that random_shapes.py made, in chunks and whole, and compares the answers with those of transformers:
+
+python -m tests.workers.variants.check_shapes OUT [--ops reference]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import TokamakError
+from engine.messages import SamplingParams
+from tests.workers.serving import ServedSequence, Serving, make_runner
+
+TOLERANCE = 1e-3
+
+
+def differences(place: Path, ops: str) -> str:
+    """Return what differs between the answers of a checkpoint and those of transformers, or nothing."""
+    expected = json.loads((place / "expected.json").read_text())
+    options: dict[str, Any] = {"ops": "reference", "plan": "eager"} if ops == "reference" else {"ops": ops}
+    runner = make_runner(place, max_model_len=512, num_kv_blocks=80, **options)
+    sampling = SamplingParams(temperature=0.0, num_logprobs=3)
+    num_outputs = len(expected["greedy_token_ids"])
+    whole, chunked = (ServedSequence(expected["prompt_token_ids"], sampling, num_outputs) for _ in range(2))
+    for sequence, chunk in ((whole, 512), (chunked, 16)):
+        serving = Serving(runner, chunk=chunk)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+    if chunked.answer() != whole.answer():
+        return "chunks change the answer"
+    if whole.outputs != expected["greedy_token_ids"]:
+        at = next(
+            i for i, pair in enumerate(zip(whole.outputs, expected["greedy_token_ids"], strict=True)) if pair[0] != pair[1]
+        )
+        return f"token {at}: {whole.tops[at]}, expected {expected['top_logprobs'][at]}"
+    given = np.array([found for _, found in whole.tops])
+    wanted = np.array([[value for _, value in tops] for tops in expected["top_logprobs"]])
+    largest = float(np.abs(given - wanted).max())
+    return f"log-probabilities differ by {largest:.2g}" if largest > TOLERANCE else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--ops", default="native")
+    parser.add_argument("--family", nargs="+", default=[])
+    options = parser.parse_args()
+    num_failed = 0
+    places = sorted(
+        options.out.iterdir(), key=lambda place: (place.name.rpartition("-")[0], int(place.name.rpartition("-")[2]))
+    )
+    for place in places:
+        if options.family and place.name.rpartition("-")[0] not in options.family:
+            continue
+        try:
+            problem = differences(place, options.ops)
+        except TokamakError as error:
+            problem = f"refused: {error}"
+        except Exception:
+            problem = traceback.format_exc(limit=-2)
+        num_failed += bool(problem)
+        if problem:
+            print(f"{place.name}: {problem}", flush=True)
+    print(f"{len(places)} checkpoints, {num_failed} differ")
+    return bool(num_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

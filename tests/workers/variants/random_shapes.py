@@ -1,0 +1,525 @@
+"""Makes checkpoints of random shapes, as `save_pretrained` writes them, with the answers of transformers (which it needs):
+
+python -m tests.workers.variants.random_shapes OUT [--family NAME ...] [--count N] [--seed N]
+
+`python -m tests.workers.variants.check_shapes OUT` serves them. Shapes: windows shorter and longer than the prompt, tied and
+untied embeddings, biases, every rotation, odd widths, dense layers among sparse ones, one KV head; half of the files are in the
+older style.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+PROMPT_LENGTH = 60
+NUM_OUTPUTS = 12
+LONGEST = 512  # positions of a model
+MARGIN = 4e-3  # between the two best log-probabilities; below it the choice is left to rounding
+
+Config = dict[str, Any]
+
+
+class Draw(random.Random):
+    """Random choices of one configuration."""
+
+    def flag(self, probability: float = 0.5) -> bool:
+        return self.random() < probability
+
+    def heads(self, config: Config) -> None:
+        """Choose widths and heads."""
+        kv_heads = self.choice([1, 1, 2, 3])
+        heads = kv_heads * self.choice([1, 2, 3, 4])
+        config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        config["hidden_size"] = heads * 2 * self.choice([4, 5, 6, 8])
+        config["intermediate_size"] = self.choice([24, 37, 50, 72, 96])
+
+    def window(self) -> int:
+        return self.choice([2, 5, 16, 33, 59, 60, 61, 200])  # not 1: the cache of transformers keeps too much then
+
+    def rope(self, config: Config, kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "dynamic")) -> None:
+        """Choose a rotation, in the older or the newer style."""
+        theta = self.choice([1e3, 1e4, 5e5, 1e6])
+        kind = self.choice(kinds)
+        scaling: Config = {"rope_type": kind}
+        if kind != "default":
+            scaling["factor"] = self.choice([2.0, 3.5, 8.0])
+        if kind == "llama3":
+            scaling |= {"low_freq_factor": 1.0, "high_freq_factor": self.choice([2.0, 4.0])}
+        if kind in ("llama3", "yarn"):
+            scaling["original_max_position_embeddings"] = self.choice([16, 32, 64])
+        if kind == "yarn":
+            options = {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3, "truncate": False}
+            scaling |= {key: value for key, value in options.items() if self.flag(0.3)}
+            if self.flag(0.3):
+                scaling |= {"mscale": 0.8, "mscale_all_dim": self.choice([0.5, 1.0])}
+        if self.flag():
+            config["rope_parameters"] = {"rope_theta": theta, **scaling}
+        else:
+            config["rope_theta"] = theta
+            if kind != "default":
+                config["rope_scaling"] = scaling
+
+    def layer_types(self, config: Config, odd_one: str = "full_attention") -> None:
+        config["layer_types"] = [self.choice(["sliding_attention", odd_one]) for _ in range(config["num_hidden_layers"])]
+
+    def base(self, **options: Any) -> Config:
+        config: Config = {
+            "vocab_size": self.choice([64, 89, 128]),
+            "num_hidden_layers": self.choice([1, 2, 3, 4]),
+            "max_position_embeddings": LONGEST,
+            "rms_norm_eps": self.choice([1e-6, 1e-5, 1e-3]),
+            "tie_word_embeddings": self.flag(),
+            "bos_token_id": None,
+            "eos_token_id": 2,
+            "pad_token_id": None,
+        }
+        self.heads(config)
+        return config | options
+
+
+def llama(draw: Draw) -> Config:
+    config = draw.base(hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]))
+    if draw.flag():
+        config["head_dim"] = draw.choice([6, 10, 16, 20])
+    config |= {"attention_bias": draw.flag(), "mlp_bias": draw.flag()}
+    draw.rope(config)
+    return config
+
+
+def qwen2(draw: Draw) -> Config:
+    config = draw.base()
+    draw.rope(config)
+    if draw.flag():
+        config |= {
+            "use_sliding_window": True,
+            "sliding_window": draw.window(),
+            "max_window_layers": draw.randrange(config["num_hidden_layers"] + 1),
+        }
+    return config
+
+
+def qwen3(draw: Draw) -> Config:
+    return qwen2(draw) | {"head_dim": draw.choice([8, 10, 16]), "attention_bias": draw.flag()}
+
+
+def experts(draw: Draw, count: str, chosen: str = "num_experts_per_tok", width: str = "moe_intermediate_size") -> Config:
+    total = draw.choice([4, 5, 8])
+    config = {count: total, chosen: draw.randrange(1, total)}
+    return config | ({width: draw.choice([12, 20, 32])} if width else {})
+
+
+def qwen3_moe(draw: Draw) -> Config:
+    config = qwen3(draw) | experts(draw, "num_experts")
+    config |= {"norm_topk_prob": draw.flag(), "decoder_sparse_step": draw.choice([1, 1, 2])}
+    config["mlp_only_layers"] = [0] if draw.flag(0.3) else []
+    return config
+
+
+def qwen2_moe(draw: Draw) -> Config:
+    config = qwen2(draw) | experts(draw, "num_experts")
+    config |= {
+        "norm_topk_prob": draw.flag(),
+        "decoder_sparse_step": draw.choice([1, 1, 2]),
+        "shared_expert_intermediate_size": draw.choice([16, 24, 40]),
+        "mlp_only_layers": [0] if draw.flag(0.3) else [],
+        "qkv_bias": draw.flag(0.8),
+    }
+    return config
+
+
+def ernie4_5(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 12, 16]), use_bias=draw.flag())
+    draw.rope(config, ("default", "linear", "dynamic"))
+    return config
+
+
+def mistral(draw: Draw) -> Config:
+    config = draw.base(sliding_window=draw.choice([None, draw.window()]))
+    if draw.flag():
+        config["head_dim"] = draw.choice([6, 10, 16, 20])
+    draw.rope(config)
+    return config
+
+
+def ministral3(draw: Draw) -> Config:
+    config = mistral(draw)
+    config.pop("rope_theta", None)
+    config.pop("rope_scaling", None)
+    config["rope_parameters"] = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": draw.choice([16, 32]),
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": draw.choice([0.1, 0.3]),
+    }
+    return config
+
+
+def mixtral(draw: Draw) -> Config:
+    return mistral(draw) | experts(draw, "num_local_experts", width="")
+
+
+def gemma2(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 10, 16]), sliding_window=draw.window())
+    config["query_pre_attn_scalar"] = draw.choice([4, 8, 16, 24])
+    draw.rope(config, ("default", "linear"))
+    config["attn_logit_softcapping"] = draw.choice([None, 1.0, 50.0])
+    config["final_logit_softcapping"] = draw.choice([None, 2.0, 30.0])
+    if draw.flag():
+        draw.layer_types(config)
+    config["hidden_activation"] = draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"])
+    config["attention_bias"] = draw.flag(0.3)
+    return config
+
+
+def gemma3_text(draw: Draw) -> Config:
+    config = gemma2(draw)
+    config["attn_logit_softcapping"] = None
+    config["final_logit_softcapping"] = None
+    for name in ("rope_theta", "rope_scaling", "rope_parameters"):
+        config.pop(name, None)
+    if draw.flag():
+        config |= {"rope_theta": draw.choice([1e4, 1e6]), "rope_local_base_freq": draw.choice([500.0, 1e4])}
+        if draw.flag():
+            config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+        if "layer_types" not in config:
+            config["sliding_window_pattern"] = draw.choice([2, 3, 6])
+    else:
+        full = draw.choice([{"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}])
+        config["rope_parameters"] = {
+            "full_attention": {"rope_theta": 1e6, **full},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+        draw.layer_types(config)
+    return config
+
+
+def phi3(draw: Draw) -> Config:
+    config = draw.base(sliding_window=draw.choice([None, draw.window()]), intermediate_size=draw.choice([24, 38, 50]))
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    share = draw.choice([1.0, 1.0, 0.5])
+    if share != 1.0 and (head_dim // 2) % 2:
+        share = 1.0
+    half = int(head_dim * share) // 2
+    original = draw.choice([16, 48, 512])
+    if draw.flag():
+        config["original_max_position_embeddings"] = original
+        config["rope_scaling"] = {
+            "type": "longrope",
+            "short_factor": [1 + 0.1 * i for i in range(half)],
+            "long_factor": [1.5 + 0.5 * i for i in range(half)],
+        }
+        config["max_position_embeddings"] = 512
+    else:
+        config["original_max_position_embeddings"] = config["max_position_embeddings"]
+    config |= {"rope_theta": draw.choice([1e4, 1e5]), "partial_rotary_factor": share}
+    return config
+
+
+def glm4(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 12, 16]), attention_bias=draw.flag())
+    config |= {"partial_rotary_factor": draw.choice([0.5, 1.0]), "rope_theta": 1e4}
+    return config
+
+
+def glm4_moe(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 12, 16]), attention_bias=draw.flag(), use_qk_norm=draw.flag())
+    config |= {"partial_rotary_factor": draw.choice([0.5, 1.0]), "rope_theta": 1e4}
+    total = draw.choice([4, 8])
+    config |= {
+        "n_routed_experts": total,
+        "moe_intermediate_size": draw.choice([12, 20]),
+        "num_experts_per_tok": draw.choice([1, 2]),
+    }
+    config |= {
+        "n_shared_experts": draw.choice([1, 2]),
+        "first_k_dense_replace": draw.choice([0, 1]),
+        "norm_topk_prob": draw.flag(),
+    }
+    config |= {"n_group": draw.choice([1, 2]), "routed_scaling_factor": draw.choice([1.0, 2.5])}
+    config["topk_group"] = draw.randrange(1, config["n_group"] + 1)
+    return config
+
+
+def latent(draw: Draw, config: Config) -> None:
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config |= {
+        "q_lora_rank": draw.choice([None, 12, 20]),
+        "kv_lora_rank": draw.choice([16, 24]),
+        "qk_rope_head_dim": draw.choice([4, 8]),
+        "qk_nope_head_dim": draw.choice([8, 12]),
+        "v_head_dim": draw.choice([8, 12]),
+    }
+
+
+def glm4_moe_lite(draw: Draw) -> Config:
+    config = glm4_moe(draw)
+    for name in ("head_dim", "use_qk_norm", "first_k_dense_replace", "partial_rotary_factor"):
+        config.pop(name)
+    latent(draw, config)
+    config["q_lora_rank"] = config["q_lora_rank"] or 16
+    config["mlp_layer_types"] = [draw.choice(["sparse", "dense"]) for _ in range(config["num_hidden_layers"])]
+    return config
+
+
+def deepseek_v2(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(0.3))
+    latent(draw, config)
+    total = draw.choice([4, 8])
+    config |= {
+        "n_routed_experts": total,
+        "moe_intermediate_size": draw.choice([12, 20]),
+        "num_experts_per_tok": draw.choice([1, 2]),
+    }
+    config |= {"n_shared_experts": draw.choice([1, 2]), "first_k_dense_replace": draw.choice([0, 1])}
+    config["routed_scaling_factor"] = draw.choice([1.0, 2.5])
+    config["topk_method"] = "greedy"
+    if draw.flag():
+        config |= {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": draw.choice([1, 2])}
+    draw.rope(config, ("default", "yarn"))
+    return config
+
+
+def deepseek_v3(draw: Draw) -> Config:
+    config = deepseek_v2(draw)
+    config.pop("topk_method")
+    config |= {
+        "n_group": 2,
+        "topk_group": draw.choice([1, 2]),
+        "norm_topk_prob": draw.flag(),
+        "rope_interleave": draw.flag(0.7),
+    }
+    return config
+
+
+def smollm3(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), mlp_bias=draw.flag())
+    draw.rope(config)
+    if draw.flag():
+        config["no_rope_layers"] = [draw.choice([0, 1]) for _ in range(config["num_hidden_layers"])]
+    else:
+        config["no_rope_layer_interval"] = draw.choice([2, 3, 4])
+    if draw.flag():
+        config |= {"use_sliding_window": True, "sliding_window": draw.window()}
+    return config
+
+
+def granite(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), mlp_bias=draw.flag())
+    draw.rope(config)
+    config |= {
+        "embedding_multiplier": draw.choice([1.0, 12.0]),
+        "logits_scaling": draw.choice([1.0, 3.0]),
+        "residual_multiplier": draw.choice([1.0, 0.22]),
+        "attention_multiplier": draw.choice([1.0, 0.1]),
+    }
+    return config
+
+
+def granitemoe(draw: Draw) -> Config:
+    config = granite(draw) | experts(draw, "num_local_experts", width="")
+    config.pop("mlp_bias")
+    return config
+
+
+def olmo2(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag())
+    draw.rope(config)
+    return config
+
+
+def olmo3(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), sliding_window=draw.window())
+    draw.rope(config, ("default", "yarn"))
+    flat = config.pop("rope_parameters", None)
+    if flat is not None:
+        flat.pop("truncate", None)  # transformers looks for it beside the entries of the layer kinds
+        config["rope_parameters"] = {"full_attention": flat, "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
+    if draw.flag():
+        draw.layer_types(config)
+    return config
+
+
+def exaone4(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 12, 16]), sliding_window=draw.choice([None, draw.window()]))
+    draw.rope(config, ("default", "llama3"))
+    if config["sliding_window"] is None:
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    elif draw.flag():
+        draw.layer_types(config)
+    else:
+        config["sliding_window_pattern"] = draw.choice([2, 4])
+    return config
+
+
+def seed_oss(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 12, 16]), attention_bias=draw.flag(), attention_out_bias=draw.flag())
+    config["mlp_bias"] = draw.flag()
+    draw.rope(config)
+    return config
+
+
+def minimax_m2(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 16])) | experts(draw, "num_local_experts", width="")
+    return config | {"rotary_dim": draw.choice([4, 8]), "rope_theta": 1e6}
+
+
+def gpt_oss(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 16]), sliding_window=draw.window()) | experts(
+        draw, "num_local_experts", width=""
+    )
+    config |= {"attention_bias": draw.flag(0.7), "tie_word_embeddings": False}
+    draw.rope(config, ("default", "yarn"))
+    if draw.flag():
+        draw.layer_types(config)
+    return config
+
+
+def cohere2(draw: Draw) -> Config:
+    config = draw.base(sliding_window=draw.window(), logit_scale=draw.choice([0.0625, 0.5, 1.0]))
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    config["attention_bias"] = draw.flag()
+    draw.rope(config, ("default",))
+    if draw.flag():
+        draw.layer_types(config)
+    return config
+
+
+def cohere(draw: Draw) -> Config:
+    config = cohere2(draw)
+    for name in ("sliding_window", "layer_types"):
+        config.pop(name, None)
+    return config | {"use_qk_norm": draw.flag()}
+
+
+def hunyuan_v1_dense(draw: Draw) -> Config:
+    config = draw.base(attention_bias=draw.flag(), head_dim=draw.choice([8, 16]))
+    config["rope_theta"] = 1e4
+    if draw.flag():
+        config["rope_scaling"] = {"type": "dynamic", "alpha": 100.0, "factor": 1.0}
+    return config
+
+
+def starcoder2(draw: Draw) -> Config:
+    config = draw.base(use_bias=draw.flag(), sliding_window=draw.choice([None, draw.window()]))
+    config["norm_epsilon"] = config.pop("rms_norm_eps")
+    draw.rope(config, ("default", "linear"))
+    return config
+
+
+def llama4_text(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 16]), attention_bias=draw.flag(0.3)) | experts(
+        draw, "num_local_experts", width=""
+    )
+    config |= {
+        "intermediate_size_mlp": draw.choice([20, 36]),
+        "interleave_moe_layer_step": draw.choice([1, 2]),
+        "attention_chunk_size": draw.choice([16, 33, 128]),
+        "use_qk_norm": draw.flag(),
+        "attn_temperature_tuning": draw.flag(),
+        "floor_scale": 16,
+        "attn_scale": 0.1,
+    }
+    draw.rope(config, ("default", "llama3"))
+    return config
+
+
+FAMILIES: dict[str, Callable[[Draw], Config]] = {
+    maker.__name__: maker
+    for maker in (
+        *(llama, qwen2, qwen3, qwen3_moe, qwen2_moe, ernie4_5, mistral, ministral3, mixtral, gemma2, gemma3_text, phi3, glm4),
+        *(glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe, olmo2, olmo3, exaone4, seed_oss),
+        *(minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense, starcoder2, llama4_text),
+    )
+}
+
+
+def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Give every parameter values that make answers differ: linears keep the scale of their input, norms vary around theirs."""
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    with torch.no_grad():
+        for name, parameter in (*model.named_parameters(), *buffers):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1 or name.endswith("_bias"):
+                parameter.add_(0.2 * noise)
+            elif "embed_tokens" in name:
+                parameter.copy_(noise * 0.5)
+            else:
+                parameter.copy_(noise * (1.2 / math.sqrt(parameter.shape[-1])))
+
+
+def answer(model: Any, prompt: list[int]) -> Config | None:
+    """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each. None: too close to call."""
+    tokens, tops, cache, new = [], [], None, prompt
+    for _ in range(NUM_OUTPUTS):
+        with torch.no_grad():
+            output = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        best = torch.log_softmax(output.logits[0, -1].float(), -1).topk(3)
+        tops.append([[int(index), float(value)] for value, index in zip(*best, strict=True)])
+        if tops[-1][0][1] - tops[-1][1][1] < MARGIN:
+            return None
+        new = [tops[-1][0][0]]
+        tokens += new
+    return {"prompt_token_ids": prompt, "greedy_token_ids": tokens, "top_logprobs": tops}
+
+
+def make(family: str, seed: int, place: Path) -> str:
+    """Write one checkpoint; return what was refused, or nothing."""
+    draw = Draw(f"{family} {seed}")
+    config = FAMILIES[family](draw) | {"model_type": family}
+    try:
+        plain = AutoConfig.for_model(**json.loads(json.dumps(config)))
+        model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager", experts_implementation="eager").eval()
+    except Exception as error:  # combinations that transformers refuses
+        return f"{type(error).__name__}: {error}"
+    randomize(model, torch.Generator().manual_seed(seed))
+    model.tie_weights()
+    try:
+        prompts = ([draw.randrange(3, config["vocab_size"]) for _ in range(PROMPT_LENGTH)] for _ in range(20))
+        expected = next(filter(None, (answer(model, prompt) for prompt in prompts)), None)
+    except Exception as error:  # shapes that transformers cannot compute
+        return f"{type(error).__name__}: {error}"
+    if expected is None:
+        return "no prompt with a clear answer"
+    model.save_pretrained(place)
+    if draw.flag():  # keep the file as somebody wrote it, instead of with every option
+        (place / "config.json").write_text(json.dumps(config | {"architectures": [type(model).__name__]}, indent=1))
+    (place / "expected.json").write_text(json.dumps(expected))
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for family in options.family:
+        refused = []
+        for seed in range(options.seed, options.seed + options.count):
+            reason = make(family, seed, options.out / f"{family}-{seed}")
+            refused += [f"{seed}: {reason[:160]}"] if reason else []
+        print(f"{family}: {options.count - len(refused)} of {options.count}", *refused, sep="\n    ", flush=True)
+
+
+if __name__ == "__main__":
+    main()
