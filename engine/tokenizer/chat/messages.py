@@ -5,6 +5,7 @@ Called by `template.py` in the tokenizer processes. Pure. Mistakes raise a Reque
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -14,11 +15,34 @@ from engine.errors import RequestError
 Message = dict[str, Any]
 
 MEDIA_TYPES = ("image", "video")  # types of the api process for parts with media, regardless of their original type
+REASONING_FIELDS = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # as templates and clients call it; the first one given counts
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type of part -> its field
 
 
+class Arguments(dict[str, Any]):
+    """Arguments of a call, with the text that the client sent. A template sees only the dictionary."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, values: dict[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+
+def arguments_text(arguments: Any) -> str:
+    """Return arguments as text: the client's own if it sent text, otherwise JSON as templates write it."""
+    if isinstance(arguments, str):
+        return arguments
+    return arguments._text if isinstance(arguments, Arguments) else json.dumps(arguments, ensure_ascii=False)
+
+
 def read_messages(data: bytes) -> list[Message]:
-    """Return the messages with every content as a string or a list of text parts, and tool call arguments as objects."""
+    """Return the messages with every content as a string or a list of text parts (or None beside tool calls), and tool call
+    arguments as objects."""
     messages = read_json(data, list[dict[str, Any]], "messages")
     if not messages:
         raise RequestError("messages is empty; a chat needs at least one message", param="messages")
@@ -38,7 +62,7 @@ def with_media_as(messages: list[Message], forms: dict[str, Message]) -> list[Me
     shown = []
     for message in messages:
         content = message["content"]
-        if not isinstance(content, str):
+        if isinstance(content, list):
             content = [forms.get(part["type"], part) for part in content]
         shown.append(message | {"content": content})
     return shown
@@ -46,7 +70,7 @@ def with_media_as(messages: list[Message], forms: dict[str, Message]) -> list[Me
 
 def media_of(messages: list[Message]) -> list[str]:
     """Return the kinds of the images and videos, in order."""
-    parts = (part for message in messages if not isinstance(message["content"], str) for part in message["content"])
+    parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
     return [part["type"] for part in parts if part["type"] in MEDIA_TYPES]
 
 
@@ -60,11 +84,11 @@ def with_part_contents(messages: list[Message]) -> list[Message]:
     return [message | {"content": _parted(message["content"])} for message in messages]
 
 
-def _joined(content: str | list[Message]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _joined(content: str | list[Message] | None) -> str | None:
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-def _parted(content: str | list[Message]) -> list[Message]:
+def _parted(content: str | list[Message] | None) -> list[Message] | None:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -77,12 +101,14 @@ def _normalized(message: Message, where: str) -> Message:
     if refusal and isinstance(refusal, str) and not normalized["content"]:
         normalized["content"] = refusal
     if message.get("tool_calls"):
+        if message.get("content") is None:
+            normalized["content"] = normalized["content"] or None
         normalized["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     else:
         normalized.pop("tool_calls", None)  # for a client an empty list means none, but not for a template
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str):  # templates use either name
-        normalized["reasoning_content"] = normalized["reasoning"] = reasoning
+    reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name)), None)
+    if isinstance(reasoning, str):  # each template uses one of the names
+        normalized |= dict.fromkeys(REASONING_FIELDS, reasoning)
     return normalized
 
 
@@ -102,7 +128,7 @@ def _function_id(name: Any) -> str:
 
 
 def _content(content: Any, where: str) -> str | list[Message]:
-    """Return the content. None (with tool calls) becomes an empty string, because templates add it to strings."""
+    """Return the content; None becomes an empty string, because templates add it to strings."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -151,7 +177,7 @@ def _arguments(arguments: Any) -> Any:
             decoded = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, RecursionError):
             return arguments
-        return decoded if isinstance(decoded, dict) else arguments
+        return Arguments(decoded, arguments) if isinstance(decoded, dict) else arguments
     return arguments if isinstance(arguments, dict) else msgspec.json.encode(arguments).decode()
 
 

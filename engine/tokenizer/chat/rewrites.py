@@ -1,7 +1,7 @@
 """Rewrites a conversation for templates that would drop or reject a part of it.
 
 Called by `showing.py`, which determines what a template needs. Pure: each function returns new messages and changes none.
-Contents are strings or lists of parts, as from `read_messages`.
+Contents are as from `read_messages`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.tokenizer.chat.messages import Message
+from engine.tokenizer.chat.messages import REASONING_FIELDS, Message, arguments_text
 from shm.blake2 import blake2b
 
 SEPARATOR = "\n\n"  # between joined contents
@@ -77,10 +77,20 @@ def with_calls_as(messages: list[Message], is_content_none: bool, are_texts: boo
 
     def change(message: Message) -> Message:
         content = None if is_content_none and not message["content"] else message["content"]
-        calls = _with_arguments(message["tool_calls"], _as_text) if are_texts else message["tool_calls"]
+        calls = _with_arguments(message["tool_calls"], arguments_text) if are_texts else message["tool_calls"]
         return message | {"content": content, "tool_calls": calls}
 
     return _with_each_caller(messages, change)
+
+
+def with_empty_contents(messages: list[Message]) -> list[Message]:
+    """Give calls an empty content instead of None, for templates that would print it."""
+    return [message | {"content": ""} if message["content"] is None else message for message in messages]
+
+
+def with_argument_texts(messages: list[Message]) -> list[Message]:
+    """Give calls the client's own text as arguments, so that a prompt has the tokens that the model wrote."""
+    return with_calls_as(messages, is_content_none=False, are_texts=True)
 
 
 def with_malformed_arguments_in_object(messages: list[Message]) -> list[Message]:
@@ -135,7 +145,7 @@ def with_text_before_calls(messages: list[Message]) -> list[Message]:
     for message in messages:
         if message.get("tool_calls") and message["content"]:
             made.append({key: value for key, value in message.items() if key != "tool_calls"})
-            message = {key: value for key, value in message.items() if "reasoning" not in key} | {"content": ""}
+            message = {key: value for key, value in message.items() if key not in REASONING_FIELDS} | {"content": ""}
         made.append(message)
     return made
 
@@ -168,10 +178,6 @@ def _with_each_caller(messages: list[Message], change: Callable[[Message], Messa
 
 def _with_arguments(calls: Iterable[Message], change: Callable[[Any], Any]) -> list[Message]:
     return [call | {"function": call["function"] | {"arguments": change(call["function"]["arguments"])}} for call in calls]
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
 
 
 def _take_result(results: list[Message], call: Message, later: list[Message]) -> Message | None:

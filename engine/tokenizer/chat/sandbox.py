@@ -94,6 +94,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         del self.globals["lipsum"]
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow `append` to lists, with which Kimi-K2's template sorts messages; all others change nothing."""
+        return (type(obj) is list and attr == "append") or super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Limit integers: arithmetic on huge ones is one call, which the timer cannot interrupt."""
         if isinstance(left, int) and isinstance(right, int):

@@ -2,24 +2,27 @@
 
 Called by `template.py`. A part of a conversation that never reaches the prompt is worse than a slightly unusual prompt:
 templates silently drop the `developer` role, a second system message, the second of two calls, or text beside a call. A
-conversation with none of these is rendered as it is, without trials.
+conversation with none of these is rendered as it is, without trials, and so is one that the template shows completely.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from engine.errors import RequestError
-from engine.tokenizer.chat.messages import Message
+from engine.tokenizer.chat.messages import REASONING_FIELDS, Message
 from engine.tokenizer.chat.rewrites import (
     SYSTEM_ROLES,
     with_alternating_roles,
+    with_argument_texts,
     with_calls_as,
     with_calls_in_content,
     with_developer_as_system,
+    with_empty_contents,
     with_malformed_arguments_in_object,
     with_one_system,
     with_results_as_user,
@@ -36,7 +39,11 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MARK = "tokamakprobe"  # only letters: no template quotes or cuts them
 _SHORT_IDS = ("tokamak00", "tokamak01")
 _LONG_IDS = ("call_tokamak_0123456789abcdef", "call_tokamak_0123456789abcdff")
+_ARGUMENTS = {"first": _MARK, "second": 2}
+_ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
+_MAX_SHAPES = 256  # of conversations, with the result of their trial
 _CALL_FORMS = ((False, False), (True, False), (False, True), (True, True))  # what most templates take comes first
+_DICTIONARY = f"{{'first': '{_MARK}"  # arguments in Python's notation, from a template that expects text
 _PROBE_TOOLS = [
     {
         "type": "function",
@@ -60,9 +67,12 @@ class Showing:
         self._source = source
         self._attempt = attempt
         self._known_roles = set(_ROLES)
+        self._is_shape_shown: dict[object, bool] = {}
 
     def rewrite(self, messages: list[Message]) -> list[Message]:
         """Return the messages rewritten so that the template shows all of them. Raises RequestError if it would drop a role."""
+        if any(message["content"] is None for message in messages) and not self._takes_none:
+            messages = with_empty_contents(messages)
         roles = [message["role"] for message in messages]
         self._check_roles(roles)
         has_calls = "tool" in roles or any(message.get("tool_calls") for message in messages)
@@ -70,6 +80,9 @@ class Showing:
         is_late = len(systems) > (roles[0] in SYSTEM_ROLES)
         if "developer" in systems and not (self._knows_late_developer if is_late else self._knows_developer):
             messages = with_developer_as_system(messages)
+        is_unusual = self._has_unusual_turns([message["role"] for message in messages], has_calls)
+        if (is_unusual or systems) and self._shows_as_it_is(messages):
+            return self._own_texts(messages) if has_calls else messages
         if has_calls:
             for change in self._call_rewrites:
                 messages = change(messages)
@@ -78,6 +91,20 @@ class Showing:
         if self._has_unusual_turns([message["role"] for message in messages], has_calls) and self._wants_turns:
             messages = with_alternating_roles(messages)
         return messages
+
+    def _shows_as_it_is(self, messages: list[Message]) -> bool:
+        """Return whether a conversation of the same shape, with a mark in each part, appears completely."""
+        shape = tuple(map(_shape_of, messages))
+        if shape not in self._is_shape_shown:
+            if len(self._is_shape_shown) >= _MAX_SHAPES:
+                self._is_shape_shown.clear()
+            marked, num_marks = _marked(messages)
+            tools = _PROBE_TOOLS if any("tool_calls" in message for message in messages) else self._tools
+            text = self._attempt(marked, tools)
+            self._is_shape_shown[shape] = _DICTIONARY not in text and all(
+                f"{_MARK}{number:04}" in text for number in range(num_marks)
+            )
+        return self._is_shape_shown[shape]
 
     # ------------------------------------------------------------------------------------------------------- roles
 
@@ -177,7 +204,31 @@ class Showing:
             changes.append(with_text_before_calls)
         if form != _CALL_FORMS[0]:
             changes.append(lambda messages: with_calls_as(messages, *form))
+        changes.append(self._own_texts)
         return tuple(changes)
+
+    def _own_texts(self, messages: list[Message]) -> list[Message]:
+        """Give calls the client's own text as arguments if the template writes it as it is."""
+        return with_argument_texts(messages) if self._writes_texts else messages
+
+    @cached_property
+    def _takes_none(self) -> bool:
+        """Whether calls with None as content look as without a content, and not as with a text."""
+
+        def written(content: str | None) -> str:
+            call = _assistant("", _call("first", {"first": _MARK}, _SHORT_IDS[0])) | {"content": content}
+            return self._attempt([_user("u"), call, _result(_MARK, _SHORT_IDS[0]), _assistant("a"), _user("v")], _PROBE_TOOLS)
+
+        with_none, with_empty = written(None), written("")
+        return with_none.count(_MARK) >= max(with_empty.count(_MARK), 2) and len(with_none) <= len(with_empty)
+
+    @cached_property
+    def _writes_texts(self) -> bool:
+        def written(arguments: Any) -> str:
+            call = _assistant("", _call("first", arguments, _SHORT_IDS[0]))
+            return self._attempt([_user("u"), call, _result("r", _SHORT_IDS[0]), _assistant("a"), _user("v")], _PROBE_TOOLS)
+
+        return _ARGUMENTS_TEXT in written(_ARGUMENTS) == written(_ARGUMENTS_TEXT)
 
     def _shows_turn(self, form: tuple[bool, bool], call_id: str = _SHORT_IDS[0], arguments: Any = None, said: str = "") -> bool:
         """Return whether a call appears with its arguments, its result and the text beside it."""
@@ -194,7 +245,8 @@ class Showing:
         return self._shows(with_calls_as(messages, *form), 4, _PROBE_TOOLS)
 
     def _shows(self, messages: list[Message], num_marks: int, tools: Any = ...) -> bool:
-        return self._attempt(messages, self._tools if tools is ... else tools).count(_MARK) >= num_marks
+        text = self._attempt(messages, self._tools if tools is ... else tools)
+        return text.count(_MARK) >= num_marks and _DICTIONARY not in text
 
 
 def _message(role: str, content: str) -> Message:
@@ -219,3 +271,38 @@ def _call(name: str, arguments: Any, call_id: str) -> Message:
 
 def _result(content: str, call_id: str) -> Message:
     return _message("tool", content) | {"tool_call_id": call_id}
+
+
+def _shape_of(message: Message) -> object:
+    """Return what decides whether a template shows a message, regardless of its texts."""
+    content = message["content"]
+    parts = tuple(part["type"] for part in content) if isinstance(content, list) else (content is None, bool(content))
+    calls = [(call.get("id"), isinstance(call["function"]["arguments"], str)) for call in message.get("tool_calls", ())]
+    has_reasoning = any(message.get(name) for name in REASONING_FIELDS)
+    return message["role"], parts, tuple(calls), has_reasoning, message.get("tool_call_id"), frozenset(message)
+
+
+def _marked(messages: list[Message]) -> tuple[list[Message], int]:
+    """Return the messages with a numbered mark as each text and each call's arguments, and the number of marks."""
+    num_marks = 0
+
+    def mark() -> str:
+        nonlocal num_marks
+        num_marks += 1
+        return f"{_MARK}{num_marks - 1:04}"
+
+    def marked(message: Message) -> Message:
+        content = message["content"]
+        if isinstance(content, list):
+            made = message | {"content": [part | {"text": mark()} if "text" in part else part for part in content]}
+        else:
+            made = message | {"content": mark() if content else content}
+        if "tool_calls" in message:
+            made["tool_calls"] = [with_mark(call) for call in message["tool_calls"]]
+        return made
+
+    def with_mark(call: Message) -> Message:
+        arguments = mark() if isinstance(call["function"]["arguments"], str) else {"first": mark()}
+        return call | {"function": call["function"] | {"name": "first", "arguments": arguments}}
+
+    return [marked(message) for message in messages], num_marks

@@ -6,11 +6,14 @@ with requests, renders a conversation. `sandbox.py` enforces the limits.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+
+from jinja2 import UndefinedError
 
 from engine.errors import CheckpointError, RequestError
 from engine.messages import ChatPrompt
@@ -26,6 +29,7 @@ from engine.tokenizer.chat.messages import (
 )
 from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
 from engine.tokenizer.chat.showing import Showing
+from engine.tokenizer.chat.tools import with_all_fields, with_call_ids
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip text.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -41,6 +45,7 @@ _TRIAL_VARIABLES: dict[str, Any] = {
     "bos_token": "",
     "eos_token": "",
     "add_generation_prompt": True,
+    "tools": None,
     "documents": None,
     "strftime_now": datetime(2026, 1, 1).strftime,
     "functions": "",
@@ -88,7 +93,19 @@ class ChatTemplate:
                 )
         messages = with_media_as(messages, self._media_forms)
         messages = self._showing.rewrite(self._with_contents(messages))
-        return self._template.render({"messages": messages, **variables}, max_characters)
+        try:
+            return self._template.render({"messages": messages, **variables}, max_characters)
+        except (UndefinedError, TypeError):
+            complete = {
+                "messages": with_call_ids(messages),
+                **variables,
+                "tools": with_all_fields(variables.get("tools") or []),
+            }
+            try:
+                return self._template.render(complete, max_characters)
+            except (UndefinedError, TypeError):
+                pass
+            raise
 
     def _with_contents(self, messages: list[Message]) -> list[Message]:
         """Return the messages with contents as strings or lists of parts, whichever the template shows."""
@@ -98,7 +115,7 @@ class ChatTemplate:
 
     def _attempt_conversation(self, messages: list[Message], tools: Any) -> str:
         messages = messages if self._takes_strings else with_part_contents(messages)
-        return self._attempt(messages, tools=tools, **_TRIAL_VARIABLES)
+        return self._attempt(messages, tools=copy.deepcopy(tools))  # the template may change it
 
     def _form_of(self, kind: str, marks: tuple[str, ...]) -> Message | None:
         """Return the format of a part for which the template writes one placeholder; None: it shows no such parts."""
@@ -120,7 +137,7 @@ class ChatTemplate:
     def _attempt(self, messages: list[Message], **variables: Any) -> str:
         """Return the messages as text, or "" if the template rejects them."""
         try:
-            return self._template.render({"messages": messages, **variables}, max_characters=1 << 20)
+            return self._template.render({"messages": messages, **_TRIAL_VARIABLES, **variables}, max_characters=1 << 20)
         except (TemplateBoundError, MemoryError):
             raise
         except Exception:  # a template may raise anything
@@ -265,7 +282,7 @@ def _with_tag(messages: list[Message], prompt: ChatPrompt) -> list[Message]:
             raise RequestError("the final message has no text to continue", param="messages")
         tagged: Any = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _CONTINUE_TAG}]
     else:
-        tagged = content + _CONTINUE_TAG
+        tagged = (content or "") + _CONTINUE_TAG
     return [*messages[:-1], messages[-1] | {"content": tagged}]
 
 

@@ -166,6 +166,104 @@ def test_arguments_that_are_no_object_stay_as_written() -> None:
     assert '"A1mark' in render("qwen3_coder", [user(1), assistant("", call(1, '{"key": "A1mark')), user(2)])
 
 
+TEXT_ARGUMENTS = """{%- for m in messages -%}<{{ m.role }}>{{ m.content }}
+{%- for call in m.tool_calls or [] -%}[{{ call.function.name + call.function.arguments }}]{%- endfor -%}{%- endfor -%}"""
+EITHER_ARGUMENTS = TEXT_ARGUMENTS.replace(
+    "call.function.arguments }}",
+    "(call.function.arguments if call.function.arguments is string else call.function.arguments | tojson) }}",
+)
+
+
+@pytest.mark.parametrize("source", [TEXT_ARGUMENTS, EITHER_ARGUMENTS])
+@pytest.mark.parametrize("arguments", ['{"a":1,"b": "\u00e9"}', '{ "b" : [1.50, 1e3] }', "{}"])
+def test_calls_keep_the_clients_own_text(source: str, arguments: str) -> None:
+    templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
+    for messages in ([user(1), assistant("", call(1, arguments)), result(1)], [assistant("", call(1, arguments)), user(1)]):
+        assert f"[N1mark{arguments}]" in templates.render(ChatPrompt(json.dumps(messages).encode()), NOW)
+
+
+def test_text_that_a_template_wraps_is_an_object() -> None:
+    wrapping = EITHER_ARGUMENTS.replace("call.function.arguments if", "'{' + call.function.arguments + '}' if")
+    templates = ChatTemplates({"default": wrapping}, {}, 1 << 20, trusts_requests=False)
+    text = templates.render(ChatPrompt(json.dumps([user(1), assistant("", call(1, '{"a":1}')), result(1)]).encode()), NOW)
+    assert '[N1mark{"a": 1}]' in text
+
+
+def test_parts_are_probed_with_the_usual_variables() -> None:
+    """A template that adds `bos_token` and a date to a text shows no content without them."""
+    source = """{{ bos_token + strftime_now('%Y') }}{%- for m in messages -%}<{{ m.role }}>
+{%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for part in m.content -%}({{ part.text }}){%- endfor -%}
+{%- endif -%}{%- endfor -%}{%- if tools is not none -%}{{ tools | length }}{%- endif -%}"""
+    templates = ChatTemplates({"default": source}, {"bos_token": "<s>"}, 1 << 20, trusts_requests=False)
+    assert templates.render(ChatPrompt(json.dumps([user_parts(1)]).encode()), NOW) == "<s>2026<user>(U1mark)(V1mark)"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_has_every_name_that_templates_use(name: str) -> None:
+    source = "{% for m in messages %}{{ m.reasoning }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}"
+    templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
+    message = assistant("S1mark") | {name: "why "}
+    assert templates.render(ChatPrompt(json.dumps([user(1), message, user(2)]).encode()), NOW) == "why why why "
+
+
+REQUIRING = """{%- for tool in tools -%}{{ tool.function.name + tool.function.description }}
+{%- for key, schema in tool.function.parameters.properties.items() -%}{{ key + schema.description }}{%- endfor -%}{%- endfor -%}
+{%- for m in messages -%}<{{ m.role }}>{{ m.content }}{%- for c in m.tool_calls or [] -%}
+[{{ c.id + c.function.name }}{{ c.function.arguments | tojson }}]
+{%- endfor -%}{%- if m.role == 'tool' -%}{{ '@' + m.tool_call_id }}{%- endif -%}{%- endfor -%}"""
+
+
+def test_templates_that_require_optional_fields_get_them() -> None:
+    """OpenAI's API requires neither a description nor parameters of a function, and clients leave out more."""
+    templates = ChatTemplates({"default": REQUIRING}, {}, 1 << 20, trusts_requests=False)
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "description": None, "parameters": {"properties": {"k": {}}}}},
+    ]
+    unnamed = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [user(1), assistant("", unnamed), {"role": "tool", "content": "R1mark"}]
+    for sent, declared in ((tools, "fgk"), ([], "")):
+        prompt = ChatPrompt(json.dumps(messages).encode(), tools=json.dumps(sent).encode() if sent else b"")
+        assert templates.render(prompt, NOW) == f"{declared}<user>U1mark<assistant>[call_0f{{}}]<tool>R1mark@call_0"
+    broken = ChatTemplates({"default": "{{ messages[0].none.other }}"}, {}, 1 << 20, trusts_requests=False)
+    with pytest.raises(RequestError, match="no attribute"):
+        broken.render(ChatPrompt(json.dumps(messages[:1]).encode()), NOW)
+
+
+def test_templates_may_append_to_lists() -> None:
+    source = "{% set made = [] %}{% for m in messages %}{% set _ = made.append(m.content) %}{% endfor %}{{ made | join(',') }}"
+    templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
+    assert templates.render(ChatPrompt(json.dumps([user(1), user(2)]).encode()), NOW) == "U1mark,U2mark"
+    clearing = ChatTemplates({"default": "{{ messages.clear() }}"}, {}, 1 << 20, trusts_requests=False)
+    with pytest.raises(RequestError, match="unsafe"):
+        clearing.render(ChatPrompt(json.dumps([user(1)]).encode()), NOW)
+
+
+def test_a_call_without_text_is_as_the_template_likes_it() -> None:
+    source = "{%- for m in messages -%}<{{ m.role }}>{%- if m.content is not none -%}{{ m.content }}.{%- endif -%}"
+    source += "{%- for c in m.tool_calls or [] -%}{{ c.function | tojson }}{%- endfor -%}{%- endfor -%}"
+    templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
+    for content, shown in ((None, ""), ("", "."), ("S1mark", "S1mark.")):
+        message = assistant("", call(1)) | {"content": content}
+        assert f"<assistant>{shown}{{" in templates.render(ChatPrompt(json.dumps([user(1), message, result(1)]).encode()), NOW)
+    printing = ChatTemplates({"default": source.replace("m.content is not none", "true")}, {}, 1 << 20, trusts_requests=False)
+    for content in (None, ""):
+        messages = [user(1), assistant("", call(1)) | {"content": content}, result(1)]
+        assert "<assistant>.{" in printing.render(ChatPrompt(json.dumps(messages).encode()), NOW)
+
+
+def test_what_a_template_shows_completely_stays_unchanged() -> None:
+    """A template that shows the text beside a call only until the next answer must not get it as a message of its own."""
+    source = """{%- for m in messages -%}<{{ m.role }}>{%- if m.tool_calls and loop.last or not m.tool_calls
+-%}{{ m.content }}{%- endif -%}{%- for c in m.tool_calls or [] -%}{{ c.function.arguments | tojson }}
+{%- endfor -%}{%- endfor -%}"""
+    templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
+    last = templates.render(ChatPrompt(json.dumps([user(1), assistant("S1mark", call(1))]).encode()), NOW)
+    assert last == '<user>U1mark<assistant>S1mark{"key": "A1mark"}'
+    earlier = templates.render(ChatPrompt(json.dumps([user(1), assistant("S1mark", call(1)), result(1)]).encode()), NOW)
+    assert "<assistant>S1mark<assistant>{" in earlier
+
+
 def test_a_template_that_refuses_everything_says_why() -> None:
     refusing = ChatTemplates({"default": "{{ raise_exception('not today') }}"}, {}, 1 << 20, trusts_requests=False)
     for messages in CONVERSATIONS.values():
