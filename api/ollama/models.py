@@ -198,13 +198,13 @@ async def _files(model: ServedModel) -> _Files:
 
 @cache
 def _files_at(place: Path) -> _Files:
-    from engine.options.resolve_card import num_weights  # only needed here
+    from engine.checkpoint.stored_weights import StoredWeights  # only needed here
 
     files = [file for pattern in _WEIGHTS for file in place.glob(pattern)]
     try:
         is_gguf = any(file.suffix == ".gguf" for file in files)
         num_bytes = sum(file.stat().st_size for file in files)
-        return _Files("gguf" if is_gguf else "safetensors", num_bytes, num_weights(place))
+        return _Files("gguf" if is_gguf else "safetensors", num_bytes, StoredWeights.read(place).num_values)
     except (OSError, TokamakError):
         return _Files()
 

@@ -63,9 +63,9 @@ def count(least: int, most: int = MAX_WHOLE) -> Kind:
 
 
 def count_or_auto(least: int, most: int = MAX_WHOLE) -> Kind:
-    """The same, or `auto` (or -1): None."""
+    """The same, or `auto` (or -1): 0."""
     number = count(least, most)
-    return Kind("N", lambda text: None if text.strip() in ("auto", "-1") else number.parse(text))
+    return Kind("N", lambda text: 0 if text.strip() in ("auto", "-1") else number.parse(text))
 
 
 def whole_numbers(least: int, most: int) -> Kind:

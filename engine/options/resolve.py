@@ -17,6 +17,7 @@ from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.record import ModelRecord
+from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
 from engine.keys import key_digest
@@ -36,6 +37,7 @@ from engine.options.resolve_files import with_files, with_revision
 from engine.options.resolve_http import resolve_http
 from engine.options.resolve_lora import resolve_lora
 from engine.options.resolve_media import resolve_media
+from engine.options.resolve_memory import affordable_cache_bytes, check_memory
 from engine.options.resolve_parsers import resolve_parsers
 from engine.options.resolve_pooling import resolve_pooling, resolve_whole_prompts
 from engine.options.resolve_ranks import resolve_dispatch_rows, resolve_ranks, resolve_threads
@@ -145,7 +147,7 @@ def resolve(
     device = resolve_device(values["device"], values["ops"], num_ranks, ask)
     ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
-    quantization = resolve_quantization(values["quantization"], ops, model, model_path)
+    quantization = resolve_quantization(options, ops, model, model_path, dtype)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow and not model.bidirectional)
     choose_drafts(options, model, ops, is_pooling=pooling is not None)
@@ -154,20 +156,24 @@ def resolve(
     longest = model.max_position_embeddings
     if pooling is not None and pooling.max_tokens:
         longest = min(longest, pooling.max_tokens)
-    limit = _model_length(values["max_model_len"], longest)
+    limit = _model_length(values["max_model_len"] or None, longest)
     if pooling is not None and pooling.is_whole:
         limit = resolve_whole_prompts(options, limit)
     plan = resolve_plan(values["plan"], ops, device)
     captures = resolve_captures(options, plan)
     card_bytes = 0 if device == "cpu" or is_cache_asked(values) else ask().memory.get(device, 0)
     if card_bytes:
-        from engine.options.resolve_card import card_blocks, card_needs, num_weights  # needed only with a device
+        from engine.options.resolve_card import card_blocks, card_needs  # needed only with a device
 
         largest = captures["max_cudagraph_capture_size"]
-        needs = card_needs(model, num_weights(model_path), values, limit, largest)
+        needs = card_needs(model, StoredWeights.read(model_path).num_values, values, limit, largest)
         num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
     else:
         num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
+        if values["max_model_len"] == 0 and not is_cache_asked(values):
+            affordable = affordable_cache_bytes(options, model, model_path, dtype, quantization)
+            num_blocks = affordable // kv_cache.bytes_per_block - 1
+            num_kv_blocks = max(num_kv_blocks, min(math.ceil(limit / values["block_size"]), num_blocks))
     note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=card_bytes > 0)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
@@ -229,6 +235,8 @@ def resolve(
         **{f"{key}_s": values[key] for key in _SECONDS},
         max_step_time_ms=values["max_step_time"],
     )
+    if values["check_memory"]:
+        check_memory(options, config, model)
     return config, record
 
 
@@ -367,7 +375,7 @@ def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> in
     if limit <= room:
         return limit
     needed = math.ceil(limit / block_size)
-    is_asked = "max_model_len" in options.given
+    is_asked = bool(options.values["max_model_len"])
     options.notes.append(
         f"{num_kv_blocks} KV blocks hold {room} tokens, but "
         f"{f'--max-model-len {limit}' if is_asked else f'the limit {limit} of the model'} needs {needed} "

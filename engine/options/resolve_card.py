@@ -1,4 +1,4 @@
-"""Number of KV blocks that fit a device beside the rest of a rank. Pure, except for the headers of the weight files.
+"""Number of KV blocks that fit a device beside the rest of a rank. Pure.
 
 Used by `resolve.py` if neither a number of blocks nor the cache size is given, and Paddle reports the device memory. This is a
 safe estimate for the reference ops (`ops/paddle/reference.py`, everything float32); the worker checks it with the largest step
@@ -7,22 +7,17 @@ when it has loaded the weights.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
-from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import OptionError
 from shm.sizes import size_text
 
 _BYTES = 4  # per value
-_VALUES_IN = {"I32": 8, "U8": 2}  # packed 4-bit values, at most
 _MAX_SCORES = 1 << 23  # in one attention pass, with this many copies
 _COPIES_OF_SCORES = 4
 _MAX_GATHERED = 1 << 24  # gathered expert weights for a group of rows, or of one expert
@@ -88,24 +83,6 @@ def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_byt
             "--max-num-batched-tokens, --max-num-seqs or --max-model-len, or use a larger GPU"
         )
     return num_blocks
-
-
-def num_weights(path: Path) -> int:
-    """Return the number of values in the checkpoint at `path`, according to its files' headers; 0: it has no weights."""
-    gguf = GgufFile.of_checkpoint(path)
-    if gguf is not None:
-        return sum(math.prod(tensor.shape) for tensor in gguf.tensors.values())
-    return sum(map(_num_values, path.glob("*.safetensors")))
-
-
-def _num_values(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    except (OSError, ValueError, struct.error):
-        return 0  # the loader reports the error
-    tensors = [value for name, value in header.items() if name != "__metadata__"]
-    return sum(math.prod(tensor["shape"]) * _VALUES_IN.get(tensor["dtype"], 1) for tensor in tensors)
 
 
 def _inner(model: ModelConfig) -> int:

@@ -13,8 +13,12 @@ from engine.errors import OptionError
 from engine.options.table import MAX_RANKS, OPTIONS, OptionValues
 from engine.parallel.placement import max_redundant_experts
 from engine.process.nodes import seat_of
+from shm.control_groups import ROOT, group_directories
 
 _OF_SHARED_EXPERTS = ("ep_batched_token_timeout_ms", "ep_mixed_steps", "num_max_dispatch_tokens_per_rank")
+
+_QUOTAS = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # files by version: microseconds per period
+_NO_QUOTA = ("-1", "max")
 
 
 def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
@@ -115,11 +119,14 @@ def _divisors(number: int) -> list[int]:
     return [count for count in range(1, min(number, MAX_RANKS) + 1) if number % count == 0]
 
 
-def available_cores() -> int:
+def available_cores(root: Path = ROOT) -> int:
     """Return the number of cores that this process may use, by affinity and by its control group's quota."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+    for version, group in group_directories("cpu", root):
+        try:
+            quota, period = " ".join((group / name).read_text() for name in _QUOTAS[version]).split()
+        except (OSError, ValueError):
+            continue
+        if quota not in _NO_QUOTA:
+            cores = max(1, min(cores, math.ceil(int(quota) / int(period))))
+    return cores

@@ -11,6 +11,7 @@ from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import GgufFile
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, OptionError
+from engine.options.resolve_memory import choose_quantization
 from engine.options.table import OptionValues
 
 _BFLOAT16_FLAG = "avx512_bf16"  # Linux's name of the flag
@@ -31,11 +32,13 @@ def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels
     return asked
 
 
-def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -> str:
+def resolve_quantization(options: OptionValues, ops: str, model: ModelConfig, path: Path, dtype: str) -> str:
     """Return the quantization. Weights that are stored as integers are never quantized again."""
-    if asked == "none":
-        return asked
-    if ops not in ("native", "cuda"):
+    asked: str = options.values["quantization"]
+    has_kernels = ops in ("native", "cuda")
+    if asked == "none" or (asked == "auto" and not has_kernels):
+        return "none"
+    if not has_kernels:
         raise OptionError(
             f"--quantization {asked} needs native ops (--ops cuda on GPUs), but the ops are {ops}; use --quantization none"
         )
@@ -43,6 +46,8 @@ def resolve_quantization(asked: str, ops: str, model: ModelConfig, path: Path) -
         stored = model.quantization.method if model.quantization else _stored_types(path)
     except CheckpointError as error:
         raise OptionError(f"--model {path}: {error}") from error
+    if asked == "auto":
+        return "none" if stored else choose_quantization(options, model, path, dtype)
     if stored:
         raise OptionError(
             f"--quantization {asked}: the weights in {path} are already quantized ({stored}) and are used as they "

@@ -152,7 +152,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "data type of weights that are not quantized; auto: the fastest on this processor",
         ),
         Option(
-            "quantization", choice("none", "wint8", "wint4"), "none", "quantize linear weights to 8 or 4 bits while loading"
+            "quantization",
+            choice("none", "wint8", "wint4", "auto"),
+            "none",
+            "quantize linear weights to 8 or 4 bits while loading; auto: as little as makes them fit into memory",
         ),
         Option("revision", text("NAME"), "", "branch, tag or commit of a model on the hub; default: its main branch"),
         Option(
@@ -175,8 +178,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "max-model-len",
             count_or_auto(2),
             None,
-            "maximum tokens of a prompt and its answer, such as 32k; auto: the limit of the model (default)",
+            "maximum tokens of a prompt and its answer, such as 32k; auto: what fits into memory; default: the limit of the "
+            "model, or what the default KV cache holds",
         ),
+        Option("check-memory", flag(), True, "refuse to start an engine that does not fit into memory"),
         Option("enable-lora", flag(), False, "accept LoRA adapters; each is served under a model name of its own"),
         Option(
             "lora-modules",

@@ -39,6 +39,7 @@ from engine.supervisor.progress import Progress
 from engine.supervisor.restarts import HEALTHY_S, RestartTable
 from engine.supervisor.signals import SignalCatcher
 from shm.counters import State
+from shm.memory import num_oom_kills
 from shm.process import ProcessIdentity
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from engine.process.control import ControlServer
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
-OUT_OF_MEMORY = (  # the likeliest cause of this signal; the kernel does not report it to the process
-    " (probably out of memory); raise the memory limit of the container or machine, or use a smaller model, --quantization "
-    "wint4 or a smaller --kv-cache-memory"
+OUT_OF_MEMORY = (
+    " (out of memory: the kernel killed it); raise the memory limit of the container or machine, or use a smaller model, "
+    "--quantization wint4 or a smaller --kv-cache-memory"
 )
 _SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL if there is nothing to wait for
 
@@ -96,6 +97,7 @@ class Supervisor:
         self._relay = relay
         self._phase = Phase.STARTING
         self._exit_code = 0
+        self._num_oom_kills = num_oom_kills()
         self._texts: dict[str, str] = {}  # progress texts of starting children
         self._stop_roles: list[str] = []  # still to be stopped
         counters = segments.counters
@@ -289,6 +291,9 @@ class Supervisor:
         del self.children[child.name]
         code = child.reap()
         how = describe_exit(code)
+        if code == -SIGKILL and num_oom_kills() > self._num_oom_kills:
+            self._num_oom_kills = num_oom_kills()
+            how += OUT_OF_MEMORY
         if self._phase is Phase.STOPPING:
             return
         row = self._rows[child.name]
@@ -299,8 +304,7 @@ class Supervisor:
             self._end_peers(child)
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready and not child.is_asked_to_end:
-            hint = OUT_OF_MEMORY if code == -SIGKILL and not child.failure else ""
-            self._fail(f"the engine cannot start: {cause}{hint}", child)
+            self._fail(f"the engine cannot start: {cause}", child)
         elif child.is_asked_to_end or self._may_go_on(child):
             self._start_again(child, cause)
         else:

@@ -9,10 +9,11 @@ import pytest
 
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.resolve import resolve
-from engine.options.resolve_card import CardNeeds, card_blocks, card_needs, num_weights
+from engine.options.resolve_card import CardNeeds, card_blocks, card_needs
 from engine.options.resolve_device import InstalledPaddle
 from engine.options.table import read_options
 from tests.paths import GOLDEN
@@ -43,11 +44,11 @@ def test_no_room_is_an_error_with_each_part() -> None:
 
 
 def test_weights_are_counted_in_the_files(tmp_path: Path) -> None:
-    assert num_weights(tmp_path) == 0
+    assert StoredWeights.read(tmp_path) == StoredWeights()
     stored = sum(path.stat().st_size for path in MODEL.glob("*.safetensors"))
-    assert stored / 4.1 < num_weights(MODEL) < stored
+    assert stored / 4.1 < StoredWeights.read(MODEL).num_values < stored
     (tmp_path / "model.safetensors").write_bytes(b"short")
-    assert num_weights(tmp_path) == 0, "the loader reports the error"
+    assert StoredWeights.read(tmp_path) == StoredWeights(), "the loader reports the error"
 
 
 def test_cache_gets_the_remaining_memory() -> None:
@@ -63,7 +64,7 @@ def test_cache_gets_the_remaining_memory() -> None:
 
 def test_rounded_weights_leave_more_of_it() -> None:
     """A value is a byte or less; embeddings are floats, and their head has a copy of its own."""
-    model, values, count = ModelConfig.read(MODEL), read_options([str(MODEL)], {}).values, num_weights(MODEL)
+    model, values, count = ModelConfig.read(MODEL), read_options([str(MODEL)], {}).values, StoredWeights.read(MODEL).num_values
     embedding = model.vocab_size * model.hidden_size
     assert model.tie_word_embeddings
     found = {}

@@ -1,0 +1,98 @@
+"""How much a checkpoint's files hold, by their headers: from it the launcher estimates the memory of loaded weights.
+
+Pure, except for the headers of the files. A file that cannot be read counts as nothing; the loader reports the error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.model_config import ModelConfig
+
+_FLOATS = ("F64", "F32", "F16", "BF16", "U16")  # U16: bfloat16 in Paddle's files
+_VALUES_IN = {"I32": 8, "U8": 2}  # packed 4-bit values, at most
+_FLOAT_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+_LONGEST_HEADER = 100 << 20  # bytes
+_SMALL_BYTES = 4  # of a value of norms and biases
+_HELD_IN_4_BITS = 5.1  # stored bits per value, up to which kernels hold 4
+_BYTES_OF_4_BITS, _BYTES_OF_8_BITS = 0.625, 1.125  # per value, with a float32 scale and offset for each 32 or 64 values
+_ROUNDED_BYTES = {"wint4": _BYTES_OF_4_BITS, "wint8": 1.01}  # wint8 has one scale per output
+
+
+class StoredWeights(msgspec.Struct, frozen=True):
+    """Sums over all tensors of the files."""
+
+    num_values: int = 0
+    num_in_matrices: int = 0  # floats with at least two dimensions
+    num_others: int = 0  # floats of norms and biases
+    integer_bytes: int = 0  # as the kernels hold them
+
+    @staticmethod
+    def read(path: Path) -> StoredWeights:
+        """Read the headers of the checkpoint directory `path`."""
+        gguf = GgufFile.of_checkpoint(path)
+        tensors = _gguf_tensors(gguf) if gguf is not None else _tensors(path)
+        values = matrices = others = integers = 0
+        for num_values, is_matrix, num_bytes in tensors:
+            values += num_values
+            if num_bytes:
+                integers += num_bytes
+            elif is_matrix:
+                matrices += num_values
+            else:
+                others += num_values
+        return StoredWeights(values, matrices, others, integers)
+
+    @staticmethod
+    def of_config(model: ModelConfig) -> StoredWeights:
+        """Return an estimate for a checkpoint without files (random weights)."""
+        width, heads = model.hidden_size, model.num_attention_heads + 2 * model.num_kv_heads
+        attention = width * model.head_dim * (heads + model.num_attention_heads)
+        dense = 3 * width * model.intermediate_size
+        embeddings = model.vocab_size * width * (1 if model.tie_word_embeddings else 2)
+        total = model.num_layers * (attention + dense) + embeddings
+        if model.experts is not None:
+            experts = model.experts
+            sparse = 3 * width * (experts.num_experts * experts.intermediate_size + experts.shared_intermediate_size)
+            total += len(experts.sparse_layers) * (sparse - dense)
+        return StoredWeights(total, total)
+
+    def num_bytes(self, model: ModelConfig, dtype: str, quantization: str) -> int:
+        """Return the bytes of the loaded weights. Embeddings are floats of `dtype`, unless they are the head's as well."""
+        rounded = _ROUNDED_BYTES.get(quantization, _FLOAT_BYTES[dtype])
+        embedding = min(model.vocab_size * model.hidden_size, self.num_in_matrices)
+        head_bytes = _FLOAT_BYTES[dtype] if quantization == "none" else _ROUNDED_BYTES["wint8"]
+        of_embedding = head_bytes if model.tie_word_embeddings else _FLOAT_BYTES[dtype]
+        others = rounded * (self.num_in_matrices - embedding) + of_embedding * embedding
+        return math.ceil(others + _SMALL_BYTES * self.num_others) + self.integer_bytes
+
+
+def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
+    """Yield of each tensor its values, whether it is a matrix, and its bytes if it is stored as integers, else 0."""
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with file.open("rb") as opened:
+                (length,) = struct.unpack("<Q", opened.read(8))
+                header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
+            header.pop("__metadata__", None)
+            entries = [(value["dtype"], value["shape"], *value["data_offsets"]) for value in header.values()]
+        except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
+            continue
+        for dtype, shape, begin, end in entries:
+            num_values = math.prod(shape) * _VALUES_IN.get(dtype, 1)
+            yield num_values, len(shape) > 1, 0 if dtype in _FLOATS else end - begin
+
+
+def _gguf_tensors(file: GgufFile) -> Iterator[tuple[int, bool, int]]:
+    for tensor in file.tensors.values():
+        num_values = math.prod(tensor.shape)
+        bits = 8 * (tensor.end - tensor.begin) / max(num_values, 1)
+        held = _BYTES_OF_4_BITS if bits < _HELD_IN_4_BITS else _BYTES_OF_8_BITS
+        yield num_values, len(tensor.shape) > 1, 0 if tensor.type_name in _FLOATS else math.ceil(held * num_values)

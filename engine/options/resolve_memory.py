@@ -1,0 +1,199 @@
+"""Memory that an engine needs and memory that is available, compared before anything is loaded. Part of `resolve.py`.
+
+An estimate: weights as the kernels hold them, by the headers of the files; arenas as they will be reserved; buffers of the
+largest step; a fixed amount per process. Called by the launcher, so a model that is too large ends the start at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoint.comm_spec import max_logit_rows, max_rows
+from engine.checkpoint.gguf.file import LINK_NAME
+from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.stored_weights import StoredWeights
+from engine.config import EngineConfig
+from engine.errors import OptionError
+from engine.options.table import OptionValues
+from engine.process.segments import MediaMemory
+from engine.process.topology import default_plan, ring_sizes, rings_bytes, role_of
+from shm.memory import MemoryLimit, available_memory_bytes, memory_limits, process_limits
+from shm.sizes import size_text
+
+QUANTIZATIONS = ("none", "wint8", "wint4")  # in the order in which `auto` tries them
+_PROCESS_BYTES = 40 << 20
+_PADDLE_BYTES = 350 << 20  # of a worker that computes with Paddle's ops
+_VALUE_BYTES = 4
+_HIDDEN_BUFFERS, _INNER_BUFFERS, _LOGIT_BUFFERS = 8, 3, 2  # buffers that exist at once, per row of a step
+_LARGEST_GROWTH = 4  # loaded weights are at most this many times as large as the files: 8-bit floats become float32
+_SPARE_SHARE = 0.95  # share of the available memory that `auto` plans with
+_LEAST_TOKENS = 2048  # of a cache that is suggested
+_FEW_PROCESSES = 8
+_MAPPED_BYTES = 512 << 20  # address space of a worker without its cache and weights
+
+
+class MemoryNeeds(msgspec.Struct, frozen=True):
+    """Bytes by part, of all processes together."""
+
+    weights: int = 0
+    kv_cache: int = 0
+    step: int = 0
+    processes: int = 0
+    media: int = 0
+    adapters: int = 0
+    ranks: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(msgspec.structs.astuple(self))
+
+    @property
+    def text(self) -> str:
+        parts = sorted(msgspec.structs.asdict(self).items(), key=lambda part: -part[1])
+        return ", ".join(f"{_NAMES.get(name, name)} {_rounded(num_bytes)}" for name, num_bytes in parts if num_bytes)
+
+
+_NAMES = {"kv_cache": "KV cache", "step": "buffers of a step", "media": "images and video", "ranks": "exchange between ranks"}
+
+
+def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -> MemoryNeeds:
+    """Return the needs of an engine. `weights_bytes`: of one replica."""
+    names = [actor.name for actor in default_plan(config)]
+    replicas, on_host = config.data_parallel_size, config.has_cache_on_host
+    rows = max_rows(config.max_num_batched_tokens, config.max_num_seqs)
+    logit_rows = max_logit_rows(rows, config.max_num_seqs, config.speculative_config.max_drafts)
+    width = _HIDDEN_BUFFERS * model.hidden_size + _INNER_BUFFERS * _inner(model)
+    step = _VALUE_BYTES * (rows * width + _LOGIT_BUFFERS * logit_rows * model.vocab_size)
+    media = MediaMemory.of(config) if model.vision is not None else None
+    return MemoryNeeds(
+        weights=weights_bytes * (1 if config.weight_cache_dir else replicas) if on_host else 0,
+        kv_cache=config.kv_cache_bytes * replicas if on_host else 0,
+        step=step * config.num_ranks if on_host else 0,
+        processes=_processes_bytes(config, names),
+        media=sum(media.slab_bytes.get(role_of(name), 0) for name in names) + replicas * media.encoder_bytes if media else 0,
+        adapters=config.adapter_bytes,
+        ranks=config.comm_bytes * replicas if config.num_ranks > 1 else 0,
+    )
+
+
+def _processes_bytes(config: EngineConfig, names: Sequence[str]) -> int:
+    num_with_paddle = config.num_ranks if config.ops != "native" else 0
+    return (1 + len(names)) * _PROCESS_BYTES + num_with_paddle * _PADDLE_BYTES + rings_bytes(names, ring_sizes(names, 0))
+
+
+def _inner(model: ModelConfig) -> int:
+    chosen = model.experts.num_chosen * model.experts.intermediate_size if model.experts else 0
+    return max(model.intermediate_size, chosen)
+
+
+# ------------------------------------------------------------------------------------------------------------ check
+
+
+def check_memory(
+    options: OptionValues,
+    config: EngineConfig,
+    model: ModelConfig,
+    limits: Sequence[MemoryLimit] | None = None,
+    of_process: Sequence[MemoryLimit] | None = None,
+) -> None:
+    """Raise OptionError if the engine does not fit, with the sum by part and settings that fit. `limits`: on all processes
+    together, `of_process`: on each process; None: those of this machine."""
+    least = min(memory_limits() if limits is None else limits, key=lambda limit: limit.available_bytes)
+    largest = memory_needs(config, model, _LARGEST_GROWTH * _file_bytes(Path(config.model)))
+    if largest.total > least.available_bytes or config.load_format == "dummy":
+        stored = stored_weights(Path(config.model), config.load_format, model)
+        needs = memory_needs(config, model, stored.num_bytes(model, config.dtype, config.quantization))
+        if needs.total > least.available_bytes:
+            fitting = _fitting(options, config, model, stored, least.available_bytes)
+            raise OptionError(
+                f"--model {config.model}: it needs {_rounded(needs.total)} of memory ({needs.text}), but "
+                f"{_rounded(least.available_bytes)} are available ({least.name}); "
+                + (f"this would fit: {fitting}" if fitting else "no setting makes it fit, use a smaller model or more memory")
+                + "; --no-check-memory starts it anyway"
+            )
+    _check_process(config, process_limits() if of_process is None else of_process)
+
+
+def _check_process(config: EngineConfig, limits: Sequence[MemoryLimit]) -> None:
+    """Check what each worker maps, and the size of the largest arena, against resource limits."""
+    for limit in limits:
+        needed, what = (config.kv_cache_bytes if config.has_cache_on_host else 0), "the KV cache"
+        if limit.name == "ulimit -v":
+            needed, what = needed + _MAPPED_BYTES, "a worker with its KV cache"
+        if needed > limit.available_bytes:
+            raise OptionError(
+                f"{limit.name} allows {_rounded(limit.available_bytes)}, but {what} needs at least {_rounded(needed)}; "
+                f"raise it (`{limit.name} unlimited`), or lower --kv-cache-memory"
+            )
+
+
+def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, stored: StoredWeights, available: int) -> str:
+    """Return the settings that change the least and fit; empty if there are none."""
+    spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, config.speculative_config.has_mtp)
+    least_cache = spec.arena_bytes(math.ceil(min(config.max_model_len, _LEAST_TOKENS) / config.block_size))
+    can_round = config.ops != "reference" and config.quantization == "none" and not stored.integer_bytes
+    quantizations = QUANTIZATIONS if can_round else (config.quantization,)
+    for replicas, quantization in itertools.product(dict.fromkeys((config.data_parallel_size, 1)), quantizations):
+        changed = msgspec.structs.replace(config, data_parallel_size=replicas, kv_cache_bytes=0)
+        needs = memory_needs(changed, model, stored.num_bytes(model, config.dtype, quantization))
+        room = (available - needs.total) // replicas
+        if room < least_cache:
+            continue
+        parts = [f"--data-parallel-size {replicas}"] if replicas != config.data_parallel_size else []
+        parts += [f"--quantization {quantization}"] if quantization != config.quantization else []
+        cache = min(room, config.kv_cache_bytes)
+        if cache < config.kv_cache_bytes:
+            num_blocks = int(_SPARE_SHARE * cache) // spec.bytes_per_block - 1
+            cache = spec.arena_bytes(num_blocks)
+            in_blocks = options.values["num_kv_blocks"] is not None
+            size = _rounded(cache).replace(" ", "")
+            parts.append(f"--num-kv-blocks {num_blocks}" if in_blocks else f"--kv-cache-memory {size}")
+        return f"{' '.join(parts)} ({_rounded(needs.total + replicas * cache)})"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------- auto
+
+
+def choose_quantization(options: OptionValues, model: ModelConfig, path: Path, dtype: str) -> str:
+    """Return the first of QUANTIZATIONS with which weights and a small cache fit, and note the choice; the last one if none
+    does."""
+    stored = stored_weights(path, options.values["load_format"], model)
+    block_size: int = options.values["block_size"]
+    small_cache = KVCacheSpec.of(model, block_size, "float32").arena_bytes(_LEAST_TOKENS // block_size)
+    room = int(_SPARE_SHARE * available_memory_bytes()) - small_cache - _FEW_PROCESSES * _PROCESS_BYTES
+    sizes = {name: stored.num_bytes(model, dtype, name) for name in QUANTIZATIONS}
+    chosen = next((name for name, num_bytes in sizes.items() if num_bytes <= room), QUANTIZATIONS[-1])
+    options.notes.append(f"--quantization auto: {chosen}, the weights take {_rounded(sizes[chosen])}")
+    return chosen
+
+
+def affordable_cache_bytes(options: OptionValues, model: ModelConfig, path: Path, dtype: str, quantization: str) -> int:
+    """Return the bytes of each replica that weights and processes leave for a cache."""
+    replicas: int = options.values["data_parallel_size"]
+    stored = stored_weights(path, options.values["load_format"], model)
+    weights = stored.num_bytes(model, dtype, quantization) * (1 if options.values["weight_cache"] else replicas)
+    room = int(_SPARE_SHARE * available_memory_bytes()) - weights - (_FEW_PROCESSES + replicas) * _PROCESS_BYTES
+    return max(0, room // replicas)
+
+
+def stored_weights(path: Path, load_format: str, model: ModelConfig) -> StoredWeights:
+    """Return what the files hold; an estimate by config.json for random weights."""
+    return StoredWeights.of_config(model) if load_format == "dummy" else StoredWeights.read(path)
+
+
+def _file_bytes(path: Path) -> int:
+    files = [*path.glob("*.safetensors"), *path.glob(f"{LINK_NAME}*")]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _rounded(num_bytes: float) -> str:
+    """Return the size with at most one decimal."""
+    unit = 1 << 30 if num_bytes >= 1 << 30 else 1 << 20
+    return size_text(round(num_bytes / unit, 1) * unit)

@@ -1,0 +1,133 @@
+"""Whether a model fits into memory is known before it is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.stored_weights import StoredWeights
+from engine.config import EngineConfig
+from engine.errors import OptionError
+from engine.options.resolve import resolve
+from engine.options.resolve_memory import affordable_cache_bytes, check_memory, choose_quantization, memory_needs
+from engine.options.table import OptionValues, read_options
+from shm.memory import MemoryLimit, available_memory_bytes
+from tests.paths import GOLDEN
+from tests.workers.checkpoints import TINY
+from tools.demo import MODEL
+
+MIB, GIB = 1 << 20, 1 << 30
+LLAMA_8B = {
+    **TINY,
+    **{"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "tie_word_embeddings": False},
+}
+PLAIN = ("--load-format", "dummy", "--dtype", "bfloat16", "--no-check-memory")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def configured(*arguments: str) -> tuple[OptionValues, EngineConfig, ModelConfig]:
+    options = read_options(list(arguments), {})
+    config, record = resolve(options)
+    return options, config, record.config
+
+
+def refusal(limit: MemoryLimit, *arguments: str) -> str:
+    with pytest.raises(OptionError) as error:
+        check_memory(*configured(*arguments), [MemoryLimit("the machine", 1 << 50), limit], [])
+    return str(error.value)
+
+
+def test_weights_of_a_model_without_files(large: Path) -> None:
+    stored, model = StoredWeights.of_config(ModelConfig.read(large)), ModelConfig.read(large)
+    assert stored.num_values == pytest.approx(8.03e9, rel=0.001)
+    assert stored.num_bytes(model, "bfloat16", "none") == pytest.approx(16.06e9, rel=0.001)
+    assert stored.num_bytes(model, "bfloat16", "wint8") == pytest.approx(8.6e9, rel=0.02)
+    assert stored.num_bytes(model, "bfloat16", "wint4") == pytest.approx(6e9, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "mixtral", "gemma3_text"])
+def test_files_and_configuration_agree(name: str) -> None:
+    read, model = StoredWeights.read(GOLDEN / name), ModelConfig.read(GOLDEN / name)
+    assert StoredWeights.of_config(model).num_values == pytest.approx(read.num_values, rel=0.35)
+    assert read.num_values == read.num_in_matrices + read.num_others
+
+
+def test_refusal_names_each_part_and_what_would_fit(large: Path) -> None:
+    text = refusal(MemoryLimit("the control group /box", 14 * GIB), str(large), *PLAIN)
+    assert re.search(
+        r"it needs 16\.\d GiB of memory \(weights 15 GiB, KV cache 1\d*\.?\d* [GM]iB, .*\), but 14 GiB are available "
+        r"\(the control group /box\); this would fit: --quantization wint8 \(9\.\d GiB\); --no-check-memory starts it anyway$",
+        text,
+    )
+    assert "this would fit: --quantization wint4 (" in refusal(MemoryLimit("a", 8 * GIB), str(large), *PLAIN)
+    assert "no setting makes it fit, use a smaller model or more memory" in refusal(MemoryLimit("a", GIB), str(large), *PLAIN)
+
+
+def test_smaller_cache_is_suggested_in_the_options_given(large: Path) -> None:
+    limit = MemoryLimit("a", 17 * GIB)
+    for option, number in (("--num-kv-blocks", 10000), ("--kv-cache-memory", "20GiB")):
+        text = refusal(limit, str(large), *PLAIN, option, str(number))
+        found = re.search(rf"this would fit: ({option} \S+) \(", text)
+        assert found
+        check_memory(*configured(str(large), *PLAIN, *found[1].split()), [limit], [])
+
+
+def test_replicas_need_memory_of_their_own(large: Path) -> None:
+    arguments = (str(large), *PLAIN, "--kv-cache-memory", "4GiB")
+    check_memory(*configured(*arguments), [MemoryLimit("a", 21 * GIB)], [])
+    text = refusal(MemoryLimit("a", 21 * GIB), *arguments, "--data-parallel-size", "2")
+    assert "KV cache 8 GiB" in text
+    assert "weights 29.9 GiB" in text, "random weights are not shared"
+
+
+def test_resource_limits_of_each_process(large: Path) -> None:
+    parts = configured(str(large), *PLAIN, "--kv-cache-memory", "4GiB")
+    plenty = [MemoryLimit("the machine", 1 << 50)]
+    for name, what in (("ulimit -v", "a worker with its KV cache"), ("ulimit -f", "the KV cache")):
+        with pytest.raises(OptionError, match=rf"{name} allows 3 GiB, but {what} needs at least 4.*`{name} unlimited`"):
+            check_memory(*parts, plenty, [MemoryLimit(name, 3 * GIB)])
+        check_memory(*parts, plenty, [MemoryLimit(name, 5 * GIB)])
+
+
+def test_small_model_is_not_measured(tmp_path: Path) -> None:
+    """Even without a readable header there is room for four times the file."""
+    config = configured(str(MODEL))[1]
+    least = memory_needs(config, ModelConfig.read(MODEL), 0)
+    assert least.total < 512 * MIB
+    assert least.weights == 0
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(40, "none"), (14, "wint8"), (8, "wint4"), (1, "wint4")])
+def test_automatic_quantization(gib: int, expected: str, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.options.resolve_memory.available_memory_bytes", lambda: gib * GIB)
+    options = read_options([str(large), "--load-format", "dummy"], {})
+    assert choose_quantization(options, ModelConfig.read(large), large, "bfloat16") == expected
+    assert options.notes == [n for n in options.notes if n.startswith(f"--quantization auto: {expected}, the weights take ")]
+
+
+def test_automatic_quantization_leaves_stored_integers() -> None:
+    assert configured(str(MODEL), "--quantization", "auto")[1].quantization == "none"
+    assert configured(str(MODEL), "--quantization", "auto", "--ops", "reference")[1].quantization == "none"
+
+
+def test_automatic_length_gets_a_larger_cache(large: Path) -> None:
+    plain, automatic = (configured(str(large), *PLAIN, *more)[1] for more in ((), ("--max-model-len", "auto")))
+    assert plain.kv_cache_bytes <= GIB
+    assert automatic.max_model_len >= plain.max_model_len
+    options = read_options([str(large), *PLAIN], {})
+    room = affordable_cache_bytes(options, ModelConfig.read(large), large, "bfloat16", "none")
+    assert room < max(available_memory_bytes() - 15 * GIB, 1)
+    blocks = min(131072 // 16, room // (automatic.kv_cache_bytes // (automatic.num_kv_blocks + 1)) - 1)
+    assert automatic.num_kv_blocks == pytest.approx(max(plain.num_kv_blocks, blocks), rel=0.1)
+    small = configured(str(MODEL), "--max-model-len", "auto")[1]
+    assert small.max_model_len == 2048
