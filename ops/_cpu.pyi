@@ -132,6 +132,7 @@ def rotate_and_store(
     query_weight: int,
     key_weight: int,
     epsilon: float,
+    is_normalized_after: bool,  # after the rotation
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
@@ -159,6 +160,7 @@ def attention(
     num_kv_heads: int,
     head_dim: int,
     sliding_window: int,
+    has_chunks: bool,
     scale: float,  # 0: head_dim^-0.5
     softcap: float,  # 0: none
     kv_type: int,
@@ -180,6 +182,7 @@ def normalize_wide(
     rows: int,
     count: int,
 ) -> Op: ...
+def scale_rows(y: int, x: int, factors: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...
 def activate(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
@@ -278,6 +281,7 @@ def route(
     num_chosen: int,
     num_groups: int,
     num_chosen_groups: int,
+    num_best: int,  # experts that count for a group
     is_softmax: bool,
     is_normalized: bool,
     added_to_sum: float,

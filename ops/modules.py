@@ -149,11 +149,12 @@ class Norm(msgspec.Struct):
 
 
 class LayerNorm(msgspec.Struct):
-    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias (Ba et al. 2016)."""
+    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias (Ba et al. 2016); without a bias it is 0."""
 
     name: str
     width: int
     epsilon: float
+    has_bias: bool = True
     weight: Tensor = None
     bias: Tensor = None
 
@@ -200,7 +201,8 @@ class PositionTable(msgspec.Struct):
 
 
 class HeadNorm(msgspec.Struct):
-    """RMSNorm of each query and key head, with one weight for all queries and one for all keys."""
+    """RMSNorm of each query and key head, with one weight for all queries and one for all keys. Without weights
+    they are 1."""
 
     query_name: str
     key_name: str
@@ -209,6 +211,8 @@ class HeadNorm(msgspec.Struct):
     width: int  # of a head
     epsilon: float
     offset: float = 0.0  # added to the stored weights
+    is_after_rotation: bool = False
+    has_weight: bool = True
     weight: Tensor = None
 
 
@@ -219,6 +223,7 @@ class Rotary(msgspec.Struct):
 
     head_dim: int
     is_by_row: bool = False
+    query_factors: Tensor = None  # float32 [max_model_len, 1], of queries by position; None: queries stay
     cosines: Tensor = None
     sines: Tensor = None
     partners: Tensor = None
@@ -226,9 +231,9 @@ class Rotary(msgspec.Struct):
 
 class RoutingRule(msgspec.Struct, frozen=True):
     """Rule that selects a row's experts and their weights from scores. Scores are the softmax of the logits, or the sigmoid of
-    each. Experts are in `num_groups` equal groups of neighbours; the score of a group is the sum of its two best experts, and
-    only experts of the best `num_chosen_groups` groups are selected. Ties go to the first. Weights are scores; if normalized,
-    divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
+    each. Experts are in `num_groups` equal groups of neighbours; the score of a group is the sum of its `num_best` best experts
+    (1 or 2), and only experts of the best `num_chosen_groups` groups are selected. Ties go to the first. Weights are scores; if
+    normalized, divided by max(their sum + added_to_sum, smallest_sum); then times `factor`."""
 
     num_chosen: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -238,6 +243,7 @@ class RoutingRule(msgspec.Struct, frozen=True):
     factor: float = 1.0
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_best: int = 2
 
 
 class Router(msgspec.Struct):
@@ -305,8 +311,9 @@ class HeadRange(msgspec.Struct, frozen=True):
 
 
 class AttentionShape(msgspec.Struct, frozen=True):
-    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. The KV
-    arena holds all heads, on every rank."""
+    """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. With
+    `has_chunks` it sees those before it in its own chunk of that many positions. The KV arena holds all heads, on every
+    rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -314,6 +321,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     sliding_window: int = 0
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
+    has_chunks: bool = False
     own: HeadRange | None = None  # on this rank; None: all
 
     @property

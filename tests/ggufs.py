@@ -29,6 +29,11 @@ _PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -52,11 +57,16 @@ _SPECIAL_PARTS = {
     **{name: {"post_attention_layernorm": "post_attention_norm"} for name in ("gemma2", "gemma3_text", "exaone4", "seed_oss")},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
-_PERMUTED = ("llama", "mixtral", "granite", "smollm3")
+_PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "ministral3", "smollm3")
 _ARCHITECTURES = {
     "mixtral": "llama",
     "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "cohere": "command-r",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "granitemoeshared": "granitemoe",
+    "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "deepseek_v3": "deepseek2",
 }  # that have another name there
@@ -143,7 +153,10 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_epsilon")))
     rope = full_rope(config)
     writer.add_rope_freq_base(rope["rope_theta"])
     if config["model_type"] == "gemma3_text":
@@ -165,12 +178,31 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
         writer.add_sliding_window(config["sliding_window"])
         layers = range(1, config["num_hidden_layers"] + 1)
         writer.add_sliding_window_pattern([index % config["sliding_window_pattern"] != 0 for index in layers])
-    if config["model_type"] == "granite":
+    if config["model_type"] in ("granite", "granitemoeshared"):
         writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_embedding_scale(config.get("embedding_multiplier", 1.0))
+        writer.add_residual_scale(config.get("residual_multiplier", 1.0))
         writer.add_logit_scale(config["logits_scaling"])
-    if config["model_type"] == "mixtral":
+    if config["model_type"] in ("cohere", "cohere2"):
+        writer.add_logit_scale(config["logit_scale"])
+    if config["model_type"] == "cohere2":
+        writer.add_sliding_window(config["sliding_window"])
+        layers = range(1, config["num_hidden_layers"] + 1)
+        writer.add_sliding_window_pattern([index % config["sliding_window_pattern"] != 0 for index in layers])
+    if config["model_type"] == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if config["model_type"] == "ministral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if config["model_type"] in ("mixtral", "granitemoeshared"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "head_dim" in config:

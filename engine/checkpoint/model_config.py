@@ -48,12 +48,13 @@ class ModelConfig(msgspec.Struct, frozen=True):
     rms_norm_eps: float
     activation: str  # "silu" | "gelu" | "gelu_tanh" | "quick_gelu" | "relu" | "relu2"
     tie_word_embeddings: bool
-    has_head_norm: bool  # each query and key head is normalized before it is rotated
+    has_head_norm: bool  # each query and key head is normalized
     has_qkv_bias: bool
     has_output_bias: bool  # bias of the attention output projection
     has_mlp_bias: bool
     has_head_bias: bool
     sliding_windows: tuple[int, ...]  # per layer, keys that a query sees (itself included); 0: all before it
+    has_chunks: bool  # windows begin at multiples of their size
     rope: RopeConfig
     other_rope: RopeConfig | None  # of some layers; None: `rope` is for all
     other_rope_layers: tuple[int, ...]
@@ -162,7 +163,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         architecture=family.name,
         vocab_size=text.count("vocab_size"),
         hidden_size=text.count("hidden_size"),
-        intermediate_size=text.count("intermediate_size"),
+        intermediate_size=text.count(family.mlp_width_name),
         num_layers=num_layers,
         num_attention_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -177,6 +178,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         has_mlp_bias=biases.mlp,
         has_head_bias=biases.head,
         sliding_windows=windows,
+        has_chunks=family.has_chunks(text),
         rope=ropes.rope,
         other_rope=ropes.other,
         other_rope_layers=ropes.other_layers,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.family import Family, QueryScaling
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.mrope import pair_axes
 
@@ -45,6 +45,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
     long_factors: tuple[float, ...] = ()  # longrope
     mrope_layout: str = ""  # a key of `mrope.LAYOUTS`; empty: positions are numbers, not (time, height, width)
     mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
+    query_scaling: QueryScaling | None = None
 
     def pair_axes(self) -> tuple[int, ...]:
         """Return the position axis of each of the rotary_dim / 2 pairs: 0 time, 1 height, 2 width. Empty if positions are plain
@@ -69,6 +70,8 @@ def read_ropes(
         return Ropes(_no_rope(family.rope_theta, max_positions))
     is_new = bool(options.values.get("rope_parameters"))
     rope_options = options.within("rope_parameters" if is_new else "rope_scaling")
+    if not rope_options.values:
+        rope_options = JsonOptions(family.default_rope, options.path)
     local_options = JsonOptions({}, options.path)
     if family.local_rope_theta and is_new:
         if not {"full_attention", "sliding_attention"} & set(rope_options.values):
@@ -77,7 +80,8 @@ def read_ropes(
     rope = _rope(options, rope_options, family, head_dim, max_positions)
     unrotated = family.unrotated_layers(options, len(sliding_windows))
     if unrotated:
-        return Ropes(rope, _no_rope(rope.theta, max_positions), unrotated)
+        scaling = family.query_scaling(options, rope_options, is_rotated=False)
+        return Ropes(rope, _no_rope(rope.theta, max_positions, scaling), unrotated)
     sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
     if not (family.local_rope_theta and sliding):
         return Ropes(rope)
@@ -86,8 +90,8 @@ def read_ropes(
     return Ropes(rope, _rope(options, JsonOptions(values, options.path), family, head_dim, max_positions), sliding)
 
 
-def _no_rope(theta: float, max_positions: int) -> RopeConfig:
-    return RopeConfig("default", theta, 0, False, max_positions)
+def _no_rope(theta: float, max_positions: int, scaling: QueryScaling | None = None) -> RopeConfig:
+    return RopeConfig("default", theta, 0, False, max_positions, query_scaling=scaling)
 
 
 def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int, max_positions: int) -> RopeConfig:
@@ -111,10 +115,14 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
         default_factor: float | None = max_positions / original
     else:
         default_factor = 1.0 if kind == "default" else None
+    theta = rope.number("rope_theta", options.number("rope_theta", family.rope_theta), above=1 if kind == "yarn" else 0)
+    if kind == "dynamic" and family.has_rope_alpha and rope.values.get("alpha"):
+        kind = "default"
+        theta *= rope.number("alpha", None, above=0) ** (head_dim / (head_dim - 2))
     low_freq_factor = rope.number("low_freq_factor", None if kind == "llama3" else 1.0, above=0)
     return RopeConfig(
         rope_type=_ROPE_TYPES[kind],
-        theta=rope.number("rope_theta", options.number("rope_theta", family.rope_theta), above=1 if kind == "yarn" else 0),
+        theta=theta,
         rotary_dim=rotary_dim,
         is_interleaved=family.is_interleaved(options),
         max_position_embeddings=max_positions,
@@ -135,6 +143,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
         long_factors=_factors(rope, "long_factor", rotary_dim, is_needed=kind == "longrope"),
         mrope_layout=family.mrope_layout,
         mrope_sections=_mrope_sections(options, rope, family, rotary_dim // 2),
+        query_scaling=family.query_scaling(options, rope, is_rotated=True),
     )
 
 

@@ -20,7 +20,7 @@ _HARMLESS = re.compile(
     r"|.*_loss_coef|.*_loss_weight|aux_loss_alpha|seq_aux|router_jitter_noise|ep_size|output_.*|z_loss_.*|rescale_.*"
     r"|cache_implementation|is_llama_config|full_attn_mod|interpolate_factor|moe_capacity|moe_gate|compression_ratio"
     r"|multi_token_pred_lambda|max_length|min_length|do_sample|num_beams|temperature|top_k|top_p|typical_p|.*_penalty|diversity_.*"
-    r"|num_return_sequences|.*bias|max_window_layers|no_rope_layer_interval|sliding_window_pattern|fused_.*|use_bfloat16|fp16|bf16|fp32"
+    r"|num_return_sequences|.*bias|max_window_layers|fused_.*|use_bfloat16|fp16|bf16|fp32"
 )
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _CHANGING_IF_FALSE = ("is_causal", "use_rope", "use_rotary_embedding", "use_rotary", "rotary")

@@ -62,6 +62,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Rotary():
             module.cosines, module.sines = (array_of(_float32(sources[name])) for name in ("cosines", "sines"))
             module.partners = array_of(np.ascontiguousarray(sources["partners"](), np.int32))
+            if "query_factors" in sources:
+                module.query_factors = array_of(_float32(sources["query_factors"]))
         case Router():
             _pack_linear(module.linear, sources, store)
             if module.correction_name:

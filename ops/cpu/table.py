@@ -61,7 +61,8 @@ from ops.table import (
 )
 
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh")  # as `Activation` in native/kernels.h
+# as `Activation` in native/kernels.h
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh", "sigmoid")
 assert KEY_SPLIT == _cpu.KEY_SPLIT, "ops/table.py and native/kernels.h split keys differently"
 
 
@@ -275,6 +276,7 @@ class CpuOps:
             query_weight,
             key_weight,
             0.0 if norm is None else norm.epsilon,
+            norm is not None and norm.is_after_rotation,
             own.count,
             own.kv_count,
             dim,
@@ -320,6 +322,7 @@ class CpuOps:
             shape.heads.kv_count,
             shape.head_dim,
             shape.sliding_window,
+            shape.has_chunks,
             shape.scale,
             shape.softcap,
             KV_TYPES.index(cache.dtype),
@@ -431,11 +434,26 @@ class CpuOps:
         self._executor.emit(_cpu.scale_and_add, y, x, other, factor, x.shape[1], rows=y.rows)
         return y
 
-    def activate(self, x: Tensor, activation: str) -> Array:
-        width = x.shape[1]
-        y = self._executor.allocate(rows_of(x), width)
-        self._executor.emit(_cpu.activate, y, x, ACTIVATIONS.index(activation), width, 0, width, rows=y.rows)
+    def scale_rows(self, x: Tensor, factors: Tensor) -> Array:
+        y, columns = self._like(x)
+        self._executor.emit(_cpu.scale_rows, y, x, factors, y.width, *columns, rows=y.rows)
         return y
+
+    def query_factors(self, inputs: Inputs, module: Rotary) -> Array:
+        table = PackedWeight(WEIGHT_KINDS.index("float32"), module.query_factors, is_in_panels=False)
+        return self._look_up(table, inputs.positions, rows_of(module.query_factors).limit, 1, self._rows(inputs))
+
+    def activate(self, x: Tensor, activation: str) -> Array:
+        y, columns = self._like(x)
+        self._executor.emit(_cpu.activate, y, x, ACTIVATIONS.index(activation), y.width, *columns, rows=y.rows)
+        return y
+
+    def _like(self, x: Tensor) -> tuple[Array, tuple[int, int]]:
+        """Allocate an array with the columns of `x`; return also their [begin, end) in memory."""
+        y = self._executor.allocate(rows_of(x), x.shape[1])
+        if isinstance(x, Array):
+            y.columns, y.whole_width = x.columns, x.whole_width
+        return y, y.columns[0] if y.columns and not y.whole_width else (0, y.width)
 
     def join_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
         return self._executor.view(x, self._executor.rows(counter, 0, rows_of(x).limit // count), count * x.shape[1])
@@ -479,6 +497,7 @@ class CpuOps:
             rule.num_chosen,
             rule.num_groups,
             rule.num_chosen_groups,
+            rule.num_best,
             rule.scoring == "softmax",
             rule.is_normalized,
             rule.added_to_sum,
@@ -591,6 +610,8 @@ def make_table(executor: Executor) -> OpTable:
         add_layer_norm=ops.add_layer_norm,
         normalize_wide=ops.normalize_wide,
         scale_and_add=ops.scale_and_add,
+        scale_rows=ops.scale_rows,
+        query_factors=ops.query_factors,
         activate=ops.activate,
         join_rows=ops.join_rows,
     )

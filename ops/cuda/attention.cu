@@ -115,7 +115,7 @@ struct AttendBlock {
             int position = row_id < 0 ? -1 : o.positions[row_id];
             bool has_bounds = row_id >= 0 && !o.first_keys.is_empty();
             int first = has_bounds ? o.first_keys[row_id] : 0, last = has_bounds ? o.last_keys[row_id] : position;
-            if (o.window != 0) first = max(first, position - o.window + 1);
+            if (o.window != 0) first = max(first, o.has_chunks ? position - position % o.window : position - o.window + 1);
             shared.first_keys[thread] = first;
             shared.last_keys[thread] = min(last, context - 1);
         }

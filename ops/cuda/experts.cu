@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(ROUTE_THREADS) route(Route o) {
                 second = fmaxf(second, fminf(best, value));
                 best = fmaxf(best, value);
             }
-            groups[group] = size > 1 ? best + second : best;
+            groups[group] = size > 1 && o.num_best > 1 ? best + second : best;
         }
         __syncwarp();
         unsigned long long kept = 0;  // of at most 64 groups

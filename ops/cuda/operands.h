@@ -70,6 +70,7 @@ struct RotateAndStore {
     Buffer<int> partners;       // [cache.key_dim]
     Buffer<float> norm_weight;  // [2, cache.key_dim] of queries and of keys; empty: heads are not normalized
     float epsilon;
+    int is_normalized_after;  // after the rotation, not before it
     int num_rows;
     int heads;     // of this rank
     int kv_heads;  // of this rank,
@@ -117,10 +118,11 @@ struct Attention {
     int tile_rows;
     int num_parts;
     int blocks_per_slot;
-    int heads;     // of this rank
-    int kv_heads;  // of this rank,
-    int first_kv;  // from this one on
-    int window;    // keys that a query sees, itself included; 0: all
+    int heads;       // of this rank
+    int kv_heads;    // of this rank,
+    int first_kv;    // from this one on
+    int window;      // keys that a query sees, itself included; 0: all
+    int has_chunks;  // windows begin at multiples of their size
     int is_latent;
 };
 
@@ -161,6 +163,7 @@ struct Route {
     int num_chosen;
     int num_groups;
     int num_chosen_groups;
+    int num_best;  // experts of a group that count for it: 1 or 2
     int has_sigmoid;
     int is_normalized;
     int set;

@@ -22,6 +22,16 @@ DEVICE float rotated(const Buffer<float> &head, int i, const Buffer<float> &cosi
     return fmaf(head[i], cosines[angle + i], head[partners[i]] * sines[angle + i]);
 }
 
+// Rotates a head in place, by all lanes of the warp.
+DEVICE void rotate(const Buffer<float> &head, const Buffer<float> &cosines, const Buffer<float> &sines,
+                   const Buffer<int> &partners, long long angle, int dim, int lane) {
+    float own[MAX_DIM / WARP];
+    for (int i = lane; i < dim; i += WARP) own[i / WARP] = rotated(head, i, cosines, sines, partners, angle);
+    __syncwarp();
+    for (int i = lane; i < dim; i += WARP) head[i] = own[i / WARP];
+    __syncwarp();
+}
+
 // The part of the block's memory for one warp.
 DEVICE Buffer<float> own_head(Shared<float, WARPS * MAX_DIM> &heads, int warp) { return {&heads[warp * MAX_DIM], MAX_DIM}; }
 
@@ -39,16 +49,17 @@ __global__ void __launch_bounds__(WARPS *WARP, 1) rotate_and_store(RotateAndStor
         for (int i = lane; i < dim; i += WARP)
             head[i] = to_float(qkv[(static_cast<long long>(row) * num_all + number) * dim + i]);
         __syncwarp();
-        if (!is_value && !o.norm_weight.is_empty()) normalize(head, o.norm_weight, is_query ? 0 : dim, dim, o.epsilon, lane);
+        bool is_normalized = !is_value && !o.norm_weight.is_empty(), is_rotated = is_normalized && o.is_normalized_after;
+        if (is_rotated) rotate(head, o.cosines, o.sines, o.partners, angle, dim, lane);
+        if (is_normalized) normalize(head, o.norm_weight, is_query ? 0 : dim, dim, o.epsilon, lane);
+        auto value = [&](int i) { return is_rotated ? head[i] : rotated(head, i, o.cosines, o.sines, o.partners, angle); };
         if (is_query) {
             for (int i = lane; i < dim; i += WARP)
-                queries[(static_cast<long long>(row) * o.heads + number) * dim + i] =
-                    from_float<T>(rotated(head, i, o.cosines, o.sines, o.partners, angle));
+                queries[(static_cast<long long>(row) * o.heads + number) * dim + i] = from_float<T>(value(i));
         } else {
             int of_cache = o.first_kv + (number - o.heads) % o.kv_heads;
-            store_head(o.cache, is_value, slot, of_cache, lane, [&](int i) {
-                return is_value ? head[i] : to_float(from_float<T>(rotated(head, i, o.cosines, o.sines, o.partners, angle)));
-            });
+            store_head(o.cache, is_value, slot, of_cache, lane,
+                       [&](int i) { return is_value ? head[i] : to_float(from_float<T>(value(i))); });
         }
     }
 }

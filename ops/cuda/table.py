@@ -340,6 +340,7 @@ class _Rows:
             num_chosen=rule.num_chosen,
             num_groups=rule.num_groups,
             num_chosen_groups=rule.num_chosen_groups,
+            num_best=rule.num_best,
             has_sigmoid=rule.scoring == "sigmoid",
             is_normalized=rule.is_normalized,
             set=module.set or 0,
@@ -431,6 +432,7 @@ class _Rows:
             **angles._asdict(),
             norm_weight=None if norm is None else norm.weight,
             epsilon=0.0 if norm is None else norm.epsilon,
+            is_normalized_after=norm is not None and norm.is_after_rotation,
             num_rows=inputs.num_rows,
             heads=heads.count,
             kv_heads=heads.kv_count,
@@ -525,5 +527,6 @@ class _Rows:
             kv_heads=heads.kv_count,
             first_kv=heads.first_kv,
             window=window,
+            has_chunks=not isinstance(shape, LatentShape) and shape.has_chunks,
             is_latent=is_latent,
         )["output"]

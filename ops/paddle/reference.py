@@ -128,6 +128,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
         case Rotary():
             module.cosines, module.sines = paddle.to_tensor(values["cosines"]), paddle.to_tensor(values["sines"])
             module.partners = paddle.to_tensor(values["partners"].astype(np.int32))
+            if "query_factors" in values:
+                module.query_factors = paddle.to_tensor(values["query_factors"])
         case Router():
             module.linear.weight = _own_chunks(values["weight"], ())
             module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
@@ -201,7 +203,8 @@ class AttentionStep:
     query_positions: paddle.Tensor  # int32 [T, Q, 1]
     # by the number of KV heads of the cache and the rank's range: int32 [T, S * heads * KEY_SPLIT]
     head_slots: dict[tuple[int, range], paddle.Tensor] = field(default_factory=dict)
-    masks: dict[int, paddle.Tensor] = field(default_factory=dict)  # by window: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
+    # by window and whether it is a chunk: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
+    masks: dict[tuple[int, bool], paddle.Tensor] = field(default_factory=dict)
 
 
 def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
@@ -253,8 +256,8 @@ def _arange(values: range) -> paddle.Tensor:
     return paddle.arange(values.start, values.stop, dtype="int32")
 
 
-def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
-    mask = step.masks.get(window)
+def _mask(step: AttentionStep, window: int, has_chunks: bool) -> paddle.Tensor:
+    mask = step.masks.get((window, has_chunks))
     if mask is None:
         inputs = step.inputs
         num_keys = inputs.num_key_splits * KEY_SPLIT
@@ -270,9 +273,10 @@ def _mask(step: AttentionStep, window: int) -> paddle.Tensor:
             )
             is_hidden = paddle.logical_or(keys < first, keys > last)
         if window:
-            is_hidden = paddle.logical_or(is_hidden, keys <= queries - window)
+            before = queries - queries % window - 1 if has_chunks else queries - window
+            is_hidden = paddle.logical_or(is_hidden, keys <= before)
         mask = paddle.where(is_hidden, paddle.full(shape, -math.inf), paddle.zeros(shape))
-        mask = step.masks[window] = mask.reshape([*shape[:2], inputs.num_key_splits, 1, 1, KEY_SPLIT])
+        mask = step.masks[window, has_chunks] = mask.reshape([*shape[:2], inputs.num_key_splits, 1, 1, KEY_SPLIT])
     return mask
 
 
@@ -426,14 +430,20 @@ def rotate_and_store(
     num_rotated = own.count + own.kv_count
     heads = own_columns(qkv).reshape([inputs.num_rows, num_rotated + own.kv_count, shape.head_dim])
     x = heads[:, :num_rotated]
-    if norm is not None:  # all queries have the same weight, and so have all keys
-        weight = norm.weight[shape.num_heads - own.count : shape.num_heads + own.kv_count]
-        x = _normalize(x, weight, norm.epsilon)
-    x = angles.rotated(x)
+    if norm is not None and norm.is_after_rotation:
+        x = _normalize_heads(angles.rotated(x), norm, shape)
+    else:
+        x = angles.rotated(x if norm is None else _normalize_heads(x, norm, shape))
     slots = inputs.slot_mapping[: inputs.num_rows]
     _store_heads(cache.keys, slots, x[:, own.count :], shape)
     _store_heads(cache.values, slots, heads[:, num_rotated:], shape)
     return x[:, : own.count].reshape([inputs.num_rows, -1])
+
+
+def _normalize_heads(x: paddle.Tensor, norm: HeadNorm, shape: AttentionShape) -> paddle.Tensor:
+    """All queries have the same weight, and so have all keys."""
+    own = shape.heads
+    return _normalize(x, norm.weight[shape.num_heads - own.count : shape.num_heads + own.kv_count], norm.epsilon)
 
 
 def normalize_wide(qkv: paddle.Tensor, query_norm: Norm, key_norm: Norm, shape: AttentionShape) -> paddle.Tensor | Cut:
@@ -505,7 +515,8 @@ def _attend_pages(
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
     queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, *queries.shape[1:]])
-    rows, mask = _head_slots(step, shape), _mask(step, window)
+    has_chunks = isinstance(shape, AttentionShape) and shape.has_chunks
+    rows, mask = _head_slots(step, shape), _mask(step, window, has_chunks)
     num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * heads * group
     num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
     bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
@@ -606,8 +617,22 @@ def scale_and_add(x: paddle.Tensor, factor: float, other: paddle.Tensor | None) 
     return scaled if other is None else scaled + other
 
 
-def activate(x: paddle.Tensor, activation: str) -> paddle.Tensor:
-    return _ACTIVATIONS[activation](x)
+def scale_rows(x: paddle.Tensor | Cut, factors: paddle.Tensor) -> paddle.Tensor | Cut:
+    own = own_columns(x)
+    return _like(x, own * _expand(factors, own.shape))
+
+
+def query_factors(inputs: Inputs, module: Rotary) -> paddle.Tensor:
+    return paddle.gather(module.query_factors, inputs.positions[: inputs.num_rows])
+
+
+def activate(x: paddle.Tensor | Cut, activation: str) -> paddle.Tensor | Cut:
+    return _like(x, _ACTIVATIONS[activation](own_columns(x)))
+
+
+def _like(x: paddle.Tensor | Cut, own: paddle.Tensor) -> paddle.Tensor | Cut:
+    """Return this rank's columns `own` as those that x has."""
+    return Cut(own, x.begin, x.width) if isinstance(x, Cut) else own
 
 
 def join_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tensor:
@@ -646,7 +671,7 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
         return scores
     rows, size = scores.shape[0], scores.shape[1] // rule.num_groups
     grouped = scores.reshape([rows, rule.num_groups, size])
-    best = _largest(paddle.topk(grouped, min(2, size))[0].sum(axis=-1), rule.num_chosen_groups)
+    best = _largest(paddle.topk(grouped, min(rule.num_best, size))[0].sum(axis=-1), rule.num_chosen_groups)
     groups = paddle.arange(rule.num_groups, dtype="int32").reshape([1, 1, -1]) == best.unsqueeze(-1)
     is_kept = _expand(paddle.any(groups, axis=1).unsqueeze(-1), grouped.shape)
     return paddle.where(is_kept, grouped, paddle.full_like(grouped, -math.inf)).reshape(scores.shape)
@@ -759,6 +784,7 @@ _ACTIVATIONS = {
     "quick_gelu": lambda x: x * functional.sigmoid(x * 1.702),
     "relu": functional.relu,
     "tanh": paddle.tanh,
+    "sigmoid": functional.sigmoid,
     "relu2": lambda x: paddle.square(functional.relu(x)),
 }
 
@@ -787,6 +813,8 @@ TABLE = OpTable(
     keep_rows=keep_rows,
     activate_and_multiply=reporting(activate_and_multiply),
     scale_and_add=scale_and_add,
+    scale_rows=scale_rows,
+    query_factors=query_factors,
     take_rows=take_rows,
     all_gather=lambda x: x,  # single rank
     route=reporting(route),

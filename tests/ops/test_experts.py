@@ -72,7 +72,7 @@ def chosen(scores: np.ndarray, rule: RoutingRule, correction: np.ndarray) -> tup
     left = scores + correction
     if rule.num_groups > 1:
         groups = left.reshape(rule.num_groups, -1)
-        best = np.argsort(-np.sort(groups)[:, -2:].sum(1), kind="stable")[: rule.num_chosen_groups]
+        best = np.argsort(-np.sort(groups)[:, -rule.num_best :].sum(1), kind="stable")[: rule.num_chosen_groups]
         left = np.where(np.isin(np.arange(rule.num_groups), best)[:, None], groups, -np.inf).reshape(-1)
     ids = np.argsort(-left, kind="stable")[: rule.num_chosen]
     weights = scores[ids]
@@ -88,6 +88,7 @@ RULES = [
     RoutingRule(1, "sigmoid", factor=2.5),
     RoutingRule(4, "sigmoid", True, 1e-20, 0.0, 2.5, 4, 2),
     RoutingRule(3, "softmax", True, num_groups=12, num_chosen_groups=5),
+    RoutingRule(3, "softmax", num_groups=3, num_chosen_groups=2, num_best=1),
 ]
 
 

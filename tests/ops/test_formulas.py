@@ -155,16 +155,16 @@ def test_rotation_and_store(k: OpTable, kv_dtype: str, rotary_dim: int, is_inter
 def test_attention_in_passes(max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's, where the scores are too many to hold at once."""
     monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
-    test_attention(reference.TABLE, "float32", 70, 8, 16)
+    test_attention(reference.TABLE, "float32", 70, 8, 16, has_chunks=False)
 
 
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
-@pytest.mark.parametrize("window", [0, 1, 70])
+@pytest.mark.parametrize(("window", "has_chunks"), [(0, False), (1, False), (70, False), (70, True)])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(8, 16), (64, 16), (20, 1), (80, 64)])
-def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_size: int) -> None:
+def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_size: int, has_chunks: bool) -> None:
     """Softmax attention over each row's own keys, also in several passes; leftovers of other sequences in the cache, NaN
     included, do not matter."""
-    shape = AttentionShape(6, 2, head_dim, window)
+    shape = AttentionShape(6, 2, head_dim, window, has_chunks=has_chunks)
     sequences = [(2, 90, 40), (3, 0, 1), (5, 200, 2), (11, 0, 20)]
     step = HandMadeStep(sequences, block_size=block_size, row_tile=k.row_tile)
     keys, values = step.numbers(2, head_dim)
@@ -179,7 +179,8 @@ def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_
     row, expected = 0, np.zeros_like(found)
     for slot, start, count in sequences:
         for position in range(start, start + count):
-            seen = step.slots_of(slot, position + 1)[-window if window else 0 :]
+            first = position // window * window if has_chunks else max(0, position - window + 1) if window else 0
+            seen = step.slots_of(slot, position + 1)[first:]
             for head in range(6):
                 columns = slice(head // 3 * head_dim, (head // 3 + 1) * head_dim)
                 scores = keys[seen, columns].astype(np.float64) @ queries[row, head] / math.sqrt(head_dim)

@@ -76,7 +76,7 @@ def test_layer_norm(k: OpTable, width: int) -> None:
     assert_row_alone(lambda x: k.layer_norm(x, module), rows, k.row_tile)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh", "sigmoid"])
 @pytest.mark.parametrize("width", [64, 37])
 def test_activation(k: OpTable, activation: str, width: int) -> None:
     assert_row_alone(lambda x: k.activate_and_multiply(x, activation), random(NUM_ROWS, 2 * width) * 3, k.row_tile)
@@ -87,6 +87,17 @@ def test_activation(k: OpTable, activation: str, width: int) -> None:
 def test_scale_and_add(k: OpTable, width: int) -> None:
     assert_row_alone(lambda x: k.scale_and_add(x, 0.7, x * 0.3), random(NUM_ROWS, width), k.row_tile)
     assert_row_alone(lambda x: k.scale_and_add(x, 0.7, None), random(NUM_ROWS, width), k.row_tile)
+
+
+@pytest.mark.parametrize("width", [64, 37])
+def test_scale_rows(k: OpTable, width: int) -> None:
+    def scaled(x: paddle.Tensor) -> paddle.Tensor:
+        return k.scale_rows(x, k.activate(x[:, :1].contiguous(), "sigmoid"))
+
+    rows = random(NUM_ROWS, width)
+    assert_row_alone(scaled, rows, k.row_tile)
+    expected = rows / (1 + np.exp(-rows[:, :1]))
+    np.testing.assert_allclose(scaled(paddle.to_tensor(rows)).numpy(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 20), (2, 2, 64)])
@@ -110,6 +121,7 @@ SHAPES = [
     AttentionShape(2, 1, 128),
     AttentionShape(2, 2, 256, sliding_window=64),
     AttentionShape(40, 2, 16),  # a row's queries are many
+    AttentionShape(4, 2, 16, sliding_window=40, has_chunks=True),
 ]
 
 
@@ -166,7 +178,8 @@ def run_attention(
     """Return attention of the first sequence's rows over all steps. A row's input depends on its slot and position alone."""
     step = HandMadeStep(steps[0], block_size=block_size, row_tile=k.row_tile)
     cache = step.cache(k, shape.num_kv_heads, shape.head_dim, kv_dtype)
-    norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6)
+    is_after = shape.has_chunks  # with one of the shapes heads are normalized after the rotation
+    norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6, is_after_rotation=is_after)
     pack(k, norm, queries=random(shape.head_dim, seed=8), keys=random(shape.head_dim, seed=9))
     rotary = Rotary(shape.head_dim)
     tables = rotary_tables(_rope(shape.head_dim), shape.head_dim, 320)

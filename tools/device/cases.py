@@ -189,6 +189,7 @@ def _attend(
         "kv_heads": kv_heads,
         "first_kv": 0,
         "window": 0,
+        "has_chunks": False,
         "is_latent": False,
     }
     num_keys = int((positions + 1).sum())
@@ -220,6 +221,7 @@ def _experts(is_large: bool) -> list[Case]:
         "num_chosen": chosen,
         "num_groups": 1,
         "num_chosen_groups": 1,
+        "num_best": 2,
         "has_sigmoid": False,
         "is_normalized": True,
         "set": 0,
@@ -325,6 +327,7 @@ def _of_steps(is_large: bool) -> list[Case]:
         **angle_values,
         "norm_weight": _random(2, dim, seed=3),
         "epsilon": 1e-6,
+        "is_normalized_after": False,
         "num_rows": rows,
         "heads": heads,
         "kv_heads": kv_heads,

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Linear, Norm, Tensor
+from ops.modules import AttentionShape, HeadNorm, KvCache, LayerCache, Linear, Norm, Rotary, Tensor
 from ops.table import Inputs, OpTable
 from workers.encoders.tower import Tower
 from workers.models.adapted import linear
 from workers.models.mlp import FeedForward, feed_forward
+from workers.models.norms import BlockNorm, BranchEnd, add_norm, declare_norm, normalize
 from workers.rank_group.share import head_columns
 from workers.weights.declaration import Weights
 
@@ -29,11 +30,11 @@ class Layer(Protocol):
     mlp: FeedForward
 
     @property
-    def input_norm(self) -> Norm | None:
+    def input_norm(self) -> BlockNorm | None:
         """None: attention reads the residual as it is."""
 
     @property
-    def inner_norm(self) -> Norm | None:
+    def inner_norm(self) -> BlockNorm | None:
         """None: the MLP reads the residual as it is."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
@@ -64,19 +65,6 @@ class DraftLayer(Protocol):
         """Return logits (`Llama.logits`) from the head's input."""
 
 
-class BranchEnd:
-    """Norm and factor of what attention, or the MLP, adds to the residual."""
-
-    def __init__(self, norm: Norm | None, factor: float) -> None:
-        self.norm = norm
-        self.factor = factor
-
-    def apply(self, ops: OpTable, h: Tensor) -> Tensor:
-        if self.norm is not None:
-            h = ops.rms_norm(h, self.norm)
-        return h if self.factor == 1.0 else ops.scale_and_add(h, self.factor, None)
-
-
 class EndedFeedForward(FeedForward):
     """An MLP, or a mixture of experts, with the end of its branch."""
 
@@ -88,22 +76,14 @@ class EndedFeedForward(FeedForward):
         return self.end.apply(ops, self.inner.forward(ops, step, h))
 
 
-def add_norm(ops: OpTable, h: Tensor, residual: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
-    """Return norm(h + residual) and h + residual; without a norm the sum, twice."""
-    if norm is not None:
-        return ops.add_rms_norm(h, residual, norm)
-    total = ops.scale_and_add(h, 1.0, residual)
-    return total, total
-
-
 class LlamaLayer:
     """One decoder layer's weights."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str) -> None:
         family = FAMILIES[config.architecture]
 
-        def norm(name: str) -> Norm | None:
-            return weights.norm(f"{prefix}.{name}", config.hidden_size, config.rms_norm_eps) if name else None
+        def norm(name: str) -> BlockNorm | None:
+            return declare_norm(config, weights, f"{prefix}.{name}") if name else None
 
         names, factor = family.norm_names, config.multipliers.residual
         self.shape = weights.share.heads(
@@ -114,6 +94,7 @@ class LlamaLayer:
                 config.sliding_windows[index],
                 config.multipliers.scores,
                 config.multipliers.softcap_of_scores,
+                config.has_chunks,
             )
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width
@@ -134,14 +115,15 @@ class LlamaLayer:
                 weights.norm(f"{prefix}.self_attn.k_norm", keys, epsilon),
             )
         self.head_norm: HeadNorm | None = None
-        if config.has_head_norm:
+        if family.has_head_norm_in(config.has_head_norm, index in config.other_rope_layers):
+            of_queries, of_keys = family.head_norm_names
             self.head_norm = weights.head_norm(
-                f"{prefix}.self_attn.q_norm",
-                f"{prefix}.self_attn.k_norm",
-                config.num_attention_heads,
-                config.num_kv_heads,
-                config.head_dim,
+                f"{prefix}.self_attn.{of_queries}",
+                f"{prefix}.self_attn.{of_keys}",
+                self.shape,
                 config.rms_norm_eps,
+                is_after_rotation=family.is_head_norm_after_rotation,
+                has_weight=family.has_head_norm_weights,
             )
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [config.hidden_size], config.has_output_bias)
         self.attended = BranchEnd(norm(names.attended), factor)
@@ -175,7 +157,8 @@ class Llama:
         self.config = config
         self.embedding = weights.embedding("model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [self.layer_class(config, index, weights, f"model.layers.{index}") for index in range(config.num_layers)]
-        self.norm = weights.norm("model.norm", config.hidden_size, config.rms_norm_eps)
+        self.norm = declare_norm(config, weights, "model.norm")
+        self.has_parallel_mlp = FAMILIES[config.architecture].has_parallel_mlp
         self.head = self.declare_head(weights)
         self.rotary = weights.rotary(config.rope, config.head_dim)
         self.other_rotary = weights.rotary(config.other_rope, config.head_dim) if config.other_rope else None
@@ -200,31 +183,43 @@ class Llama:
         """Return the last hidden states of the kept rows, normalized [kept, hidden]; keys and values of all rows are written to
         the cache."""
         step = ops.begin(inputs, cache)
-        angles = [ops.rotary_angles(inputs, self.rotary)] * len(self.layers)
+        rotations = [self.rotation(ops, inputs, self.rotary)] * len(self.layers)
         if self.other_rotary is not None:
-            other_angles = ops.rotary_angles(inputs, self.other_rotary)
+            other = self.rotation(ops, inputs, self.other_rotary)
             for index in self.config.other_rope_layers:
-                angles[index] = other_angles
+                rotations[index] = other
         has_features = inputs.features is not None
         residual = ops.embedding(inputs, self.embedding)
         if self.config.multipliers.embedding != 1.0:
             residual = ops.scale_and_add(residual, self.config.multipliers.embedding, None)
         if has_features:
             residual = ops.take_features(step, residual, 0)
-        first_norm = self.layers[0].input_norm
-        h = residual if first_norm is None else ops.rms_norm(residual, first_norm)
+        h = normalize(ops, residual, self.layers[0].input_norm)
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=False)):
             if index:
                 h, residual = add_norm(ops, h, residual, layer.input_norm)
-            queries = layer.store(ops, inputs, h, angles[index], layer_cache)
+            angles, query_factors = rotations[index]
+            queries = layer.store(ops, inputs, h, angles, layer_cache)
+            if query_factors is not None:
+                queries = ops.scale_rows(queries, query_factors)
             if layer is self.layers[-1]:
                 step, queries, residual = ops.keep_rows(step, queries, residual)
-            h = layer.attend(ops, step, queries, layer_cache)
-            h, residual = add_norm(ops, h, residual, layer.inner_norm)
+                h = normalize(ops, residual, layer.input_norm) if self.has_parallel_mlp else h
+            attended = layer.attend(ops, step, queries, layer_cache)
+            if self.has_parallel_mlp:
+                residual = ops.scale_and_add(attended, 1.0, residual)
+            else:
+                h, residual = add_norm(ops, attended, residual, layer.inner_norm)
             h = layer.mlp.forward(ops, step, h)
             if has_features and index < self.num_deepstack:  # Qwen3-VL: features of the encoder's inner layers
                 residual = ops.take_features(step, residual, index + 1)
-        return ops.add_rms_norm(h, residual, self.norm)[0]
+        return add_norm(ops, h, residual, self.norm)[0]
+
+    @staticmethod
+    def rotation(ops: OpTable, inputs: Inputs, rotary: Rotary) -> tuple[Any, Tensor | None]:
+        """Return the angles of the rows, and the factors of their queries if there are any."""
+        factors = None if rotary.query_factors is None else ops.query_factors(inputs, rotary)
+        return ops.rotary_angles(inputs, rotary), factors
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
         """Return logits of the kept rows `row_ids` [m] (m a multiple of the table's row_tile): [m, vocab], or [m, classes]."""

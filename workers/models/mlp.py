@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
+
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import RoutingRule, Tensor
+from ops.modules import Linear, Router, RoutingRule, Tensor
 from ops.table import OpTable
 from workers.models.adapted import linear
 from workers.weights.declaration import Weights
@@ -43,6 +45,21 @@ class Mlp:
         return linear(ops, step, h, self.down)
 
 
+class PlainMlp:
+    """outer(activation(inner)), of all rows alike."""
+
+    def __init__(self, config: ModelConfig, prefix: str, names: tuple[str, ...], weights: Weights) -> None:
+        hidden, width = config.hidden_size, config.intermediate_size
+        inner, outer = (f"{prefix}.{name}" for name in names)
+        self.activation = config.activation
+        self.inner = weights.linear([inner], hidden, [width], config.has_mlp_bias)
+        self.outer = weights.linear([outer], width, [hidden], config.has_mlp_bias)
+
+    def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
+        h = ops.all_gather(ops.activate(linear(ops, step, h, self.inner), self.activation))
+        return ops.all_gather(linear(ops, step, h, self.outer))
+
+
 class Mixture:
     """Mixture of experts: an MLP of a few out of many experts per row, and a shared MLP if the model has one."""
 
@@ -68,6 +85,7 @@ class Mixture:
             experts.factor,
             experts.num_groups,
             experts.num_chosen_groups,
+            experts.num_best,
         )
         prefix, correction = f"{layer}.mlp", f"{layer}.{experts.correction}" if experts.correction else ""
         self.activation = config.activation
@@ -80,6 +98,14 @@ class Mixture:
         self.shared: Mlp | None = None
         if experts.shared_intermediate_size:
             self.shared = Mlp(config, f"{prefix}.shared_experts", experts.shared_intermediate_size, weights)
+        self.shared_gate: Linear | None = None
+        if experts.has_shared_gate:
+            self.shared_gate = weights.linear([f"{prefix}.shared_expert_gate"], config.hidden_size, [1], columns=())
+        self.input_router: Router | None = None
+        if experts.has_weighted_inputs:  # the weight of the only expert is then 1, a normalized one
+            self.input_router = self.router
+            rule = msgspec.structs.replace(rule, scoring="softmax", is_normalized=True)
+            self.router = msgspec.structs.replace(self.router, rule=rule)
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         return ops.all_gather(self.columns(ops, step, h, None))
@@ -88,6 +114,12 @@ class Mixture:
         """Return this rank's columns of the result, plus `shared`."""
         if self.shared is not None:  # has the columns of the same rank
             shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
+        if self.shared_gate is not None:
+            shared = ops.scale_rows(shared, ops.activate(ops.linear(h, self.shared_gate), "sigmoid"))
+        if self.input_router is not None:
+            routing = ops.route(step, h, self.router)
+            x = ops.scale_rows(h, ops.route(step, h, self.input_router).weights)
+            return ops.experts(x, routing, self.experts, self.activation, shared)
         return ops.experts(h, ops.route(step, h, self.router), self.experts, self.activation, shared)
 
 
@@ -97,4 +129,7 @@ def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str)
     experts = config.experts
     if experts is not None and index in experts.sparse_layers:
         return Mixture(config, experts, prefix, weights, is_local=prefix != f"model.layers.{index}")
+    names = FAMILIES[config.architecture].plain_mlp_names
+    if names:
+        return PlainMlp(config, f"{prefix}.mlp", names, weights)
     return Mlp(config, f"{prefix}.mlp", config.intermediate_size, weights)

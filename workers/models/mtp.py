@@ -16,9 +16,10 @@ from collections.abc import Sequence
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.drafts import DraftNames
-from ops.modules import KvCache, Linear, Norm, Tensor
+from ops.modules import KvCache, Linear, Tensor
 from ops.table import Inputs, OpTable
-from workers.models.llama import Llama, add_norm
+from workers.models.llama import Llama
+from workers.models.norms import BlockNorm, add_norm, declare_norm, normalize
 from workers.weights.declaration import Weights
 
 DENSE = -1  # like the trunk's last layer, but without experts
@@ -59,7 +60,7 @@ class DraftModule:
         h = self.layer.attend(ops, step, self.layer.store(ops, inputs, h, angles, layer_cache), layer_cache)
         h, residual = add_norm(ops, h, residual, self.layer.inner_norm)
         h = self.layer.mlp.forward(ops, step, h)
-        h, residual = ops.add_rms_norm(h, residual, self.norm)
+        h, residual = add_norm(ops, h, residual, self.norm)
         return h, h if self._is_fed_normalized else residual
 
     def logits(self, ops: OpTable, hidden: Tensor, row_ids: Tensor) -> Tensor:
@@ -67,9 +68,9 @@ class DraftModule:
 
     def _enter(self, ops: OpTable, inputs: Inputs, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the projection's result, normalized for the layer and unchanged."""
-        embedded = ops.rms_norm(ops.embedding(inputs, self._trunk.embedding), self.embedding_norm)
+        embedded = normalize(ops, ops.embedding(inputs, self._trunk.embedding), self.embedding_norm)
         of_token, of_hidden = self.projection
-        parts = ops.linear(embedded, of_token), ops.linear(ops.rms_norm(hidden, self.hidden_norm), of_hidden)
+        parts = ops.linear(embedded, of_token), ops.linear(normalize(ops, hidden, self.hidden_norm), of_hidden)
         return add_norm(ops, *parts, self.layer.input_norm)
 
 
@@ -79,12 +80,12 @@ class _Parts:
     def __init__(self, trunk: Llama, weights: Weights) -> None:
         self.weights = weights
         self._config = trunk.config
-        self._norms = {trunk.norm.name: trunk.norm}
+        self._norms: dict[str, BlockNorm] = {trunk.norm.name: trunk.norm}
         self._projections: dict[str, tuple[Linear, Linear]] = {}
 
-    def norm(self, name: str) -> Norm:
+    def norm(self, name: str) -> BlockNorm:
         if name not in self._norms:
-            self._norms[name] = self.weights.norm(name, self._config.hidden_size, self._config.rms_norm_eps)
+            self._norms[name] = declare_norm(self._config, self.weights, name)
         return self._norms[name]
 
     def projection(self, name: str) -> tuple[Linear, Linear]:

@@ -15,6 +15,7 @@ from engine.checkpoint.families.family import Bidirectional
 from engine.checkpoint.rope_config import RopeConfig
 from engine.checkpoint.vision_config import PixelScale
 from ops.modules import (
+    AttentionShape,
     Columns,
     Embedding,
     Experts,
@@ -105,8 +106,8 @@ class Weights(msgspec.Struct):
         self.patch_linears.append(module)
         return module
 
-    def layer_norm(self, name: str, width: int, epsilon: float) -> LayerNorm:
-        module = LayerNorm(name, width, epsilon)
+    def layer_norm(self, name: str, width: int, epsilon: float, *, has_bias: bool = True) -> LayerNorm:
+        module = LayerNorm(name, width, epsilon, has_bias)
         self.layer_norms.append(module)
         return module
 
@@ -150,9 +151,17 @@ class Weights(msgspec.Struct):
         return module
 
     def head_norm(
-        self, query_name: str, key_name: str, num_heads: int, num_kv_heads: int, width: int, epsilon: float
+        self,
+        query_name: str,
+        key_name: str,
+        shape: AttentionShape,
+        epsilon: float,
+        *,
+        is_after_rotation: bool = False,
+        has_weight: bool = True,
     ) -> HeadNorm:
-        module = HeadNorm(query_name, key_name, num_heads, num_kv_heads, width, epsilon, self.norm_offset)
+        sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        module = HeadNorm(query_name, key_name, *sizes, epsilon, self.norm_offset, is_after_rotation, has_weight)
         self.head_norms.append(module)
         return module
 
@@ -217,7 +226,8 @@ class Weights(msgspec.Struct):
         for norm in self.norms:
             shapes[f"{norm.name}.weight"] = (norm.width,)
         for layer_norm in self.layer_norms:
-            shapes[f"{layer_norm.name}.weight"] = shapes[f"{layer_norm.name}.bias"] = (layer_norm.width,)
+            names = [f"{layer_norm.name}.{part}" for part in (("weight", "bias") if layer_norm.has_bias else ("weight",))]
+            shapes |= dict.fromkeys(names, (layer_norm.width,))
         for table in self.position_tables:
             shapes[f"{table.name}.weight"] = (table.side * table.side, table.width)
         for patches in self.patch_linears:
@@ -225,7 +235,7 @@ class Weights(msgspec.Struct):
             shapes[f"{name}.weight"] = patches.stored_shape
             if patches.has_stored_bias:
                 shapes[f"{name}.bias"] = patches.num_outputs
-        for head_norm in self.head_norms:
+        for head_norm in (norm for norm in self.head_norms if norm.has_weight):
             shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
         shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}
         for router in self.routers:

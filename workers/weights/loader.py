@@ -26,7 +26,7 @@ from workers.weights.packing import CacheOutcome, Progress, WeightPacking
 from workers.weights.precision import Precision
 from workers.weights.random import RandomWeights
 from workers.weights.reader import Checkpoint, digest_of
-from workers.weights.rotary import rotary_tables
+from workers.weights.rotary import query_factors, rotary_tables
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
@@ -114,8 +114,10 @@ def load_weights(
                 raise
     for rope, rotary in weights.rotaries:
         tables = rotary_tables(rope, rotary.head_dim, 0 if rotary.is_by_row else num_positions)
-        named = zip(("cosines", "sines", "partners"), tables, strict=True)
-        ops.pack(rotary, {name: partial(np.asarray, values) for name, values in named}, Memory())
+        factors = query_factors(rope, num_positions)
+        named = zip(("cosines", "sines", "partners", "query_factors"), (*tables, factors), strict=True)
+        sources = {name: partial(np.asarray, values) for name, values in named if values is not None}
+        ops.pack(rotary, sources, Memory())
     mixtures = [mixture for mixture in weights.mixtures if not mixture.is_local]
     return LoadResult(mixtures, loading.num_bytes, outcome, found, weights.linears, loading.packed)
 

@@ -40,6 +40,7 @@ from workers.weights.formats.gguf import gguf_tensors
 from workers.weights.formats.quantized import decoded
 from workers.weights.formats.tensor import Kept, Tensor
 from workers.weights.safetensors import SafetensorsFile, StoredTensor
+from workers.weights.stacked import Matrix, matrices
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^model\.mtp_|^mtp\.")
 _UNUSED_BY_BERT = r"^(pooler|cls|lm_head)\.|^embeddings\.(position|token_type)_ids$"
@@ -54,7 +55,13 @@ _RENAMES = (
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
-    (re.compile(r"\.block_sparse_moe\."), ".mlp."),  # Mixtral
+    (re.compile(r"\.(block_sparse_moe|feed_forward)\."), ".mlp."),  # Mixtral, Llama 4
+    (re.compile(r"\.mlp\.router\.(layer\.)?weight$"), ".mlp.gate.weight"),  # Granite
+    (re.compile(r"\.mlp\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
+    (re.compile(r"\.mlp\.output_linear\.weight$"), ".mlp.experts.down_proj"),
+    (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.shared_experts.gate_up_proj."),
+    (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.shared_experts.down_proj."),
+    (re.compile(r"\.mlp\.shared_expert\."), ".mlp.shared_experts."),  # Qwen 2
     (re.compile(r"(\.experts\.\d+\.)w1\."), r"\1gate_proj."),
     (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
     (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),
@@ -69,10 +76,12 @@ class _Part(msgspec.Struct, frozen=True):
 
     tensor: Tensor
     shape: tuple[int, ...]
-    columns: np.ndarray | None = None
+    columns: np.ndarray | slice | None = None
+    is_turned: bool = False
 
     def of(self, values: np.ndarray) -> np.ndarray:
-        return values if self.columns is None else values[..., self.columns]
+        own = values if self.columns is None else values[..., self.columns]
+        return own.T if self.is_turned else own
 
 
 class Checkpoint:
@@ -175,7 +184,10 @@ class Checkpoint:
             self._has_paddle_names |= bool(fused)
             for part_name, columns in fused.items():
                 yield part_name, _Part(tensor, (*tensor.shape[:-1], len(columns)), columns)
-            if not fused:
+            together = matrices(plain_name, tensor, config)
+            for matrix in together:
+                yield matrix.name, _part_of(matrix)
+            if not fused and not together:
                 yield plain_name, _Part(tensor, tensor.shape)
 
     def _tensors(self, config: ModelConfig) -> Mapping[str, Tensor]:
@@ -267,6 +279,13 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
             f"{path} has no safetensors file; other formats are not supported (--load-format dummy needs none)"
         )
     return map(SafetensorsFile, paths)
+
+
+def _part_of(matrix: Matrix) -> _Part:
+    if matrix.turned_rows is None:
+        return _Part(matrix.tensor, matrix.tensor.shape)
+    begin, end = matrix.turned_rows
+    return _Part(matrix.tensor, (end - begin, matrix.tensor.shape[0]), slice(begin, end), is_turned=True)
 
 
 def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:

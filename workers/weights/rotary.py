@@ -56,6 +56,15 @@ def rotary_angles(rope: RopeConfig, head_dim: int, positions: np.ndarray) -> tup
     return cosines.astype(np.float32), sines.astype(np.float32)
 
 
+def query_factors(rope: RopeConfig, num_positions: int) -> np.ndarray | None:
+    """Return the factor of queries at each position, float32 [num_positions, 1]; None: they stay."""
+    scaling = rope.query_scaling
+    if scaling is None:
+        return None
+    intervals = np.floor((np.arange(num_positions)[:, None] + scaling.first) / scaling.interval)
+    return (1 + scaling.beta * np.log1p(intervals)).astype(np.float32)
+
+
 def _pairs(rope: RopeConfig) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and the second element of each pair."""
     half = rope.rotary_dim // 2

@@ -83,7 +83,11 @@ class ModuleSources:
                     for index, linear in enumerate(linears)
                 }
             case LayerNorm():
-                return {part: partial(self._values, module, [f"{module.name}.{part}"]) for part in ("weight", "bias")}
+                bias = partial(self._values, module, [f"{module.name}.bias"])
+                return {
+                    "weight": partial(self._values, module, [f"{module.name}.weight"]),
+                    "bias": bias if module.has_bias else lambda: np.zeros(module.width, np.float32),
+                }
             case TypedPositions():
                 return {"weight": partial(self._values_of_positions, module)}
             case Embedding():
@@ -96,6 +100,8 @@ class ModuleSources:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
 
     def _values_of_norm(self, module: Norm | HeadNorm, name: str) -> Values:
+        if isinstance(module, HeadNorm) and not module.has_weight:
+            return np.ones(module.width, np.float32)
         values = self._values(module, [f"{name}.weight"])
         is_added = module.offset != 0 and not self._stored.has_offset_norms
         return float32(values) + np.float32(module.offset) if is_added else values

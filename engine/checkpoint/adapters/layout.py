@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
 
 LINE = 16  # float32 values of a cache line: ranks, and outputs, that are computed side by side
@@ -86,6 +87,7 @@ def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
         sizes = [("self_attn.q_proj", hidden, queries), ("self_attn.k_proj", hidden, keys), ("self_attn.v_proj", hidden, keys)]
         sizes.append(("self_attn.o_proj", queries, hidden))
         if layer not in sparse:
-            sizes += [("mlp.gate_proj", hidden, inner), ("mlp.up_proj", hidden, inner), ("mlp.down_proj", inner, hidden)]
+            *first, last = FAMILIES[config.architecture].plain_mlp_names or ("gate_proj", "up_proj", "down_proj")
+            sizes += [*((f"mlp.{name}", hidden, inner) for name in first), (f"mlp.{last}", inner, hidden)]
         found += [(f"model.layers.{layer}.{name}", num_inputs, num_outputs) for name, num_inputs, num_outputs in sizes]
     return found

@@ -7,6 +7,7 @@ if no existing class computes it. Read `family.py` first.
 from __future__ import annotations
 
 from engine.checkpoint.families.bert import Bert, Roberta
+from engine.checkpoint.families.cohere import Cohere, Cohere2
 from engine.checkpoint.families.deepseek_v2 import DeepseekV2
 from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
@@ -19,9 +20,12 @@ from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.glm4 import Glm4
 from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from engine.checkpoint.families.granite import Granite
+from engine.checkpoint.families.granitemoe import GraniteMoe, GraniteMoeShared
+from engine.checkpoint.families.hunyuan_v1_dense import HunyuanV1Dense
 from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.minimax_m2 import MiniMaxM2
+from engine.checkpoint.families.ministral3 import Ministral3
 from engine.checkpoint.families.mistral import Mistral
 from engine.checkpoint.families.mixtral import Mixtral
 from engine.checkpoint.families.olmo2 import Olmo2, Olmo3
@@ -29,11 +33,13 @@ from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
 from engine.checkpoint.families.phi3 import Phi3
 from engine.checkpoint.families.qwen2 import Qwen2
 from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
+from engine.checkpoint.families.qwen2_moe import Qwen2Moe
 from engine.checkpoint.families.qwen3 import Qwen3
 from engine.checkpoint.families.qwen3_moe import Qwen3Moe
 from engine.checkpoint.families.qwen3_vl import Qwen3VL
 from engine.checkpoint.families.seed_oss import SeedOss
 from engine.checkpoint.families.smollm3 import SmolLM3
+from engine.checkpoint.families.starcoder2 import Starcoder2
 
 _TEXT = (
     Llama(),
@@ -59,6 +65,14 @@ _TEXT = (
     MiniMaxM2(),
     Gemma2(),
     Gemma3(),
+    Qwen2Moe(),
+    Cohere(),
+    Cohere2(),
+    HunyuanV1Dense(),
+    Starcoder2(),
+    GraniteMoe(),
+    GraniteMoeShared(),
+    Ministral3(),
 )
 _VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())

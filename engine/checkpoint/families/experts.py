@@ -32,6 +32,9 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     factor: float = 1.0
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_best: int = 2
+    has_shared_gate: bool = False  # the result of the shared MLP is multiplied by the sigmoid of a score
+    has_weighted_inputs: bool = False  # weights multiply the input of experts, not their result
 
 
 class RoutingDefaults(msgspec.Struct, frozen=True):
@@ -96,6 +99,13 @@ def num_chosen(options: JsonOptions, name: str, default: int, most: int) -> int:
     if count > most:
         raise options.error(name, f"{count} experts per token, but only {most} exist")
     return count
+
+
+def interleaved_layers(options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+    """Return every `decoder_sparse_step`-th layer, without `mlp_only_layers`."""
+    step = options.count("decoder_sparse_step", 1)
+    dense = layer_indexes(options, "mlp_only_layers", num_layers)
+    return tuple(index for index in range(num_layers) if index not in dense and (index + 1) % step == 0)
 
 
 def layer_indexes(options: JsonOptions, name: str, num_layers: int) -> Collection[int]:

@@ -46,6 +46,14 @@ class Multipliers(msgspec.Struct, frozen=True):
     softcap_of_logits: float = 0.0
 
 
+class QueryScaling(msgspec.Struct, frozen=True):
+    """A factor of queries that grows with their position: 1 + beta * log(1 + floor((position + first) / interval))."""
+
+    beta: float
+    interval: float
+    first: int = 0
+
+
 class Latents(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, 2024): sizes of the latents per position, and of the parts of a head."""
 
@@ -76,15 +84,24 @@ class Family:
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
     has_training_options: bool = False  # config.json has any options of the training, so that unknown ones are no error
     harmless_options: frozenset[str] = frozenset()  # of config.json, without effect on what is computed
+    has_rope_alpha: bool = False  # `alpha` of rope type "dynamic" scales the base, for all lengths alike
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
     activation_name: str = "hidden_act"  # in config.json
     norm_names: NormNames = NormNames()
+    norm_kind: Literal["rms", "layer", "layer without bias"] = "rms"
+    has_parallel_mlp: bool = False  # the MLP reads what attention reads, and both are added to the residual
+    mlp_width_name: str = "intermediate_size"  # in config.json
+    plain_mlp_names: tuple[str, ...] = ()  # tensors of an MLP without a gate, inner(x) and outer(x); empty: it has one
     norm_offset: float = 0.0  # added to the stored weights of norms
-    has_head_norm: bool = False  # each query and key head is normalized before it is rotated
+    has_head_norm: bool = False  # each query and key head is normalized
+    head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    is_head_norm_after_rotation: bool = False  # otherwise before it
+    has_head_norm_weights: bool = True
     has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
+    has_turned_experts: bool = False  # experts stored as one tensor are [experts, in, out], not [experts, out, in]
     gguf_options: frozenset[str] = frozenset()  # options of GGUF files, beyond the common ones, that `of_gguf` reads
     gguf_names: Mapping[str, str] = MappingProxyType({})  # a tensor's name in GGUF files -> in checkpoints, where it is special
     is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours
@@ -96,6 +113,7 @@ class Family:
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
 
     # defaults of config.json
+    default_rope: Mapping[str, Any] = MappingProxyType({})  # if it has no rope parameters
     default_draft_layers: int = 0
     rms_norm_eps: float = 1e-6
     activation: str = "silu"
@@ -116,12 +134,20 @@ class Family:
         """Return what config.json says beyond the common options, from the metadata of a GGUF file of this architecture."""
         return {}
 
+    def rope_of_gguf(self, options: JsonOptions) -> dict[str, Any]:
+        """Return what the rope parameters say beyond the common options; see `of_gguf`."""
+        return {}
+
     def multipliers(self, options: JsonOptions) -> Multipliers:
         return Multipliers()
 
     def head_norm(self, options: JsonOptions) -> bool:
-        """Return whether each query and key head is normalized before it is rotated."""
+        """Return whether each query and key head is normalized."""
         return self.has_head_norm
+
+    def has_head_norm_in(self, has_head_norm: bool, has_other_rope: bool) -> bool:
+        """Return whether heads are normalized in a layer of a model with head norms, that may have the other rope."""
+        return has_head_norm
 
     def rotary_share(self, options: JsonOptions) -> float:
         """Return the part of each head that is rotated, if the rope parameters do not say."""
@@ -130,6 +156,14 @@ class Family:
     def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the layers that do not rotate queries and keys."""
         return ()
+
+    def query_scaling(self, options: JsonOptions, rope: JsonOptions, *, is_rotated: bool) -> QueryScaling | None:
+        """Return the scaling of queries in layers that are rotated, or in the others."""
+        return None
+
+    def has_chunks(self, options: JsonOptions) -> bool:
+        """Return whether windows are chunks: they begin at multiples of their size."""
+        return False
 
     def latents(self, options: JsonOptions) -> Latents | None:
         """Return the latents; None: attention over keys and values of each head."""

@@ -10,7 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Granite(Family):
     name = "granite"
-    class_names = ("GraniteForCausalLM",)
+    class_names: tuple[str, ...] = ("GraniteForCausalLM",)
     gguf_options = frozenset(("embedding_scale", "residual_scale", "attention.scale", "logit_scale"))
     is_permuted_in_gguf = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.checkpoint.families.experts import ExpertsConfig, layer_indexes, num_chosen, num_experts
+from engine.checkpoint.families.experts import ExpertsConfig, interleaved_layers, num_chosen, num_experts
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.windows import switched_window_size
 from engine.checkpoint.json_fields import JsonOptions
@@ -20,9 +20,7 @@ class Qwen3Moe(Family):
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         count = num_experts(options, "num_experts", "num_local_experts", default=128)
-        step = options.count("decoder_sparse_step", 1)
-        dense = layer_indexes(options, "mlp_only_layers", num_layers)
-        sparse = tuple(index for index in range(num_layers) if index not in dense and (index + 1) % step == 0)
+        sparse = interleaved_layers(options, num_layers)
         if not count or not sparse:
             return None
         return ExpertsConfig(

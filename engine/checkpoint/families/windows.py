@@ -26,6 +26,16 @@ def all_but_every(interval: int, num_layers: int) -> list[bool]:
     return [(index + 1) % interval != 0 for index in range(num_layers)]
 
 
+def gguf_layer_types(options: JsonOptions, num_layers: int, interval: int) -> list[str]:
+    """Return `layer_types` from the options of a GGUF file, where the pattern is a list, an interval, or this default."""
+    pattern = options.values.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list) and len(pattern) == num_layers:
+        are_sliding = [bool(is_sliding) for is_sliding in pattern]
+    else:
+        are_sliding = all_but_every(options.count("attention.sliding_window_pattern", interval), num_layers)
+    return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in are_sliding]
+
+
 def layer_windows(options: JsonOptions, window: int, are_sliding: Sequence[bool]) -> tuple[int, ...]:
     """Return the window of each layer, 0 for none. `layer_types` says which layers have it, else `are_sliding`."""
     if options.values.get("layer_types") is not None:

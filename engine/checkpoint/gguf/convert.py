@@ -30,6 +30,11 @@ _CHANGING = (  # options of other models with the same architecture name; none o
     *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
 )
+_NORM_EPSILONS = {
+    "rms": "layer_norm_rms_epsilon",
+    "layer": "layer_norm_epsilon",
+    "layer without bias": "layer_norm_epsilon",
+}
 _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
 
 
@@ -120,11 +125,12 @@ def model_options(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim,
         family.activation_name: "silu",
         "max_position_embeddings": options.count(f"{name}.context_length"),
-        "rms_norm_eps": options.number(f"{name}.attention.layer_norm_rms_epsilon", None),
-        "rope_parameters": _rope(file, options, name, head_dim),
+        family.norm_epsilon_name: options.number(f"{name}.attention.{_NORM_EPSILONS[family.norm_kind]}", None),
+        "rope_parameters": _rope(file, options, name, head_dim) | family.rope_of_gguf(_within(options, name)),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": has_bias,
         "use_bias": has_bias,
+        "qkv_bias": has_bias,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_sliding_window": False,

@@ -45,6 +45,22 @@ def _qwen3_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int
     }
 
 
+def _qwen2_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    shared = options.count(f"{name}.feed_forward_length")
+    return _qwen3_moe(file, options, name, sparse) | {
+        "shared_expert_intermediate_size": options.count(f"{name}.expert_shared_feed_forward_length", shared),
+        "norm_topk_prob": False,  # always
+    }
+
+
+def _granitemoe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return {
+        "num_local_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "shared_intermediate_size": options.count(f"{name}.expert_shared_feed_forward_length", 0, least=0),
+    }
+
+
 def _mixtral(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_local_experts": options.count(f"{name}.expert_count"),
@@ -88,7 +104,9 @@ def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[i
 
 _Options = Callable[[GgufFile, JsonOptions, str, list[int]], dict[str, Any]]
 _OPTIONS: dict[str, _Options] = {
+    "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "granitemoeshared": _granitemoe,
     "mixtral": _mixtral,
     "ernie4_5_moe": _ernie4_5_moe,
     "deepseek_v3": _deepseek_v3,

@@ -83,7 +83,9 @@ private:
 
     // Keys visible to a row.
     Range keys_of(i64 row, i64 position) const {
-        Range keys{op_.window > 0 ? std::max<i64>(0, position - op_.window + 1) : 0, position + 1};
+        i64 first = 0;
+        if (op_.window > 0) first = op_.has_chunks ? position - position % op_.window : position - op_.window + 1;
+        Range keys{std::max<i64>(0, first), position + 1};
         if (is_bounded_) keys = {std::max<i64>(keys.begin, op_.bounds.first[row]), op_.bounds.last[row] + i64{1}};
         return keys;
     }

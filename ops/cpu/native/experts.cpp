@@ -34,7 +34,8 @@ i64 largest_of(const float *values, i64 count) {
 
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// Sets experts outside the best groups to NEVER. The score of a group is the sum of its two best experts.
+// Sets experts outside the best groups to NEVER. The score of a group is the sum of its one or two best
+// experts.
 void keep_groups(float *scores, float *groups, const Route &op) {
     const i64 size = op.experts / op.groups;
     for (i64 group = 0; group < op.groups; ++group) {
@@ -43,7 +44,7 @@ void keep_groups(float *scores, float *groups, const Route &op) {
             second = scores[i] > first ? first : std::max(second, scores[i]);
             first = std::max(first, scores[i]);
         }
-        groups[group] = size == 1 ? first : first + second;
+        groups[group] = size == 1 || op.num_best == 1 ? first : first + second;
     }
     for (i64 kept = 0; kept < op.chosen_groups; ++kept) groups[largest_of(groups, op.groups)] = NEVER;
     for (i64 group = 0; group < op.groups; ++group) {

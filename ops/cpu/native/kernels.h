@@ -23,7 +23,7 @@ constexpr i64 LEAST_FOLDED_GROUP = 32, FOLDED_BLOCK = 128;  // inputs of a multi
 constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the L2 cache
 constexpr i64 KEY_SPLIT = 64;       // keys of a split, counted from position 0; as in ops/table.py
 
-enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, TANH, COUNT };
+enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, TANH, SIGMOID, COUNT };
 
 enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // like WEIGHT_KINDS in ops/cpu/packing.py
 
@@ -129,6 +129,7 @@ struct RotationShape {
     const i32 *partners;                     // [head_dim]
     const float *query_weight, *key_weight;  // [head_dim] or null: heads are not normalized
     float epsilon;
+    bool is_normalized_after;  // after the rotation, not before it
     i64 heads, kv_heads, head_dim;
     CacheLayout layout;
 };

@@ -137,6 +137,10 @@ void bind_row_ops(nb::module_ &module) {
     define(module, "scale_and_add", [](Address y, Address x, Address other, float factor, i64 width, Address rows, i64 count) {
         return Op{ScaleAndAdd{floats(y), floats(x), floats(other), factor, width, rows_of(rows, count)}};
     });
+    define(module, "scale_rows",
+           [](Address y, Address x, Address factors, i64 width, i64 begin, i64 end, Address rows, i64 count) {
+               return Op{ScaleRows{floats(y), floats(x), floats(factors), width, begin, end, rows_of(rows, count)}};
+           });
     define(module, "activate_and_multiply", activate<true>);
     define(module, "activate", activate<false>);
 }
@@ -151,21 +155,37 @@ void bind_attention_ops(nb::module_ &module) {
     define(module, "rotate_and_store",
            [](Address queries, Address qkv, i64 row_floats, i64 queries_at, i64 keys_at, i64 values_at, Address keys,
               Address values, Address positions, Address slots, Address cosines, Address sines, Address partners,
-              Address query_weight, Address key_weight, float epsilon, i64 heads, i64 kv_heads, i64 head_dim, i32 kv_type,
-              i64 block_size, i64 first_cached, i64 cached, Address rows, i64 count) {
+              Address query_weight, Address key_weight, float epsilon, bool is_normalized_after, i64 heads, i64 kv_heads,
+              i64 head_dim, i32 kv_type, i64 block_size, i64 first_cached, i64 cached, Address rows, i64 count) {
                const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
                const i64 at = first_cached * layout.head_bytes;
-               return Op{RotateAndStore{
-                   {floats(queries), floats(qkv) + queries_at, row_floats, keys_at - queries_at, values_at - queries_at,
-                    cache(keys) + at, cache(values) + at, ints(positions), ints(slots), floats(cosines), floats(sines),
-                    ints(partners), floats(query_weight), floats(key_weight), epsilon, heads, kv_heads, head_dim, layout},
-                   rows_of(rows, count)}};
+               return Op{RotateAndStore{{floats(queries),
+                                         floats(qkv) + queries_at,
+                                         row_floats,
+                                         keys_at - queries_at,
+                                         values_at - queries_at,
+                                         cache(keys) + at,
+                                         cache(values) + at,
+                                         ints(positions),
+                                         ints(slots),
+                                         floats(cosines),
+                                         floats(sines),
+                                         ints(partners),
+                                         floats(query_weight),
+                                         floats(key_weight),
+                                         epsilon,
+                                         is_normalized_after,
+                                         heads,
+                                         kv_heads,
+                                         head_dim,
+                                         layout},
+                                        rows_of(rows, count)}};
            });
     define(module, "attention",
            [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
               Address block_tables, i64 table_width, Address has_bounds, Address first_keys, Address last_keys, i64 heads,
-              i64 kv_heads, i64 head_dim, i64 window, float scale, float softcap, i32 kv_type, i64 block_size, i64 first_cached,
-              i64 cached, Address sequences, i64 count) {
+              i64 kv_heads, i64 head_dim, i64 window, bool has_chunks, float scale, float softcap, i32 kv_type, i64 block_size,
+              i64 first_cached, i64 cached, Address sequences, i64 count) {
                const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{Attend{floats(y),
@@ -181,6 +201,7 @@ void bind_attention_ops(nb::module_ &module) {
                                 kv_heads,
                                 head_dim,
                                 window,
+                                has_chunks,
                                 scale,
                                 softcap,
                                 layout,
@@ -258,11 +279,11 @@ void bind_rank_ops(nb::module_ &module) {
 void bind_expert_ops(nb::module_ &module) {
     define(module, "route",
            [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen, i64 groups,
-              i64 chosen_groups, bool is_softmax, bool is_normalized, float added_to_sum, float smallest_sum, float factor,
-              Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
+              i64 chosen_groups, i64 num_best, bool is_softmax, bool is_normalized, float added_to_sum, float smallest_sum,
+              float factor, Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
                return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups,
-                               chosen_groups, is_softmax, is_normalized, added_to_sum, smallest_sum, factor, ints(sets), set,
-                               ints(num_tokens), rows_of(rows, count)}};
+                               chosen_groups, num_best, is_softmax, is_normalized, added_to_sum, smallest_sum, factor,
+                               ints(sets), set, ints(num_tokens), rows_of(rows, count)}};
            });
     define(module, "experts",
            [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,

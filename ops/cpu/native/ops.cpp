@@ -214,6 +214,15 @@ void run_op(Engine &engine, const ScaleAndAdd &op) {
     });
 }
 
+void run_op(Engine &engine, const ScaleRows &op) {
+    for_rows(engine, op.rows.get(), op.end - op.begin, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            const float factor = op.factors[row];
+            for (i64 i = row * op.width + op.begin; i < row * op.width + op.end; ++i) op.y[i] = op.x[i] * factor;
+        }
+    });
+}
+
 void run_op(Engine &engine, const Activate &op) {
     const i64 columns = op.end - op.begin, parts = divide_up(columns, SMALL_COUNT / 4), rows = op.rows.get();
     for_rows(engine, rows * parts, divide_up(columns, parts), [&](i64 begin, i64 end) {

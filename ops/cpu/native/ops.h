@@ -107,8 +107,9 @@ struct Attend {
     const char *keys, *values;  // of the layer
     const i32 *slots, *offsets, *starts, *block_tables;
     i64 table_width, heads, kv_heads, head_dim, window;
-    float scale;    // of scores; 0: head_dim^-0.5
-    float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
+    bool has_chunks;  // windows begin at multiples of their size
+    float scale;      // of scores; 0: head_dim^-0.5
+    float softcap;    // scores become softcap * tanh(score / softcap); 0: they stay
     CacheLayout layout;
     KeyBounds bounds;
     Rows sequences;
@@ -159,6 +160,14 @@ struct ScaleAndAdd {
     Rows rows;
 };
 
+// y = x * factor of the row: columns [begin, end).
+struct ScaleRows {
+    float *y;
+    const float *x, *factors;
+    i64 width, begin, end;
+    Rows rows;
+};
+
 struct Activate {
     float *y;
     const float *x;
@@ -199,7 +208,8 @@ struct Route {
     const float *logits;               // [rows, experts]
     const float *correction;           // [experts], added to scores for selection only, or null
     i64 experts, chosen;               // `chosen` of the experts in the
-    i64 groups, chosen_groups;         // best of equal groups of neighbours
+    i64 groups, chosen_groups;         // best of equal groups of neighbours, by the sum of
+    i64 num_best;                      // one or two best experts of each
     bool is_softmax, is_normalized;    // scores are the softmax, or sigmoids; weights are divided by
     float added_to_sum, smallest_sum;  // max(their sum + added, smallest)
     float factor;                      // and multiplied by this
@@ -252,9 +262,9 @@ struct ApplyExperts {
     Rows rows;
 };
 
-using Op =
-    std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd, Activate,
-                 Gather, Collective, Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
+using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
+                        ScaleRows, Activate, Gather, Collective, Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear,
+                        TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {

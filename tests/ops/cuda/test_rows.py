@@ -177,6 +177,7 @@ class Pages:
             kv_heads=KV_HEADS,
             first_kv=0,
             window=window,
+            has_chunks=False,
             is_latent=False,
         )
         return output
@@ -218,9 +219,9 @@ def test_scores_are_capped() -> None:
     assert np.abs(found - cache.expected(queries.astype(np.float64), positions, 0)).max() > 0.01
 
 
-@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("norm_place", ["before", "after", "none"])
 @pytest.mark.parametrize(("dtype", "dim"), [("float32", 24), ("bfloat16", 64), ("float16", 20)])
-def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_norm: bool) -> None:
+def test_heads_are_normalized_and_rotated(dtype: str, dim: int, norm_place: str) -> None:
     """Queries and keys have different weights, over the head's own numbers; values are unchanged."""
     rows, heads, kv_heads, epsilon = 5, 4, 2, 1e-3
     qkv, numbers = narrowed(random(rows, (heads + 2 * kv_heads) * dim), dtype)
@@ -245,8 +246,9 @@ def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_
         cosines=cosines,
         sines=sines,
         partners=partners,
-        norm_weight=norm if has_norm else None,
+        norm_weight=None if norm_place == "none" else norm,
         epsilon=epsilon,
+        is_normalized_after=norm_place == "after",
         num_rows=rows,
         heads=heads,
         kv_heads=kv_heads,
@@ -254,10 +256,12 @@ def test_heads_are_normalized_before_they_are_rotated(dtype: str, dim: int, has_
     )
     each = numbers.reshape(rows, -1, dim).astype(np.float64)
     turned = each[:, : heads + kv_heads]
-    if has_norm:
-        weights = np.repeat(norm, [heads, kv_heads], axis=0)
+    weights = np.repeat(norm, [heads, kv_heads], axis=0)
+    if norm_place == "before":
         turned = turned / np.sqrt((turned**2).mean(axis=-1, keepdims=True) + epsilon) * weights
     turned = turned * cosines[positions][:, None] + turned[..., partners] * sines[positions][:, None]
+    if norm_place == "after":
+        turned = turned / np.sqrt((turned**2).mean(axis=-1, keepdims=True) + epsilon) * weights
     of_slots = [part.reshape(-1, kv_heads, dim)[slots] for part in (keys, values)]
     found = np.concatenate([pages.decode(out, dtype).reshape(rows, heads, dim), *of_slots], axis=1)
     expected = np.concatenate([turned, each[:, heads + kv_heads :]], axis=1)

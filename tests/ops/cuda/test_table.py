@@ -34,7 +34,11 @@ def test_rotation_and_store(k: OpTable, kv_dtype: str) -> None:
     [("float32", 0, 20, 1), ("float16", 70, 64, 16), ("bfloat16", 0, 8, 16), ("int8", 1, 80, 64), ("float8", 70, 20, 16)],
 )
 def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_size: int) -> None:
-    test_formulas.test_attention(k, kv_dtype, window, head_dim, block_size)
+    test_formulas.test_attention(k, kv_dtype, window, head_dim, block_size, has_chunks=False)
+
+
+def test_attention_in_chunks_of_positions(k: OpTable) -> None:
+    test_formulas.test_attention(k, "float32", 70, 20, 16, has_chunks=True)
 
 
 @pytest.mark.slow

@@ -66,6 +66,42 @@ GLM4_MOE = {
 }
 ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16}
 
+COHERE = {
+    **{key: value for key, value in UNPADDED.items() if key != "rms_norm_eps"},
+    "layer_norm_eps": 1e-5,
+    "model_type": "cohere2",
+    "architectures": ["Cohere2ForCausalLM"],
+    "sliding_window": 9,
+}
+QWEN2_MOE = {
+    **COMMON,
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_hidden_layers": 3,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
+HUNYUAN = {**UNPADDED, "model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"], "head_dim": 16}
+STARCODER2 = {
+    **{key: value for key, value in UNPADDED.items() if key not in ("rms_norm_eps", "hidden_act")},
+    "model_type": "starcoder2",
+    "architectures": ["Starcoder2ForCausalLM"],
+    "norm_epsilon": 1e-5,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+GRANITEMOE = {
+    **UNPADDED,
+    "model_type": "granitemoe",
+    "architectures": ["GraniteMoeForCausalLM"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 2.0,
+}
+MINISTRAL3 = {**UNPADDED, "model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "head_dim": 12}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama multi-head, odd sizes, gelu": {
         **LLAMA,
@@ -334,6 +370,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "routed_scaling_factor": 1.3,
     },
+    "deepseek_v2 groups": {
+        **UNPADDED,
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_key_value_heads": 4,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 16,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 2.5,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+    },
     "glm4_moe_lite": {
         **{key: value for key, value in GLM4_MOE.items() if key != "head_dim"},
         "model_type": "glm4_moe_lite",
@@ -352,6 +407,72 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["Glm4ForCausalLM"],
         "head_dim": 24,
     },
+    "qwen2_moe": QWEN2_MOE,
+    "qwen2_moe dense layers, windows": {
+        **QWEN2_MOE,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 2,
+    },
+    "qwen2_moe every second layer sparse, normalized, no biases": {
+        **QWEN2_MOE,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+        "qkv_bias": False,
+        "tie_word_embeddings": True,
+    },
+    "cohere2": {**COHERE, "num_hidden_layers": 3, "sliding_window_pattern": 2, "logit_scale": 0.6},
+    "cohere2 biases, untied, listed layers": {
+        **COHERE,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 1,
+        "logit_scale": 1.0,
+    },
+    "cohere": {
+        **{key: value for key, value in COHERE.items() if key != "sliding_window"},
+        "model_type": "cohere",
+        "architectures": ["CohereForCausalLM"],
+        "logit_scale": 0.5,
+    },
+    "hunyuan_v1_dense": {**HUNYUAN, "attention_bias": True, "tie_word_embeddings": True},
+    "hunyuan_v1_dense scaled base": {
+        **HUNYUAN,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0},
+    },
+    "starcoder2": STARCODER2,
+    "starcoder2 windows": {**STARCODER2, "sliding_window": 9, "num_key_value_heads": 1},
+    "starcoder2 without biases, untied, plain gelu": {
+        **STARCODER2,
+        "use_bias": False,
+        "tie_word_embeddings": False,
+        "hidden_act": "gelu",
+        "intermediate_size": 37,
+    },
+    "granitemoe": {**GRANITEMOE, "embedding_multiplier": 3.0, "residual_multiplier": 0.3},
+    "granitemoeshared": {
+        **GRANITEMOE,
+        "model_type": "granitemoeshared",
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "shared_intermediate_size": 28,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+    },
+    "ministral3 scaled queries, yarn": {
+        **MINISTRAL3,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
     "glm4 without biases, wholly rotated": {
         **UNPADDED,
         "model_type": "glm4",
@@ -361,6 +482,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 1.0,
     },
 }
+# names of transformers' parameters -> ours
+RENAMES = {
+    ".block_sparse_moe.": ".mlp.",
+    ".feed_forward.": ".mlp.",
+    ".mlp.router.": ".mlp.gate.",
+    ".mlp.shared_expert.": ".mlp.shared_experts.",
+    ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+}
 PROMPT_LENGTH = 60
 NUM_OUTPUTS = 12
 
@@ -369,12 +498,20 @@ def correction_buffers(model: Any) -> list[tuple[str, Any]]:
     return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
-def values_of(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the values of a parameter of transformers, which has the experts of a layer as one."""
+def values_of(name: str, shape: tuple[int, ...], *, is_turned: bool = False) -> np.ndarray:
+    """Return the values of a parameter of transformers, which has the experts of a layer as one. `is_turned`: as [in, out]."""
+    for theirs, ours in RENAMES.items():
+        name = name.replace(theirs, ours)
+    if name.endswith(".shared_mlp.input_linear.weight"):
+        prefix = name.replace(".shared_mlp.input_linear.weight", ".mlp.shared_experts")
+        own = (shape[0] // 2, shape[1])
+        return np.concatenate([values(f"{prefix}.{each}.weight", own) for each in ("gate_proj", "up_proj")])
     prefix, _, part = name.rpartition(".experts.")
     if part not in ("gate_up_proj", "down_proj"):
         return values(name, shape)
     names = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+    if is_turned:
+        return values_of(name, (shape[0], shape[2], shape[1])).swapaxes(1, 2)
     own = (shape[1] // len(names), shape[2])
     experts = [[values(f"{prefix}.experts.{index}.{each}.weight", own) for each in names] for index in range(shape[0])]
     return np.stack([np.concatenate(parts) for parts in experts])
@@ -386,7 +523,8 @@ def expected_of(config: dict[str, Any]) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *correction_buffers(model)):
-            parameter.copy_(torch.from_numpy(values_of(name, tuple(parameter.shape))))
+            is_turned = config["model_type"] == "llama4_text"
+            parameter.copy_(torch.from_numpy(values_of(name, tuple(parameter.shape), is_turned=is_turned)))
     model.tie_weights()
     prompt = np.random.default_rng(1).integers(3, config["vocab_size"], PROMPT_LENGTH).tolist()
     tokens, tops, cache, new = [], [], None, prompt

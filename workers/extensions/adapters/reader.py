@@ -193,4 +193,5 @@ def _names_of(layout: AdapterLayout) -> dict[str, AdaptedModule]:
         rest = module.name.removeprefix("model.")
         for beginning in ("model.", "", "model.language_model.", "language_model.model.", "language_model."):
             found[f"{beginning}{rest}"] = module
+            found[f"{beginning}{rest.replace('.mlp.', '.feed_forward.')}"] = module  # Llama 4
     return found

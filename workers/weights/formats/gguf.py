@@ -43,6 +43,7 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
@@ -93,6 +94,8 @@ def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufT
             yield name, msgspec.structs.replace(tensor, shape=tensor.shape[1:], begin=begin, end=begin + num_bytes)
     elif match and match[2] == "exp_probs_b" and config.experts and tensor.shape == (config.experts.num_experts,):
         yield f"{layer}.{config.experts.correction}", msgspec.structs.replace(tensor, shape=config.experts.correction_shape)
+    elif match and match[2] == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        yield _plain_name(tensor.name, FAMILIES[config.architecture]), msgspec.structs.replace(tensor, shape=(1, *tensor.shape))
     else:
         yield _plain_name(tensor.name, FAMILIES[config.architecture]), tensor
 

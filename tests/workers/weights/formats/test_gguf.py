@@ -143,7 +143,19 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "granite multipliers", "smollm3", "seed_oss", "glm4", "exaone4 local layers rotated, global ones not"]
+    "name",
+    [
+        *("gemma2", "granite multipliers", "smollm3", "seed_oss", "glm4", "exaone4 local layers rotated, global ones not"),
+        *(
+            "qwen2_moe",
+            "cohere",
+            "cohere2",
+            "hunyuan_v1_dense",
+            "starcoder2",
+            "granitemoeshared",
+            "ministral3 scaled queries, yarn",
+        ),
+    ],
 )
 def test_variants_survive_conversion(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]

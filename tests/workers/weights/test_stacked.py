@@ -1,0 +1,45 @@
+"""Experts of a layer that are stored as one tensor, and gate and up as one, are read as matrices of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workers.checkpoints import drawn_tensors, write_config, write_safetensors
+from tests.workers.test_variants import VARIANTS
+from workers.models import declare_model
+from workers.weights.reader import Checkpoint
+
+
+def experts_of(tensors: dict[str, np.ndarray], layer: str, count: int, part: str) -> np.ndarray:
+    """Take out the experts' matrices; return them as one [experts, out, in]."""
+    return np.stack([tensors.pop(f"{layer}.mlp.experts.{index}.{part}.weight") for index in range(count)])
+
+
+def granite_tensors(tensors: dict[str, np.ndarray], layer: str, count: int) -> dict[str, np.ndarray]:
+    block, shared = f"{layer}.block_sparse_moe", f"{layer}.mlp.shared_experts"
+    gate, up, down = (experts_of(tensors, layer, count, part) for part in ("gate_proj", "up_proj", "down_proj"))
+    of_shared = [tensors.pop(f"{shared}.{part}.weight") for part in ("gate_proj", "up_proj")]
+    return {
+        f"{block}.input_linear.weight": np.concatenate([gate, up], axis=1),
+        f"{block}.output_linear.weight": down,
+        f"{block}.router.layer.weight": tensors.pop(f"{layer}.mlp.gate.weight"),
+        f"{layer}.shared_mlp.input_linear.weight": np.concatenate(of_shared),
+        f"{layer}.shared_mlp.output_linear.weight": tensors.pop(f"{shared}.down_proj.weight"),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_stacked_experts_of_granite_are_read(dtype: str, tmp_path: Path) -> None:
+    options = VARIANTS["granitemoeshared"]["config"]
+    config = write_config(tmp_path, options)
+    tensors = drawn_tensors(config)
+    stored = dict(tensors)
+    for index in range(config.num_layers):
+        stored |= granite_tensors(stored, f"model.layers.{index}", options["num_local_experts"])
+    write_safetensors(tmp_path / "model.safetensors", stored, dtype=dtype, metadata={"format": "pt"})
+    found = Checkpoint(tmp_path, config, declare_model(config)[1])
+    for name, expected in tensors.items():
+        np.testing.assert_allclose(found.read(name), expected, rtol=0 if dtype == "F32" else 2**-7)

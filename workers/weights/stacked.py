@@ -1,0 +1,71 @@
+"""Matrices that are stored together: the experts of a layer as one tensor, or gate and up as one. Used by the reader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.model_config import ModelConfig
+from workers.weights.formats.tensor import Tensor
+from workers.weights.safetensors import StoredTensor
+
+_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
+_SHARED = re.compile(r"(.*\.mlp\.shared_experts)\.gate_up_proj\.weight")
+
+
+class Matrix(msgspec.Struct, frozen=True):
+    """One matrix [out, in]: `tensor`, or rows [begin, end) of it after it is turned."""
+
+    name: str
+    tensor: StoredTensor
+    turned_rows: tuple[int, int] | None = None
+
+
+def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
+    """Return the matrices of a tensor that has several; none for other tensors."""
+    if not isinstance(tensor, StoredTensor) or config.experts is None:
+        return []
+    if (match := _SHARED.fullmatch(name)) and len(tensor.shape) == 2:
+        return list(_halves(match[1], tensor))
+    if (match := _EXPERTS.fullmatch(name)) and len(tensor.shape) == 3:
+        return list(_experts(match[1], match[2], tensor, config, config.experts.intermediate_size))
+    return []
+
+
+def _experts(prefix: str, part: str, tensor: StoredTensor, config: ModelConfig, inner: int) -> Iterator[Matrix]:
+    is_gated = part == "gate_up_proj"
+    straight = (2 * inner, config.hidden_size) if is_gated else (config.hidden_size, inner)
+    is_turned = FAMILIES[config.architecture].has_turned_experts
+    if tensor.shape[1:] != (straight[::-1] if is_turned else straight):
+        is_turned = not is_turned
+    for index in range(tensor.shape[0]):
+        expert = msgspec.structs.replace(_rows(tensor, index, index + 1), shape=tensor.shape[1:])
+        name = f"{prefix}.{index}"
+        if not is_turned:
+            yield from _halves(name, expert) if is_gated else [Matrix(f"{name}.down_proj.weight", expert)]
+            continue
+        num_outputs = tensor.shape[2]
+        if not is_gated:
+            yield Matrix(f"{name}.down_proj.weight", expert, (0, num_outputs))
+            continue
+        half = num_outputs // 2
+        yield Matrix(f"{name}.gate_proj.weight", expert, (0, half))
+        yield Matrix(f"{name}.up_proj.weight", expert, (half, num_outputs))
+
+
+def _halves(prefix: str, tensor: StoredTensor) -> Iterator[Matrix]:
+    half = tensor.shape[0] // 2
+    yield Matrix(f"{prefix}.gate_proj.weight", _rows(tensor, 0, half))
+    yield Matrix(f"{prefix}.up_proj.weight", _rows(tensor, half, tensor.shape[0]))
+
+
+def _rows(tensor: StoredTensor, begin: int, end: int) -> StoredTensor:
+    """Return rows [begin, end) of the first axis, in place."""
+    row_bytes = tensor.num_bytes // max(tensor.shape[0], 1)
+    first = tensor.begin
+    return msgspec.structs.replace(
+        tensor, shape=(end - begin, *tensor.shape[1:]), begin=first + begin * row_bytes, end=first + end * row_bytes
+    )
