@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": ("tools.chat.command", "chat with the model in the terminal"),
     "launch": ("tools.launch", "start Claude Code, Codex or opencode with the running engine"),
     "run-batch": ("tools.batch.command", "answer the requests in a batch file"),
+    "pull": ("tools.pull", "download a model from a hub"),
     "models": ("tools.models", "list or remove models on this machine"),
     "bench": ("", "measure"),
     "version": ("", "print the version"),

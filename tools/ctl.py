@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from engine.checkpoint.hubs.hub import HUBS
+from engine.checkpoint.locate import resolve_model
 from engine.errors import ControlError, TokamakError
 from engine.messages import (
     AbortRequest,
@@ -222,9 +224,7 @@ def _giving(make_order: Callable[[argparse.Namespace], Order]) -> Callable[[Run,
 
 
 def _reload_order(options: argparse.Namespace) -> ReloadWeights:
-    from engine.checkpoint.locate import resolve_model  # imports the hub's client
-
-    path = str(resolve_model(options.path)) if options.path else ""
+    path = str(resolve_model(options.path, options.hub)) if options.path else ""
     return ReloadWeights(path, options.mode, options.rank)
 
 
@@ -318,6 +318,7 @@ def _add_orders(add: _Add) -> None:
     add("reset-prefix-cache", _giving(lambda _: ResetPrefixCache()), "clear the prefix cache")
     reload = add("reload", _giving(_reload_order), "load other weights while the engine runs")
     reload.add_argument("path", nargs="?", default="", help="checkpoint; default: the current one, read again")
+    reload.add_argument("--hub", choices=HUBS, default="huggingface", help="hub of a path owner/model (default: %(default)s)")
     reload.add_argument("--mode", choices=WEIGHT_MODES, default="requeue", help=_MODES_HELP)
     reload.add_argument("--rank", type=int, action="append", default=[], help="reload only this rank (may be repeated)")
     clear = add("clear-weights", _giving(lambda options: DropWeights(options.mode)), "release the memory of the weights")

@@ -16,6 +16,7 @@ from typing import Any
 from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.local import local_checkpoint
+from engine.checkpoint.locate import resolve_model
 from engine.checkpoint.record import ModelRecord
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig, PoolingConfig
@@ -289,9 +290,7 @@ def _model_path(options: OptionValues) -> Path:
             if revision:
                 raise OptionError(f"--revision {revision}: {name} is a local path and has no revisions; remove --revision")
             return found
-        from engine.checkpoint.locate import resolve_model  # imports the hub's client, which a local model does not need
-
-        return resolve_model(with_revision(name, revision))
+        return resolve_model(with_revision(name, revision), options.values["hub"])
     except CheckpointError as error:
         raise _model_error(name, error) from error
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.files import read_file
+from engine.checkpoint.locate import resolve_tokenizer
 from engine.checkpoint.model_config import GENERATION_CONFIG
 from engine.checkpoint.record import TEMPLATES, TOKENIZER_FILES, VOCABULARIES, ModelRecord, small_files
 from engine.checkpoint.sampling_defaults import SamplingDefaults
@@ -54,11 +55,9 @@ def _is_tokenizers(name: str) -> bool:
 
 
 def _tokenizer(options: OptionValues) -> dict[str, bytes]:
-    from engine.checkpoint.locate import resolve_tokenizer  # imports the hub's client
-
     given = options.values["tokenizer"]
     try:
-        path = resolve_tokenizer(with_revision(given, options.values["tokenizer_revision"]))
+        path = resolve_tokenizer(with_revision(given, options.values["tokenizer_revision"]), options.values["hub"])
         files = {name: data for name, data in small_files(path) if _is_tokenizers(name)}
     except CheckpointError as error:
         raise OptionError(f"--tokenizer {given}: {error}") from error

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from engine.checkpoint.hubs.hub import HUBS
 from engine.config import MAX_LOGPROBS, MAX_LORA_RANK, MAX_LORAS, EplbConfig, SpeculativeConfig
 from engine.errors import OptionError
 from engine.options.argument_parser import ArgumentParser
@@ -157,6 +158,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "none",
             "quantize linear weights to 8 or 4 bits while loading; auto: as little as makes them fit into memory",
         ),
+        Option("hub", choice(*HUBS), "huggingface", "hub of models that are named owner/model"),
         Option("revision", text("NAME"), "", "branch, tag or commit of a model on the hub; default: its main branch"),
         Option(
             "tokenizer", text("MODEL"), "", "directory or owner/model of the tokenizer; default: the tokenizer of the model"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from engine.checkpoint.hubs.huggingface import HuggingFace
 from engine.checkpoint.locate import resolve_model, resolve_tokenizer
 from engine.errors import CheckpointError
 from tests.ggufs import as_type, original_metadata, write_gguf
@@ -71,20 +78,71 @@ class Hub(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Endpoint of a hub that lives as long as the test, with a cache of its own."""
-    from huggingface_hub import constants
+class ModelScopeHub(BaseHTTPRequestHandler):
+    """ModelScope as its client sees it, with one repository."""
 
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    Hub.requested = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    requested: list[str] = []
+
+    def do_GET(self) -> None:
+        self.requested.append(self.path)
+        place = urlsplit(self.path)
+        query = dict(parse_qsl(place.query))
+        if query.get("Revision") not in ("master", "v2") or not place.path.startswith("/api/v1/models/owner/tiny/repo"):
+            self._answer(404, b'{"Code": 10010205001, "Message": "not found"}')
+        elif place.path.endswith("/files"):
+            entries = [
+                {"Path": name, "Name": name, "Size": len(data), "Type": "blob", "Sha256": sha256(data).hexdigest()}
+                for name, data in FILES.items()
+            ]
+            self._answer(200, json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}}).encode())
+        else:
+            self._answer(200, FILES[query["FilePath"]])
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve until the end of the block; yield the URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def modelscope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Environment of a client of ModelScope that lives as long as the test."""
+    ModelScopeHub.requested = []
+    with serving(ModelScopeHub) as url:
+        environment = {"MODELSCOPE_ENDPOINT": url, "MODELSCOPE_CACHE": str(tmp_path), "MODELSCOPE_HOME": str(tmp_path)}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield environment
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HuggingFace]:
+    """A hub that lives as long as the test, with a cache of its own."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    Hub.requested = []
+    with serving(Hub) as url:
+        yield HuggingFace(url)
 
 
 def test_local_directory(tmp_path: Path) -> None:
@@ -110,42 +168,42 @@ def test_neither_path_nor_hub_name(name: str, tmp_path: Path, monkeypatch: pytes
         resolve_model(name)
 
 
-def test_hub(hub: str) -> None:
+def test_hub(hub: HuggingFace) -> None:
     """No files but those of the checkpoint are downloaded."""
     path = resolve_model("owner/tiny", hub)
     found = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
     assert found == {name: FILES[name] for name in ("config.json", "model.safetensors", "tokenizer.json")}
 
 
-def test_hub_revision(hub: str) -> None:
+def test_hub_revision(hub: HuggingFace) -> None:
     assert resolve_model(f"owner/tiny@{COMMIT}", hub).name == COMMIT
     with pytest.raises(CheckpointError, match="no revision 'other'"):
         resolve_model("owner/tiny@other", hub)
 
 
-def test_second_time_from_the_cache(hub: str) -> None:
+def test_second_time_from_the_cache(hub: HuggingFace) -> None:
     first = resolve_model("owner/tiny", hub)
     num_requests = len(Hub.requested)
     assert resolve_model("owner/tiny", hub) == first
     assert not [path for path in Hub.requested[num_requests:] if "/resolve/" in path and path.endswith(".safetensors")]
 
 
-def test_no_such_repository(hub: str) -> None:
+def test_no_such_repository(hub: HuggingFace) -> None:
     with pytest.raises(CheckpointError, match="owner/other: neither a directory nor a repository on the hub"):
         resolve_model("owner/other", hub)
 
 
-def test_gated(hub: str) -> None:
+def test_gated(hub: HuggingFace) -> None:
     with pytest.raises(CheckpointError, match="owner/gated is gated"):
         resolve_model("owner/gated", hub)
 
 
-def test_hub_not_reachable(hub: str) -> None:
+def test_hub_not_reachable(hub: HuggingFace) -> None:
     with pytest.raises(CheckpointError, match="cannot be reached"):
-        resolve_model("owner/tiny", "http://127.0.0.1:9")
+        resolve_model("owner/tiny", HuggingFace("http://127.0.0.1:9"))
 
 
-def test_gguf_file_is_chosen_by_quantization(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_file_is_chosen_by_quantization(hub: HuggingFace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))
     data = (tmp_path / "demo.gguf").read_bytes()
@@ -162,9 +220,42 @@ def test_gguf_file_is_chosen_by_quantization(hub: str, tmp_path: Path, monkeypat
         resolve_model("owner/none:Q4_K_M", hub)
 
 
-def test_a_tokenizer_of_the_hub_brings_no_weights(hub: str, tmp_path: Path) -> None:
+def test_a_tokenizer_of_the_hub_brings_no_weights(hub: HuggingFace, tmp_path: Path) -> None:
     path = resolve_tokenizer("owner/tiny", hub)
     assert sorted(file.name for file in path.iterdir()) == ["config.json", "tokenizer.json"]
     assert resolve_tokenizer(str(tmp_path)) == tmp_path.resolve()
     with pytest.raises(CheckpointError, match="not a directory"):
         resolve_tokenizer("./nothing")
+
+
+def test_modelscope(modelscope: dict[str, str]) -> None:
+    """Only the checkpoint's own files, once, and from the cache without a connection."""
+    path = resolve_model("owner/tiny", "modelscope")
+    found = {file.name: file.read_bytes() for file in path.iterdir() if not file.name.startswith(".")}
+    assert found == {name: FILES[name] for name in ("config.json", "model.safetensors", "tokenizer.json")}
+    assert (resolve_model("owner/tiny@v2", "modelscope") / "config.json").read_bytes() == FILES["config.json"]
+    with pytest.raises(CheckpointError, match=r"owner/other: neither a directory nor a repository on ModelScope"):
+        resolve_model("owner/other", "modelscope")
+    with pytest.raises(CheckpointError, match=r"neither a directory nor a repository at revision 'v3' on ModelScope"):
+        resolve_model("owner/tiny@v3", "modelscope")
+
+
+def test_pull_prints_the_directory(modelscope: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tokamak", "pull", "--hub", "modelscope"]
+    found = subprocess.run([*command, "owner/tiny"], env=os.environ | modelscope, capture_output=True, text=True, check=True)
+    assert (Path(found.stdout.strip()) / "config.json").read_bytes() == FILES["config.json"]
+    assert "serve owner/tiny --hub modelscope" in found.stderr
+    missing = subprocess.run([*command, "owner/other"], env=os.environ | modelscope, capture_output=True, text=True)
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("tokamak pull: error: owner/other: neither")
+
+
+def test_mirror_of_the_hub(tmp_path: Path) -> None:
+    """`HF_ENDPOINT` names it."""
+    with serving(Hub) as url:
+        environment = os.environ | {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "tokamak", "pull", "owner/tiny"]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    path = Path(found.stdout.strip())
+    assert path.is_relative_to(tmp_path)
+    assert (path / "model.safetensors").read_bytes() == b"weights"

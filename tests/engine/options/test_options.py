@@ -112,7 +112,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
     ways_to_others = {
         *("bind_memory_nodes", "demo", "end_with", "gpu_memory_utilization", "kv_cache_memory", "pipeline_parallel_size"),
         *("pooler_config", "runner", "weight_cache", "revision", "tokenizer", "tokenizer_revision"),
-        *("generation_config", "override_generation_config", "enable_lora", "ignore_config_keys", "check_memory"),
+        *("generation_config", "override_generation_config", "enable_lora", "ignore_config_keys", "check_memory", "hub"),
     }
     assert set(OPTIONS) - ways_to_others == fields
 

@@ -1,0 +1,41 @@
+"""What `locate.py` needs of a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+HubName = Literal["huggingface", "modelscope"]
+HUBS: tuple[HubName, ...] = get_args(HubName)
+OTHER_FORMATS = ("*/*",)  # subfolders have the same weights for other engines
+
+
+class Hub(Protocol):
+    """A hub with repositories `owner/model`; an empty revision is the default branch. All raise CheckpointError with a remedy:
+    no such repository, no access, no connection."""
+
+    def snapshot(self, repository: str, revision: str, patterns: Sequence[str]) -> Path:
+        """Download the files that match a pattern, without subfolders; return their directory."""
+        ...
+
+    def file_names(self, repository: str, revision: str) -> list[str]:
+        """Return the names of all files; if the hub cannot be reached, of those that were downloaded."""
+        ...
+
+    def files(self, repository: str, revision: str, names: Sequence[str]) -> Path:
+        """Download the files; return the first one's path."""
+        ...
+
+
+def hub_of(name: Hub | HubName) -> Hub:
+    """Return the hub of this name; its client is imported now. Raises MissingExtraError if that is not installed."""
+    if not isinstance(name, str):
+        return name
+    if name == "modelscope":
+        from engine.checkpoint.hubs.modelscope import ModelScope
+
+        return ModelScope()
+    from engine.checkpoint.hubs.huggingface import HuggingFace
+
+    return HuggingFace()

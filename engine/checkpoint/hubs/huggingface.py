@@ -1,0 +1,74 @@
+"""The Hugging Face hub. Endpoint (of a mirror), cache directory, token and offline switch are huggingface_hub's own
+(`HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from engine.checkpoint.hubs.hub import OTHER_FORMATS
+from engine.errors import CheckpointError
+
+
+class HuggingFace:
+    """The hub at `endpoint`; None: as the environment says."""
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        self._endpoint = endpoint
+
+    def snapshot(self, repository: str, revision: str, patterns: Sequence[str]) -> Path:
+        with self._explained(repository, revision):
+            found = snapshot_download(
+                repository,
+                revision=revision or None,
+                endpoint=self._endpoint,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(OTHER_FORMATS),
+            )
+        return Path(found).resolve()
+
+    def file_names(self, repository: str, revision: str) -> list[str]:
+        with self._explained(repository, revision):
+            try:
+                return HfApi(endpoint=self._endpoint).list_repo_files(repository, revision=revision or None)
+            except (httpx2.TransportError, ConnectionError):
+                cached = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+                return [str(file.relative_to(cached)) for file in cached.rglob("*") if file.is_file()]
+
+    def files(self, repository: str, revision: str, names: Sequence[str]) -> Path:
+        with self._explained(repository, revision):
+            paths = [hf_hub_download(repository, name, revision=revision or None, endpoint=self._endpoint) for name in names]
+        return Path(paths[0])
+
+    @contextlib.contextmanager
+    def _explained(self, repository: str, revision: str) -> Iterator[None]:
+        """Convert the hub's errors to ours."""
+        place = self._endpoint or constants.ENDPOINT
+        try:
+            yield
+        except GatedRepoError as error:
+            raise CheckpointError(f"{repository} is gated: accept its terms on the hub and set HF_TOKEN") from error
+        except RepositoryNotFoundError as error:
+            raise CheckpointError(
+                f"{repository}: neither a directory nor a repository on the hub (if it is private, set HF_TOKEN)"
+            ) from error
+        except RevisionNotFoundError as error:
+            raise CheckpointError(f"{repository} has no revision {revision!r} on the hub") from error
+        except LocalEntryNotFoundError as error:
+            raise CheckpointError(
+                f"{repository}: the hub at {place} cannot be reached and no snapshot is cached; check the connection, choose a "
+                "mirror with HF_ENDPOINT, or use a local directory"
+            ) from error
+        except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
+            raise CheckpointError(f"{repository} cannot be downloaded: {error}") from error

@@ -1,0 +1,75 @@
+"""ModelScope. Endpoint, cache directory and token are those of modelscope_hub (`MODELSCOPE_ENDPOINT`, `MODELSCOPE_CACHE`,
+`MODELSCOPE_API_TOKEN`); it is installed with the extra `modelscope`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.checkpoint.hubs.hub import OTHER_FORMATS
+from engine.errors import CheckpointError, MissingExtraError
+from engine.installation import DISTRIBUTION
+
+try:
+    from modelscope_hub import HubApi, errors
+except ImportError as error:
+    raise MissingExtraError(
+        f"--hub modelscope needs modelscope-hub, not installed here; run pip install '{DISTRIBUTION}[modelscope]'", "modelscope"
+    ) from error
+
+
+class ModelScope:
+    """The hub as the environment says."""
+
+    def __init__(self) -> None:
+        self._api = HubApi()
+
+    def snapshot(self, repository: str, revision: str, patterns: Sequence[str]) -> Path:
+        return self._download(repository, revision, list(patterns), list(OTHER_FORMATS))
+
+    def file_names(self, repository: str, revision: str) -> list[str]:
+        with self._explained(repository, revision):
+            try:
+                found = self._api.list_repo_files(repository, "model", revision=revision or None)
+            except errors.NetworkError:
+                cached = self._cached(repository, revision)
+                return [str(file.relative_to(cached)) for file in cached.rglob("*") if file.is_file()]
+        return [file.path for file in found]
+
+    def files(self, repository: str, revision: str, names: Sequence[str]) -> Path:
+        return self._download(repository, revision, list(names), None) / names[0]
+
+    def _download(self, repository: str, revision: str, patterns: list[str], ignored: list[str] | None) -> Path:
+        with self._explained(repository, revision):
+            try:
+                found = self._api.download_repo(
+                    repository, "model", revision=revision or None, allow_patterns=patterns, ignore_patterns=ignored
+                )
+            except errors.NetworkError:
+                found = self._cached(repository, revision)
+        return Path(found).resolve()
+
+    def _cached(self, repository: str, revision: str) -> Path:
+        return Path(self._api.download_repo(repository, "model", revision=revision or None, local_files_only=True))
+
+    @contextlib.contextmanager
+    def _explained(self, repository: str, revision: str) -> Iterator[None]:
+        """Convert the hub's errors to ours."""
+        at = f" at revision {revision!r}" if revision else ""
+        try:
+            yield
+        except errors.NotExistError as error:
+            raise CheckpointError(
+                f"{repository}: neither a directory nor a repository{at} on ModelScope (if it is private, set "
+                "MODELSCOPE_API_TOKEN)"
+            ) from error
+        except (errors.AuthenticationError, errors.PermissionDeniedError) as error:
+            raise CheckpointError(f"{repository} on ModelScope needs a token with access: set MODELSCOPE_API_TOKEN") from error
+        except (errors.CacheError, errors.NetworkError) as error:
+            raise CheckpointError(
+                f"{repository}: ModelScope cannot be reached and no snapshot is cached; check the connection or use a local "
+                "directory"
+            ) from error
+        except (errors.HubError, OSError, ValueError) as error:
+            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {error}") from error

@@ -1,0 +1,39 @@
+"""`tokamak pull`: download a model from a hub, as `tokamak serve` would, and print its directory.
+
+Called by tools/cli.py, in its own process. Exit codes: 0 done, 1 not done, 2 bad arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from engine.checkpoint.hubs.hub import HUBS
+from engine.checkpoint.locate import resolve_model
+from engine.errors import OptionError, TokamakError
+from engine.installation import command
+from engine.options.argument_parser import ArgumentParser
+from engine.options.resolve_files import with_revision
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(prog="tokamak pull", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", help="owner/model, owner/model@revision, or owner/model:Q4_K_M for a GGUF file")
+    hub = os.environ.get("TOKAMAK_HUB", "huggingface")
+    parser.add_argument("--hub", choices=HUBS, default=hub, help="default: %(default)s")
+    parser.add_argument("--revision", default="", metavar="NAME", help="branch, tag or commit; default: the main branch")
+    options = parser.parse_args(argv)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        path = resolve_model(with_revision(options.name, options.revision), options.hub)
+    except TokamakError as error:
+        print(f"tokamak pull: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, OptionError) else 1
+    except KeyboardInterrupt:
+        print("stopped; the next pull continues the download", file=sys.stderr)
+        return 1
+    print(path)
+    others = "" if options.hub == "huggingface" else f" --hub {options.hub}"
+    print(f"serve it with: {command('serve')} {options.name}{others}", file=sys.stderr)
+    return 0
