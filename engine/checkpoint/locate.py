@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.checkpoint.hubs.hub import Hub, HubName, hub_of
+from engine.checkpoint.hubs.choice import hub_of
+from engine.checkpoint.hubs.hub import Hub, HubName
 from engine.checkpoint.local import local_checkpoint
 from engine.errors import CheckpointError
 

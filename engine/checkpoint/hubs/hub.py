@@ -1,4 +1,4 @@
-"""What `locate.py` needs of a hub."""
+"""Interface of hubs, as `locate.py` uses them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,3 @@ class Hub(Protocol):
     def files(self, repository: str, revision: str, names: Sequence[str]) -> Path:
         """Download the files; return the first one's path."""
         ...
-
-
-def hub_of(name: Hub | HubName) -> Hub:
-    """Return the hub of this name; its client is imported now. Raises MissingExtraError if that is not installed."""
-    if not isinstance(name, str):
-        return name
-    if name == "modelscope":
-        from engine.checkpoint.hubs.modelscope import ModelScope
-
-        return ModelScope()
-    from engine.checkpoint.hubs.huggingface import HuggingFace
-
-    return HuggingFace()

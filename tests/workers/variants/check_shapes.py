@@ -64,7 +64,7 @@ def main() -> int:
         except TokamakError as error:
             problem = f"refused: {error}"
         except Exception:
-            problem = traceback.format_exc(limit=-2)
+            problem = traceback.format_exc(limit=-1).replace("\n", " ")
         num_failed += bool(problem)
         if problem:
             print(f"{place.name}: {problem}", flush=True)
