@@ -182,6 +182,17 @@ def normalize_wide(
     rows: int,
     count: int,
 ) -> Op: ...
+def choose(
+    ids: int,
+    weights: int,
+    factors: int,
+    all_ids: int,
+    all_weights: int,
+    num_chosen: int,
+    index: int,
+    rows: int,
+    count: int,
+) -> Op: ...
 def scale_rows(y: int, x: int, factors: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...
 def activate(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...

@@ -183,6 +183,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # the step, [R, hidden] -> each row's experts; if the router is for one set of rows, other rows have -1 and weights 0. In
     # the native table so have padded rows, which then cost nothing and are not counted
     route: Callable[[Any, Tensor, Router], Routing]
+    # each row's experts, number -> the choice of that number alone, with the weight 1, and the weight that it had [R, 1]
+    choose: Callable[[Routing, int], tuple[Routing, Tensor]]
     # x [R, hidden], each row's experts, activation's name, another tensor [R, hidden] or None -> the sum of the experts'
     # results, each times its weight, in the order of the row's choices, and then the other [R, hidden]
     experts: Callable[[Tensor, Routing, Experts, str, Tensor | None], Tensor]

@@ -62,6 +62,7 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
+    "llama4_text": "llama4",
     "qwen3_moe": "qwen3moe",
     "cohere": "command-r",
     "hunyuan_v1_dense": "hunyuan-dense",
@@ -196,13 +197,18 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if config["model_type"] == "llama4_text":
+        writer.kv_data[0].pop("llama4.feed_forward_length")
+        writer.add_feed_forward_length(config["intermediate_size_mlp"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if config["model_type"] in ("mixtral", "granitemoeshared"):
+    if config["model_type"] in ("mixtral", "granitemoeshared", "llama4_text"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "head_dim" in config:

@@ -510,6 +510,13 @@ class CpuOps:
         )
         return Routing(ids, weights)
 
+    def choose(self, routing: Routing, index: int) -> tuple[Routing, Array]:
+        rows, executor = rows_of(routing.ids), self._executor
+        ids, weights, factors = executor.allocate_kept(rows, 1), executor.allocate(rows, 1), executor.allocate(rows, 1)
+        num_chosen = routing.ids.shape[1]
+        executor.emit(_cpu.choose, ids, weights, factors, routing.ids, routing.weights, num_chosen, index, rows=rows)
+        return Routing(ids, weights), factors
+
     def experts(self, x: Tensor, routing: Routing, module: Experts, activation: str, shared: Tensor | None = None) -> Array:
         rows, num_chosen = rows_of(x), routing.ids.shape[1]
         y = self._executor.allocate(rows, module.num_inputs)
@@ -602,6 +609,7 @@ def make_table(executor: Executor) -> OpTable:
         take_rows=ops.take_rows,
         all_gather=ops.all_gather,
         route=ops.route,
+        choose=ops.choose,
         experts=ops.experts,
         store_latent=ops.store_latent,
         latent_attention=ops.latent_attention,

@@ -677,6 +677,11 @@ def _in_best_groups(scores: paddle.Tensor, rule: RoutingRule) -> paddle.Tensor:
     return paddle.where(is_kept, grouped, paddle.full_like(grouped, -math.inf)).reshape(scores.shape)
 
 
+def choose(routing: Routing, index: int) -> tuple[Routing, paddle.Tensor]:
+    ids, factors = (each[:, index : index + 1].contiguous() for each in (routing.ids, routing.weights))
+    return Routing(ids, paddle.ones_like(factors)), factors
+
+
 def draw_largest(inputs: StepInputs, logits: paddle.Tensor) -> paddle.Tensor:
     """Run `DeviceSampler.run` at temperature 0."""
     tokens = largest(logits)
@@ -818,6 +823,7 @@ TABLE = OpTable(
     take_rows=take_rows,
     all_gather=lambda x: x,  # single rank
     route=reporting(route),
+    choose=choose,
     experts=reporting(experts),
     store_latent=reporting(store_latent),
     latent_attention=reporting(latent_attention),

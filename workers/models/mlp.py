@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import msgspec
-
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import Linear, Router, RoutingRule, Tensor
+from ops.modules import Linear, RoutingRule, Tensor
 from ops.table import OpTable
 from workers.models.adapted import linear
 from workers.weights.declaration import Weights
@@ -101,11 +99,7 @@ class Mixture:
         self.shared_gate: Linear | None = None
         if experts.has_shared_gate:
             self.shared_gate = weights.linear([f"{prefix}.shared_expert_gate"], config.hidden_size, [1], columns=())
-        self.input_router: Router | None = None
-        if experts.has_weighted_inputs:  # the weight of the only expert is then 1, a normalized one
-            self.input_router = self.router
-            rule = msgspec.structs.replace(rule, scoring="softmax", is_normalized=True)
-            self.router = msgspec.structs.replace(self.router, rule=rule)
+        self.has_weighted_inputs = experts.has_weighted_inputs
 
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         return ops.all_gather(self.columns(ops, step, h, None))
@@ -116,11 +110,13 @@ class Mixture:
             shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
         if self.shared_gate is not None:
             shared = ops.scale_rows(shared, ops.activate(ops.linear(h, self.shared_gate), "sigmoid"))
-        if self.input_router is not None:
-            routing = ops.route(step, h, self.router)
-            x = ops.scale_rows(h, ops.route(step, h, self.input_router).weights)
-            return ops.experts(x, routing, self.experts, self.activation, shared)
-        return ops.experts(h, ops.route(step, h, self.router), self.experts, self.activation, shared)
+        routing = ops.route(step, h, self.router)
+        if not self.has_weighted_inputs:
+            return ops.experts(h, routing, self.experts, self.activation, shared)
+        for index in range(self.router.rule.num_chosen):  # each has another input
+            choice, factors = ops.choose(routing, index)
+            shared = ops.experts(ops.scale_rows(h, factors), choice, self.experts, self.activation, shared)
+        return shared
 
 
 def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str) -> FeedForward:

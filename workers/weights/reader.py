@@ -52,6 +52,7 @@ _RENAMES = (
     (re.compile(r"\bLayerNorm\.beta$"), "LayerNorm.bias"),
     (re.compile(r"^(layers|embed_tokens|norm)\."), r"model.\1."),  # a trunk published alone, as embedding models are
     (re.compile(r"^model\.language_model\."), "model."),
+    (re.compile(r"^language_model\."), ""),  # Llama 4
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
@@ -236,6 +237,8 @@ class Checkpoint:
         unused = {"lm_head.weight"}  # shared with the embedding, or unused by pooling
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         harmless = [_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts)]
+        if pattern := FAMILIES[config.architecture].unused_tensors:
+            harmless.append(pattern)
         if config.bidirectional is not None:
             harmless.append(_UNUSED_BY_BERT)
         if config.vision is not None:

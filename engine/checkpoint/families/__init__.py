@@ -23,6 +23,7 @@ from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.granitemoe import GraniteMoe, GraniteMoeShared
 from engine.checkpoint.families.hunyuan_v1_dense import HunyuanV1Dense
 from engine.checkpoint.families.llama import Llama
+from engine.checkpoint.families.llama4 import Llama4
 from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.minimax_m2 import MiniMaxM2
 from engine.checkpoint.families.ministral3 import Ministral3
@@ -73,6 +74,7 @@ _TEXT = (
     GraniteMoe(),
     GraniteMoeShared(),
     Ministral3(),
+    Llama4(),
 )
 _VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())

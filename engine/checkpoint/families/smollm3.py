@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.checkpoint.families.family import Biases, Family
+from engine.checkpoint.families.rotated_layers import unrotated_layers
 from engine.checkpoint.families.windows import layer_windows, switched_window_size
 from engine.checkpoint.json_fields import JsonOptions
 
@@ -20,17 +21,7 @@ class SmolLM3(Family):
         return Biases(bias, bias, options.flag("mlp_bias", False))
 
     def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
-        if options.values.get("no_rope_layers") is None:
-            interval = options.count("no_rope_layer_interval", 4)
-            return tuple(range(interval - 1, num_layers, interval))
-        are_rotated = options.values["no_rope_layers"]  # 1: the layer rotates
-        if (
-            not isinstance(are_rotated, list)
-            or len(are_rotated) < num_layers
-            or any(each not in (0, 1) for each in are_rotated)
-        ):
-            raise options.error("no_rope_layers", f"{are_rotated!r} should be a list of {num_layers} numbers, each 0 or 1")
-        return tuple(index for index in range(num_layers) if not are_rotated[index])
+        return unrotated_layers(options, num_layers)
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         window = switched_window_size(options, 0)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from engine.checkpoint.json_fields import JsonOptions
 
-_IS_SLIDING = {"full_attention": False, "sliding_attention": True}
-
 
 def window_size(options: JsonOptions, default: int) -> int:
     """Read `sliding_window`; 0 for null."""
@@ -36,14 +34,17 @@ def gguf_layer_types(options: JsonOptions, num_layers: int, interval: int) -> li
     return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in are_sliding]
 
 
-def layer_windows(options: JsonOptions, window: int, are_sliding: Sequence[bool]) -> tuple[int, ...]:
-    """Return the window of each layer, 0 for none. `layer_types` says which layers have it, else `are_sliding`."""
+def layer_windows(
+    options: JsonOptions, window: int, are_sliding: Sequence[bool], local_kind: str = "sliding_attention"
+) -> tuple[int, ...]:
+    """Return the window of each layer, 0 for none. `layer_types` says which layers have it, as `local_kind`, else
+    `are_sliding`."""
     if options.values.get("layer_types") is not None:
         kinds = options.texts("layer_types")
-        if set(kinds) - set(_IS_SLIDING) or len(kinds) != len(are_sliding):
+        if set(kinds) - {local_kind, "full_attention"} or len(kinds) != len(are_sliding):
             raise options.error(
                 "layer_types",
-                f"{list(kinds)} should be {len(are_sliding)} entries, each 'full_attention' or 'sliding_attention'",
+                f"{list(kinds)} should be {len(are_sliding)} entries, each 'full_attention' or {local_kind!r}",
             )
-        are_sliding = [_IS_SLIDING[kind] for kind in kinds]
+        are_sliding = [kind == local_kind for kind in kinds]
     return tuple(window if is_sliding else 0 for is_sliding in are_sliding)

@@ -61,6 +61,15 @@ def _granitemoe(file: GgufFile, options: JsonOptions, name: str, sparse: list[in
     }
 
 
+def _llama4(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return {
+        "num_local_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+        "moe_layers": sparse,
+    }
+
+
 def _mixtral(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_local_experts": options.count(f"{name}.expert_count"),
@@ -107,6 +116,7 @@ _OPTIONS: dict[str, _Options] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "granitemoeshared": _granitemoe,
+    "llama4_text": _llama4,
     "mixtral": _mixtral,
     "ernie4_5_moe": _ernie4_5_moe,
     "deepseek_v3": _deepseek_v3,

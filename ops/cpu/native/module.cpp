@@ -285,6 +285,12 @@ void bind_expert_ops(nb::module_ &module) {
                                chosen_groups, num_best, is_softmax, is_normalized, added_to_sum, smallest_sum, factor,
                                ints(sets), set, ints(num_tokens), rows_of(rows, count)}};
            });
+    define(module, "choose",
+           [](Address ids, Address weights, Address factors, Address all_ids, Address all_weights, i64 chosen, i64 index,
+              Address rows, i64 count) {
+               return Op{Choose{ints(ids), floats(weights), floats(factors), ints(all_ids), floats(all_weights), chosen, index,
+                                rows_of(rows, count)}};
+           });
     define(module, "experts",
            [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
               i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers, Address gate_up_offsets,

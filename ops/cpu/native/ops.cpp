@@ -178,6 +178,17 @@ void run_op(Engine &engine, const Attend &op) { attend(engine, op); }
 
 void run_op(Engine &engine, const Route &op) { route(engine, op); }
 
+void run_op(Engine &engine, const Choose &op) {
+    for_rows(engine, op.rows.get(), 3, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            const i64 place = row * op.chosen + op.index;
+            op.ids[row] = op.all_ids[place];
+            op.weights[row] = 1.0f;
+            op.factors[row] = op.all_weights[place];
+        }
+    });
+}
+
 void run_op(Engine &engine, const ApplyExperts &op) { apply_experts(engine, op); }
 
 void run_op(Engine &engine, const StoreLatent &op) {

@@ -219,6 +219,16 @@ struct Route {
     Rows rows;
 };
 
+// One of the choices of each row, alone: its expert with the weight 1, and the weight that it had.
+struct Choose {
+    i32 *ids;  // [rows]
+    float *weights, *factors;
+    const i32 *all_ids;  // [rows, chosen]
+    const float *all_weights;
+    i64 chosen, index;
+    Rows rows;
+};
+
 // One matrix of each expert, packed one after another.
 struct ExpertMatrices {
     WeightKind kind;
@@ -263,8 +273,8 @@ struct ApplyExperts {
 };
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
-                        ScaleRows, Activate, Gather, Collective, Route, ApplyExperts, StoreLatent, AttendLatents, HeadLinear,
-                        TakeFeatures, Adapt>;
+                        ScaleRows, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent, AttendLatents,
+                        HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {

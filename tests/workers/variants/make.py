@@ -100,6 +100,19 @@ GRANITEMOE = {
     "attention_multiplier": 0.25,
     "logits_scaling": 2.0,
 }
+LLAMA4 = {
+    **UNPADDED,
+    "model_type": "llama4_text",
+    "architectures": ["Llama4ForCausalLM"],
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 36,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "rope_theta": 500000.0,
+}
 MINISTRAL3 = {**UNPADDED, "model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"], "head_dim": 12}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -472,6 +485,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.4,
         },
+    },
+    "llama4_text": LLAMA4,
+    "llama4_text chunks, scaled queries, two experts": {
+        **LLAMA4,
+        "num_hidden_layers": 3,
+        "attention_chunk_size": 17,
+        "no_rope_layers": [1, 0, 1],
+        "floor_scale": 8,
+        "attn_scale": 0.4,
+        "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": False,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
     },
     "glm4 without biases, wholly rotated": {
         **UNPADDED,

@@ -43,3 +43,35 @@ def test_stacked_experts_of_granite_are_read(dtype: str, tmp_path: Path) -> None
     found = Checkpoint(tmp_path, config, declare_model(config)[1])
     for name, expected in tensors.items():
         np.testing.assert_allclose(found.read(name), expected, rtol=0 if dtype == "F32" else 2**-7)
+
+
+def llama4_tensors(tensors: dict[str, np.ndarray], layer: str, count: int) -> dict[str, np.ndarray]:
+    gate, up, down = (experts_of(tensors, layer, count, part) for part in ("gate_proj", "up_proj", "down_proj"))
+    feed_forward = f"language_model.{layer}.feed_forward"
+    shared = {
+        f"{feed_forward}.shared_expert.{part}.weight": tensors.pop(f"{layer}.mlp.shared_experts.{part}.weight")
+        for part in ("gate_proj", "up_proj", "down_proj")
+    }
+    return shared | {
+        f"{feed_forward}.experts.gate_up_proj": np.concatenate([gate, up], axis=1).swapaxes(1, 2),
+        f"{feed_forward}.experts.down_proj": down.swapaxes(1, 2),
+        f"{feed_forward}.router.weight": tensors.pop(f"{layer}.mlp.gate.weight"),
+    }
+
+
+@pytest.mark.parametrize("width", [48, 40], ids=["usual", "square"])
+def test_text_model_of_llama4_is_read(width: int, tmp_path: Path) -> None:
+    """Published files have an encoder, too; with a square matrix the shape does not show that experts are [in, out]."""
+    text = VARIANTS["llama4_text"]["config"] | {"hidden_size": width, "interleave_moe_layer_step": 1}
+    options = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text}
+    config = write_config(tmp_path, options | {"vision_config": {"hidden_size": 8}, "boi_token_index": 3})
+    tensors = drawn_tensors(config)
+    stored = dict(tensors)
+    for index in range(config.num_layers):
+        stored |= llama4_tensors(stored, f"model.layers.{index}", text["num_local_experts"])
+    stored |= {"vision_model.class_embedding": np.zeros(8), "multi_modal_projector.linear_1.weight": np.zeros((8, 8))}
+    contiguous = {name: np.ascontiguousarray(values) for name, values in stored.items()}
+    write_safetensors(tmp_path / "model.safetensors", contiguous, metadata={"format": "pt"})
+    found = Checkpoint(tmp_path, config, declare_model(config)[1])
+    for name, expected in tensors.items():
+        np.testing.assert_array_equal(found.read(name), expected)

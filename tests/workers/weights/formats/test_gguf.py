@@ -153,6 +153,7 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "hunyuan_v1_dense",
             "starcoder2",
             "granitemoeshared",
+            "llama4_text",
             "ministral3 scaled queries, yarn",
         ),
     ],
