@@ -324,3 +324,12 @@ def test_tape_follows_rows_and_expert_slots() -> None:
     module.weight.slots.owner[:] = module.weight.slots.owner[::-1].copy()
     tape.replay()
     np.testing.assert_array_equal(y.numpy(), expected)
+
+
+def test_one_choice_has_the_weight_one(k: OpTable) -> None:
+    ids, weights = np.arange(48).reshape(16, 3) % 7, random(16, 3)
+    for index in range(3):
+        routing, factors = k.choose(routing_of(ids, weights), index)
+        np.testing.assert_array_equal(routing.ids.numpy().reshape(-1), ids[:, index])
+        np.testing.assert_array_equal(routing.weights.numpy(), np.ones((16, 1)))
+        np.testing.assert_array_equal(factors.numpy(), weights[:, index : index + 1])

@@ -16,9 +16,11 @@ from shm.rank_group import RankGroupHeader
 from shm.segment import MemoryFile
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
+from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.expert_serving import outlive, share_experts
 from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.rank_group.serving import serve
+from tests.workers.test_variants import VARIANTS
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.experts import ExpertRank
 
@@ -75,6 +77,17 @@ def test_replicas_sharing_experts_equal_one_rank(name: str, precision: str, tmp_
 def test_tensor_ranks_sharing_experts_equal_one_rank(precision: str, tmp_path: Path) -> None:
     path, options = GOLDEN / "qwen3_moe", PRECISIONS[precision] | {"weight_cache_dir": str(tmp_path)}
     expected = serve(path, options)
+    assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2_moe", "llama4_text chunks, scaled queries, two experts"])
+def test_variants_sharing_experts_equal_one_rank(name: str, tmp_path: Path) -> None:
+    path, options = tmp_path / "model", {"weight_cache_dir": str(tmp_path), "max_model_len": 256}
+    write_checkpoint(path, VARIANTS[name]["config"] | {"vocab_size": 1024})
+    expected = serve(path, options)
+    found = answers_of(2, path, placements_of(path, 2, 1), options, is_one=False)
+    assert found == [expected[0::2], expected[1::2]]
     assert answers_of(2, path, placements_of(path, 2, 1), options, is_one=True) == [expected] * 2
 
 

@@ -54,6 +54,17 @@ ODD_WIDE = {**ODD, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
 ODD_FUSED = {**ODD, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
 ODD_CAPPED = {**ODD, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "sliding_window": 20}
 
+# attention and MLP side by side with LayerNorms, an MLP without a gate, norms after the rotation, and scaled queries
+ODD_PARALLEL = {**ODD, "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"], "sliding_window": 20}
+ODD_PLAIN = {**ODD, "model_type": "starcoder2", "architectures": ["Starcoder2ForCausalLM"]}
+ODD_TURNED = {**ODD, "model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"]}
+ODD_SCALED = {
+    **ODD,
+    "model_type": "ministral3",
+    "architectures": ["Ministral3ForCausalLM"],
+    "rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 8},
+}
+
 # the same of experts, and of latent attention: compressed rows are cut, and shared experts added to a rank's own columns
 ODD_EXPERTS = {
     **ODD,
@@ -65,6 +76,25 @@ ODD_EXPERTS = {
     "num_experts_per_tok": 3,
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
+}
+ODD_GATED = {
+    **ODD_EXPERTS,
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "shared_expert_intermediate_size": 100,
+}
+ODD_WEIGHTED = {
+    **{key: value for key, value in ODD_EXPERTS.items() if key not in ("num_experts", "moe_intermediate_size")},
+    "model_type": "llama4_text",
+    "architectures": ["Llama4ForCausalLM"],
+    "intermediate_size": 100,
+    "intermediate_size_mlp": 216,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 17,
+    "floor_scale": 8,
 }
 ODD_LATENTS = {
     **deepseek.CONFIG,
@@ -106,7 +136,7 @@ def test_two_ranks_equal_one_rank() -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
     jobs = []
-    for config in (ODD, ODD_WIDE, ODD_FUSED, ODD_CAPPED):
+    for config in (ODD, ODD_WIDE, ODD_FUSED, ODD_CAPPED, ODD_PARALLEL, ODD_PLAIN, ODD_TURNED, ODD_SCALED):
         path = tmp_path / config["model_type"]
         write_checkpoint(path, config)
         jobs.append((path, {"max_model_len": 256}))
@@ -118,7 +148,8 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
 def test_experts_and_latents_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
     """Every precision, and op by op."""
     jobs: list[tuple[Path, dict[str, Any]]] = []
-    for name, config in (("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
+    kinds = {"experts": ODD_EXPERTS, "latents": ODD_LATENTS, "gated": ODD_GATED, "weighted": ODD_WEIGHTED}
+    for name, config in kinds.items():
         write_checkpoint(tmp_path / name, config)
         jobs += [(tmp_path / name, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
         jobs.append((tmp_path / name, {"plan": "eager", "max_model_len": 256}))
