@@ -32,10 +32,12 @@ class AnswerParser:
         is_parallel: bool = True,
         has_thinking_budget: bool = False,
         must_begin: bool = False,
+        shows_reasoning: bool = True,
     ) -> None:
         """`tools` are read at the first call. `names`: functions that may be called, none: any. `token_markers`: markers with
         their own token. `is_parallel`: more than one call is allowed. `has_thinking_budget`: the end of the reasoning may have
-        been forced. `must_begin`: calls come before any content, or not at all."""
+        been forced. `must_begin`: calls come before any content, or not at all. `shows_reasoning`: sections of reasoning are no
+        content."""
         self.parts: list[Part] = []  # released and not taken yet
         self.is_reasoning = begins_thinking
         self.is_over = False  # the rest is ignored
@@ -63,6 +65,9 @@ class AnswerParser:
         self._is_end_due = False  # the end of reasoning is due, after a call ended it
         self._has_thinking_budget = has_thinking_budget
         self._must_begin = must_begin
+        self._shows_reasoning = shows_reasoning
+        self._label = thinking.label if thinking and begins_thinking else ""  # due at the beginning of the reasoning
+        self._labelled = ""  # may become the label
         self._may_drop_end = not begins_thinking or has_thinking_budget  # an end marker outside of reasoning that is not text
 
     @property
@@ -97,8 +102,10 @@ class AnswerParser:
 
     def finish(self) -> None:
         """End the answer: no more text follows."""
-        while self._reader is not None:
-            self.feed(self._give_up(self._reader))
+        while (reader := self._reader) is not None:
+            reader.end()
+            is_call, unread = self._advance(reader, "")
+            self.feed(unread if is_call else self._give_up(reader))
         self._release()
         self._num_newlines = 0
 
@@ -132,6 +139,7 @@ class AnswerParser:
         if thinking and marker == thinking.begin and not self._has_begun:
             self._end_section()
             self.is_reasoning = self._has_begun = True
+            self._label = thinking.label
             self._may_drop_end = self._has_thinking_budget
         elif thinking and marker == thinking.end and (self.is_reasoning or self._is_end_due):
             self._is_end_due = False
@@ -152,6 +160,7 @@ class AnswerParser:
         """End a section; newlines around the end are dropped."""
         self.is_reasoning = False
         self._is_stripping = True
+        self._label = self._labelled = ""
         self._num_newlines = 0
         self.parts.append(EDGE)
 
@@ -163,6 +172,12 @@ class AnswerParser:
     def _release_text(self, text: str) -> None:
         if not text:
             return
+        if self._label:
+            text, self._labelled = self._labelled + text, ""
+            if self._label.startswith(text):
+                self._labelled = text
+                return
+            text, self._label = text.removeprefix(self._label), ""
         if self._is_stripping:
             text = text.lstrip("\n")
             if not text:
@@ -187,7 +202,7 @@ class AnswerParser:
         self._last_marker = ""
         self._reader = Reader(opening, self._names)
         self._reading = self._family.read(self._reader, trigger, self._tools())
-        next(self._reading)  # up to where it needs the first character
+        self._advance(self._reader, "")  # up to where it needs the first character
 
     def _read(self, reader: Reader, text: str) -> str:
         """Read the next piece of a call; return what it leaves unread."""
@@ -208,6 +223,10 @@ class AnswerParser:
             return False, reader.unread
         self._take_calls(reader)
         self._last_marker = ""
+        if self._reader is None and reader.section:
+            self._end_section()
+            self._has_begun = True
+            self.is_reasoning = reader.section == "reasoning" and self._shows_reasoning
         return True, unread
 
     def _take_calls(self, reader: Reader) -> None:
@@ -218,7 +237,7 @@ class AnswerParser:
             self._is_end_due = self._is_end_due or self.is_reasoning
             self._end_section()
             self._has_begun = True
-            call_id = self._family.call_id(self._request_id, self._num_calls)
+            call_id = call.id or self._family.call_id(self._request_id, self._num_calls)
             self.parts.append(Part("call", call.name, self._num_calls, call_id))
             self.parts.append(Part("arguments", call.arguments, self._num_calls))
             self._num_calls += 1

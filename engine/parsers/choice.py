@@ -10,29 +10,97 @@ import re
 from collections.abc import Callable, Mapping
 
 NONE = "none"
-CALL_PARSERS = ("hermes", "qwen3_coder", "llama3_json", "pythonic", "deepseek_v3", "deepseek_v31", "ernie45", "mistral")
-REASONING_PARSERS = ("qwen3", "deepseek_r1", "ernie45")
+CALL_PARSERS = {  # the module of each
+    "hermes": "json_calls",
+    "qwen3_coder": "xml_calls",
+    "llama3_json": "llama3_json",
+    "pythonic": "pythonic",
+    "deepseek_v3": "deepseek_v3",
+    "deepseek_v31": "deepseek_v31",
+    "deepseek_v32": "xml_calls",
+    "deepseek_v4": "xml_calls",
+    "ernie45": "json_calls",
+    "mistral": "mistral",
+    "harmony": "harmony",
+    "gemma4": "gemma4",
+    "glm45": "glm45",
+    "kimi_k2": "kimi_k2",
+    "minimax_m1": "json_calls",
+    "minimax_m2": "xml_calls",
+    "seed_oss": "xml_calls",
+    "granite": "json_calls",
+    "phi4_mini_json": "json_calls",
+    "nemotron": "json_calls",
+    "hunyuan_a13b": "json_calls",
+    "apertus": "json_calls",
+    "command_a": "json_calls",
+    "command_r": "json_calls",
+    "functionary_v31": "functionary",
+    "functionary_v32": "functionary",
+}
+REASONING_PARSERS = (
+    "qwen3",
+    "deepseek_r1",
+    "ernie45",
+    "hunyuan_a13b",
+    "mistral",
+    "seed_oss",
+    "gemma4",
+    "apertus",
+    "command_a",
+    "harmony",
+)
 
 _JSON_CALL = re.compile(r"""<tool_call>.{0,40}?\{\\?["']name""", re.DOTALL)  # newlines and quotes as templates may write them
+_JSON_LINES = re.compile(r"<tool_calls>(\\n|\s)*(['\"]\s*[-~+}]+\s*|\{\\?[\"'])")
 _RESPONSE = re.compile(r"(assistant|</think>).{0,160}<response>", re.DOTALL)
 _NAME_AND_PARAMETERS = re.compile(r"""\{\\?"name\\?": .{0,200}?\\?"parameters\\?": """, re.DOTALL)
 _PYTHONIC = re.compile(r"\[\s*func(tion)?_?name_?1?\(")
+_CALL_MARKS = (  # a template that has all of them writes the format
+    ("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    ("harmony", ("<|start|>", "<|channel|>", "<|message|>")),
+    ("gemma4", ("<|tool_call>call:",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("nemotron", ("<TOOLCALL>",)),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("command_a", ("<|START_ACTION|>",)),
+    ("command_r", ("Action:", "```json", "tool_name")),
+    ("functionary_v32", (">>>${recipient}",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    ("glm45", ("<tool_call>", "<arg_key>")),
+    ("phi4_mini_json", ("functools",)),
+    ("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
+    ("granite", ("<|tool_call|>",)),
+    ("functionary_v31", ("<function=", "</function>")),
+)
 
 
 def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
     """Choose the parser of tool calls. `templates` by name, as in `ChatTemplates`. `has_token`: whether the vocabulary has a
     single token for a marker."""
     text = templates.get("tool_use") or templates.get("default", "")
-    if "<｜tool▁calls▁begin｜>" in text:
-        return "deepseek_v3" if "```json" in text else "deepseek_v31"
-    if "[TOOL_CALLS]" in text:
-        return "mistral"
-    if "<tool_call>" in text and "<function=" in text and "<parameter=" in text:
-        return "qwen3_coder"
+    for name, marks in _CALL_MARKS:
+        if all(mark in text for mark in marks):
+            return name
+    if "<tool_calls>" in text:
+        return "minimax_m1" if _JSON_LINES.search(text) else "hunyuan_a13b"
     if _JSON_CALL.search(text):
         return "ernie45" if _RESPONSE.search(text) else "hermes"
-    if "<|tool_call_start|>" in text or ("tools" in text and has_token("<|tool_call_start|>")) or _PYTHONIC.search(text):
+    if (
+        "<|tool_call_start|>" in text
+        or "<|tool_list_start|>" in text
+        or ("tools" in text and has_token("<|tool_call_start|>"))
+        or _PYTHONIC.search(text)
+    ):
         return "pythonic"
+    if "<|tool|>" in text and has_token("<|tool_call|>"):
+        return "phi4_mini_json"
     if "ipython" in text and _NAME_AND_PARAMETERS.search(text):
         return "llama3_json"
     return NONE
@@ -41,8 +109,23 @@ def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], 
 def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
     """Choose the parser of reasoning (see `choose_call_parser`)."""
     text = templates.get("default", "")
+    for name, mark in _THINKING_MARKS:
+        if mark in text:
+            return name
     if "</think>" not in text or not ("<think>" in text or has_token("<think>")):
         return NONE
     if _RESPONSE.search(text):
         return "ernie45"
+    if "<answer>" in text:
+        return "hunyuan_a13b"
     return "deepseek_r1" if "<｜Assistant｜>" in text else "qwen3"
+
+
+_THINKING_MARKS = (
+    ("harmony", "<|channel|>analysis"),
+    ("gemma4", "<|channel>thought"),
+    ("mistral", "[THINK]"),
+    ("seed_oss", "<seed:think>"),
+    ("apertus", "<|inner_prefix|>"),
+    ("command_a", "<|START_THINKING|>"),
+)

@@ -68,4 +68,4 @@ class DeepSeekV3(CallFamily):
         return f"{begin} {literal('function')} {separator} {literal(f'{name}{FENCE}')} {arguments} {literal(FENCE_END)} {end}"
 
 
-FAMILY = DeepSeekV3()
+FAMILIES = (DeepSeekV3(),)

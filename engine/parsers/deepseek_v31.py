@@ -36,4 +36,4 @@ class DeepSeekV31(DeepSeekV3):
         return f"{begin} {literal(name)} {separator} {json_rule(object_schema(parameters), strict)} {end}"
 
 
-FAMILY = DeepSeekV31()
+FAMILIES = (DeepSeekV31(),)

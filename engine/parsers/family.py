@@ -63,6 +63,7 @@ class CallFamily(ABC):
     triggers: tuple[str, ...] = ()  # markers that begin a call
     openings: str = ""  # characters that may begin an answer with a call, if no marker is needed
     markers: tuple[str, ...] = ()  # further markers, inside calls
+    has_sections = False  # it reads reasoning and content, too (`Reader.section`), and takes the place of a `ThinkingFamily`
     ends: Mapping[str, str] = {}  # by trigger, the marker after its calls, for families with calls that need no marker
 
     @abstractmethod
@@ -76,6 +77,10 @@ class CallFamily(ABC):
     def call_beside(self, format_lark: str, name: str, parameters: Mapping[str, Any], strict: bool) -> str:
         """Return the rule of a call beside a structured answer that may begin the same way; empty: use `call_rule`."""
         return ""
+
+    def write(self, calls: list[tuple[str, Any]]) -> str:
+        """Return calls as the model writes them, for chat templates that show none."""
+        return json_lines(calls)
 
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:
         """Return the text before the first call, between two, and after the last."""
@@ -122,6 +127,10 @@ class CallFamily(ABC):
         lark.one_of("text", ["TEXT", *(f"text {mark} text" for mark in marks)])
         return lark.with_start(f"text ({calls} text)*")
 
+    def framed(self, format_lark: str, parsing: Parsing | None, id_of: MarkerIds) -> str:
+        """Return Lark of an answer with a structured text of `format_lark`."""
+        return format_lark
+
     def _marked(self, calls: str, id_of: MarkerIds) -> list[str]:
         """Return calls between the markers that the vocabulary has, for families that need none."""
         own = [text for text in self.triggers if id_of(text) is not None]
@@ -155,6 +164,11 @@ def object_text(text: str) -> str:
         text = decoded(text, str)
     decoded(text, dict[str, msgspec.Raw])
     return text
+
+
+def json_lines(calls: list[tuple[str, Any]]) -> str:
+    """Return calls, with objects or texts as arguments, as lines of JSON."""
+    return "\n".join(json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in calls)
 
 
 def json_object(values: Mapping[str, str]) -> str:

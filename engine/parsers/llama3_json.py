@@ -87,4 +87,4 @@ def _references(schema: Any) -> Iterator[str]:
             rest.extend(node)
 
 
-FAMILY = Llama3Json()
+FAMILIES = (Llama3Json(),)

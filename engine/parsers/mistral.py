@@ -65,4 +65,4 @@ class Mistral(CallFamily):
         return f"{begin} {literal(name)} {arguments} {json_rule(object_schema(parameters), strict)}"
 
 
-FAMILY = Mistral()
+FAMILIES = (Mistral(),)

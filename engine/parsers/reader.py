@@ -1,7 +1,7 @@
 """Reads a call that arrives in pieces: each character once, keeping the text that is not parsed yet.
 
 Used by the families. A family is a generator in straight-line code that yields when it needs more text, and raises `Malformed`
-if the text is no call. All work is linear in the text: nothing is read twice.
+if the text is no call, or if the answer ends within it. All work is linear in the text: nothing is read twice.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Malformed(Exception):
 class FoundCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str  # JSON text of an object
+    id: str = ""  # the model's own
 
 
 class Reader:
@@ -36,11 +37,17 @@ class Reader:
         """`opening`: already read text of the call. `names`: functions that may be called; none: any."""
         self._names = names
         self.calls: list[FoundCall] = []  # complete and not taken yet
+        self.section = ""  # "content" or "reasoning": what begins behind the text read
         self.num_opening = len(opening)  # characters of `raw`
         self._raw = [opening]  # read since the last complete call, except the current part of `_text`
         self._text = ""
         self._raw_begin = 0  # in `_text`
         self._place = 0
+        self._has_ended = False
+
+    def end(self) -> None:
+        """End the answer: no more text follows."""
+        self._has_ended = True
 
     def feed(self, text: str) -> None:
         """Take the next piece; the previous one was read to its end."""
@@ -61,11 +68,11 @@ class Reader:
     def unread(self) -> str:
         return self._text[self._place :]
 
-    def complete(self, name: str, arguments: str) -> None:
+    def complete(self, name: str, arguments: str, call_id: str = "") -> None:
         """Record a complete call, up to the last character read."""
         if self._names and name not in self._names:
             raise Malformed
-        self.calls.append(FoundCall(name, arguments))
+        self.calls.append(FoundCall(name, arguments, call_id))
         self.num_opening = 0
         self._raw.clear()
         self._raw_begin = self._place
@@ -74,12 +81,20 @@ class Reader:
 
     def peek(self) -> Reading[str]:
         """Return the next character without taking it."""
-        while self._place == len(self._text):
-            yield
+        if (yield from self.has_ended()):
+            raise Malformed
         return self._text[self._place]
 
+    def has_ended(self) -> Reading[bool]:
+        """Return whether the answer ends here."""
+        while self._place == len(self._text):
+            if self._has_ended:
+                return True
+            yield
+        return False
+
     def run(self, pattern: re.Pattern[str], max_characters: int = 1 << 30) -> Reading[str]:
-        """Read everything that matches `pattern`, a repeated character class; the next character stays."""
+        """Read everything that matches `pattern`, a repeated character class; the next character or the answer's end stays."""
         parts: list[str] = []
         num_characters = 0
         while True:
@@ -90,7 +105,7 @@ class Reader:
             self._place = match.end()
             if num_characters > max_characters:
                 raise Malformed
-            if self._place < len(self._text):
+            if self._place < len(self._text) or self._has_ended:
                 return "".join(parts)
             yield
 
@@ -103,14 +118,37 @@ class Reader:
                 raise Malformed
             self._place += 1
 
+    def last_literal(self, expected: str) -> Reading[None]:
+        """Read what ends the calls of an answer: models leave it out, or a part of it, at the end of the answer."""
+        for character in expected:
+            if (yield from self.has_ended()):
+                return
+            if self._text[self._place] != character:
+                raise Malformed
+            self._place += 1
+
     def one_of(self, *expected: str) -> Reading[str]:
-        """Read the one of `expected` that comes next; no two of them begin with the same character."""
-        first = yield from self.peek()
-        for text in expected:
-            if text[0] == first:
-                yield from self.literal(text)
-                return text
-        raise Malformed
+        """Read the one of `expected` that comes next; none of them begins with another."""
+        found, _ = yield from self.if_one_of(*expected)
+        if not found:
+            raise Malformed
+        return found
+
+    def if_one_of(self, *expected: str) -> Reading[tuple[str, str]]:
+        """Read the one of `expected` that comes next. Return it (empty: none comes next) and the text read."""
+        place = 0
+        read = ""
+        while not (yield from self.has_ended()):
+            character = self._text[self._place]
+            expected = tuple(text for text in expected if text[place] == character)
+            if not expected:
+                return "", read
+            self._place += 1
+            place += 1
+            read = expected[0][:place]
+            if len(read) == len(expected[0]):
+                return read, read
+        return "", read
 
     def name(self, pattern: re.Pattern[str]) -> Reading[str]:
         name = yield from self.run(pattern, MAX_NAME_CHARACTERS)
@@ -118,21 +156,20 @@ class Reader:
             raise Malformed
         return name
 
-    def until(self, mark: str) -> Reading[str]:
-        """Read up to and including `mark`; return the text before it."""
+    def until(self, *marks: str) -> Reading[tuple[str, str]]:
+        """Read up to and including the first of `marks`; return the text before it, and the mark."""
         parts: list[str] = []
-        tail = ""  # end of the text that may begin `mark`
+        tail = ""  # end of the text that may begin a mark
         while True:
-            if self._place == len(self._text):
-                yield
-                continue
+            yield from self.peek()
             text = tail + self._text[self._place :]
-            place = text.find(mark)
-            if place >= 0:
+            places = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
+            if places:
+                place, mark = min(places)
                 self._place += place + len(mark) - len(tail)
                 parts.append(text[:place])
-                return "".join(parts)
-            num_held = num_beginning(text, mark)
+                return "".join(parts), mark
+            num_held = num_beginning(text, *marks)
             parts.append(text[: len(text) - num_held])
             tail = text[len(text) - num_held :]
             self._place = len(self._text)

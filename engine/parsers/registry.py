@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def call_family(name: str) -> CallFamily:
-    """Return one of `CALL_PARSERS`; each has its own file."""
-    family: CallFamily = import_module(f"engine.parsers.{name}").FAMILY
-    return family
+    """Return one of `CALL_PARSERS`."""
+    families: tuple[CallFamily, ...] = import_module(f"engine.parsers.{CALL_PARSERS[name]}").FAMILIES
+    return next(family for family in families if family.name == name)
 
 
 class _Said(msgspec.Struct):
@@ -38,9 +38,11 @@ class Parsers:
         """`family`, `thinking`: names of families, or "none". `pieces`: of the vocabulary, by token id."""
         self.call_family = call_family(family) if family in CALL_PARSERS else None
         self.thinking = THINKING_FAMILIES.get(thinking)
+        reader = call_family(self.thinking.call_family) if self.thinking and self.thinking.call_family else self.call_family
+        self._sections = reader if reader and reader.has_sections else None
         markers: set[str] = set()
-        if self.call_family:
-            markers |= {*self.call_family.triggers, *self.call_family.markers}
+        for each in filter(None, (self.call_family, self._sections)):
+            markers |= {*each.triggers, *each.markers}
         if self.thinking:
             markers |= {self.thinking.begin, self.thinking.end, *self.thinking.wrappers}
         self.marker_of_id = {token_id: piece for token_id, piece in enumerate(pieces) if piece in markers} if markers else {}
@@ -48,6 +50,16 @@ class Parsers:
 
     def id_of(self, marker: str) -> int | None:
         return self._id_of_marker.get(marker)
+
+    def write_calls(self, calls: list[dict[str, Any]]) -> str:
+        """Return calls of a message as the model writes them, for a chat template that shows none."""
+        from engine.parsers.family import json_lines
+
+        functions = [call["function"] for call in calls]
+        given = [(str(function.get("name")), function["arguments"]) for function in functions]
+        if self.call_family is None or not all(isinstance(arguments, dict) for _, arguments in given):
+            return json_lines(given)
+        return self.call_family.write(given)
 
     def finds_reasoning(self, parsing: Parsing | None) -> bool:
         """Return whether the answers of a request are searched for reasoning."""
@@ -75,12 +87,20 @@ class Parsers:
         marks = (self.thinking.begin, self.thinking.end) if self.thinking else ()
         return self.call_family.grammar(Tools.of(tools), parsing, self.id_of, marks, format_lark)
 
+    def framed(self, format_lark: str, parsing: Parsing | None) -> str:
+        """Return Lark of a whole answer with a structured text of `format_lark`."""
+        return self._sections.framed(format_lark, parsing, self.id_of) if self._sections else format_lark
+
     def parser_for(self, parsing: Parsing | None, prompt: Prompt, request_id: str, is_thinking: bool) -> AnswerParser | None:
         """Return the parser of a sequence's answer; None: it is only content. `is_thinking`: it begins inside reasoning."""
         if parsing is None or not isinstance(prompt, ChatPrompt):
             return None
         family = self.call_family if parsing.finds_calls and not parsing.leaves_calls and prompt.tools else None
         thinking = self.thinking if parsing.finds_reasoning and not parsing.leaves_reasoning else None
+        tools = prompt.tools if family else b""
+        shows_reasoning = thinking is not None
+        if self._sections is not None:
+            family, thinking = family or self._sections, None
         if family is None and thinking is None:
             return None
         from engine.parsers.answer_parser import AnswerParser
@@ -89,7 +109,7 @@ class Parsers:
         return AnswerParser(
             call_family=family,
             thinking=thinking,
-            tools=partial(Tools.of, prompt.tools),
+            tools=partial(Tools.of, tools),
             names=frozenset(parsing.names),
             token_markers=frozenset(self._id_of_marker),
             begins_thinking=is_thinking and thinking is not None,
@@ -97,4 +117,5 @@ class Parsers:
             is_parallel=parsing.is_parallel,
             has_thinking_budget=parsing.thinking_token_budget >= 0,
             must_begin=parsing.has_format,
+            shows_reasoning=shows_reasoning,
         )

@@ -440,6 +440,7 @@ def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparat
     """Return the preparation, the vocabulary and the chat templates for this model."""
     model = record.config
     vocabulary = vocabulary_for(record, config.load_format)
+    parsers = Parsers(config.tool_call_parser, config.reasoning_parser, vocabulary.pieces)
     sources = {"default": config.chat_template} if config.chat_template else TokenizerSettings.of(record).chat_templates
     templates = ChatTemplates(
         sources,
@@ -447,6 +448,7 @@ def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparat
         max_text_bytes(vocabulary, config.max_model_len),
         trusts_requests=config.trust_request_chat_template,
         marks=vocabulary.marks,
+        write_calls=parsers.write_calls,
     )
     encoder = PromptEncoder(
         vocabulary,
@@ -464,7 +466,6 @@ def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparat
         max_model_len=config.max_model_len,
         max_positions=config.max_positions,
     )
-    parsers = Parsers(config.tool_call_parser, config.reasoning_parser, vocabulary.pieces)
     formats = AnswerFormats(
         lambda: _grammar_tokens(vocabulary, model.vocab_size, eos_token_ids),
         Run(config.run_id, Path(config.run_dir)).vocabulary_path,

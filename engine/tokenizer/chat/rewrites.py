@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import msgspec
-
 from engine.tokenizer.chat.messages import REASONING_FIELDS, Message, arguments_text
 from shm.blake2 import blake2b
 
+WriteCalls = Callable[[list[Message]], str]
+"""Text of a message's calls."""
 SEPARATOR = "\n\n"  # between joined contents
 SHORT_ID_CHARACTERS = 9  # of a call's id, for Mistral's templates
 SYSTEM_ROLES = ("system", "developer")
@@ -150,17 +150,19 @@ def with_text_before_calls(messages: list[Message]) -> list[Message]:
     return made
 
 
-def with_calls_in_content(messages: list[Message]) -> list[Message]:
-    """Write calls as JSON lines in the assistant's content, for templates that show none."""
+def as_json_lines(calls: list[Message]) -> str:
+    """Write calls of a message as lines of JSON."""
+    from engine.parsers.family import json_lines  # needed only for the rare template that shows no calls
+
+    return json_lines([(call["function"].get("name"), call["function"]["arguments"]) for call in calls])
+
+
+def with_calls_in_content(messages: list[Message], write: WriteCalls = as_json_lines) -> list[Message]:
+    """Write calls in the assistant's content, for templates that show none."""
     made = []
     for message in messages:
         if calls := message.get("tool_calls"):
-            functions = [call["function"] for call in calls]
-            lines = [
-                msgspec.json.encode({"name": function.get("name"), "arguments": function["arguments"]}).decode()
-                for function in functions
-            ]
-            text = {"role": message["role"], "content": "\n".join(lines)}
+            text = {"role": message["role"], "content": write(calls)}
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             message = _joined([rest, text]) if message["content"] else rest | text
         made.append(message)

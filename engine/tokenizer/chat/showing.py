@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,8 @@ from engine.errors import RequestError
 from engine.tokenizer.chat.messages import REASONING_FIELDS, Message
 from engine.tokenizer.chat.rewrites import (
     SYSTEM_ROLES,
+    WriteCalls,
+    as_json_lines,
     with_alternating_roles,
     with_argument_texts,
     with_calls_as,
@@ -60,11 +62,15 @@ _PROBE_TOOLS = [
 class Showing:
     """The rewrites that one template needs, each determined when a conversation first needs it.
 
-    `attempt(messages, tools)` renders messages, or returns "" if the template rejects them; `source` is the template's text.
+    `attempt(messages, tools)` renders messages, or returns "" if the template rejects them; `source` is the template's text;
+    `write_calls` writes calls as the model does, for a template that shows none.
     """
 
-    def __init__(self, source: str, attempt: Callable[[list[Message], Any], str]) -> None:
+    def __init__(
+        self, source: str, attempt: Callable[[list[Message], Any], str], write_calls: WriteCalls = as_json_lines
+    ) -> None:
         self._source = source
+        self._write_calls = write_calls
         self._attempt = attempt
         self._known_roles = set(_ROLES)
         self._is_shape_shown: dict[object, bool] = {}
@@ -192,7 +198,8 @@ class Showing:
         form = next((form for form in _CALL_FORMS if self._shows_turn(form)), None)
         if form is None:
             shows_results = self._shows([_user("u"), _assistant("a"), _result(_MARK, _SHORT_IDS[0])], 1)
-            return (with_calls_in_content, *(() if shows_results else (with_results_as_user,)))
+            written = partial(with_calls_in_content, write=self._write_calls)
+            return (written, *(() if shows_results else (with_results_as_user,)))
         changes: list[Rewrite] = []
         if not self._shows_turn(form, call_id=_LONG_IDS[0]):
             changes.append(with_short_call_ids)

@@ -27,6 +27,7 @@ from engine.tokenizer.chat.messages import (
     with_part_contents,
     with_string_contents,
 )
+from engine.tokenizer.chat.rewrites import WriteCalls, as_json_lines
 from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
 from engine.tokenizer.chat.showing import Showing
 from engine.tokenizer.chat.tools import with_all_fields, with_call_ids
@@ -57,7 +58,7 @@ class ChatTemplate:
     """One template, and which contents it shows: strings, lists of parts, or both, and which media parts (determined by
     trial)."""
 
-    def __init__(self, source: str, marks: Mapping[str, str] | None = None) -> None:
+    def __init__(self, source: str, marks: Mapping[str, str] | None = None, write_calls: WriteCalls = as_json_lines) -> None:
         """`marks`: of the placeholders, by their names in the template (`Vocabulary.marks`). They replace the names in the
         template itself, before any text of a client is inserted."""
         for name, mark in (marks or {}).items():
@@ -68,7 +69,7 @@ class ChatTemplate:
         marks_shown = tuple((marks or {}).values())
         forms = {kind: self._form_of(kind, marks_shown) for kind in MEDIA_TYPES} if marks_shown and self._takes_parts else {}
         self._media_forms = {kind: form for kind, form in forms.items() if form}
-        self._showing = Showing(source, self._attempt_conversation)
+        self._showing = Showing(source, self._attempt_conversation, write_calls)
 
     @property
     def source(self) -> str:
@@ -155,11 +156,13 @@ class ChatTemplates:
         *,
         trusts_requests: bool,
         marks: Mapping[str, str] | None = None,
+        write_calls: WriteCalls = as_json_lines,
     ) -> None:
-        """`max_characters`: of a rendered prompt. `trusts_requests`: whether requests may bring their own templates. `marks`:
-        as in `ChatTemplate`. Raises CheckpointError if a template does not compile."""
+        """`max_characters`: of a rendered prompt. `trusts_requests`: whether requests may bring their own templates. `marks`,
+        `write_calls`: as in `ChatTemplate`. Raises CheckpointError if a template does not compile."""
         self._marks = marks or {}
-        self._templates = {name: _compiled(name, source, self._marks) for name, source in sources.items()}
+        self._write_calls = write_calls
+        self._templates = {name: _compiled(name, source, self._marks, write_calls) for name, source in sources.items()}
         self._special_tokens = {role: self._marks.get(token, token) for role, token in special_tokens.items()}
         self._max_characters = max_characters
         self._trusts_requests = trusts_requests
@@ -203,7 +206,7 @@ class ChatTemplates:
                     "chat_template in requests is disabled; remove it, or start the server with --trust-request-chat-template",
                     param="chat_template",
                 )
-            return ChatTemplate(requested, self._marks).render(messages, variables, self._max_characters)
+            return ChatTemplate(requested, self._marks, self._write_calls).render(messages, variables, self._max_characters)
         template = self._choose(requested, has_tools)
         if variables.get("reasoning_effort") == "none" and template.always_thinks:
             raise RequestError(
@@ -257,9 +260,9 @@ class ChatTemplates:
         return {**self._special_tokens, **fixed, **more}
 
 
-def _compiled(name: str, source: str, marks: Mapping[str, str]) -> ChatTemplate:
+def _compiled(name: str, source: str, marks: Mapping[str, str], write_calls: WriteCalls) -> ChatTemplate:
     try:
-        return ChatTemplate(source, marks)
+        return ChatTemplate(source, marks, write_calls)
     except Exception as error:  # jinja2's own errors, and Python's on deep nesting
         raise CheckpointError(f"the model's chat template {name!r} does not compile: {error}") from error
 

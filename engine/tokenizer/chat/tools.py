@@ -27,9 +27,14 @@ def _function(function: Tool) -> Tool:
     if isinstance(parameters, dict):
         properties = parameters.get("properties")
         known = properties.items() if isinstance(properties, dict) else ()
-        described = {key: {"description": ""} | schema if isinstance(schema, dict) else schema for key, schema in known}
+        described = {key: _described(schema) if isinstance(schema, dict) else schema for key, schema in known}
         made["parameters"] = {"type": "object", "required": []} | parameters | {"properties": described}
     return made
+
+
+def _described(schema: Tool) -> Tool:
+    members = {"additionalProperties": {"type": None}} if schema.get("type") == "object" else {}
+    return {"description": "", **members} | schema
 
 
 def with_call_ids(messages: list[Message]) -> list[Message]:

@@ -18,6 +18,7 @@ from tests.requests import Submitted, submitted
 from tests.requests import submit_of as message_of
 
 CALL_FAMILIES = {name: call_family(name) for name in CALL_PARSERS}
+ONE_OF_EACH_CLASS = list({type(family): name for name, family in CALL_FAMILIES.items()}.values())
 
 
 def vocabulary_of(markers: Sequence[str], special: Sequence[str] = ()) -> Vocabulary:

@@ -97,8 +97,9 @@ def test_a_call_within_thinking_ends_it(vocabulary: Vocabulary) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}',
         '<tool_call>\n{"name": "f", "arguments": {"a": "1',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}} and',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}</tool_cally',
         '<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>',
         '<tool_call>\n{"name": 1, "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "f", "arguments": {"a": 1,}}\n</tool_call>',

@@ -47,9 +47,40 @@ ANSWERS = {  # a call of get_weather({"place": "Rome", "days": 3}), as the famil
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"place": "Rome", "days": 3}',
 }
 ANSWERS["ernie45"] = ANSWERS["hermes"]
+_OBJECT = '{"name": "get_weather", "arguments": {"place": "Rome", "days": 3}}'
+_SHARED = (
+    '<{0}invoke name="get_weather">\n<{0}parameter name="place"{1}>Rome</{0}parameter>\n'
+    '<{0}parameter name="days"{2}>3</{0}parameter>\n</{0}invoke>\n'
+)
+_DSML = _SHARED.format("｜DSML｜", ' string="true"', ' string="false"')
+ANSWERS |= {
+    "deepseek_v32": f"<｜DSML｜function_calls>\n{_DSML}</｜DSML｜function_calls>",
+    "deepseek_v4": f"<｜DSML｜tool_calls>\n{_DSML}</｜DSML｜tool_calls>",
+    "minimax_m2": f"<minimax:tool_call>\n{_SHARED.format('', '', '')}</minimax:tool_call>",
+    "minimax_m1": f"<tool_calls>\n{_OBJECT}\n</tool_calls>",
+    "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=place>Rome</parameter>\n<parameter=days>3</parameter>\n"
+    "</function>\n</seed:tool_call>",
+    "glm45": "<tool_call>get_weather\n<arg_key>place</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    '{"place": "Rome", "days": 3}<|tool_call_end|><|tool_calls_section_end|>',
+    "gemma4": '<|tool_call>call:get_weather{place:<|"|>Rome<|"|>,days:3}<tool_call|>',
+    "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + '{"place": "Rome", "days": 3}',
+    "granite": f"<|tool_call|>[{_OBJECT}]",
+    "phi4_mini_json": f"functools[{_OBJECT}]",
+    "nemotron": f"<TOOLCALL>[{_OBJECT}]</TOOLCALL>",
+    "hunyuan_a13b": f"<tool_calls>[{_OBJECT}]</tool_calls>",
+    "apertus": '<|tools_prefix|>[{"get_weather": {"place": "Rome", "days": 3}}]<|tools_suffix|>',
+    "command_a": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"place": "Rome", '
+    '"days": 3}}\n]<|END_ACTION|>',
+    "command_r": 'Action:\n```json\n[\n    {"tool_name": "get_weather", "parameters": {"place": "Rome", "days": 3}}\n]\n```',
+    "functionary_v31": '<function=get_weather>{"place": "Rome", "days": 3}</function>',
+    "functionary_v32": 'get_weather\n{"place": "Rome", "days": 3}',
+}
 MADE = [("get_weather", {"place": "Rome", "days": 3})]
 EOS = "</s>"
-VALUE_ENDS = list(b"\n</parameter>\n")  # which random letters never give
+VALUE_ENDS = ("\n</parameter>\n", "</｜DSML｜parameter>\n", "</arg_value>\n", '<|"|>', "<|end|>")  # random letters give none
+SAID = {"harmony": "<|channel|>final<|message|>{}", "functionary_v32": "all\n{}"}  # a text to the user, if not as it is
 
 
 class Forced:
@@ -87,9 +118,11 @@ class Forced:
         draw, matcher = random.Random(seed), self.matcher(TOOLS, **parsing)
         token_ids: list[int] = []
         while not matcher.is_stopped() and len(token_ids) < 2000:
-            if draw.random() < 0.1 and matcher.num_valid(VALUE_ENDS) == len(VALUE_ENDS):
-                assert matcher.consume(*VALUE_ENDS)
-                token_ids += VALUE_ENDS
+            ends = [tokens_of(end, self.vocabulary) for end in VALUE_ENDS if draw.random() < 0.1]
+            end = next((end for end in ends if matcher.num_valid(end) == len(end)), None)
+            if end:
+                assert matcher.consume(*end)
+                token_ids += end
                 continue
             mask = matcher.mask()
             allowed = [index for index in range(self.vocabulary.size) if mask[index // 8] >> index % 8 & 1]
@@ -146,10 +179,18 @@ def test_allowed_answers_are_calls_of_the_tools(forced: tuple[str, Forced]) -> N
 def test_strict_tools_are_enforced_within_calls(forced: tuple[str, Forced]) -> None:
     name, family = forced
     answer = written(name, family)
-    assert family.allows("It rains.", STRICT)
+    assert family.allows(SAID.get(name, "{}").format("It rains."), STRICT)
     assert family.allows(answer, STRICT)
     wrong = answer.replace("days", "dais")
     assert not family.allows(wrong, STRICT)
+    if name in SAID:
+        said = {
+            "harmony": "<|channel|>commentary<|message|>Well.<|end|><|start|>assistant",
+            "functionary_v32": "all\nWell.>>>",
+        }[name]
+        assert family.allows(f"{said}{answer}", STRICT)
+        assert not family.allows(f"{said}{wrong}", STRICT)
+        return
     if CALL_FAMILIES[name].triggers and not CALL_FAMILIES[name].openings:
         assert family.allows(f"Well, {answer}", STRICT)
         assert not family.allows(f"Well, {wrong}", STRICT)
@@ -177,9 +218,10 @@ FORMS = {  # of a structured answer: its Lark, an answer, what is none
 @pytest.mark.parametrize("form", FORMS)
 def test_answer_is_calls_or_follows_the_format(forced: tuple[str, Forced], form: str) -> None:
     name, family = forced
-    lark, right, wrong = FORMS[form]
+    lark = FORMS[form][0]
     answer = written(name, family)
     for tools in (TOOLS, STRICT):
+        right, wrong = (SAID.get(name, "{}").replace("{}", text) for text in FORMS[form][1:])
         assert family.allows(right, tools, form=lark)
         assert not family.allows(wrong, tools, form=lark)
         assert family.allows(answer, tools, form=lark)

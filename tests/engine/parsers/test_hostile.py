@@ -14,11 +14,20 @@ from engine.errors import RequestError
 from engine.messages import Parsing, Part
 from engine.parsers.family import Tools
 from engine.parsers.grammar import json_rule
-from engine.parsers.qwen3_coder import typed
 from engine.parsers.registry import Parsers
+from engine.parsers.typed_values import typed
 from engine.tokenizer.part_stream import PartStream
 from engine.tokenizer.vocabulary import Vocabulary
-from tests.engine.parsers.answers import CALL_FAMILIES, parse, pieces_of, stream_of, submit_of, tokens_of, vocabulary_of
+from tests.engine.parsers.answers import (
+    CALL_FAMILIES,
+    ONE_OF_EACH_CLASS,
+    parse,
+    pieces_of,
+    stream_of,
+    submit_of,
+    tokens_of,
+    vocabulary_of,
+)
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 PIECES = [
@@ -48,6 +57,9 @@ PIECES = [
 ]
 
 
+FRAMED = ("harmony", "functionary_v32")  # markers around each text, which are no part of it
+
+
 def vocabularies(name: str) -> list[Vocabulary]:
     family = CALL_FAMILIES[name]
     return [vocabulary_of([]), vocabulary_of(["<think>", "</think>", *family.triggers, *family.markers])]
@@ -60,14 +72,14 @@ def opened(name: str, vocabulary: Vocabulary, prompt_end: str = "") -> PartStrea
 @pytest.mark.parametrize("name", CALL_FAMILIES)
 def test_any_text_in_any_pieces_is_parsed(name: str) -> None:
     draw = random.Random(name)
-    for number in range(25):
+    for number in range(16):
         text = "".join(draw.choices(PIECES, k=draw.randint(1, 25)))
         for vocabulary in vocabularies(name):
             token_ids = tokens_of(text, vocabulary)
             prompt_end = draw.choice(("", "<think>\n"))
             whole = parse(opened(name, vocabulary, prompt_end), [token_ids])
             assert parse(opened(name, vocabulary, prompt_end), pieces_of(token_ids, number)) == whole
-            if not any(part.kind == "call" for part in whole):
+            if not any(part.kind == "call" for part in whole) and name not in FRAMED:
                 kept = "".join(part.text for part in whole)
                 assert squeezed(kept) == squeezed(text.replace("<think>", "").replace("</think>", "")) or "think>" in text
             for part in whole:
@@ -80,7 +92,7 @@ def squeezed(text: str) -> str:
     return text.replace("\n", "")
 
 
-@pytest.mark.parametrize("name", CALL_FAMILIES)
+@pytest.mark.parametrize("name", ONE_OF_EACH_CLASS)
 def test_replay_continues_the_first_life(name: str) -> None:
     """A new life releases the same as the old one after any number of tokens."""
     draw = random.Random(name)
@@ -132,7 +144,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("name", CALL_FAMILIES)
+@pytest.mark.parametrize("name", ONE_OF_EACH_CLASS)
 def test_work_is_linear(name: str, kind: str) -> None:
     trigger = (*CALL_FAMILIES[name].triggers, "[")[0]
     vocabulary = vocabulary_of([])
@@ -143,7 +155,7 @@ def test_work_is_linear(name: str, kind: str) -> None:
             parse(opened(name, vocabulary), [[token_id] for token_id in text.encode()])
         return lines.count
 
-    assert work(800) < 2.5 * work(400) + 1000
+    assert work(600) < 2.5 * work(300) + 1000
 
 
 @pytest.mark.slow
@@ -153,12 +165,12 @@ def test_hostile_tools() -> None:
         deep = {"type": "object", "properties": {"a": deep}, "anyOf": [deep]} if level < 6 else {"properties": {"a": deep}}
     many = [
         {"type": "function", "function": {"name": f"f{index}", "parameters": deep if index < 3 else None}}
-        for index in range(10_000)
+        for index in range(3_000)
     ]
     tools = orjson.dumps(many)
-    assert len(Tools.of(tools).functions) == 10_000
-    for name, family in CALL_FAMILIES.items():
-        lark = family.grammar(Tools.of(tools), Parsing(choice="required", binds=True), lambda marker: None)
+    assert len(Tools.of(tools).functions) == 3_000
+    for name in ONE_OF_EACH_CLASS:
+        lark = CALL_FAMILIES[name].grammar(Tools.of(tools), Parsing(choice="required", binds=True), lambda marker: None)
         assert lark.startswith("start:"), name
     strange = {"type": "object", "properties": {"a": 1, "b": {"type": 2}}, "required": 3, "$defs": []}
     odd = orjson.dumps([{"type": "function", "function": {"name": "f", "parameters": strange, "strict": True}}])

@@ -31,7 +31,38 @@ from tests.engine.parsers.answers import (
 )
 
 _CALLING = {  # published templates with a format of calls that is known; all others write none, or in another format
+    "Apertus-8B-Instruct": "apertus",
+    "Apriel-1.6-15b-Thinker-fixed": "hunyuan_a13b",
     "Bielik-11B-v3.0-Instruct": "hermes",
+    "ByteDance-Seed-OSS": "seed_oss",
+    "Cohere2MoE": "command_a",
+    "CohereForAI-c4ai-command-r-plus-tool_use": "command_r",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command_a",
+    "GLM-4.6": "glm45",
+    "GLM-4.7-Flash": "glm45",
+    "Kimi-K2-Instruct": "kimi_k2",
+    "Kimi-K2-Thinking": "kimi_k2",
+    "LFM2-8B-A1B": "pythonic",
+    "MiniMax-M1": "minimax_m1",
+    "MiniMax-M2": "minimax_m2",
+    "NVIDIA-Nemotron-Nano-v2": "nemotron",
+    "Spark2.5": "glm45",
+    "deepseek-ai-DeepSeek-V3.2": "deepseek_v32",
+    "deepseek-ai-DeepSeek-V4": "deepseek_v4",
+    "deepseek-ai-DeepSeek-V4-Flash-0731": "deepseek_v4",
+    "fireworks-ai-llama-3-firefunction-v2": "phi4_mini_json",
+    "google-gemma-4-31B-it": "gemma4",
+    "google-gemma-4-31B-it-interleaved": "gemma4",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
+    "inclusionai-ling-3.0-flash": "glm45",
+    "meetkai-functionary-medium-v3.1": "functionary_v31",
+    "meetkai-functionary-medium-v3.2": "functionary_v32",
+    "moonshotai-Kimi-K2": "kimi_k2",
+    "openai-gpt-oss-120b": "harmony",
+    "poolside-Laguna-S-2.1": "glm45",
+    "poolside-Laguna-XS-2.1": "glm45",
+    "poolside-Laguna-XS.2": "glm45",
+    "unsloth-Apriel-1.5": "hunyuan_a13b",
     "LFM2.5-8B-A1B": "pythonic",
     "MiMo-VL": "hermes",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
@@ -66,6 +97,14 @@ _THINKING = {
     "hermes": "qwen3",
     "qwen3_coder": "qwen3",
     "ibm-granite-granite-3.3-2B-Instruct": "ernie45",
+    "Apertus-8B-Instruct": "apertus",
+    "ByteDance-Seed-OSS": "seed_oss",
+    "Cohere2MoE": "command_a",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command_a",
+    "google-gemma-4-31B-it": "gemma4",
+    "google-gemma-4-31B-it-interleaved": "gemma4",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "openai-gpt-oss-120b": "harmony",
     **{name: "deepseek_r1" for name in TEMPLATES if "deepseek" in name},
     **dict.fromkeys(
         (
@@ -157,7 +196,11 @@ def random_calls(draw: random.Random, most: int) -> list[tuple[str, dict[str, An
 @lru_cache
 def templates_of(name: str) -> ChatTemplates:
     return ChatTemplates(
-        {"default": TEMPLATES[name]}, {"bos_token": "<s>", "eos_token": "</s>"}, 1 << 20, trusts_requests=False
+        {"default": TEMPLATES[name]},
+        {"bos_token": "<s>", "eos_token": "</s>"},
+        1 << 20,
+        trusts_requests=False,
+        write_calls=Parsers(CALLING[name], "none", []).write_calls,
     )
 
 
@@ -209,7 +252,7 @@ def test_vocabulary_decides_if_the_template_does_not() -> None:
 def test_rendered_calls_are_parsed_back(name: str) -> None:
     draw = random.Random(name)
     thinking = THINKING.get(name, "none")
-    for number in range(8):
+    for number in range(4):
         made = random_calls(draw, MOST_CALLS.get(name, 3))
         said = draw.choice(("", "Let me look.")) if CALLING[name] in SAYING and "Nous" not in name else ""
         thought = draw.choice(("", "so\n\nit is")) if name in WITH_REASONING else ""
