@@ -187,11 +187,11 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         dtype=dtype,
         is_transformers=any("transformers_version" in each.values or "torch_dtype" in each.values for each in (options, text)),
         quantization=_quantization(options),
-        experts=family.experts(text, num_layers),
+        experts=_used(family.experts(text, num_layers)),
         latents=latents,
         num_draft_layers=family.num_draft_layers(text),
         vision=vision,
-        vision_experts=family.vision_experts(text, num_layers),
+        vision_experts=_used(family.vision_experts(text, num_layers)),
         task=task,
         num_labels=num_labels_of(options) if task == "classify" else 0,
         labels=labels_of(options) if task == "classify" else (),
@@ -201,6 +201,11 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
         unknown_options=unknown_options(text, family) if is_checked else {},  # the last field: all others are read by now
     )
+
+
+def _used(experts: ExpertsConfig | None) -> ExpertsConfig | None:
+    """Return the experts if a layer has them. A family reads their options even if none does, so that they count as read."""
+    return experts if experts is not None and experts.sparse_layers else None
 
 
 def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Family) -> bool:

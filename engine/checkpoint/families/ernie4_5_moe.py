@@ -33,7 +33,7 @@ class Ernie4_5Moe(Ernie4_5):
         end = options.count("moe_layer_end_index", -1, least=-1)
         last = num_layers - 1 if end == -1 else end
         sparse = tuple(index for index in range(num_layers) if start <= index <= last and (index + 1) % interval == 0)
-        if not count or not sparse:
+        if not count:
             return None
         intermediate_size = options.count("moe_intermediate_size", 1536)
         is_corrected = options.flag("moe_use_aux_free", True)

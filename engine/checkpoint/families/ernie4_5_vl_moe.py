@@ -105,7 +105,7 @@ class Ernie4_5VLMoe(Ernie4_5Moe):
                 "moe_num_experts", f"{list(counts)} of sizes {list(sizes)}: should be 2 sets with the same number of experts"
             )
         sparse = self._sparse_layers(options, num_layers)
-        if not counts[0] or not sparse:
+        if not counts[0]:
             return None
         return ExpertsConfig(
             sparse,

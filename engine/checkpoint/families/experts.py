@@ -61,7 +61,7 @@ def grouped_experts(options: JsonOptions, num_layers: int, defaults: RoutingDefa
         if len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
             raise options.error("mlp_layer_types", f"{list(kinds)} should be {num_layers} entries, each 'dense' or 'sparse'")
         sparse = tuple(index for index, kind in enumerate(kinds) if kind == "sparse")
-    if not count or not sparse:
+    if not count:
         return None
     groups = options.count("n_group", defaults.num_groups)
     if count % groups:

@@ -185,7 +185,7 @@ class Family:
         return (0,) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
-        """Return the experts; None: every layer has an MLP."""
+        """Return the experts, possibly of no layer; None: the family, or the model, has none."""
         return None
 
     # vision-language models only

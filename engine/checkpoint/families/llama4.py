@@ -77,6 +77,4 @@ class Llama4(Family):
             sparse = tuple(layer_indexes(options, "moe_layers", num_layers))
         count = num_experts(options, "num_local_experts", "num_experts", default=16)
         chosen, width = num_chosen(options, "num_experts_per_tok", 1, count), options.count("intermediate_size", 8192)
-        if not sparse:
-            return None
         return ExpertsConfig(sparse, count, chosen, width, width, scoring="sigmoid", has_weighted_inputs=True)

@@ -27,7 +27,7 @@ class Qwen2Moe(Qwen2):
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         count = num_experts(options, "num_experts", "num_local_experts", default=60)
         sparse = interleaved_layers(options, num_layers)
-        if not count or not sparse:
+        if not count:
             return None
         return ExpertsConfig(
             sparse,

@@ -144,7 +144,7 @@ def test_deepseek() -> None:
     found = deepseek(small)
     assert found is not None
     assert (found.sparse_layers, found.shared_intermediate_size, found.num_groups) == ((0, 1, 2, 3, 4, 5), 0, 4)
-    assert deepseek({"first_k_dense_replace": 6}) is None
+    assert deepseek({"first_k_dense_replace": 6}).sparse_layers == ()
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,12 @@ def test_options_of_published_files_are_known(directory: Path) -> None:
     assert read(directory, {**ERNIE, "fuse_rms_norm": True, "micro_batch_size": 2}).unknown_options == {}
 
 
+def test_options_of_experts_that_no_layer_has_are_known(directory: Path) -> None:
+    options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "mlp_only_layers": [0, 1, 2]}
+    model = read(directory, {**QWEN3, **options, "architectures": ["Qwen3MoeForCausalLM"]})
+    assert (model.unknown_options, model.experts) == ({}, None)
+
+
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
     config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}

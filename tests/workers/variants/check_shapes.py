@@ -6,14 +6,17 @@ python -m tests.workers.variants.check_shapes OUT [--ops reference]
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TokamakError
 from engine.messages import SamplingParams
 from tests.workers.serving import ServedSequence, Serving, make_runner
@@ -24,6 +27,8 @@ TOLERANCE = 1e-3
 def differences(place: Path, ops: str) -> str:
     """Return what differs between the answers of a checkpoint and those of transformers, or nothing."""
     expected = json.loads((place / "expected.json").read_text())
+    if unknown := ModelConfig.read(place).unknown_options:
+        return f"options that are not read: {unknown}"
     options: dict[str, Any] = {"ops": "reference", "plan": "eager"} if ops == "reference" else {"ops": ops}
     runner = make_runner(place, max_model_len=512, num_kv_blocks=80, **options)
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
@@ -46,19 +51,22 @@ def differences(place: Path, ops: str) -> str:
     return f"log-probabilities differ by {largest:.2g}" if largest > TOLERANCE else ""
 
 
+def checkpoints(out: Path, families: Sequence[str] = (), count: int = 1000) -> list[Path]:
+    """Return the directories in `out`, the first `count` of each family."""
+    places = sorted((path.name.rpartition("-")[0], int(path.name.rpartition("-")[2]), path) for path in out.iterdir())
+    chosen = [group for group in places if not families or group[0] in families]
+    grouped = itertools.groupby(chosen, key=lambda group: group[0])
+    return [path for _, group in grouped for _, _, path in itertools.islice(group, count)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--ops", default="native")
     parser.add_argument("--family", nargs="+", default=[])
     options = parser.parse_args()
-    num_failed = 0
-    places = sorted(
-        options.out.iterdir(), key=lambda place: (place.name.rpartition("-")[0], int(place.name.rpartition("-")[2]))
-    )
+    num_failed, places = 0, checkpoints(options.out, options.family)
     for place in places:
-        if options.family and place.name.rpartition("-")[0] not in options.family:
-            continue
         try:
             problem = differences(place, options.ops)
         except TokamakError as error:
