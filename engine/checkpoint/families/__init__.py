@@ -35,9 +35,11 @@ from engine.checkpoint.families.phi3 import Phi3
 from engine.checkpoint.families.qwen2 import Qwen2
 from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
 from engine.checkpoint.families.qwen2_moe import Qwen2Moe
+from engine.checkpoint.families.qwen2_vl import Qwen2VL
 from engine.checkpoint.families.qwen3 import Qwen3
 from engine.checkpoint.families.qwen3_moe import Qwen3Moe
 from engine.checkpoint.families.qwen3_vl import Qwen3VL
+from engine.checkpoint.families.qwen3_vl_moe import Qwen3VLMoe
 from engine.checkpoint.families.seed_oss import SeedOss
 from engine.checkpoint.families.smollm3 import SmolLM3
 from engine.checkpoint.families.starcoder2 import Starcoder2
@@ -76,7 +78,7 @@ _TEXT = (
     Ministral3(),
     Llama4(),
 )
-_VISION = (Qwen2_5VL(), Qwen3VL(), Ernie4_5VLMoe(), PaddleOcrVL())
+_VISION = (Qwen2VL(), Qwen2_5VL(), Qwen3VL(), Qwen3VLMoe(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())
 FAMILIES: dict[str, Family] = {family.name: family for family in (*_TEXT, *_VISION, *_ENCODERS)}
 MODEL_TYPES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in (family.name, *family.other_names)}

@@ -17,7 +17,7 @@ from engine.checkpoint.vision_config import (
 
 class Qwen3VL(Qwen3):
     name = "qwen3_vl"
-    class_names = ("Qwen3VLForConditionalGeneration",)
+    class_names: tuple[str, ...] = ("Qwen3VLForConditionalGeneration",)
     draft_names = None
     mrope_layout = "interleaved"
     media = MediaRules(

@@ -1,6 +1,6 @@
-"""Writes `seeing.json`: other shapes and options of the architectures that see, with what transformers 5.23 answers about two
-pictures and a video of two units (torch and transformers are not needed to run the tests); and `golden.json`, the same of the
-golden checkpoints:
+"""Adds new and changed configurations to `seeing.json`: other shapes and options of the architectures that see, with what
+transformers 5.23 answers about two pictures and a video of two units (torch and transformers are not needed to run the tests);
+and new names to `golden.json`, the same of the golden checkpoints:
 
 python -m tests.workers.variants.make_seeing
 """
@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.golden.make_units import DIRECTORY, MODELS, in_rows, patches_of, pixels_of
-from tests.workers.variants import is_first, published_name, values
+from tests.workers.variants import is_first, published_name
+from tests.workers.variants.make import values_of
 
 IMAGE, VIDEO, START, END = 5, 6, 3, 4
 TEXT: dict[str, Any] = {
@@ -37,6 +38,8 @@ TEXT: dict[str, Any] = {
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 AROUND = {"vision_start_token_id": START, "vision_end_token_id": END}
 QWEN2_5 = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], **TOKENS, **AROUND}
+QWEN2 = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], **TOKENS, **AROUND}
+QWEN3_MOE = {"model_type": "qwen3_vl_moe", "architectures": ["Qwen3VLMoeForConditionalGeneration"], **TOKENS, **AROUND}
 QWEN3 = {"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], **TOKENS, **AROUND}
 ERNIE = {"model_type": "ernie4_5_vl_moe", "architectures": ["Ernie4_5_VLMoeForConditionalGeneration"], **TOKENS}
 ERNIE |= {"image_start_token_id": START, "image_end_token_id": END}
@@ -133,6 +136,41 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "intermediate_size": 40, "patch_size": 6, "image_size": 33, "spatial_merge_size": 3, "layer_norm_eps": 1e-5,
         },
     },
+    "qwen2_vl flat and old, one KV head": {
+        **QWEN2,
+        **TEXT,
+        "num_key_value_heads": 1,
+        "rope_theta": 100000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
+        "vision_config": {
+            "depth": 2, "embed_dim": 64, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 2, "in_chans": 3, "patch_size": 6,
+        },
+    },
+    "qwen2_vl one patch a token, sliding windows, tied": {
+        **QWEN2,
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "rope_parameters": rope(1, 2, 3),
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {
+            "depth": 2, "embed_dim": 72, "hidden_size": 48, "num_heads": 1, "mlp_ratio": 3, "patch_size": 4,
+            "spatial_merge_size": 1, "hidden_act": "gelu",
+        },
+    },
+    "qwen3_vl_moe a dense layer": {
+        **QWEN3_MOE,
+        "tie_word_embeddings": False,
+        "text_config": {
+            **TEXT, "num_hidden_layers": 3, "head_dim": 16, "mlp_only_layers": [1], "num_experts": 5, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24, "rope_parameters": rope(4, 2, 2, mrope_interleaved=True),
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "depth": 3, "hidden_size": 72, "num_heads": 1, "intermediate_size": 40, "out_hidden_size": 48, "patch_size": 6,
+            "num_position_embeddings": 16, "deepstack_visual_indexes": [1],
+        },
+    },
 }  # fmt: skip
 NUM_OUTPUTS = 10
 SCALE_OF_PIXELS = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.26, 0.27]}
@@ -144,6 +182,7 @@ class Case:
     def __init__(self, config: dict[str, Any], seed: int, scale: dict[str, Any] = SCALE_OF_PIXELS) -> None:
         self.scale = scale
         self.kind, vision = config["model_type"], config["vision_config"]
+        self.kind = {"qwen3_vl_moe": "qwen3_vl"}.get(self.kind, self.kind)
         self.patch, self.merge = vision["patch_size"], vision.get("spatial_merge_size", 2)
         self.per_patch = vision.get("temporal_patch_size", 2) if self.kind.startswith("qwen") else 1
         per_second = vision.get("tokens_per_second", 4)
@@ -240,15 +279,32 @@ def expected_of(config: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(directory)).save_pretrained(directory)
         (Path(directory) / "config.json").write_text(json.dumps(config))
         stored = load_file(path)
-        drawn = {name: torch.from_numpy(values(published_name(name), tuple(tensor.shape))) for name, tensor in stored.items()}
+        drawn = {
+            name: torch.from_numpy(values_of(published_name(name), tuple(tensor.shape))) for name, tensor in stored.items()
+        }
         save_file(drawn, path, metadata={"format": "pt"})
         model = AutoModelForImageTextToText.from_pretrained(directory, attn_implementation="eager", dtype="float32").eval()
     answer = case.answered(model)
     found = answer["greedy_token_ids"]
     if {IMAGE, VIDEO} & {*found} or len({*found}) < 3:  # transformers takes them for media; a dull answer tests little
         return expected_of(config, seed + 1)
-    shapes = {published_name(name): tuple(tensor.shape) for name, tensor in sorted(stored.items()) if is_first(name)}
+    shapes = {
+        ours: shape
+        for name, tensor in sorted(stored.items())
+        if is_first(name)
+        for ours, shape in shapes_of(published_name(name), tuple(tensor.shape))
+    }
     return {"config": config, "shapes": shapes, "prompt_token_ids": case.prompt, "units": case.units, **answer}
+
+
+def shapes_of(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return our name and shape; of experts stored as one tensor [experts, out, in] those of the first."""
+    prefix, _, part = name.rpartition(".experts.")
+    if part == "gate_up_proj":
+        return [(f"{prefix}.experts.0.{each}.weight", (shape[1] // 2, shape[2])) for each in ("gate_proj", "up_proj")]
+    if part == "down_proj":
+        return [(f"{prefix}.experts.0.down_proj.weight", (shape[1], shape[2]))]
+    return [(name, shape)]
 
 
 def golden_of(name: str) -> dict[str, Any]:
@@ -259,11 +315,22 @@ def golden_of(name: str) -> dict[str, Any]:
     return {"prompt_token_ids": case.prompt, "units": case.units, **case.answered(model)}
 
 
+def stored_results(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text())
+    return found
+
+
 def write(name: str, results: dict[str, Any]) -> None:
     lines = ",\n".join(f"{json.dumps(title)}: {json.dumps(result)}" for title, result in results.items())
     Path(__file__).with_name(name).write_text("{\n" + lines + "\n}\n")
 
 
 if __name__ == "__main__":
-    write("golden.json", {name: golden_of(name) for name in MODELS})
-    write("seeing.json", {name: expected_of(json.loads(json.dumps(config))) for name, config in CONFIGS.items()})
+    golden, seeing = stored_results("golden.json"), stored_results("seeing.json")
+    write("golden.json", {name: golden[name] if name in golden else golden_of(name) for name in MODELS})
+    configs = {name: json.loads(json.dumps(config)) for name, config in CONFIGS.items()}
+    results = {
+        name: seeing[name] if seeing.get(name, {}).get("config") == config else expected_of(config)
+        for name, config in configs.items()
+    }
+    write("seeing.json", results)

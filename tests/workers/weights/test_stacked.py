@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.workers.checkpoints import drawn_tensors, write_config, write_safetensors
-from tests.workers.test_variants import VARIANTS
+from tests.workers.test_variants import PROCESSOR, SEEING, VARIANTS
 from workers.models import declare_model
 from workers.weights.reader import Checkpoint
 
@@ -70,6 +71,30 @@ def test_text_model_of_llama4_is_read(width: int, tmp_path: Path) -> None:
     for index in range(config.num_layers):
         stored |= llama4_tensors(stored, f"model.layers.{index}", text["num_local_experts"])
     stored |= {"vision_model.class_embedding": np.zeros(8), "multi_modal_projector.linear_1.weight": np.zeros((8, 8))}
+    contiguous = {name: np.ascontiguousarray(values) for name, values in stored.items()}
+    write_safetensors(tmp_path / "model.safetensors", contiguous, metadata={"format": "pt"})
+    found = Checkpoint(tmp_path, config, declare_model(config)[1])
+    for name, expected in tensors.items():
+        np.testing.assert_array_equal(found.read(name), expected)
+
+
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_experts_are_read_in_either_layout(is_turned: bool, tmp_path: Path) -> None:
+    """Qwen3-VL's published files have [experts, in, out], and transformers writes [experts, out, in]."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    options = json.loads(json.dumps(SEEING["qwen3_vl_moe a dense layer"]["config"]))
+    options["text_config"]["moe_intermediate_size"] = 20
+    config = write_config(tmp_path, options)
+    tensors = drawn_tensors(config)
+    stored, count = dict(tensors), options["text_config"]["num_experts"]
+    for index in (0, 2):
+        gate, up, down = (
+            experts_of(stored, f"model.layers.{index}", count, part) for part in ("gate_proj", "up_proj", "down_proj")
+        )
+        prefix = f"model.language_model.layers.{index}.mlp.experts"
+        stored |= {f"{prefix}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{prefix}.down_proj": down}
+    if is_turned:
+        stored |= {name: values.swapaxes(1, 2) for name, values in stored.items() if ".experts." in name}
     contiguous = {name: np.ascontiguousarray(values) for name, values in stored.items()}
     write_safetensors(tmp_path / "model.safetensors", contiguous, metadata={"format": "pt"})
     found = Checkpoint(tmp_path, config, declare_model(config)[1])
