@@ -83,9 +83,11 @@ def read_ropes(
         scaling = family.query_scaling(options, rope_options, is_rotated=False)
         return Ropes(rope, _no_rope(rope.theta, max_positions, scaling), unrotated)
     sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
-    if not (family.local_rope_theta and sliding):
+    if not family.local_rope_theta:
         return Ropes(rope)
     theta = options.number("rope_local_base_freq", family.local_rope_theta, above=0)
+    if not sliding:
+        return Ropes(rope)
     values = {"rope_theta": theta, **local_options.values}
     return Ropes(rope, _rope(options, JsonOptions(values, options.path), family, head_dim, max_positions), sliding)
 

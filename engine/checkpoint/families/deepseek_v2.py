@@ -24,7 +24,7 @@ class DeepseekV2(DeepseekV3):
         options.check_supported(_SUPPORTED)
         count = num_experts(options, "n_routed_experts", default=64)
         first = options.count("first_k_dense_replace", 0, least=0)
-        if not count or first >= num_layers:
+        if not count:
             return None
         groups, chosen_groups = self.groups(options, count)
         intermediate_size = options.count("moe_intermediate_size", 1407)

@@ -33,10 +33,10 @@ class Exaone4(Family):
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         window = window_size(options, 4096)
-        if not window:
-            return (0,) * num_layers  # transformers writes a pattern of 0 then
         pattern = options.values.get("sliding_window_pattern")
-        if isinstance(pattern, str):  # "LLLG": three local layers, one global
+        if not window:
+            are_sliding = [False] * num_layers  # the pattern is 0 then
+        elif isinstance(pattern, str):  # "LLLG": three local layers, one global
             are_sliding = [pattern[index % len(pattern)] == "L" for index in range(num_layers)]
         else:
             are_sliding = all_but_every(options.count("sliding_window_pattern", 4), num_layers)
