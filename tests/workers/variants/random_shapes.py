@@ -345,9 +345,10 @@ def olmo2(draw: Draw) -> Config:
 def olmo3(draw: Draw) -> Config:
     config = draw.base(attention_bias=draw.flag(), sliding_window=draw.window())
     draw.rope(config, ("default", "yarn"))
+    for name in ("rope_parameters", "rope_scaling"):
+        config.get(name, {}).pop("truncate", None)  # transformers looks for it beside the entries of the layer kinds
     flat = config.pop("rope_parameters", None)
     if flat is not None:
-        flat.pop("truncate", None)  # transformers looks for it beside the entries of the layer kinds
         config["rope_parameters"] = {"full_attention": flat, "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
     if draw.flag():
         draw.layer_types(config)
