@@ -40,6 +40,8 @@ class DeepSeekV3(CallFamily):
             yield from reader.literal(CALL_END)
             reader.complete(name, object_text(arguments))
             yield from reader.space()
+            if (yield from reader.has_ended()):
+                return
             yield from reader.literal(shared)
             if (yield from reader.peek()) == "s":
                 yield from reader.literal(CALLS_END[len(shared) :])

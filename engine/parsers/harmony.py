@@ -57,8 +57,6 @@ class Harmony(CallFamily):
         is_empty = (yield from reader.peek()) == "<"
         arguments = "{}" if is_empty else object_text((yield from reader.json()))
         reader.complete(recipient.removeprefix(FUNCTIONS), arguments)
-        yield from reader.space()
-        yield from reader.last_literal(CALL)
 
     def _head(self, reader: Reader, end: str) -> Reading[str]:
         """Read words up to the marker `end`; return the recipient among them."""

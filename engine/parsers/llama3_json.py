@@ -1,4 +1,5 @@
-"""Llama 3.1 to 3.3: an answer in JSON, with or without a marker before it; several calls are separated by semicolons.
+"""Llama 3.1 to 3.3: an answer in JSON, with or without a marker before it; several calls are separated by semicolons
+or line breaks.
 
     {"name": "f", "parameters": {"a": 1}}
 
@@ -41,10 +42,14 @@ class Llama3Json(CallFamily):
             if not trigger and call[0] not in tools.functions:
                 raise Malformed
             reader.complete(*call)
-            yield from reader.space()
-            if (yield from reader.peek()) not in ";,":
+            space = yield from reader.space()
+            if (yield from reader.has_ended()):
                 return
-            yield from reader.one_of(";", ",")
+            following = yield from reader.peek()
+            if following in ";,":
+                yield from reader.one_of(";", ",")
+            elif following != "{" or "\n" not in space:
+                return
 
     def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:
         return "", literal("; "), ""

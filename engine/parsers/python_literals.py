@@ -103,14 +103,17 @@ def _number(word: str) -> str:
 
 
 def _items(reader: Reader, begin: str, end: str, depth: int) -> Reading[str]:
-    """Read a list or tuple."""
+    """Read a list, a tuple, or a value in brackets."""
     items: list[str] = []
+    has_comma = False
     yield from reader.literal(begin)
     yield from reader.space()
     while (yield from reader.peek()) != end:
         items.append((yield from read_value(reader, depth - 1)))
-        yield from _separator(reader, end)
+        has_comma = yield from _separator(reader, end)
     yield from reader.literal(end)
+    if begin == "(" and len(items) == 1 and not has_comma:
+        return items[0]
     return f"[{', '.join(items)}]"
 
 
@@ -130,12 +133,14 @@ def _members(reader: Reader, depth: int) -> Reading[str]:
     return f"{{{', '.join(members)}}}"
 
 
-def _separator(reader: Reader, end: str) -> Reading[None]:
-    """Read a comma, unless `end` follows."""
+def _separator(reader: Reader, end: str) -> Reading[bool]:
+    """Read a comma, unless `end` follows; return whether one was read."""
     yield from reader.space()
-    if (yield from reader.peek()) != end:
-        yield from reader.literal(",")
-        yield from reader.space()
+    if (yield from reader.peek()) == end:
+        return False
+    yield from reader.literal(",")
+    yield from reader.space()
+    return True
 
 
 def _strings(reader: Reader, prefix: str) -> Reading[str]:

@@ -133,9 +133,10 @@ class XmlCalls(CallFamily):
         """Read a value and the tag behind it. Return them; if the tag is the head of the next parameter, also that one's name
         and the end of its head. `known`: parameters that were given."""
         tags = self._tags
+        marks = (tags.parameter_end, tags.parameter, tags.function_end)
         parts: list[str] = []
+        text, mark = yield from reader.until(*marks)
         while True:
-            text, mark = yield from reader.until(tags.parameter_end, tags.parameter, tags.function_end)
             parts.append(text)
             if mark == tags.parameter_end:
                 return "".join(parts), mark, "", ""
@@ -145,22 +146,30 @@ class XmlCalls(CallFamily):
                 if head and text.endswith("\n") and key in properties_of(parameters) and key not in known:
                     return "".join(parts), mark, key, head
                 parts += mark, key, read
+                text, mark = yield from reader.until(*marks)
                 continue
-            space = yield from reader.space()
-            if (yield from reader.has_ended()):
-                return "".join(parts), tags.end, "", ""
-            found, read = yield from reader.if_one_of(tags.end, tags.function)
-            if found == tags.function:
-                return "".join(parts), found, "", ""
-            parts += mark, space, read
-            if found == tags.end:
+            value = "".join(parts)
+            found = ""
+            for following in (
+                (tags.end, tags.function),
+                (tags.begin,),
+            ):  # behind the function's end, and behind that of all calls
+                parts.append(mark)
                 space = yield from reader.space()
                 if (yield from reader.has_ended()):
-                    return "".join(parts[:-3]), found, "", ""
-                found, read = yield from reader.if_one_of(tags.begin)
-                if found:
-                    return "".join(parts[:-3]), found, "", ""
+                    return value, found or tags.end, "", ""
+                found, read = yield from reader.if_one_of(*following, *marks)
+                if found in following and found != tags.end:
+                    return value, found, "", ""
+                if found != tags.end:
+                    break
+                parts.append(space)
+                mark = found
+            if found in marks:
+                text, mark = space, found
+            else:
                 parts += space, read
+                text, mark = yield from reader.until(*marks)
 
     # ------------------------------------------------------------------------------------------------------------ grammar
 

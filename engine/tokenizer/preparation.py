@@ -140,7 +140,7 @@ class Preparation:
         if lark:
             grammar = self._of_calls(lark, format_lark, format_)
         elif format_ is not None:
-            grammar = self._formats.grammar(format_lark, format_.param)
+            grammar = self._formats.grammar(self.parsers.framed(format_lark, parsing), format_.param)
         if grammar is not None:
             self._formats.check_tokens(grammar, sampling)
         if parsing is not None and parsing.thinking_token_budget >= 0:
