@@ -17,6 +17,7 @@ from engine.checkpoint.sampling_defaults import SamplingDefaults
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, RequestError
 from engine.messages import Adapter, AdapterUse
+from engine.parsers.choice import JSON
 from engine.process.adapters import AdapterRegistry
 
 LATEST = ":latest"  # tag that Ollama's clients append to a name
@@ -42,6 +43,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     tool_call_parser: str
     reasoning_parser: str
     finds_calls: bool  # if the request leaves it to the model to make one
+    shows_tools: bool  # the chat template shows tools to the model
     media_kinds: tuple[str, ...]  # "image", "video"; none for a model that is served only for text
     modalities: tuple[str, ...]  # allowed in a request: without those that --limit-mm-per-prompt excludes
     pooling: PoolingConfig | None = None  # None: it generates
@@ -64,7 +66,8 @@ class ServedModel(msgspec.Struct, frozen=True):
             defaults=_defaults_of(model),
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
-            finds_calls=config.enable_auto_tool_choice,
+            finds_calls=config.enable_auto_tool_choice and config.tool_call_parser != JSON,
+            shows_tools=config.shows_tools,
             media_kinds=kinds,
             modalities=("text", *(kind for kind in kinds if config.limit_mm_per_prompt.get(kind))),
             pooling=config.pooling,

@@ -168,6 +168,10 @@ def _headers(endpoint: Endpoint) -> Schema:
             "description": "Replica that made the answer; several if the sequences of a request ran on several.",
             "schema": {"type": "string"},
         }
+        headers["x-tokamak-dropped"] = {
+            "description": "Parts of the request that the model does not see, such as tools that its template lacks.",
+            "schema": {"type": "string"},
+        }
     return headers
 
 

@@ -18,6 +18,8 @@ from api.client.held import FREE, HeldLogprobs
 from engine.errors import RequestError, TokamakError
 from engine.messages import AdapterUse, DecodedLogprobs, Delta, Part, SequencePart, SharedPart
 
+DROPPED_HEADER = "x-tokamak-dropped"
+
 STALLED_CLIENT_NS = 60_000_000_000
 MAX_HELD_LOGPROBS = 1 << 21  # of one request, until its end: hundreds of bytes each
 MAX_PENDING = 1 << 16  # tokens and log-probabilities of a stream that wait for its reader; then its sequences are paused
@@ -253,6 +255,7 @@ class Generation:
         self._close = close
         self._resume = resume
         self.release = release
+        self.dropped: list[str] = []  # parts of the request that the model does not see, in ASCII
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None  # of the handler that waits
         self._has_progressed = False
@@ -275,7 +278,8 @@ class Generation:
     def headers(self) -> dict[str, str]:
         """Return headers that name the weights and replicas that produced the answer."""
         replicas = sorted({sequence.made_by for sequence in self.sequences if sequence.made_by >= 0})
-        return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas))}
+        dropped = {DROPPED_HEADER: ", ".join(self.dropped)} if self.dropped else {}
+        return {"x-tokamak-weight-version": self.weight_version, "x-tokamak-replica": ",".join(map(str, replicas)), **dropped}
 
     async def wait(self) -> None:
         """Wait until a stream has something to take, or every sequence has ended; only one caller may wait at a time. Raises

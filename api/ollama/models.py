@@ -159,7 +159,7 @@ def _capabilities(services: Services) -> Iterator[OllamaCapability]:
             yield "embedding"
         return
     yield "completion"
-    if model.tool_call_parser != "none":
+    if model.tool_call_parser not in ("none", "json"):
         yield "tools"
     if model.reasoning_parser != "none":
         yield "thinking"

@@ -120,7 +120,10 @@ async def open_chat(request: Request, fields: dict[str, Any], body: ChatRequest)
     )
     deadline_ns = deadline_of(context, body)
     media = await context.services.media.gather(parts, request, options, context.key, deadline_ns)
-    return open_generation(request, body, [prompt], sampling, best_of=best_of, media=media, parsing=parsing), n
+    generation = open_generation(request, body, [prompt], sampling, best_of=best_of, media=media, parsing=parsing)
+    if prompt.tools and not prompt.chat_template and not model.shows_tools:
+        generation.dropped.append("tools")
+    return generation, n
 
 
 async def render_chat_completion(request: Request) -> Response:

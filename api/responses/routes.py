@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.client.generation import Generation
+from api.client.generation import DROPPED_HEADER, Generation
 from api.errors import json_response
 from api.paging import page_of, whole_number
 from api.request_context import RequestContext, until_finished
@@ -38,7 +38,6 @@ MAX_ITEMS = 4096  # of a conversation, including previous responses
 MAX_REFERRED = 64  # items of a response that an item_reference can name
 CANCEL_TIMEOUT_S = 30.0
 MAX_EVENT_NUMBER = 999_999_999
-DROPPED_HEADER = "x-tokamak-dropped"
 
 MAX_LOGGED = 64  # different sets
 _logged: set[str] = set()
@@ -60,6 +59,9 @@ async def create_response(request: Request) -> Response:
     writer = ResponseWriter(context, name, fields, body, translation)
     headers = _headers(context, translation)
     generation = await open_translated(request, translation)
+    if generation.dropped:
+        generation.dropped = [*headers.values(), *generation.dropped]
+        headers = {DROPPED_HEADER: ", ".join(generation.dropped)}
     if body.background:
         generation.keeps_logprobs = True
         context.services.feature(BackgroundResponses).begin(generation, writer, _asked(generation, fields, body, num_past))

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.errors import CheckpointError
-from engine.parsers.choice import choose_call_parser, choose_reasoning_parser
+from engine.parsers.choice import choose_call_parser, choose_reasoning_parser, shows_tools
 from engine.tokenizer.settings import TokenizerSettings
 
 
@@ -27,5 +27,6 @@ def resolve_parsers(values: dict[str, Any], record: ModelRecord, chat_template: 
     calls, reasoning = values["tool_call_parser"], values["reasoning_parser"]
     return {
         "tool_call_parser": choose_call_parser(templates, has_token) if calls == "auto" else calls,
+        "shows_tools": shows_tools(templates),
         "reasoning_parser": choose_reasoning_parser(templates, has_token) if reasoning == "auto" else reasoning,
     }

@@ -59,6 +59,7 @@ class AnswerParser:
         self._is_stripping = begins_thinking  # the next newlines belong to the previous part
         self._has_begun = begins_thinking  # something other than space was written
         self._has_content = False  # the same, outside of reasoning
+        self._may_open = bool(call_family and call_family.openings)  # a call without a marker may come
         self._reader: Reader | None = None
         self._reading: Reading[None] | None = None
         self._last_marker = ""  # read as text, with nothing after it
@@ -118,7 +119,7 @@ class AnswerParser:
     def _plain(self, text: str) -> str:
         """Take text outside of calls, up to the first marker; return the rest."""
         self._held = ""
-        if not self._has_begun and self._family and self._family.openings and not self.is_reasoning:
+        if self._may_open and self._family and not self.is_reasoning:
             place = len(text) - len(text.lstrip())
             if text[place : place + 1] and text[place] in self._family.openings:
                 self._begin_call("", text[:place])
@@ -187,6 +188,7 @@ class AnswerParser:
         self._has_begun = self._has_begun or not text.isspace()
         if not self.is_reasoning:
             self._has_content = self._has_content or not text.isspace()
+            self._may_open = self._may_open and text.isspace()
             self.parts.append(Part("content", text))
             return
         body = text.rstrip("\n")
@@ -226,6 +228,7 @@ class AnswerParser:
         if self._reader is None and reader.section:
             self._end_section()
             self._has_begun = True
+            self._may_open = False
             self.is_reasoning = reader.section == "reasoning" and self._shows_reasoning
         return True, unread
 
@@ -237,6 +240,7 @@ class AnswerParser:
             self._is_end_due = self._is_end_due or self.is_reasoning
             self._end_section()
             self._has_begun = True
+            self._may_open = False
             call_id = call.id or self._family.call_id(self._request_id, self._num_calls)
             self.parts.append(Part("call", call.name, self._num_calls, call_id))
             self.parts.append(Part("arguments", call.arguments, self._num_calls))
@@ -262,6 +266,7 @@ class AnswerParser:
         self._reader = self._reading = None
         self._last_marker = ""
         self._has_begun = True
+        self._may_open = False
         self.num_malformed += 1
         if raw.strip() or not self._is_stripping:
             self._release_text(raw)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-NONE = "none"
+NONE, JSON = "none", "json"
 CALL_PARSERS = {  # the module of each
     "hermes": "json_calls",
     "qwen3_coder": "xml_calls",
@@ -37,6 +37,7 @@ CALL_PARSERS = {  # the module of each
     "command_r": "json_calls",
     "functionary_v31": "functionary",
     "functionary_v32": "functionary",
+    "json": "json_calls",  # only for calls that are forced
 }
 REASONING_PARSERS = (
     "qwen3",
@@ -55,6 +56,7 @@ _JSON_CALL = re.compile(r"""<tool_call>.{0,40}?\{\\?["']name""", re.DOTALL)  # n
 _JSON_LINES = re.compile(r"<tool_calls>(\\n|\s)*(['\"]\s*[-~+}]+\s*|\{\\?[\"'])")
 _RESPONSE = re.compile(r"(assistant|</think>).{0,160}<response>", re.DOTALL)
 _NAME_AND_PARAMETERS = re.compile(r"""\{\\?"name\\?": .{0,200}?\\?"parameters\\?": """, re.DOTALL)
+_COMMENT, _TOOLS = re.compile(r"\{#.*?#\}", re.DOTALL), re.compile(r"\b(tools|functions)\b")
 _PYTHONIC = re.compile(r"\[\s*func(tion)?_?name_?1?\(")
 _CALL_MARKS = (  # a template that has all of them writes the format
     ("deepseek_v32", ("｜DSML｜", "function_calls>")),
@@ -83,8 +85,10 @@ _CALL_MARKS = (  # a template that has all of them writes the format
 
 def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
     """Choose the parser of tool calls. `templates` by name, as in `ChatTemplates`. `has_token`: whether the vocabulary has a
-    single token for a marker."""
+    single token for a marker. JSON: the template shows no format."""
     text = templates.get("tool_use") or templates.get("default", "")
+    if not text:
+        return NONE
     for name, marks in _CALL_MARKS:
         if all(mark in text for mark in marks):
             return name
@@ -103,7 +107,13 @@ def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], 
         return "phi4_mini_json"
     if "ipython" in text and _NAME_AND_PARAMETERS.search(text):
         return "llama3_json"
-    return NONE
+    return JSON
+
+
+def shows_tools(templates: Mapping[str, str]) -> bool:
+    """Return whether the template that renders a conversation with tools mentions them at all."""
+    text = templates.get("tool_use") or templates.get("default", "")
+    return _TOOLS.search(_COMMENT.sub("", text)) is not None
 
 
 def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:

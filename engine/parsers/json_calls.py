@@ -1,14 +1,15 @@
-"""Calls as JSON between markers: objects, or a list of them.
+r"""Calls as JSON between markers: objects, or a list of them.
 
-hermes           <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>     Hermes, Qwen 2.5 and 3, Granite 4, SmolLM3
+hermes           <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>     Hermes, Qwen 3, Granite 4, SmolLM3
 ernie45          the same, after the reasoning or beside a content in <response> (`thinking.py`)
 granite          <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                 Granite 3; or <tool_call>[...]
 phi4_mini_json   functools[{"name": "f", "arguments": {"a": 1}}]    Phi-4-mini; or <|tool_call|>[...]<|/tool_call|>
 nemotron         <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>         Nemotron Nano 2
-minimax_m1       <tool_calls>\\n{"name": "f", "arguments": {"a": 1}}\\n{...}\\n</tool_calls>
+minimax_m1       <tool_calls>\n{"name": "f", "arguments": {"a": 1}}\n{...}\n</tool_calls>
 hunyuan_a13b     <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>     Hunyuan; also a tag for each call
 apertus          <|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>                   Apertus
 command_a        <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>
+json             [{"name": "f", "parameters": {"a": 1}}]                             any template without a format
 command_r        Action:\n```json\n[{"tool_name": "f", "parameters": {"a": 1}}]\n```  Command-R
 """
 
@@ -133,7 +134,7 @@ class JsonCalls(CallFamily):
 
 
 class Hunyuan(JsonCalls):
-    """A list, or for each call a tag with a fence of Markdown: <tool_call>f\\n```json\\n{"a": 1}\\n```\\n</tool_call>."""
+    r"""A list, or for each call a tag with a fence of Markdown: <tool_call>f\n```json\n{"a": 1}\n```\n</tool_call>."""
 
     def read(self, reader: Reader, trigger: str, tools: Tools) -> Reading[None]:
         yield from reader.space()
@@ -156,7 +157,24 @@ class Hunyuan(JsonCalls):
                 return
 
 
+class BareJson(JsonCalls):
+    """For templates that show no format: only calls that a grammar forces are read, from the beginning of the answer."""
+
+    openings = "[{"
+
+    def __init__(self) -> None:
+        super().__init__("json", "", arguments_key="parameters")
+        self.triggers = ()
+
+    def frame(self, id_of: MarkerIds) -> tuple[str, str, str]:
+        return literal("["), literal(", "), literal("]")
+
+    def write(self, calls: list[tuple[str, Any]]) -> str:
+        return json.dumps([{"name": name, "parameters": given} for name, given in calls], ensure_ascii=False)
+
+
 FAMILIES = (
+    BareJson(),
     JsonCalls("hermes", "<tool_call>", "</tool_call>", is_list=False, before="\n", after="\n"),
     JsonCalls("ernie45", "<tool_call>", "</tool_call>", is_list=False, before="\n", after="\n"),
     JsonCalls("granite", "<|tool_call|>", others={"<tool_call>": ""}),

@@ -1,8 +1,8 @@
-"""Calls in tags, with untyped values.
+r"""Calls in tags, with untyped values.
 
-    qwen3_coder   <tool_call>\\n<function=f>\\n<parameter=a>\\n1\\n</parameter>\\n</function>\\n</tool_call>
-    seed_oss      <seed:tool_call>\\n<function=f>\\n<parameter=a>1</parameter>\\n</function>\\n</seed:tool_call>
-    minimax_m2    <minimax:tool_call>\\n<invoke name="f">\\n<parameter name="a">1</parameter>\\n</invoke>\\n</minimax:tool_call>
+    qwen3_coder   <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
+    seed_oss      <seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>
+    minimax_m2    <minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>
     deepseek_v32  the same with <｜DSML｜function_calls>, <｜DSML｜invoke ...> and <｜DSML｜parameter name="a" string="false">
     deepseek_v4   the same with <｜DSML｜tool_calls>
 

@@ -167,6 +167,24 @@ def test_reasoning_effort_reaches_the_template(server: ApiServer, fields: dict[s
     assert orjson.loads(chat_prompt(server, {"messages": MESSAGES, **fields}).chat_template_kwargs or b"{}") == expected
 
 
+def test_tools_without_a_format_are_called_if_forced(tmp_path: Path) -> None:
+    """A template that shows no tools: the response says so, and forced calls are JSON."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with ApiServer(tmp_path, tool_call_parser="json", shows_tools=False) as server:
+        for fields, choice in (({}, None), ({"tool_choice": "required"}, "required")):
+            answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, **fields})
+            assert (answer.status_code, answer.headers["x-tokamak-dropped"]) == (200, "tools")
+            parsing = server.peer.submits()[-1].text.parsing
+            assert (parsing.choice if parsing else None) == choice
+        stream = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": tools, "stream": True})
+        assert stream.headers["x-tokamak-dropped"] == "tools"
+        ours = [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}]
+        answer = server.post("/v1/responses", {"input": "hi", "tools": ours, "store": False})
+        assert answer.headers["x-tokamak-dropped"] == "web_search, tools"
+        for fields in ({}, {"tools": tools, "tool_choice": "none"}):
+            assert "x-tokamak-dropped" not in server.post("/v1/chat/completions", {"messages": MESSAGES, **fields}).headers
+
+
 def test_required_calls_need_a_parser(server: ApiServer) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     chat_prompt(server, {"messages": MESSAGES, "tools": tools})

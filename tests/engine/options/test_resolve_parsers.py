@@ -20,13 +20,16 @@ def record() -> ModelRecord:
 @pytest.mark.parametrize(
     ("template", "given", "expected"),
     [
-        ("", {}, ("none", "none")),
+        ("", {}, ("json", "none")),
+        ("{{ messages }}", {}, ("json", "none")),
+        ("{{ messages }}", {"tool_call_parser": "none"}, ("none", "none")),
         ("qwen3_coder", {}, ("qwen3_coder", "qwen3")),
         ("qwen3_coder", {"tool_call_parser": "none", "reasoning_parser": "ernie45"}, ("none", "ernie45")),
         ("deepseek_v31", {"reasoning_parser": "none"}, ("deepseek_v31", "none")),
     ],
 )
 def test_choice(record: ModelRecord, template: str, given: dict[str, str], expected: tuple[str, str]) -> None:
-    text = OWN_TEMPLATES.get(template, "")
+    text = OWN_TEMPLATES.get(template, template)
     found = resolve_parsers(AUTO | given, record, text)
     assert (found["tool_call_parser"], found["reasoning_parser"]) == expected
+    assert found["shows_tools"] == ("tools" in text)

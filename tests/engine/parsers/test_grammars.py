@@ -76,6 +76,7 @@ ANSWERS |= {
     "command_r": 'Action:\n```json\n[\n    {"tool_name": "get_weather", "parameters": {"place": "Rome", "days": 3}}\n]\n```',
     "functionary_v31": '<function=get_weather>{"place": "Rome", "days": 3}</function>',
     "functionary_v32": 'get_weather\n{"place": "Rome", "days": 3}',
+    "json": '[{"name": "get_weather", "parameters": {"place": "Rome", "days": 3}}]',
 }
 MADE = [("get_weather", {"place": "Rome", "days": 3})]
 EOS = "</s>"
@@ -178,6 +179,8 @@ def test_allowed_answers_are_calls_of_the_tools(forced: tuple[str, Forced]) -> N
 
 def test_strict_tools_are_enforced_within_calls(forced: tuple[str, Forced]) -> None:
     name, family = forced
+    if name == "json":
+        pytest.skip("is used only for forced calls")
     answer = written(name, family)
     assert family.allows(SAID.get(name, "{}").format("It rains."), STRICT)
     assert family.allows(answer, STRICT)
@@ -218,6 +221,8 @@ FORMS = {  # of a structured answer: its Lark, an answer, what is none
 @pytest.mark.parametrize("form", FORMS)
 def test_answer_is_calls_or_follows_the_format(forced: tuple[str, Forced], form: str) -> None:
     name, family = forced
+    if name == "json":
+        pytest.skip("is used only for forced calls")
     lark = FORMS[form][0]
     answer = written(name, family)
     for tools in (TOOLS, STRICT):

@@ -13,7 +13,7 @@ import pytest
 
 from engine.errors import RequestError
 from engine.messages import ChatPrompt
-from engine.parsers.choice import choose_call_parser, choose_reasoning_parser
+from engine.parsers.choice import choose_call_parser, choose_reasoning_parser, shows_tools
 from engine.parsers.registry import Parsers
 from engine.tokenizer.chat.template import ChatTemplates
 from tests.engine.chat_templates import OWN_TEMPLATES, TEMPLATES
@@ -233,9 +233,16 @@ def bare(text: str) -> str:
 
 def test_auto_is_right_on_every_template() -> None:
     chosen = {name: choose_call_parser({"default": text}, lambda marker: False) for name, text in TEMPLATES.items()}
-    assert {name: family for name, family in chosen.items() if family != "none"} == CALLING
+    assert {name: family for name, family in chosen.items() if family != "json"} == CALLING
     thinking = {name: choose_reasoning_parser({"default": text}, lambda marker: False) for name, text in TEMPLATES.items()}
     assert {name: family for name, family in thinking.items() if family != "none"} == THINKING
+
+
+def test_templates_that_show_no_tools_are_known() -> None:
+    assert not shows_tools({"default": "{{ messages[0].content }}{# no tools #}"})
+    assert shows_tools({"default": OWN_TEMPLATES["hermes"]})
+    assert shows_tools({"default": "{{ messages }}", "tool_use": "{{ tools }}"})
+    assert choose_call_parser({}, lambda marker: True) == "none"
 
 
 def test_vocabulary_decides_if_the_template_does_not() -> None:
