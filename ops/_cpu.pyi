@@ -163,6 +163,8 @@ def attention(
     has_chunks: bool,
     scale: float,  # 0: head_dim^-0.5
     softcap: float,  # 0: none
+    sinks: int,  # of all heads; 0: none
+    first_sink: int,
     kv_type: int,
     block_size: int,
     first_cached_head: int,
@@ -195,8 +197,30 @@ def choose(
 ) -> Op: ...
 def scale_rows(y: int, x: int, factors: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...
-def activate(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
-def activate_and_multiply(y: int, x: int, activation: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
+def activate(
+    y: int,
+    x: int,
+    activation: int,
+    alpha: float,  # of `GateClamp`
+    limit: float,  # likewise; 0: no clamp
+    width: int,
+    begin: int,
+    end: int,
+    rows: int,
+    count: int,
+) -> Op: ...
+def activate_and_multiply(
+    y: int,
+    x: int,
+    activation: int,
+    alpha: float,
+    limit: float,
+    width: int,
+    begin: int,
+    end: int,
+    rows: int,
+    count: int,
+) -> Op: ...
 def store_latent(
     y: int,
     queries: int,
@@ -318,13 +342,17 @@ def experts(
     gate_up_multipliers: int,
     gate_up_offsets: int,
     gate_up_group_size: int,
+    gate_up_bias: int,  # [experts, outputs, padded to whole panels]; 0: none
     down_kind: int,
     down: int,
     down_scales: int,
     down_multipliers: int,
     down_offsets: int,
     down_group_size: int,
+    down_bias: int,
     activation: int,
+    alpha: float,
+    limit: float,
     hidden: int,
     inner: int,
     num_experts: int,
@@ -410,7 +438,7 @@ def variant() -> str: ...  # the one in use, but for the parts that were taken f
 def variant_of(part: str) -> str: ...
 def has_paired_products() -> bool: ...  # attention over narrow keys and values rounds queries and weights to bfloat16
 def select(name: str) -> bool: ...  # all parts; False: no such variant here
-def select_part(part: str, name: str) -> bool: ...  # "float32", "bfloat16", "int8", "int4" (linears) or "attention"
+def select_part(part: str, name: str) -> bool: ...  # a linear's kind of weights, or "attention"
 def units(variant: str) -> list[str]: ...  # what multiplies there, such as "float32 FMA"
 def run_unit(variant: str, unit: str, turns: int) -> int: ...  # on all threads, from registers; the number of operations
 

@@ -264,13 +264,22 @@ class Router(msgspec.Struct):
         return self.linear.width
 
 
+class GateClamp(msgspec.Struct, frozen=True):
+    """Gate of gpt-oss in place of activation(gate) * up, with gate limited from above and up from both sides:
+    (up + 1) * gate * sigmoid(alpha * gate)."""
+
+    alpha: float
+    limit: float
+
+
 class Experts(msgspec.Struct):
-    """down(activation(gate) * up) for many experts of one shape and format, without biases. Each part of the format is one
-    array with the matrices of all experts one after another."""
+    """down(activation(gate) * up) for many experts of one shape and format. Each part of the format is one array with the
+    matrices of all experts one after another, and so are the biases if the linears have any."""
 
     name: str
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
+    clamp: GateClamp | None = None  # None: the activation is that of the op's argument
     weight: Tensor = None
     owners: Tensor = None  # with several ranks: int32 [experts, 1 + ranks] (engine/parallel/placement.py); None: one rank
     is_local: bool = False  # each rank computes all that it needs, even if other experts are shared
@@ -289,6 +298,10 @@ class Experts(msgspec.Struct):
         return self.down[0].num_inputs
 
     @property
+    def has_bias(self) -> bool:
+        return self.down[0].has_bias
+
+    @property
     def is_cut(self) -> bool:
         """Whether this rank computes some columns of every expert."""
         return bool(self.down[0].columns)
@@ -298,7 +311,15 @@ class Experts(msgspec.Struct):
         return {"gate_up": self.gate_up, "down": self.down}
 
 
-Module = Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts
+class Sinks(msgspec.Struct):
+    """A learned score for each query head that takes part in the softmax, without a value (Xiao et al. 2023)."""
+
+    name: str
+    num_heads: int
+    weight: Tensor = None
+
+
+Module = Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts | Sinks
 
 
 class HeadRange(msgspec.Struct, frozen=True):
@@ -323,6 +344,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     has_chunks: bool = False
     own: HeadRange | None = None  # on this rank; None: all
+    sinks: Sinks | None = None  # scores beside those of the keys, after scale and cap; None: none
 
     @property
     def score_scale(self) -> float:

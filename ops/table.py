@@ -133,8 +133,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # packs a module's weights into the store, in the backend's layout and the module's format, and sets them on the module.
     # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding or PositionTable [rows, width], Norm or
     # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
-    # "cosines", "sines", "partners" and perhaps "query_factors" of a Rotary; "weight" and "correction" of a Router;
-    # "gate_up.0", "down.0", "gate_up.1", ... of Experts
+    # "cosines", "sines", "partners" and perhaps "query_factors" of a Rotary; "weight", "bias" and "correction" of a Router;
+    # "gate_up.0", "down.0", "gate_up.1", ... of Experts, and their biases "gate_up.0.bias", ...; "weight" of Sinks
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # describes the layout of `pack` on this machine in full; packed weights with another description are unusable. None: `pack`
@@ -172,7 +172,8 @@ class OpTable(msgspec.Struct, frozen=True):
     attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
     # the step, queries [R, q] and another tensor [R, n] -> the same for only the step's kept rows
     keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
-    activate_and_multiply: Callable[[Tensor, str], Tensor]  # gate | up [R, 2 n], activation's name -> [R, n]
+    # gate | up [R, 2 n], activation's name, a GateClamp or None (the default) -> [R, n]
+    activate_and_multiply: Callable[..., Tensor]
     scale_and_add: Callable[[Tensor, float, Tensor | None], Tensor]  # x [R, n], factor, y [R, n] or None -> x * factor + y
     scale_rows: Callable[[Tensor, Tensor], Tensor]  # x [R, n], factors [R, 1] -> x times each row's factor
     query_factors: Callable[[Inputs, Rotary], Tensor]  # of a Rotary that has them -> [R, 1], by position

@@ -18,14 +18,16 @@ ALIGNMENT = 64
 class WeightFormat(msgspec.Struct, frozen=True):
     """Storage of a matrix [out, in] by a backend. Integers q represent scale * q - offset, with one scale (and offset) for each
     output and group of `group_size` inputs; 0: one group. For int4, the scales of groups can be folded into the integers: scale
-    * (multiplier * q), with one scale per output and an integer from -15 to 16 per group of 32, 64 or 128 inputs."""
+    * (multiplier * q), with one scale per output and an integer from -15 to 16 per group of 32, 64 or 128 inputs. float4 has
+    codes of E2M1 in place of integers, q = DOUBLED_E2M1[code], and groups of 32."""
 
-    kind: Literal["float32", "bfloat16", "int8", "int4"]
+    kind: Literal["float32", "bfloat16", "int8", "int4", "float4"]
     group_size: int = 0
     has_offsets: bool = False
     is_folded: bool = False
 
 
+DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value of each code
 FLOAT32 = WeightFormat("float32")
 BFLOAT16 = WeightFormat("bfloat16")
 
@@ -34,7 +36,8 @@ class QuantizedWeight(msgspec.Struct, frozen=True):
     """Matrix stored as integers in a checkpoint: q * scale - offset."""
 
     format: WeightFormat
-    values: np.ndarray  # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 represents 0 without offsets)
+    # [out, in] int8 for int8 (-128 to 127), uint8 for int4 (0 to 15; 8 represents 0 without offsets) and float4 (codes)
+    values: np.ndarray
     scales: np.ndarray  # float32 [out, groups], with multipliers [out, 1]
     offsets: np.ndarray | None = None  # float32 [out, groups]
     multipliers: np.ndarray | None = None  # int8 [out, groups], not 0
@@ -95,7 +98,7 @@ def float32(values: Values) -> np.ndarray:
         return values.astype(np.float32, copy=False)
     groups = np.arange(values.values.shape[1]) // (values.format.group_size or values.values.shape[1])
     zero = np.float32(8 if values.format.kind == "int4" and values.offsets is None else 0)
-    integers = values.values.astype(np.float32) - zero
+    integers = DOUBLED_E2M1[values.values] if values.format.kind == "float4" else values.values.astype(np.float32) - zero
     if values.multipliers is not None:
         return np.asarray(integers * values.multipliers[:, groups] * values.scales)
     result: np.ndarray = integers * values.scales[:, groups]

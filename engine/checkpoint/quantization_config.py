@@ -196,4 +196,5 @@ _METHODS: dict[str, Callable[[JsonOptions], QuantizationConfig]] = {
     "gptq": _read_gptq,
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
+    "mxfp4": lambda options: QuantizationConfig("mxfp4", ()),  # its tensors have names of their own
 }

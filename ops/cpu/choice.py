@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 BASE = "base"  # everything else: norms, rotations, activations, sampling
-LINEARS = ("float32", "bfloat16", "int8", "int4")
+LINEARS = ("float32", "bfloat16", "int8", "int4", "float4")
 ATTENTION = "attention"
 KV_TYPES = ("float32", "bfloat16", "int8")
 TIMED = (*LINEARS, *(f"{ATTENTION} {dtype}" for dtype in KV_TYPES))  # timed parts

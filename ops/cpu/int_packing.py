@@ -1,8 +1,9 @@
 """Integer weights of the native table, in panels of outputs: quantized here, or integers of the checkpoint.
 
 int8 [panels][inputs / 4][PANEL][4], each with an offset of 128; int4 [panels][inputs / 8][PANEL][4], four inputs in the low
-halves and the next four in the high ones. Scales, and offsets if any, are float32 [panels][groups][PANEL]; if scales are
-folded, they are float32 [panels][PANEL] and multipliers int8 [panels][groups][PANEL]. Padding represents zero.
+halves and the next four in the high ones; float4 like int4. Scales, and offsets if any, are float32
+[panels][groups][PANEL]; if scales are folded, they are float32 [panels][PANEL] and multipliers int8
+[panels][groups][PANEL]. Padding represents zero.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ops import _cpu
 from ops.cpu.cuts import cut
 from ops.weight_format import Fill, Memory, Parts, QuantizedWeight, Source, Store, WeightFormat, float32
 
-KINDS = {"int8": 2, "int4": 3}  # the kinds packed here, as in `WeightKind` of native/kernels.h
+KINDS = {"int8": 2, "int4": 3, "float4": 4}  # the kinds packed here, as in `WeightKind` of native/kernels.h
 
 _FLOAT, _BYTE, _SIGNED = np.dtype(np.float32), np.dtype(np.uint8), np.dtype(np.int8)
 
@@ -84,7 +85,7 @@ class IntPacking:
 
     def _lay(self, index: int, packed: np.ndarray, weight: QuantizedWeight) -> None:
         integers = weight.values
-        zero = 128 if self._is_int8 else 0 if self._format.has_offsets else 8
+        zero = {"int8": 128, "int4": 0 if self._format.has_offsets else 8, "float4": 0}[self._format.kind]
         output_stride, input_stride = integers.strides
         shape = (output_stride, input_stride, self._num_outputs, self._num_inputs)
         _cpu.lay_integers(packed.ctypes.data, self._kind, integers.ctypes.data, *shape, zero)
@@ -94,6 +95,7 @@ class IntPacking:
 
     def _quantize(self, index: int, panels: slice, packed: np.ndarray, floats: np.ndarray) -> None:
         """Quantize float32, or the bits of bfloat16, with any strides."""
+        assert self._format.kind != "float4", f"{self._name}: floats are not quantized to float4"
         assert not self._format.has_offsets, f"{self._name}: floats are quantized without offsets"
         assert self._is_int8 or self._format.is_folded, f"{self._name}: floats can only be quantized to int4 with folded scales"
         scales = self._made.setdefault(("scales", index), np.empty(self._scales_shape(), _FLOAT))[panels]

@@ -31,6 +31,7 @@ from ops.modules import (
     PositionTable,
     Rotary,
     Router,
+    Sinks,
 )
 from ops.weight_format import Source, Store, Values, float32
 
@@ -47,6 +48,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             _pack_embedding(module, sources["weight"], store)
         case Norm():
             module.weight = _kept(module.name, sources["weight"], (module.width,), store)
+        case Sinks():
+            module.weight = _kept(module.name, sources["weight"], (module.num_heads,), store)
         case LayerNorm():
             module.weight = _kept(module.name, sources["weight"], (module.width,), store)
             module.bias = _kept(f"{module.name} bias", sources["bias"], (module.width,), store)
@@ -105,7 +108,7 @@ def _kept(name: str, source: Source, shape: tuple[int, ...], store: Store) -> Ar
 
 # ---------------------------------------------------------------------------------------------------------- matrices
 
-WEIGHT_KINDS = ("float32", "bfloat16", "int8", "int4")  # as `WeightKind` in native/kernels.h
+WEIGHT_KINDS = ("float32", "bfloat16", "int8", "int4", "float4")  # as `WeightKind` in native/kernels.h
 _DTYPES: dict[str, np.dtype] = {"float32": _FLOAT, "bfloat16": np.dtype(np.uint16)}
 _SIDE = {"float32": 1, "bfloat16": 2}  # inputs side by side in a line
 
@@ -120,6 +123,7 @@ class PackedWeight(msgspec.Struct, frozen=True):
     offsets: Array | None = None
     group_size: int = 0
     is_in_panels: bool = True
+    bias: Array | None = None  # of experts: float32 [panels][PANEL]
 
 
 class PackedExperts(msgspec.Struct, frozen=True):
@@ -131,7 +135,7 @@ class PackedExperts(msgspec.Struct, frozen=True):
 
     def arrays(self) -> list[Array]:
         """Return all packed arrays; each has the same amount of every slot."""
-        of_each = [(part.values, part.scales, part.multipliers, part.offsets) for part in (self.gate_up, self.down)]
+        of_each = [(part.values, part.scales, part.multipliers, part.offsets, part.bias) for part in (self.gate_up, self.down)]
         return [array for arrays in of_each for array in arrays if isinstance(array, Array)]
 
 
@@ -166,22 +170,31 @@ def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
 
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
     module.weight = _packed(module.name, module, [sources["weight"]], store)
-    module.bias = None
-    if module.has_bias:
+    module.bias = _packed_biases(f"{module.name}.bias", module, [sources["bias"]], store) if module.has_bias else None
 
-        def fill_bias(kept: np.ndarray) -> None:
-            kept[: module.width] = float32(sources["bias"]())
-            kept[module.width :] = 0
 
-        num_outputs = -(-module.width // _cpu.PANEL) * _cpu.PANEL
-        module.bias = array_of(store.keep(f"{module.name}.bias", (num_outputs,), _FLOAT, fill_bias))
+def _packed_biases(name: str, module: Linear, sources: Sequence[Source], store: Store) -> Array:
+    """Pack biases of the width of `module`, one after another, each padded with zeros to whole panels."""
+
+    def fill(kept: np.ndarray) -> None:
+        for row, source in zip(kept, sources, strict=True):
+            row[: module.width] = float32(source())
+            row[module.width :] = 0
+
+    num_outputs = -(-module.width // _cpu.PANEL) * _cpu.PANEL
+    return array_of(store.keep(name, (len(sources), num_outputs), _FLOAT, fill).reshape(-1))
 
 
 def _pack_experts(module: Experts, sources: Mapping[str, Source], store: Store) -> None:
-    gate_up, down = (
-        _packed(f"{module.name}.{part}", linears[0], [sources[f"{part}.{index}"] for index in range(len(linears))], store)
-        for part, linears in module.parts.items()
-    )
+    def packed(part: str, linear: Linear) -> PackedWeight:
+        name, keys = f"{module.name}.{part}", [f"{part}.{index}" for index in range(module.num_experts)]
+        weight = _packed(name, linear, [sources[key] for key in keys], store)
+        if not module.has_bias:
+            return weight
+        biases = _packed_biases(f"{name}.bias", linear, [sources[f"{key}.bias"] for key in keys], store)
+        return msgspec.structs.replace(weight, bias=biases)
+
+    gate_up, down = (packed(part, linears[0]) for part, linears in module.parts.items())
     module.weight = PackedExperts(gate_up, down, array_of(np.arange(module.num_experts, dtype=np.int32)))
 
 

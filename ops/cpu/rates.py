@@ -27,12 +27,15 @@ from ops.cpu.executors import Recording
 from ops.cpu.packing import pack
 from ops.cpu.table import make_table
 from ops.modules import Linear
-from ops.weight_format import Memory, WeightFormat
+from ops.weight_format import Memory, QuantizedWeight, Values, WeightFormat
 
 ROUNDS = 4
 NUM_INPUTS, NUM_OUTPUTS = 1024, 384  # float32: 1.5 MiB
 LINEAR_ROWS = (1, 16, 128)
-FORMATS = {"int4": WeightFormat("int4", 64, is_folded=True)}  # of kinds that need more than their name
+FORMATS = {
+    "int4": WeightFormat("int4", 64, is_folded=True),
+    "float4": WeightFormat("float4", 32),
+}  # of kinds that need more than their name
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 ATTENTION_CASES = ((1023, 1), (192, 64))  # positions before, queries
 BLOCK_SIZE = 16
@@ -83,11 +86,18 @@ def _times(cases: list[Run], variants: list[str]) -> dict[str, list[float]]:
 def _linears(format: WeightFormat) -> Iterator[Run]:
     weight = np.sin(np.arange(NUM_OUTPUTS * NUM_INPUTS, dtype=np.float32)).reshape(NUM_OUTPUTS, NUM_INPUTS)
     module = Linear(("timed",), NUM_INPUTS, (NUM_OUTPUTS,), format=format)
-    pack(module, {"weight": partial(np.asarray, weight)}, Memory())
+    pack(module, {"weight": partial(_values, weight, format)}, Memory())
     for rows in LINEAR_ROWS:
         recording = Recording()
         tape = recording.finish(make_table(recording).linear(weight.reshape(-1)[: rows * NUM_INPUTS].reshape(rows, -1), module))
         yield tape.replay
+
+
+def _values(weight: np.ndarray, format: WeightFormat) -> Values:
+    if format.kind != "float4":
+        return weight
+    codes = (np.abs(weight) * 16).astype(np.uint8) % 16
+    return QuantizedWeight(format, codes, np.ones((len(codes), weight.shape[1] // format.group_size), np.float32))
 
 
 def _attentions(dtype: str) -> Iterator[Run]:
@@ -111,8 +121,9 @@ def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) 
     operands = (y, queries, keys, values, slots, offsets, starts, table)
     bounds = len(table), address_of(no_bounds), 0, 0
     window_and_scale = 0, False, 0.0, 0.0
+    no_sinks = 0, 0
     layout = KV_TYPES.index(dtype), BLOCK_SIZE, 0, num_kv_heads, 0, 1
-    arguments: list[Any] = [*map(address_of, operands), *bounds, *heads, *window_and_scale, *layout]
+    arguments: list[Any] = [*map(address_of, operands), *bounds, *heads, *window_and_scale, *no_sinks, *layout]
     return partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 
 

@@ -34,6 +34,7 @@ from ops.modules import (
     AttentionShape,
     Embedding,
     Experts,
+    GateClamp,
     HeadLinear,
     HeadNorm,
     KvCache,
@@ -325,6 +326,8 @@ class CpuOps:
             shape.has_chunks,
             shape.scale,
             shape.softcap,
+            None if shape.sinks is None else shape.sinks.weight,
+            shape.heads.first,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
             shape.heads.first_kv,
@@ -421,12 +424,13 @@ class CpuOps:
         )
         return y
 
-    def activate_and_multiply(self, x: Tensor, activation: str) -> Array:
+    def activate_and_multiply(self, x: Tensor, activation: str, clamp: GateClamp | None = None) -> Array:
         width = x.shape[1] // 2
         y = self._executor.allocate(rows_of(x), width)
         y.columns = x.columns[:1] if isinstance(x, Array) else ()
         begin, end = y.columns[0] if y.columns else (0, width)
-        self._executor.emit(_cpu.activate_and_multiply, y, x, ACTIVATIONS.index(activation), width, begin, end, rows=y.rows)
+        gate = _gate(activation, clamp)
+        self._executor.emit(_cpu.activate_and_multiply, y, x, *gate, width, begin, end, rows=y.rows)
         return y
 
     def scale_and_add(self, x: Tensor, factor: float, other: Tensor | None) -> Array:
@@ -445,7 +449,7 @@ class CpuOps:
 
     def activate(self, x: Tensor, activation: str) -> Array:
         y, columns = self._like(x)
-        self._executor.emit(_cpu.activate, y, x, ACTIVATIONS.index(activation), y.width, *columns, rows=y.rows)
+        self._executor.emit(_cpu.activate, y, x, *_gate(activation, None), y.width, *columns, rows=y.rows)
         return y
 
     def _like(self, x: Tensor) -> tuple[Array, tuple[int, int]]:
@@ -535,7 +539,7 @@ class CpuOps:
             shared,
             packed.slots,
             *(value for part in (packed.gate_up, packed.down) for value in _matrices(part)),
-            ACTIVATIONS.index(activation),
+            *_gate(activation, module.clamp),
             module.num_inputs,
             module.inner,
             module.num_experts,
@@ -577,7 +581,12 @@ def _windows(rank_group: ExpertRankGroup) -> tuple[Any, ...]:
 
 
 def _matrices(weight: PackedWeight) -> tuple[Any, ...]:
-    return weight.kind, weight.values, weight.scales, weight.multipliers, weight.offsets, weight.group_size
+    return weight.kind, weight.values, weight.scales, weight.multipliers, weight.offsets, weight.group_size, weight.bias
+
+
+def _gate(activation: str, clamp: GateClamp | None) -> tuple[int, float, float]:
+    """Return the activation's number, and alpha and limit of the clamp; limit 0: none."""
+    return ACTIVATIONS.index(activation), *((0.0, 0.0) if clamp is None else (clamp.alpha, clamp.limit))
 
 
 def make_table(executor: Executor) -> OpTable:
@@ -589,7 +598,7 @@ def make_table(executor: Executor) -> OpTable:
         row_tile=1,
         pack=pack,
         layout=layout,
-        integer_kinds=("int8", "int4"),
+        integer_kinds=("int8", "int4", "float4"),
         cache_view=cache_view,
         clear_block=clear_block,
         drawing=None,

@@ -196,6 +196,13 @@ struct AttendBlock {
         }
     }
 
+    // The sums before the first key: a sink is a score without a value.
+    DEVICE Seen start() const {
+        int row = thread / 8;
+        if (o.sinks.is_empty()) return {-INF, 0.0f};
+        return {o.sinks[head_of(row)], 1.0f};
+    }
+
     // Turns scores into weights: eight threads per row, eight keys each.
     DEVICE void weigh(Seen &seen) {
         int row = thread / 8, first = thread % 8 * 8;
@@ -300,12 +307,13 @@ __global__ void __launch_bounds__(WARPS *WARP, 1) attend(Attention o) {
     block.take_rows();
     block.take_queries();
     float total[AttendBlock<T, VALUE_DIM>::COLUMNS][4] = {};
-    Seen seen{-INF, 0.0f};
     if (!o.parts.is_empty()) {
+        Seen seen{-INF, 0.0f};
         int part = blockIdx.z;
         block.attend_part(part, seen, total);
         return block.write(seen, total, false, part);
     }
+    Seen seen = block.start();
     for (int part = 0; part < o.num_parts; ++part) {
         Seen seen_in_part{-INF, 0.0f};
         float sum[AttendBlock<T, VALUE_DIM>::COLUMNS][4] = {};
@@ -323,6 +331,7 @@ __global__ void __launch_bounds__(WARPS *WARP) join_parts(Attention o) {
     for (int place = threadIdx.x; place < o.heads * value_dim; place += WARPS * WARP) {
         long long head = static_cast<long long>(blockIdx.x) * o.heads + place / value_dim;
         Seen seen{-INF, 0.0f};
+        if (!o.sinks.is_empty()) seen = {o.sinks[place / value_dim], 1.0f};
         float total = 0.0f;
         for (int part = 0; part < o.num_parts; ++part) {
             long long of_part = (head * o.num_parts + part) * (value_dim + 2);

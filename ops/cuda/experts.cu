@@ -139,7 +139,10 @@ __global__ void __launch_bounds__(TILE_THREADS, 1) expert_linear(ExpertLinear o)
             long long choice = choice_of(row);
             return choice < 0 ? choice : choice / o.x_divisor;
         },
-        [&](int row, int output, float sum) { y[choice_of(row) * o.weights.num_outputs + output] = from_float<T>(sum); });
+        [&](int row, int output, float sum) {
+            if (!o.bias.is_empty()) sum += o.bias[static_cast<long long>(expert) * o.weights.num_outputs + output];
+            y[choice_of(row) * o.weights.num_outputs + output] = from_float<T>(sum);
+        });
 }
 
 template <typename T>
@@ -167,6 +170,7 @@ template <typename T>
 int run_linear(const ExpertLinear &o, void *stream) {
     if (o.weights.type == INT8) return run_linear<T, Integer<8>>(o, stream);
     if (o.weights.type == INT4) return run_linear<T, Integer<4>>(o, stream);
+    if (o.weights.type == FLOAT4) return run_linear<T, Float4>(o, stream);
     return run_linear<T, T>(o, stream);
 }
 

@@ -102,6 +102,7 @@ template <typename T>
 int run(const Linear &o, void *stream) {
     if (o.weights.type == INT8) return run_tiles<T, Integer<8>>(o, stream);
     if (o.weights.type == INT4) return run_tiles<T, Integer<4>>(o, stream);
+    if (o.weights.type == FLOAT4) return run_tiles<T, Float4>(o, stream);
     if constexpr (sizeof(T) == 2) {
         if (o.num_rows > 4 * TILE_ROWS && o.weights.num_inputs % 8 == 0) {
             dim3 grid((o.weights.num_outputs + LARGE_OUTPUTS - 1) / LARGE_OUTPUTS, (o.num_rows + LARGE_ROWS - 1) / LARGE_ROWS);

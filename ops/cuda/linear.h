@@ -15,10 +15,25 @@ struct Integer {
     static constexpr int BITS = kBits_;
 };
 
+struct Float4 {};  // codes of E2M1; doubled, their values are integers
+
 template <typename W>
 constexpr int INTEGER_BITS = 0;  // 0: weights are numbers of x's type
 template <int BITS>
 constexpr int INTEGER_BITS<Integer<BITS>> = BITS;
+template <>
+constexpr int INTEGER_BITS<Float4> = 4;
+
+template <typename A, typename B>
+constexpr bool IS_SAME = false;
+template <typename A>
+constexpr bool IS_SAME<A, A> = true;
+
+// Twice the value of an E2M1 code: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
+HOST_AND_DEVICE inline float doubled_float4(uint32_t code) {
+    int number = code & 7, magnitude = number < 4 ? number : (2 + number % 2) << (number / 2 - 1);
+    return static_cast<float>(code < 8 ? magnitude : -magnitude);
+}
 
 // The first of `num_segments` in a quarter.
 HOST_AND_DEVICE inline int quarter_begin(int quarter, int num_segments) {
@@ -47,7 +62,10 @@ DEVICE Eight<T> load_weights(const Weights &w, long long output, int first) {
         } else {
             uint32_t word = w.values.template vector<uint32_t>(place / 2);
             float zero = w.offsets.is_empty() ? 8.0f : 0.0f;
-            for (int i = 0; i < 8; ++i) values[i] = static_cast<float>((word >> (4 * i)) & 15u) - zero;
+            for (int i = 0; i < 8; ++i) {
+                uint32_t code = (word >> (4 * i)) & 15u;
+                values[i] = IS_SAME<W, Float4> ? doubled_float4(code) : static_cast<float>(code) - zero;
+            }
         }
         if (!has_scaled_segments<W>(w)) {
             long long group = output * (w.padded_inputs / w.group_size) + first / w.group_size;

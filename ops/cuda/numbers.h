@@ -4,7 +4,7 @@
 #include "platform.h"
 
 // Numbered as in `operands.py`.
-enum Type : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, FLOAT8 = 4, INT4 = 5 };
+enum Type : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3, FLOAT8 = 4, INT4 = 5, FLOAT4 = 6 };
 
 struct Float16 {
     uint16_t bits;

@@ -111,6 +111,7 @@ struct Attention {
     Buffer<int> first_keys;     // [num_rows]; empty: all up to the row's own
     Buffer<int> last_keys;      // [num_rows]; empty: as first_keys
     Buffer<float> parts;        // [num_rows, heads, num_parts, cache.value_dim + 2]; empty: a block makes all parts of its rows
+    Buffer<float> sinks;        // [heads] of this rank: scores without a value; empty: none
     float scale;                // of scores
     float softcap;              // scores become softcap * tanh(score / softcap); 0: they stay
     int num_rows;
@@ -126,12 +127,13 @@ struct Attention {
     int is_latent;
 };
 
-// Weights of a linear. Integers represent scale * (q - zero) or, with offsets, scale * q - offset.
+// Weights of a linear. Integers represent scale * (q - zero) or, with offsets, scale * q - offset; codes of float4 (E2M1)
+// represent scale * twice their value.
 struct Weights {
-    Buffer<unsigned char> values;  // num_outputs of padded_inputs each, of `type`; int4: two a byte, the first in the low bits
-    Buffer<float> scales;          // [num_outputs, padded_inputs // group_size]; empty: not integers
+    Buffer<unsigned char> values;  // num_outputs of padded_inputs each, of `type`; of 4 bits two a byte, low bits first
+    Buffer<float> scales;          // [num_outputs, padded_inputs // group_size]; empty: numbers of the row's type
     Buffer<float> offsets;         // [num_outputs, padded_inputs // group_size]; empty: none
-    int type;                      // that of the row, int8 or int4
+    int type;                      // that of the row, int8, int4 or float4
     int num_inputs;
     int padded_inputs;  // a multiple of 32; zeros after num_inputs
     int num_outputs;
@@ -191,6 +193,7 @@ struct ExpertLinear {
     Buffer<int> tile_experts;  // [max_tiles]
     Buffer<int> tile_firsts;   // [max_tiles]
     Weights weights;           // of all experts, one after another; num_outputs are those of one
+    Buffer<float> bias;        // [_, weights.num_outputs]: of all experts; empty: none
     int max_tiles;
     int x_divisor;
 };

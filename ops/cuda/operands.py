@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HEADER = Path(__file__).with_name("operands.h")
-TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "float8": 4, "int4": 5}  # as `Type` in numbers.h
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3, "float8": 4, "int4": 5, "float4": 6}  # as `Type` in numbers.h
 TYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8": 1}
 
 _STRUCT = re.compile(r"struct (\w+) \{\n(.*?)\n\};", re.DOTALL)

@@ -1,7 +1,7 @@
 """The op table of CUDA's rows; other ops are those of the reference, in Paddle.
 
-Tensors are Paddle's, on the card, or on the CPU for emulated rows. Activations are float32; weights are float32, or int8 and
-int4 as stored in a checkpoint or as rounded by the native table; keys and values may have any type of `operands.h`.
+Tensors are Paddle's, on the card, or on the CPU for emulated rows. Activations are float32; weights are float32, or int8, int4
+and float4 as stored in a checkpoint or as rounded by the native table; keys and values may have any type of `operands.h`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ops.table import HAS_BOUNDS, KEY_SPLIT, AttentionMetadata, DeviceSampler, I
 from ops.weight_format import QuantizedWeight, Source, Store, Values, WeightFormat, float32
 
 KV_TYPES = ("float32", "float16", "bfloat16", "int8", "float8")
-INTEGERS = ("int8", "int4")  # kinds of weights
+INTEGERS = ("int8", "int4", "float4")  # kinds of weights
 KEYS_OF_PART = 512  # PART in attention.cu
 _STEP = 32  # inputs of a linear come in multiples of it
 _TILE_ROWS = 16  # rows of an expert's tile, TILE_ROWS in linear.h
@@ -67,6 +67,8 @@ class PackedExperts(NamedTuple):
 
     gate_up: PackedLinear
     down: PackedLinear
+    gate_up_bias: paddle.Tensor | None  # [experts, num_outputs]
+    down_bias: paddle.Tensor | None
 
     def arrays(self) -> tuple[()]:
         """Return no arrays: nothing has to be faulted in when an expert moves to a rank."""
@@ -134,6 +136,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.weight = paddle.to_tensor(np.stack(values))
         case Router():
             module.linear.weight = _packed(sources["weight"](), (), module.linear.format)
+            if "bias" in sources:
+                module.linear.bias = paddle.to_tensor(float32(sources["bias"]()))
             if "correction" in sources:
                 module.correction = paddle.to_tensor(float32(sources["correction"]()).reshape(-1))
         case Experts():
@@ -146,7 +150,9 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 )
                 for part, linears in module.parts.items()
             }
-            module.weight = PackedExperts(**parts)
+            biases = {name: float32(source()) for name, source in sources.items() if name.endswith(".bias")}
+            of_each = [reference.stacked_biases(module, part, biases) for part in parts]
+            module.weight = PackedExperts(parts["gate_up"], parts["down"], *of_each)
         case Embedding():  # uses the head's weights, if they are one matrix
             numbers = _in_format(sources["weight"](), module.format)
             reference.pack(module, {"weight": lambda: numbers}, store)
@@ -192,7 +198,7 @@ def _packed(values: Values, columns: Columns, format: WeightFormat) -> PackedLin
             offsets = paddle.to_tensor(np.pad(_own(values.offsets, columns), missing))
         zero = 8 if kind == "int4" and offsets is None else 0
         padded = np.pad(integers, ((0, 0), (0, padded_inputs - num_inputs)), constant_values=zero)
-        if kind == "int4":
+        if kind in ("int4", "float4"):
             memory = (padded[:, ::2] | padded[:, 1::2] << 4).astype(np.uint8)
         else:
             memory = padded.astype(np.int8).view(np.uint8)
@@ -352,20 +358,20 @@ class _Rows:
     ) -> paddle.Tensor | reference.Cut:
         num_chosen, packed = routing.ids.shape[1], module.weight
         lists = self._dispatch(routing.ids, module.num_experts)
-        both = self._expert_linear(x, packed.gate_up, lists, num_chosen)
+        both = self._expert_linear(x, packed, "gate_up", lists, num_chosen)
         if not module.is_cut:
-            activated = reference.own_columns(reference.activate_and_multiply(both, activation))
-            return self.combine(self._expert_linear(activated, packed.down, lists, 1), routing, shared)
+            activated = reference.own_columns(reference.activate_and_multiply(both, activation, module.clamp))
+            return self.combine(self._expert_linear(activated, packed, "down", lists, 1), routing, shared)
         assert self._rank_group is not None, "experts are split, but there is no rank group for the other columns"
-        results = self._expert_linear(self._rank_group.activated(both, module, activation), packed.down, lists, 1)
+        results = self._expert_linear(self._rank_group.activated(both, module, activation), packed, "down", lists, 1)
         ((begin, _),) = module.down[0].columns
         return reference.Cut(self.combine(results, routing, shared), begin, module.num_inputs)
 
-    def expert_products(self, x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, packed: PackedLinear) -> paddle.Tensor:
-        """Return [n, out]: row rows[i] of x times the weights of expert ids[i]; zeros for -1."""
+    def expert_products(self, x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, module: Experts, part: str) -> paddle.Tensor:
+        """Return [n, out]: row rows[i] of x times the weights of a part of expert ids[i], plus its bias; zeros for -1."""
         own, of_experts = (paddle.to_tensor(each.astype(np.int32)) for each in (rows, ids))
-        lists = self._dispatch(of_experts, len(packed.values) // packed.num_outputs)
-        return self._expert_linear(paddle.gather(x, own), packed, lists, 1)
+        lists = self._dispatch(of_experts, module.num_experts)
+        return self._expert_linear(paddle.gather(x, own), module.weight, part, lists, 1)
 
     def chosen_of_some(
         self, x: paddle.Tensor, ids: paddle.Tensor, module: Experts, activation: str, experts: range
@@ -373,9 +379,9 @@ class _Rows:
         """Return [R * chosen, hidden] by `experts`; zeros for choices of others."""
         is_own = (ids >= experts.start) & (ids < experts.stop)
         lists = self._dispatch(paddle.where(is_own, ids, paddle.full_like(ids, -1)), module.num_experts)
-        both = self._expert_linear(x, module.weight.gate_up, lists, ids.shape[1])
-        activated = reference.own_columns(reference.activate_and_multiply(both, activation))
-        return self._expert_linear(activated, module.weight.down, lists, 1)
+        both = self._expert_linear(x, module.weight, "gate_up", lists, ids.shape[1])
+        activated = reference.own_columns(reference.activate_and_multiply(both, activation, module.clamp))
+        return self._expert_linear(activated, module.weight, "down", lists, 1)
 
     def combine(self, results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:
         rows, num_chosen = routing.ids.shape
@@ -397,9 +403,10 @@ class _Rows:
         return self._run("Dispatch", ids=ids, num_choices=num_choices, num_experts=num_experts, max_tiles=max_tiles)
 
     def _expert_linear(
-        self, x: paddle.Tensor, packed: PackedLinear, lists: dict[str, paddle.Tensor], x_divisor: int
+        self, x: paddle.Tensor, experts: PackedExperts, part: str, lists: dict[str, paddle.Tensor], x_divisor: int
     ) -> paddle.Tensor:
         """Run a linear of experts; rows of choices without an expert are zeros."""
+        packed: PackedLinear = getattr(experts, part)
         y = paddle.zeros([len(lists["choices"]), packed.num_outputs])
         self._run(
             "ExpertLinear",
@@ -408,6 +415,7 @@ class _Rows:
             y=y,
             **lists,
             weights=packed.operands(),
+            bias=getattr(experts, f"{part}_bias"),
             max_tiles=len(lists["tile_experts"]),
             x_divisor=x_divisor,
         )
@@ -485,6 +493,14 @@ class _Rows:
         both = paddle.concat([reference.own_columns(absorbed).reshape(heads), rotated], axis=-1).reshape([heads[0], -1])
         return self._attend(step, both, cache, shape, shape.latent_dim, shape.scale, 0, is_latent=True)
 
+    @staticmethod
+    def _sinks(shape: AttentionShape | LatentShape) -> paddle.Tensor | None:
+        """Return the sinks of this rank's heads."""
+        if isinstance(shape, LatentShape) or shape.sinks is None:
+            return None
+        own: paddle.Tensor = shape.sinks.weight[shape.heads.first : shape.heads.first + shape.heads.count]
+        return own.contiguous()
+
     def _attend(
         self,
         step: Step,
@@ -516,6 +532,7 @@ class _Rows:
             first_keys=inputs.first_keys if has_bounds else None,
             last_keys=inputs.last_keys if has_bounds else None,
             parts=paddle.empty([num_numbers]) if has_parts else None,
+            sinks=self._sinks(shape),
             scale=scale,
             softcap=0.0 if isinstance(shape, LatentShape) else shape.softcap,
             num_rows=inputs.num_rows,

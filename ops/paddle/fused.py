@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from paddle.incubate.nn import functional as fused
 from paddle.nn.functional import swiglu
 
-from ops.modules import Linear, Module, Norm, Rotary
+from ops.modules import GateClamp, Linear, Module, Norm, Rotary
 from ops.paddle import reference
 from ops.table import Inputs, OpTable
 from ops.weight_format import Source, Store, float32
@@ -138,9 +138,12 @@ def _with_rotary(table: OpTable) -> OpTable:
 
 
 def _with_activation(table: OpTable) -> OpTable:
-    def activate_and_multiply(x: paddle.Tensor | reference.Cut, activation: str) -> paddle.Tensor | reference.Cut:
-        if activation != "silu":
-            return table.activate_and_multiply(x, activation)
+    def activate_and_multiply(
+        x: paddle.Tensor | reference.Cut, activation: str, clamp: GateClamp | None = None
+    ) -> paddle.Tensor | reference.Cut:
+        if activation != "silu" or clamp is not None:
+            found: paddle.Tensor | reference.Cut = table.activate_and_multiply(x, activation, clamp)
+            return found
         y = swiglu(reference.own_columns(x))
         return reference.Cut(y, x.begin, x.width // 2) if isinstance(x, reference.Cut) else y
 

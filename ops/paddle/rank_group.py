@@ -116,9 +116,9 @@ class RankGroupOps:
             return reference.experts(x, routing, module, activation, shared)
         ids = routing.ids.numpy().reshape(-1)
         choices, ((begin, _),) = np.arange(len(ids)), module.down[0].columns
-        gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up)
+        gate_up = reference.expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up")
         activated = self.activated(gate_up, module, activation)
-        results = reference.expert_products(activated, choices, ids, module.weight.down)
+        results = reference.expert_products(activated, choices, ids, module, "down")
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def sync_free_experts_of_reference(
@@ -128,14 +128,14 @@ class RankGroupOps:
         if not module.is_cut:
             return reference.sync_free_experts(x, routing, module, activation, shared)
         ids, ((begin, _),) = paddle.clip(routing.ids, min=0).flatten(), module.down[0].columns
-        gate_up = reference.sync_free_products(reference.rows_of_choices(x, routing), ids, module.weight.gate_up)
-        results = reference.sync_free_products(self.activated(gate_up, module, activation), ids, module.weight.down)
+        gate_up = reference.sync_free_products(reference.rows_of_choices(x, routing), ids, module, "gate_up")
+        results = reference.sync_free_products(self.activated(gate_up, module, activation), ids, module, "down")
         return Cut(reference.add_choices(results, routing, shared), begin, module.num_inputs)
 
     def activated(self, gate_up: paddle.Tensor, module: Experts, activation: str) -> paddle.Tensor:
         """Return all columns of the input of `down`, from this rank's columns of gate and up."""
         first = module.gate_up[0].columns[0][0]
-        return self.all_gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation))
+        return self.all_gather(reference.activate_and_multiply(Cut(gate_up, first, 2 * module.inner), activation, module.clamp))
 
     def _shared_results(
         self, x: paddle.Tensor, routing: Routing, module: Experts, activation: str, products: Callable[..., paddle.Tensor]
@@ -205,9 +205,9 @@ class RankGroupOps:
             return paddle.zeros([choices.most, module.num_inputs])
         own = np.resize(own, choices.most)
         ids = choices.ids[own]
-        gate_up = products(rows, choices.rows[own], ids, module.weight.gate_up)
-        activated = own_columns(reference.activate_and_multiply(gate_up, activation))
-        return products(activated, np.arange(choices.most), ids, module.weight.down)
+        gate_up = products(rows, choices.rows[own], ids, module, "gate_up")
+        activated = own_columns(reference.activate_and_multiply(gate_up, activation, module.clamp))
+        return products(activated, np.arange(choices.most), ids, module, "down")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from ops.modules import (
     Columns,
     Embedding,
     Experts,
+    GateClamp,
     HeadLinear,
     HeadNorm,
     KvCache,
@@ -49,6 +50,7 @@ from ops.modules import (
     Rotary,
     Router,
     RoutingRule,
+    Sinks,
     TypedPositions,
 )
 from ops.paddle.metadata import InPlace, derive, keep_drawn, quotient
@@ -95,6 +97,8 @@ class ExpertChunks:
 
     gate_up: StackedChunks
     down: StackedChunks
+    gate_up_bias: paddle.Tensor | None  # [experts, wanted outputs]
+    down_bias: paddle.Tensor | None
 
     def arrays(self) -> tuple[()]:
         """Return no arrays: nothing has to be faulted in when an expert moves to a rank."""
@@ -132,13 +136,27 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 module.query_factors = paddle.to_tensor(values["query_factors"])
         case Router():
             module.linear.weight = _own_chunks(values["weight"], ())
+            module.linear.bias = paddle.to_tensor(values["bias"]) if "bias" in values else None
             module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
         case Experts():
             parts = {
                 part: _stacked([values[f"{part}.{index}"] for index in range(len(linears))], linears[0].columns)
                 for part, linears in module.parts.items()
             }
-            module.weight = ExpertChunks(**parts)
+            biases = [stacked_biases(module, part, values) for part in parts]
+            module.weight = ExpertChunks(parts["gate_up"], parts["down"], *biases)
+        case Sinks():
+            module.weight = paddle.to_tensor(values["weight"])
+
+
+def stacked_biases(module: Experts, part: str, values: Mapping[str, np.ndarray]) -> paddle.Tensor | None:
+    """Return the biases of this rank's columns, [experts, columns]; None: there are none."""
+    if not module.has_bias:
+        return None
+    linears = module.parts[part]
+    ranges = linears[0].columns or ((0, linears[0].width),)
+    biases = np.stack([values[f"{part}.{index}.bias"] for index in range(len(linears))])
+    return paddle.to_tensor(np.concatenate([biases[:, begin:end] for begin, end in ranges], axis=1))
 
 
 def _stacked(weights: Sequence[np.ndarray], columns: Columns) -> StackedChunks:
@@ -511,6 +529,10 @@ def _attend_pages(
     each, side by side -> [R, kv_heads * group * value_dim]."""
     inputs = step.inputs
     softcap = shape.softcap if isinstance(shape, AttentionShape) else 0.0
+    sinks = None
+    if isinstance(shape, AttentionShape) and shape.sinks is not None:
+        group_size = shape.num_heads // shape.num_kv_heads
+        sinks = shape.sinks.weight.reshape([-1, group_size])[shape.heads.first_kv : shape.heads.first_kv + shape.heads.kv_count]
     heads, group = queries.shape[1:3]
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
@@ -527,7 +549,7 @@ def _attend_pages(
         parts = [paddle.gather(part, pass_rows) for part in keys]
         pass_keys = (parts[0] if len(parts) == 1 else paddle.concat(parts, axis=-1)).reshape([*kv_shape, queries.shape[-1]])
         pass_values = paddle.gather(values, pass_rows).reshape([*kv_shape, values.shape[-1]])
-        outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end], softcap))
+        outputs.append(_attend(queries[start:end], pass_keys, pass_values, mask[start:end], softcap, sinks))
         got_on()
     output = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
     output = output.reshape([-1, heads * group * values.shape[-1]])
@@ -535,9 +557,15 @@ def _attend_pages(
 
 
 def _attend(
-    queries: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, mask: paddle.Tensor, softcap: float
+    queries: paddle.Tensor,
+    keys: paddle.Tensor,
+    values: paddle.Tensor,
+    mask: paddle.Tensor,
+    softcap: float,
+    sinks: paddle.Tensor | None,
 ) -> paddle.Tensor:
-    """[T, Q, 1, H, G, D] against keys [T, 1, S, H, KEY_SPLIT, D] and values [T, 1, S, H, KEY_SPLIT, V] -> [T, Q, H, G, V]."""
+    """[T, Q, 1, H, G, D] against keys [T, 1, S, H, KEY_SPLIT, D], values [T, 1, S, H, KEY_SPLIT, V] and sinks [H, G] -> [T, Q,
+    H, G, V]."""
     dim = values.shape[-1]
     queries, keys, values = _whole_lines(queries), _whole_lines(keys), _whole_lines(values)
     scores = paddle.matmul(queries, keys, transpose_y=True)
@@ -547,9 +575,17 @@ def _attend(
     largest = paddle.max(scores, axis=-1, keepdim=True)
     if scores.shape[2] > 1:
         largest = paddle.max(largest, axis=2, keepdim=True)
+    if sinks is not None:
+        sinks = _expand(sinks.reshape([1, 1, 1, *sinks.shape, 1]), largest.shape)
+        largest = paddle.maximum(largest, sinks)
     weights = paddle.exp(scores - _expand(largest, scores.shape))
     sums, sums_of_values = paddle.sum(weights, axis=-1, keepdim=True), paddle.matmul(weights, values)
-    output = _add_splits(sums_of_values) / _add_splits(sums)
+    sum_of_all = _add_splits(sums)
+    if sinks is not None:  # whole lines, like every exponential
+        lines = [*largest.shape[:-1], LANES]
+        of_sinks = paddle.exp(_expand(sinks, lines) - _expand(largest, lines))
+        sum_of_all = sum_of_all + of_sinks[..., :1].squeeze(2)
+    output = _add_splits(sums_of_values) / sum_of_all
     return output if output.shape[-1] == dim else output[..., :dim]
 
 
@@ -606,9 +642,13 @@ def head_linear(x: paddle.Tensor, module: HeadLinear) -> paddle.Tensor | Cut:
     return Cut(y, module.heads.start * module.num_outputs, module.num_heads * module.num_outputs)
 
 
-def activate_and_multiply(x: paddle.Tensor | Cut, activation: str) -> paddle.Tensor | Cut:
+def activate_and_multiply(x: paddle.Tensor | Cut, activation: str, clamp: GateClamp | None = None) -> paddle.Tensor | Cut:
     gate, up = paddle.split(own_columns(x), 2, axis=-1)
-    y = _ACTIVATIONS[activation](gate) * up
+    if clamp is None:
+        y = _ACTIVATIONS[activation](gate) * up
+    else:
+        gate, up = paddle.clip(gate, max=clamp.limit), paddle.clip(up, min=-clamp.limit, max=clamp.limit)
+        y = gate * functional.sigmoid(gate * clamp.alpha) * (up + 1.0)
     return Cut(y, x.begin, x.width // 2) if isinstance(x, Cut) else y
 
 
@@ -723,20 +763,21 @@ def experts(
 ) -> paddle.Tensor:
     ids = routing.ids.numpy().reshape(-1)
     choices = np.arange(len(ids))
-    activated = own_columns(
-        activate_and_multiply(expert_products(x, choices // routing.ids.shape[1], ids, module.weight.gate_up), activation)
-    )
-    return add_choices(expert_products(activated, choices, ids, module.weight.down), routing, shared)
+    gate_up = expert_products(x, choices // routing.ids.shape[1], ids, module, "gate_up")
+    activated = own_columns(activate_and_multiply(gate_up, activation, module.clamp))
+    return add_choices(expert_products(activated, choices, ids, module, "down"), routing, shared)
 
 
-def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, experts: StackedChunks) -> paddle.Tensor:
-    """Return [n, out]: row rows[i] of x times the weights of expert ids[i]. Computed expert by expert, with rows padded to
-    whole tiles by copies of the first. Expert -1 means none and gives zeros."""
+def expert_products(x: paddle.Tensor, rows: np.ndarray, ids: np.ndarray, module: Experts, part: str) -> paddle.Tensor:
+    """Return [n, out]: row rows[i] of x times the weights of a part of expert ids[i], plus its bias. Computed expert by expert,
+    with rows padded to whole tiles by copies of the first. Expert -1 means none and gives zeros."""
+    experts, biases = getattr(module.weight, part), getattr(module.weight, f"{part}_bias")
     results = paddle.zeros([len(ids), _width(experts.own)])
     for expert in np.unique(ids[ids >= 0]).tolist():
         own = np.flatnonzero(ids == expert)
         places = np.append(own, np.repeat(own[:1], -len(own) % ROW_TILE))
         products = _product(paddle.gather(x, paddle.to_tensor(rows[places])), experts.each[expert])
+        products = products if biases is None else products + biases[expert]
         paddle.scatter_(results, paddle.to_tensor(places), products)
     return results
 
@@ -747,9 +788,9 @@ def sync_free_experts(
     """Compute `experts` without reading on the host which experts rows have. The same bits, since a row's product does not
     depend on other rows."""
     ids = paddle.clip(routing.ids, min=0).flatten()
-    gate_up = sync_free_products(rows_of_choices(x, routing), ids, module.weight.gate_up)
-    activated = own_columns(activate_and_multiply(gate_up, activation))
-    return add_choices(sync_free_products(activated, ids, module.weight.down), routing, shared)
+    gate_up = sync_free_products(rows_of_choices(x, routing), ids, module, "gate_up")
+    activated = own_columns(activate_and_multiply(gate_up, activation, module.clamp))
+    return add_choices(sync_free_products(activated, ids, module, "down"), routing, shared)
 
 
 def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
@@ -758,9 +799,10 @@ def rows_of_choices(x: paddle.Tensor, routing: Routing) -> paddle.Tensor:
     return _expand(x.unsqueeze(1), [rows, num_chosen, x.shape[1]]).reshape([rows * num_chosen, x.shape[1]])
 
 
-def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChunks) -> paddle.Tensor:
-    """Return [n, out]: row i of x [n, in] times the weights of expert ids[i]. Weights are read once per choice, while
-    `expert_products` reads them once for all rows of the expert, but must read the choices on the host."""
+def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, module: Experts, part: str) -> paddle.Tensor:
+    """Return [n, out]: row i of x [n, in] times the weights of a part of expert ids[i], plus its bias. Weights are read once
+    per choice, while `expert_products` reads them once for all rows of the expert, but must read the choices on the host."""
+    experts, biases = getattr(module.weight, part), getattr(module.weight, f"{part}_bias")
     num_chunks, width = experts.weights.shape[1], experts.weights.shape[3]
     num_each = max(1, MAX_GATHERED // (num_chunks * width * OUTPUT_CHUNK))
     x, outputs = _whole_lines(x), []
@@ -770,7 +812,8 @@ def sync_free_products(x: paddle.Tensor, ids: paddle.Tensor, experts: StackedChu
         weights = paddle.gather(experts.weights, ids[begin:end]).reshape([*in_chunks[:2], width, OUTPUT_CHUNK])
         y = paddle.matmul(_expand(x[begin:end].reshape([end - begin, 1, 1, width]), in_chunks), weights)
         outputs.append(y.reshape([end - begin, -1]))
-    return _columns(outputs[0] if len(outputs) == 1 else paddle.concat(outputs), experts.own)
+    products = _columns(outputs[0] if len(outputs) == 1 else paddle.concat(outputs), experts.own)
+    return products if biases is None else products + paddle.gather(biases, ids)
 
 
 def add_choices(results: paddle.Tensor, routing: Routing, shared: paddle.Tensor | None) -> paddle.Tensor:

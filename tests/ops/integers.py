@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ops.weight_format import QuantizedWeight, WeightFormat
+from ops.weight_format import DOUBLED_E2M1, QuantizedWeight, WeightFormat
 
 MAX_BLOCK = 128  # inputs of a row that share an activation scale, where the weight has no scales of smaller groups
 
@@ -44,6 +44,8 @@ def linear(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray | None = Non
     group_size = weight.format.group_size or num_inputs
     block = block_of(weight.format)
     integers = weight.values.astype(np.int64)
+    if weight.format.kind == "float4":
+        integers = DOUBLED_E2M1[integers].astype(np.int64)
     if weight.format.kind == "int4" and weight.offsets is None:
         integers -= 8
     if weight.multipliers is not None:

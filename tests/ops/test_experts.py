@@ -11,7 +11,7 @@ from ops import _cpu
 from ops.cpu import table as native
 from ops.cpu.executors import Recording
 from ops.cpu.table import make_table
-from ops.modules import Experts, Linear, Router, RoutingRule
+from ops.modules import Experts, GateClamp, Linear, Router, RoutingRule
 from ops.paddle import reference
 from ops.table import OpTable, Routing
 from ops.weight_format import BFLOAT16, FLOAT32, Fills, Memory, Parts, QuantizedWeight, WeightFormat
@@ -25,6 +25,7 @@ Weight = np.ndarray | QuantizedWeight
 FORMATS = [
     *(FLOAT32, BFLOAT16, WeightFormat("int8"), WeightFormat("int8", 16), WeightFormat("int8", 128)),
     *(WeightFormat("int4", 32), WeightFormat("int4", 128, True), WeightFormat("int4", 64, is_folded=True)),
+    WeightFormat("float4", 32),
 ]
 
 
@@ -40,22 +41,32 @@ def router_of(k: OpTable, weight: np.ndarray, rule: RoutingRule, correction: np.
 
 
 def weights_of(num_experts: int, shape: tuple[int, int], format: WeightFormat, seed: int) -> list[Weight]:
-    if format.kind in ("int8", "int4"):
+    if format.kind in ("int8", "int4", "float4"):
         return [integers.random_weight(*shape, format, seed + index) for index in range(num_experts)]
     return list(random(num_experts, *shape, seed=seed) / 8)
 
 
-def experts_of(k: OpTable, gate_up: list[Weight], down: list[Weight], format: WeightFormat = FLOAT32) -> Experts:
+def experts_of(
+    k: OpTable,
+    gate_up: list[Weight],
+    down: list[Weight],
+    format: WeightFormat = FLOAT32,
+    biases: tuple[np.ndarray, np.ndarray] | None = None,
+    clamp: GateClamp | None = None,
+) -> Experts:
     shapes = [(each[0].values if isinstance(each[0], QuantizedWeight) else each[0]).shape for each in (gate_up, down)]
     parts = [
-        tuple(Linear((str(index),), shape[1], (shape[0],), format=format) for index in range(len(gate_up))) for shape in shapes
+        tuple(Linear((str(index),), shape[1], (shape[0],), biases is not None, format) for index in range(len(gate_up)))
+        for shape in shapes
     ]
-    module = Experts("experts", *parts)
+    module = Experts("experts", *parts, clamp)
     named_weights = {
         f"{part}.{index}": each
         for part, weights in (("gate_up", gate_up), ("down", down))
         for index, each in enumerate(weights)
     }
+    for part, values in zip(("gate_up", "down"), biases or ((), ()), strict=True):
+        named_weights |= {f"{part}.{index}.bias": each for index, each in enumerate(values)}
     pack(k, module, **named_weights)
     return module
 
@@ -159,6 +170,35 @@ def test_experts(k: OpTable, hidden: int, inner: int, num_experts: int, num_chos
     found = k.experts(paddle.to_tensor(x), routing_of(ids, weights), module, "silu", other).numpy()
     expected = expected_of(x, ids, weights, list(gate_up), list(down)) + (shared if has_shared else 0)
     np.testing.assert_allclose(found, expected, atol=3e-5)
+
+
+def test_experts_with_biases_and_a_clamped_gate(k: OpTable) -> None:
+    """The formula of gpt-oss; the router's bias changes the choice, and rows are the same in any company."""
+    hidden, inner, num_experts, num_chosen = 64, 37, 6, 2
+    gate_up, down = random(num_experts, 2 * inner, hidden, seed=1) / 4, random(num_experts, hidden, inner, seed=2) / 4
+    biases = random(num_experts, 2 * inner, seed=3), random(num_experts, hidden, seed=4)
+    module = experts_of(k, list(gate_up), list(down), biases=biases, clamp=GateClamp(1.702, 2.0))
+    linear = Linear(("gate",), hidden, (num_experts,), has_bias=True)
+    router = Router(linear, RoutingRule(num_chosen, is_normalized=True))
+    routes, bias = random(num_experts, hidden, seed=5), 4 * random(num_experts, seed=6)
+    pack(k, router, weight=routes, bias=bias)
+    x = random(NUM_ROWS, hidden)
+    routing = k.route(None, paddle.to_tensor(x), router)
+    found = k.experts(paddle.to_tensor(x), routing, module, "silu", None).numpy()
+    exact = x.astype(np.float64)
+    logits = exact @ routes.T + bias
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :num_chosen]
+    np.testing.assert_array_equal(routing.ids.numpy(), ids)
+    for row, own in enumerate(ids):
+        weights = np.exp(logits[row, own] - logits[row].max())
+        expected = np.zeros(hidden)
+        for expert, weight in zip(own, weights / weights.sum(), strict=True):
+            gate, up = np.split(gate_up[expert] @ exact[row] + biases[0][expert], 2)
+            gate, up = np.minimum(gate, 2.0), np.clip(up, -2.0, 2.0)
+            expected += weight * (down[expert] @ ((up + 1) * gate / (1 + np.exp(-1.702 * gate))) + biases[1][expert])
+        np.testing.assert_allclose(found[row], expected, atol=1e-4)
+    assert_row_alone(lambda x: k.experts(x, k.route(None, x, router), module, "silu", x), x, k.row_tile)
+    np.testing.assert_array_equal(k.sync_free().experts(paddle.to_tensor(x), routing, module, "silu", None).numpy(), found)
 
 
 @pytest.mark.parametrize("variant", _cpu.variants())

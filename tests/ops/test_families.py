@@ -26,6 +26,7 @@ FORMATS = {
     "bfloat16": [WeightFormat("bfloat16")],
     "int8": [WeightFormat("int8"), WeightFormat("int8", 64)],
     "int4": [WeightFormat("int4", 32), WeightFormat("int4", 32, is_folded=True), WeightFormat("int4", 128, is_folded=True)],
+    "float4": [WeightFormat("float4", 32)],
 }
 SHAPES = ((300, 70), (129, 37), (64, 33))
 SEQUENCES = [(3, 0, 100), (1, 70, 9), (7, 200, 1), (9, 3, 17)]
@@ -52,8 +53,8 @@ def linear(kind: str) -> np.ndarray:
 
 
 def stored(weight: np.ndarray, format: WeightFormat) -> Values:
-    """Return int4 that is not folded; it comes only as integers of a checkpoint."""
-    if format.kind != "int4" or format.is_folded:
+    """Return int4 that is not folded, and float4; they come only from checkpoints."""
+    if format.kind not in ("int4", "float4") or format.is_folded:
         return weight
     num_groups = -(-weight.shape[1] // format.group_size)
     integers = np.abs(weight * 5).astype(np.uint8) % 16
@@ -143,7 +144,7 @@ def test_a_family_gives_the_same_bits(part: str, alone: dict[str, dict[str, np.n
             np.testing.assert_array_equal(alone[one][part].view(np.uint32), alone[other][part].view(np.uint32))
 
 
-@pytest.mark.parametrize("part", ["int8", "int4"])
+@pytest.mark.parametrize("part", ["int8", "int4", "float4"])
 def test_integers_are_one_family(part: str) -> None:
     """Sums are integers; the only difference is whether the processor rounds a multiply-add once."""
     assert len({_cpu.families(variant)[part] for variant in _cpu.variants() if variant != "portable"}) <= 1

@@ -10,7 +10,7 @@ import pytest
 
 from engine.checkpoint.rope_config import RopeConfig
 from ops import _cpu
-from ops.modules import AttentionShape, Embedding, LayerNorm, Linear, Norm, Rotary
+from ops.modules import AttentionShape, Embedding, GateClamp, LayerNorm, Linear, Norm, Rotary, Sinks
 from ops.paddle import reference
 from ops.table import OpTable
 from tests.ops.caches import contents, make_cache
@@ -100,6 +100,15 @@ def test_activation(k: OpTable, activation: str) -> None:
     np.testing.assert_allclose(alone, ACTIVATIONS[activation](x.astype(np.float64)), atol=1e-5)
 
 
+def test_clamped_gate(k: OpTable) -> None:
+    x = 3 * random(16, 18)
+    x[0, 0], x[1, 10] = np.nan, np.nan
+    gate, up = np.split(x.astype(np.float64), 2, axis=1)
+    gate, up = np.where(gate > 1.5, 1.5, gate), np.where(np.isnan(up), up, np.clip(up, -1.5, 1.5))
+    found = k.activate_and_multiply(paddle.to_tensor(x), "silu", GateClamp(1.702, 1.5)).numpy()
+    np.testing.assert_allclose(found, (up + 1) * gate / (1 + np.exp(-1.702 * gate)), atol=1e-5)
+
+
 # Allowed loss of a number in the cache: relative to itself, and to the largest of its position and head.
 LOSSES = {
     "float32": (0, 0),
@@ -164,7 +173,19 @@ def test_attention_in_passes(max_scores: int, monkeypatch: pytest.MonkeyPatch) -
 def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_size: int, has_chunks: bool) -> None:
     """Softmax attention over each row's own keys, also in several passes; leftovers of other sequences in the cache, NaN
     included, do not matter."""
-    shape = AttentionShape(6, 2, head_dim, window, has_chunks=has_chunks)
+    check_attention(k, kv_dtype, AttentionShape(6, 2, head_dim, window, has_chunks=has_chunks), block_size, np.full(6, -np.inf))
+
+
+@pytest.mark.parametrize(("k", "kv_dtype"), CACHES, indirect=["k"])
+@pytest.mark.parametrize("window", [0, 70])
+def test_attention_with_sinks(k: OpTable, kv_dtype: str, window: int) -> None:
+    sinks, module = np.array([-30, -1, 0, 1, 3, 30], np.float32), Sinks("sinks", 6)
+    pack(k, module, weight=sinks)
+    check_attention(k, kv_dtype, AttentionShape(6, 2, 64, window, sinks=module), 16, sinks)
+
+
+def check_attention(k: OpTable, kv_dtype: str, shape: AttentionShape, block_size: int, sinks: np.ndarray) -> None:
+    head_dim, window, has_chunks = shape.head_dim, shape.sliding_window, shape.has_chunks
     sequences = [(2, 90, 40), (3, 0, 1), (5, 200, 2), (11, 0, 20)]
     step = HandMadeStep(sequences, block_size=block_size, row_tile=k.row_tile)
     keys, values = step.numbers(2, head_dim)
@@ -184,8 +205,9 @@ def test_attention(k: OpTable, kv_dtype: str, window: int, head_dim: int, block_
             for head in range(6):
                 columns = slice(head // 3 * head_dim, (head // 3 + 1) * head_dim)
                 scores = keys[seen, columns].astype(np.float64) @ queries[row, head] / math.sqrt(head_dim)
-                weights = np.exp(scores - scores.max())
-                expected[row, head] = weights @ values[seen, columns] / weights.sum()
+                largest = max(scores.max(), sinks[head])
+                weights = np.exp(scores - largest)
+                expected[row, head] = weights @ values[seen, columns] / (weights.sum() + np.exp(sinks[head] - largest))
             row += 1
     np.testing.assert_allclose(found[:row], expected[:row], atol=_attention_error(kv_dtype))
 

@@ -13,7 +13,7 @@ from ops.cpu.int_packing import rounded
 from ops.cpu.packing import PackedWeight
 from ops.modules import Embedding, Linear
 from ops.table import OpTable
-from ops.weight_format import QuantizedWeight, WeightFormat
+from ops.weight_format import DOUBLED_E2M1, QuantizedWeight, WeightFormat
 from ops.weight_format import float32 as values_of
 from tests.ops import integers
 from tests.ops.packing import pack
@@ -24,7 +24,8 @@ from tests.ops.test_invariance import NUM_ROWS, assert_row_alone
 INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
 INT4 = [WeightFormat("int4", group, offsets) for group in (16, 32, 64, 128) for offsets in (False, True)]
 FOLDED = [WeightFormat("int4", group, is_folded=True) for group in _cpu.FOLDED_GROUPS]
-FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED]
+FLOAT4 = WeightFormat("float4", 32)
+FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED, FLOAT4]
 QUANTIZING = [*INT8, *FOLDED]
 SHAPES = [(20, 37), (100, 1), (7, 16), (256, 100), (300, 70), (1024, 48)]
 
@@ -77,7 +78,7 @@ def test_extreme_values(k: OpTable, format: WeightFormat) -> None:
     NaN and do not affect the others."""
     num_inputs, num_outputs = 264, 20
     weight = integers.random_weight(num_outputs, num_inputs, format)
-    low, high = (-128, 127) if format.kind == "int8" else (0, 15)
+    low, high = {"int8": (-128, 127), "int4": (0, 15), "float4": (15, 7)}[format.kind]
     weight.values[0::3], weight.values[1::3] = low, high
     if weight.multipliers is not None:
         weight.multipliers[:8], weight.multipliers[8:16] = 16, -15
@@ -130,10 +131,11 @@ def unpacked(weight: PackedWeight, format: WeightFormat, num_outputs: int, num_i
     num_panels = -(-num_outputs // 16)
     quads = weight.values.numpy().reshape(num_panels, -1, 16, 4)
     zero = 128
-    if format.kind == "int4":
-        zero = 0 if format.has_offsets else 8
+    if format.kind != "int8":
+        zero = 0 if format.has_offsets or format.kind == "float4" else 8
         quads = np.stack([quads & 15, quads >> 4], axis=2).reshape(num_panels, -1, 16, 4)
-    values = quads.transpose(0, 2, 1, 3).reshape(num_panels * 16, -1)[:num_outputs, :num_inputs].astype(np.float32) - zero
+    values = quads.transpose(0, 2, 1, 3).reshape(num_panels * 16, -1)[:num_outputs, :num_inputs]
+    values = DOUBLED_E2M1[values] if format.kind == "float4" else values.astype(np.float32) - zero
     groups = np.arange(num_inputs) // (format.group_size or num_inputs)
 
     def spread(grouped: np.ndarray) -> np.ndarray:
@@ -191,7 +193,7 @@ def test_weight_of_another_format_is_requantized() -> None:
     np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
 
 
-INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6], *FOLDED[:2]]
+INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6], *FOLDED[:2], FLOAT4]
 
 
 @pytest.mark.parametrize("format", INVARIANT, ids=named)

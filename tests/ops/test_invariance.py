@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ops.modules import AttentionShape, HeadNorm, LayerNorm, Linear, Norm, Rotary
+from ops.modules import AttentionShape, GateClamp, HeadNorm, LayerNorm, Linear, Norm, Rotary, Sinks
 from ops.table import ROW_TILE, OpTable
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
@@ -84,6 +84,12 @@ def test_activation(k: OpTable, activation: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 37])
+def test_clamped_gate(k: OpTable, width: int) -> None:
+    clamp = GateClamp(1.702, 1.5)
+    assert_row_alone(lambda x: k.activate_and_multiply(x, "silu", clamp), random(NUM_ROWS, 2 * width) * 3, k.row_tile)
+
+
+@pytest.mark.parametrize("width", [64, 37])
 def test_scale_and_add(k: OpTable, width: int) -> None:
     assert_row_alone(lambda x: k.scale_and_add(x, 0.7, x * 0.3), random(NUM_ROWS, width), k.row_tile)
     assert_row_alone(lambda x: k.scale_and_add(x, 0.7, None), random(NUM_ROWS, width), k.row_tile)
@@ -118,6 +124,8 @@ SHAPES = [
     AttentionShape(8, 2, 32, sliding_window=9),
     AttentionShape(8, 2, 32, sliding_window=100, scale=0.3),
     AttentionShape(4, 1, 32, softcap=3.0),
+    AttentionShape(4, 2, 16, sliding_window=9, sinks=Sinks("sinks", 4)),
+    AttentionShape(6, 1, 24, sinks=Sinks("sinks", 6)),
     AttentionShape(2, 1, 128),
     AttentionShape(2, 2, 256, sliding_window=64),
     AttentionShape(40, 2, 16),  # a row's queries are many
@@ -181,6 +189,8 @@ def run_attention(
     is_after = shape.has_chunks  # with one of the shapes heads are normalized after the rotation
     norm = HeadNorm("q", "k", shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6, is_after_rotation=is_after)
     pack(k, norm, queries=random(shape.head_dim, seed=8), keys=random(shape.head_dim, seed=9))
+    if shape.sinks is not None:
+        pack(k, shape.sinks, weight=2 * random(shape.num_heads, seed=7))
     rotary = Rotary(shape.head_dim)
     tables = rotary_tables(_rope(shape.head_dim), shape.head_dim, 320)
     pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), tables, strict=True)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
-from tests.workers.variants import values
+from tests.workers.variants import mxfp4, stacked, values
 from workers.models import declare_model
 
 TINY: dict[str, Any] = {
@@ -55,8 +56,13 @@ def write_safetensors(
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     data = bytearray()
     for name, tensor in tensors.items():
-        raw = stored(tensor, dtype)
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        is_packed = tensor.dtype == np.uint8
+        raw = tensor.tobytes() if is_packed else stored(tensor, dtype)
+        header[name] = {
+            "dtype": "U8" if is_packed else dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
@@ -71,5 +77,35 @@ def stored(tensor: np.ndarray, dtype: str) -> bytes:
 def write_checkpoint(path: Path, config: dict[str, Any]) -> ModelConfig:
     """Write a complete checkpoint with random weights."""
     model = write_config(path, config)
-    write_safetensors(path / "model.safetensors", drawn_tensors(model), metadata={"format": "pt"})
+    tensors = drawn_tensors(model)
+    if model.architecture == "gpt_oss":
+        tensors = to_gpt_oss_layout(tensors, is_packed=model.quantization is not None)
+    write_safetensors(path / "model.safetensors", tensors, metadata={"format": "pt"})
     return model
+
+
+def to_gpt_oss_layout(tensors: dict[str, np.ndarray], *, is_packed: bool) -> dict[str, np.ndarray]:
+    """Return the tensors under their published names, with the experts of a layer as one tensor. `is_packed`: in MXFP4."""
+
+    def published(name: str) -> str:
+        name = name.replace(".mlp.gate.", ".mlp.router.").replace(".sinks.weight", ".sinks")
+        name = re.sub(r"\.experts\.\d+\.(gate|up)_proj", ".experts.gate_up_proj", name)
+        name = re.sub(r"\.experts\.\d+\.down_proj", ".experts.down_proj", name)
+        return re.sub(
+            r"(\.experts\.\w+)\.(weight|bias)$", lambda match: match[1] + ("_bias" if match[2] == "bias" else ""), name
+        )
+
+    num_experts = 1 + max(int(found[1]) for found in map(re.compile(r".*\.experts\.(\d+)\.").match, tensors) if found)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in tensors.items():
+        other = published(name)
+        if ".experts." in name:
+            shapes[other] = (num_experts, *tensor.shape[:0:-1], len(tensor) * (2 if "gate_up" in other else 1))
+        else:
+            shapes[other] = tensor.shape
+    found = {name: stacked(name, shape, lambda own, _: tensors[own]) for name, shape in shapes.items()}
+    if is_packed:
+        for name in [name for name in found if ".experts." in name and found[name].ndim == 3]:
+            blocks, scales = mxfp4(found.pop(name).swapaxes(1, 2))
+            found |= {f"{name}_blocks": blocks.reshape(*scales.shape, 16), f"{name}_scales": scales}
+    return found

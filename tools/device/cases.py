@@ -178,6 +178,7 @@ def _attend(
         "first_keys": None,
         "last_keys": None,
         "parts": scratch,
+        "sinks": None,
         "scale": dim**-0.5,
         "softcap": 0.0,
         "num_rows": rows,
@@ -246,6 +247,7 @@ def _experts(is_large: bool) -> list[Case]:
         "y": y,
         **lists,
         "weights": _weights_of(matrices, None, "float32", hidden, inner, 32),
+        "bias": _random(experts, inner, seed=9),
         "max_tiles": max_tiles,
         "x_divisor": chosen,
     }

@@ -86,15 +86,18 @@ class LlamaLayer:
             return declare_norm(config, weights, f"{prefix}.{name}") if name else None
 
         names, factor = family.norm_names, config.multipliers.residual
+        num_heads = config.num_attention_heads
+        sinks = weights.attention_sinks(f"{prefix}.self_attn.sinks", num_heads) if family.has_sinks else None
         self.shape = weights.share.heads(
             AttentionShape(
-                config.num_attention_heads,
+                num_heads,
                 config.num_kv_heads,
                 config.head_dim,
                 config.sliding_windows[index],
                 config.multipliers.scores,
                 config.multipliers.softcap_of_scores,
                 config.has_chunks,
+                sinks=sinks,
             )
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.experts import ExpertsConfig
 from engine.checkpoint.model_config import ModelConfig
-from ops.modules import Linear, RoutingRule, Tensor
+from ops.modules import GateClamp, Linear, RoutingRule, Tensor
 from ops.table import OpTable
 from workers.models.adapted import linear
 from workers.weights.declaration import Weights
@@ -88,10 +88,25 @@ class Mixture:
         prefix, correction = f"{layer}.mlp", f"{layer}.{experts.correction}" if experts.correction else ""
         self.activation = config.activation
         self.router = weights.router(
-            f"{prefix}.gate", config.hidden_size, experts.num_experts, rule, correction, experts.correction_shape, set
+            f"{prefix}.gate",
+            config.hidden_size,
+            experts.num_experts,
+            rule,
+            correction,
+            experts.correction_shape,
+            set,
+            experts.has_biases,
         )
+        clamp = GateClamp(experts.gate_alpha, experts.gate_limit) if experts.gate_limit else None
         self.experts = weights.experts(
-            f"{prefix}.experts", experts.num_experts, config.hidden_size, experts.intermediate_size, first, is_local
+            f"{prefix}.experts",
+            experts.num_experts,
+            config.hidden_size,
+            experts.intermediate_size,
+            first,
+            is_local,
+            experts.has_biases,
+            clamp,
         )
         self.shared: Mlp | None = None
         if experts.shared_intermediate_size:

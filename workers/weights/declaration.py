@@ -19,6 +19,7 @@ from ops.modules import (
     Columns,
     Embedding,
     Experts,
+    GateClamp,
     HeadLinear,
     HeadNorm,
     LatentShape,
@@ -31,6 +32,7 @@ from ops.modules import (
     Rotary,
     Router,
     RoutingRule,
+    Sinks,
     TypedPositions,
 )
 from workers.rank_group.share import TensorShare
@@ -51,6 +53,7 @@ class Weights(msgspec.Struct):
     position_tables: list[PositionTable] = []
     encoder_linears: list[Linear] = []
     head_norms: list[HeadNorm] = []
+    sinks: list[Sinks] = []
     routers: list[Router] = []
     mixtures: list[Experts] = []
     rotaries: list[tuple[RopeConfig, Rotary]] = []
@@ -165,6 +168,11 @@ class Weights(msgspec.Struct):
         self.head_norms.append(module)
         return module
 
+    def attention_sinks(self, name: str, num_heads: int) -> Sinks:
+        module = Sinks(name, num_heads)
+        self.sinks.append(module)
+        return module
+
     def router(
         self,
         name: str,
@@ -174,10 +182,11 @@ class Weights(msgspec.Struct):
         correction_name: str,
         correction_shape: tuple[int, ...],
         set: int | None = None,
+        has_bias: bool = False,
     ) -> Router:
         """Declare a router. Each of several sets has a tensor, `weight`, `weight_1` and so on, [inputs, experts], and a row of
         the correction."""
-        module = Router(Linear((name,), num_inputs, (num_experts,)), rule, correction_name, correction_shape)
+        module = Router(Linear((name,), num_inputs, (num_experts,), has_bias), rule, correction_name, correction_shape)
         if set is not None:
             module.set, module.weight_name = set, f"{name}.weight_{set}" if set else f"{name}.weight"
             module.linear.names = (f"{name}_{set}",)
@@ -185,7 +194,15 @@ class Weights(msgspec.Struct):
         return module
 
     def experts(
-        self, name: str, num_experts: int, num_inputs: int, inner: int, first: int = 0, is_local: bool = False
+        self,
+        name: str,
+        num_experts: int,
+        num_inputs: int,
+        inner: int,
+        first: int = 0,
+        is_local: bool = False,
+        has_bias: bool = False,
+        clamp: GateClamp | None = None,
     ) -> Experts:
         """Declare the experts from number `first` on. Sets after the first are not divided among ranks, nor are experts with
         `is_local`."""
@@ -193,9 +210,10 @@ class Weights(msgspec.Struct):
         gate_up_columns, down_columns = self.share.expert_columns(inner, num_inputs)
         for index in range(first, first + num_experts):
             gate, up, last = (f"{name}.{index}.{part}" for part in ("gate_proj", "up_proj", "down_proj"))
-            gate_up.append(Linear((gate, up), num_inputs, (inner, inner), columns=gate_up_columns))
-            down.append(Linear((last,), inner, (num_inputs,), columns=down_columns))
-        module = Experts(f"{name}.{first}" if first else name, tuple(gate_up), tuple(down), is_local=is_local or first > 0)
+            gate_up.append(Linear((gate, up), num_inputs, (inner, inner), has_bias, columns=gate_up_columns))
+            down.append(Linear((last,), inner, (num_inputs,), has_bias, columns=down_columns))
+        name = f"{name}.{first}" if first else name
+        module = Experts(name, tuple(gate_up), tuple(down), clamp, is_local=is_local or first > 0)
         self.mixtures.append(module)
         return module
 
@@ -238,6 +256,7 @@ class Weights(msgspec.Struct):
         for head_norm in (norm for norm in self.head_norms if norm.has_weight):
             shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
         shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}
+        shapes |= {f"{sinks.name}.weight": (sinks.num_heads,) for sinks in self.sinks}
         for router in self.routers:
             if router.weight_name:
                 shapes[router.weight_name] = (router.linear.num_inputs, router.num_experts)

@@ -14,7 +14,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from ops.modules import Embedding, Experts, HeadLinear, HeadNorm, LayerNorm, Linear, Module, Norm, PositionTable, Router
+from ops.modules import (
+    Embedding,
+    Experts,
+    HeadLinear,
+    HeadNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    Norm,
+    PositionTable,
+    Router,
+    Sinks,
+)
 from ops.table import OpTable
 from ops.weight_format import FLOAT32, Memory, Source, Store, WeightFormat
 from workers.weights.cache import WeightCache
@@ -25,7 +37,7 @@ from workers.weights.reader import digest_of
 from workers.weights.sources import ModuleSources, Stored
 
 _LOG = logging.getLogger(__name__)
-_BITS = {"int8": 8, "int4": 4}
+_BITS = {"int8": 8, "int4": 4, "float4": 4}
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CacheOutcome = Literal["hit", "miss", "damaged", "off"]
@@ -53,7 +65,7 @@ class WeightPacking:
         self._precision = precision
         self._on_progress = on_progress
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
-        self._modules += [*weights.typed_positions, *weights.routers, *weights.mixtures, *weights.head_linears]
+        self._modules += [*weights.typed_positions, *weights.sinks, *weights.routers, *weights.mixtures, *weights.head_linears]
         self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
@@ -193,6 +205,8 @@ def _num_bytes(module: Module) -> int:
             return sum(_num_bytes(linear) for linears in module.parts.values() for linear in linears)
         case Norm():
             return 4 * module.width
+        case Sinks():
+            return 4 * module.num_heads
         case PositionTable():
             return 4 * module.side * module.side * module.width
         case _:

@@ -99,6 +99,8 @@ def _stored(parts: list[Kept], precision: Precision) -> tuple[WeightFormat, str]
         reasons = dict.fromkeys(part or "parts stored as floats" for part in parts if not isinstance(part, WeightFormat))
         return floats, f"as {floats.kind} ({', '.join(reasons)})"
     format = common_format(formats)
+    if format is None:
+        return floats, f"as {floats.kind} ({' beside '.join(dict.fromkeys(map(shown, formats)))})"
     if all(part == format for part in formats):
         return format, f"as stored ({shown(format)})"
     different = dict.fromkeys(shown(part) for part in formats)

@@ -37,6 +37,7 @@ from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights, stored_inputs
 from workers.weights.formats.floats import is_finite
 from workers.weights.formats.gguf import gguf_tensors
+from workers.weights.formats.interleaved import split_experts
 from workers.weights.formats.quantized import decoded
 from workers.weights.formats.tensor import Kept, Tensor
 from workers.weights.safetensors import SafetensorsFile, StoredTensor
@@ -57,12 +58,13 @@ _RENAMES = (
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
     (re.compile(r"\.(block_sparse_moe|feed_forward)\."), ".mlp."),  # Mixtral, Llama 4
-    (re.compile(r"\.mlp\.router\.(layer\.)?weight$"), ".mlp.gate.weight"),  # Granite
+    (re.compile(r"\.mlp\.router\.(layer\.)?(weight|bias)$"), r".mlp.gate.\2"),  # Granite, gpt-oss
     (re.compile(r"\.mlp\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
     (re.compile(r"\.mlp\.output_linear\.weight$"), ".mlp.experts.down_proj"),
     (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.shared_experts.gate_up_proj."),
     (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.shared_experts.down_proj."),
     (re.compile(r"\.mlp\.shared_expert\."), ".mlp.shared_experts."),  # Qwen 2
+    (re.compile(r"\.self_attn\.sinks$"), ".self_attn.sinks.weight"),
     (re.compile(r"(\.experts\.\d+\.)w1\."), r"\1gate_proj."),
     (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
     (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),
@@ -196,10 +198,9 @@ class Checkpoint:
         if self._gguf:
             return gguf_tensors(self._gguf, config)
         stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
-        if config.quantization is None:
-            return stored
         try:
-            return decoded(stored, config.quantization)
+            tensors: Mapping[str, Tensor] = decoded(stored, config.quantization) if config.quantization else stored
+            return split_experts(tensors) if FAMILIES[config.architecture].has_interleaved_experts else tensors
         except CheckpointError as error:
             raise CheckpointError(f"{self._path}: {error}") from error
 

@@ -22,6 +22,7 @@ from ops.modules import (
     PatchLinear,
     PositionTable,
     Router,
+    Sinks,
     TypedPositions,
 )
 from ops.weight_format import QuantizedWeight, Source, SourceByRows, Values, WeightFormat, float32
@@ -29,7 +30,7 @@ from workers.weights.formats.floats import joined
 from workers.weights.formats.integers import side_by_side
 from workers.weights.formats.tensor import Kept
 
-_INTEGERS = ("int8", "int4")
+_INTEGERS = ("int8", "int4", "float4")
 _MATRICES = (Linear, HeadLinear, Embedding)
 
 
@@ -77,11 +78,7 @@ class ModuleSources:
             case Router():
                 return self._sources_of_router(module)
             case Experts():
-                return {
-                    f"{part}.{index}": partial(self._values_of_expert, linear)
-                    for part, linears in module.parts.items()
-                    for index, linear in enumerate(linears)
-                }
+                return self._sources_of_experts(module)
             case LayerNorm():
                 bias = partial(self._values, module, [f"{module.name}.bias"])
                 return {
@@ -94,7 +91,7 @@ class ModuleSources:
                 return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
             case Norm():
                 return {"weight": partial(self._values_of_norm, module, module.name)}
-            case HeadLinear() | PositionTable():
+            case HeadLinear() | PositionTable() | Sinks():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
@@ -122,10 +119,23 @@ class ModuleSources:
         weight = partial(self._values, module, [module.weight_name or f"{module.linear.name}.weight"])
         correction = partial(self._values, module, [module.correction_name])
         sources: dict[str, Source] = {"weight": weight, "correction": correction}
+        if module.linear.has_bias:
+            sources["bias"] = partial(self._values, module, module.linear.bias_names)
         if module.set is not None:
             number = module.set
             sources = {"weight": lambda: float32(weight()).T, "correction": lambda: float32(correction())[number]}
-        return sources if module.correction_name else {"weight": sources["weight"]}
+        if not module.correction_name:
+            del sources["correction"]
+        return sources
+
+    def _sources_of_experts(self, module: Experts) -> Mapping[str, Source]:
+        sources: dict[str, Source] = {}
+        for part, linears in module.parts.items():
+            for index, linear in enumerate(linears):
+                sources[f"{part}.{index}"] = partial(self._values_of_expert, linear)
+                if module.has_bias:
+                    sources[f"{part}.{index}.bias"] = partial(self._values, module, linear.bias_names)
+        return sources
 
     def _values_of_expert(self, linear: Linear) -> Values:
         """Read an expert; release the pages read for earlier ones."""

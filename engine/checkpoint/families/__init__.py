@@ -19,6 +19,7 @@ from engine.checkpoint.families.gemma2 import Gemma2
 from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.glm4 import Glm4
 from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
+from engine.checkpoint.families.gpt_oss import GptOss
 from engine.checkpoint.families.granite import Granite
 from engine.checkpoint.families.granitemoe import GraniteMoe, GraniteMoeShared
 from engine.checkpoint.families.hunyuan_v1_dense import HunyuanV1Dense
@@ -77,6 +78,7 @@ _TEXT = (
     GraniteMoeShared(),
     Ministral3(),
     Llama4(),
+    GptOss(),
 )
 _VISION = (Qwen2VL(), Qwen2_5VL(), Qwen3VL(), Qwen3VLMoe(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())

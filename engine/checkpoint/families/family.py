@@ -100,9 +100,11 @@ class Family:
     is_head_norm_after_rotation: bool = False  # otherwise before it
     has_head_norm_weights: bool = True
     has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
+    has_sinks: bool = False  # each query head has a learned score that takes part in the softmax, without a value
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
     unused_tensors: str = ""  # pattern of stored tensors that are not read; empty: none
     has_turned_experts: bool = False  # experts stored as one tensor are [experts, in, out], also where shapes do not show it
+    has_interleaved_experts: bool = False  # likewise, with gate and up in alternating columns, and as gpt-oss names them
     gguf_options: frozenset[str] = frozenset()  # options of GGUF files, beyond the common ones, that `of_gguf` reads
     gguf_names: Mapping[str, str] = MappingProxyType({})  # a tensor's name in GGUF files -> in checkpoints, where it is special
     is_permuted_in_gguf: bool = False  # GGUF files store the rows of queries and keys with pairs as neighbours

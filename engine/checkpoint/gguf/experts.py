@@ -78,6 +78,14 @@ def _mixtral(file: GgufFile, options: JsonOptions, name: str, sparse: list[int])
     }
 
 
+def _gpt_oss(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return {
+        "num_local_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+    }
+
+
 def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     """Return the options of ERNIE 4.5. Weights of experts are always normalized. The file's length of shared experts has
     another meaning, so it is taken from the tensor."""
@@ -118,6 +126,7 @@ _OPTIONS: dict[str, _Options] = {
     "granitemoeshared": _granitemoe,
     "llama4_text": _llama4,
     "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
     "ernie4_5_moe": _ernie4_5_moe,
     "deepseek_v3": _deepseek_v3,
 }

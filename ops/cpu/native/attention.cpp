@@ -306,6 +306,16 @@ private:
         kernels_.attend[static_cast<int>(shape.format)](shape);
     }
 
+    // The sums before the first split: none, or those of the heads' sinks, with weight 1 and without a value.
+    void start(const Tile &tile, i64 kv_head, Sums all) const {
+        all.start(num_queries(tile), stride_);
+        if (op_.sinks == nullptr) return;
+        for (i64 query = 0; query < num_queries(tile); ++query) {
+            all.largest[query] = op_.sinks[kv_head * group_ + query % group_] * LOG2_E;
+            all.sums[query] = 1.0f;
+        }
+    }
+
     void finish(const Tile &tile, i64 kv_head, Sums all) const {
         for_queries(tile, kv_head, [&](i64 query, i64 start, i64 next_start) {
             for (i64 i = 0; i < op_.head_dim; i += PANEL) __builtin_prefetch(op_.y + next_start + i, 1);
@@ -317,11 +327,12 @@ private:
         Workspace space = take_workspace(thread);
         for (i64 head = head_begin; head < head_end; ++head) {
             take_queries(tile, head, space);
-            const bool sees_first = tile.all_first < (tile.split_begin + 1) * KEY_SPLIT;  // the first split joins nothing
-            if (!sees_first) space.all.start(num_queries(tile), stride_);
+            // if all queries see it, the first split joins nothing
+            const bool is_started = tile.all_first >= (tile.split_begin + 1) * KEY_SPLIT || op_.sinks != nullptr;
+            if (is_started) start(tile, head, space.all);
             for (i64 split = tile.split_begin; split < tile.split_end; ++split) {
                 take_ranges(tile, split, space);
-                attend_split(tile, head, split, space, space.all, !sees_first || split > tile.split_begin);
+                attend_split(tile, head, split, space, space.all, is_started || split > tile.split_begin);
             }
             finish(tile, head, space.all);
         }
@@ -352,7 +363,7 @@ private:
             const Tile &tile = tiles_[task / op_.kv_heads];
             const i64 head = task % op_.kv_heads;
             const Sums all = take_workspace(thread).all;
-            all.start(num_queries(tile), stride_);
+            start(tile, head, all);
             const auto of_head = [&](i64 split) { return sums_of(tile, split, head); };
             join_splits(kernels_, all, tile.split_begin, tile.split_end, of_head, num_queries(tile), stride_, dim_);
             finish(tile, head, all);

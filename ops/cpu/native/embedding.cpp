@@ -26,13 +26,16 @@ void take_row(float *y, const Embed &op, i64 token) {
     for (i64 i = 0; i < op.width; ++i) y[i] = widened(row[i]);
 }
 
+constexpr std::int8_t DOUBLED_E2M1[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 // Quads of inputs: one per line (int8), or two (int4: low halves of bytes, then high ones).
 void take_integers(float *y, const Embed &op, i64 token) {
     const bool is_int8 = op.kind == WeightKind::INT8;
     const i64 in_line = is_int8 ? 4 : 8, lines = (op.width + in_line - 1) / in_line, lane = token % PANEL;
     const i64 group_size = op.group_size == 0 ? op.width : op.group_size, groups = (op.width + group_size - 1) / group_size;
     const std::uint8_t *line = static_cast<const std::uint8_t *>(op.weight) + token / PANEL * lines * LINE + lane * 4;
-    const i32 zero = is_int8 ? 128 : op.offsets == nullptr ? 8 : 0;
+    const bool is_float4 = op.kind == WeightKind::FLOAT4;
+    const i32 zero = is_float4 ? 0 : is_int8 ? 128 : op.offsets == nullptr ? 8 : 0;
     for (i64 group = 0; group < groups; ++group) {
         const i64 place = (token / PANEL * groups + group) * PANEL + lane, begin = group * group_size;
         const float scale = op.scales[op.multipliers == nullptr ? place : token];
@@ -41,7 +44,8 @@ void take_integers(float *y, const Embed &op, i64 token) {
         for (i64 i = begin; i < std::min(begin + group_size, op.width); ++i) {
             const std::uint8_t *quad = line + i / in_line * LINE;
             if (i % in_line == 0) __builtin_prefetch(quad + AHEAD * LINE);
-            const i32 stored = is_int8 ? quad[i % 4] : quad[i % 4] >> (i % 8 < 4 ? 0 : 4) & 15;
+            const i32 bits = is_int8 ? quad[i % 4] : quad[i % 4] >> (i % 8 < 4 ? 0 : 4) & 15;
+            const i32 stored = is_float4 ? DOUBLED_E2M1[bits] : bits;
             y[i] = static_cast<float>((stored - zero) * multiplier) * scale - offset;
         }
     }
@@ -85,7 +89,7 @@ void take_features(const TakeFeatures &op, i64 row) {
 
 void look_up(const Embed &op, i64 row) {
     float *y = op.y + row * op.width;
-    if (op.kind == WeightKind::INT8 || op.kind == WeightKind::INT4) {
+    if (op.kind == WeightKind::INT8 || op.kind == WeightKind::INT4 || op.kind == WeightKind::FLOAT4) {
         take_integers(y, op, op.token_ids[row]);
     } else if (op.is_in_panels) {
         take_floats(y, op, op.token_ids[row]);

@@ -117,6 +117,7 @@ LinearShape shape_of(const ExpertMatrices &matrices, i64 slot) {
     shape.scales = moved(shape.scales, panels * PANEL * (shape.multipliers == nullptr ? groups : 1));
     shape.multipliers = moved(shape.multipliers, panels * PANEL * groups);
     shape.offsets = moved(shape.offsets, panels * PANEL * groups);
+    shape.bias = moved(shape.bias, panels * PANEL);
     return shape;
 }
 
@@ -264,8 +265,8 @@ void run_up(Engine &engine, const ApplyExperts &op, const LinearShape &given, fl
     up.multiply();
     for_rows(engine, rows, op.share.end - op.share.begin, [&](i64 row_begin, i64 row_end) {
         for (i64 row = row_begin; row < row_end; ++row) {
-            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.activation, true, inner,
-                                      op.share.begin, op.share.end);
+            engine.kernels().activate(activated + row * inner, gate_up + row * 2 * inner, op.gate, inner, op.share.begin,
+                                      op.share.end);
         }
     });
 }

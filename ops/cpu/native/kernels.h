@@ -17,7 +17,8 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 
 constexpr i64 PANEL = 16;  // outputs side by side in packed weights
-constexpr i64 LINE = 64;   // bytes of a panel's weights for one input (float32), two (bfloat16), four (int8) or eight (int4)
+constexpr i64 LINE =
+    64;  // bytes of a panel's weights for one input (float32), two (bfloat16), four (int8) or eight (int4, float4)
 constexpr i64 KEY_PANEL = 16;                               // slots side by side in the KV cache
 constexpr i64 LEAST_FOLDED_GROUP = 32, FOLDED_BLOCK = 128;  // inputs of a multiplier, and of an integer sum
 constexpr i64 MAX_TASK_ROWS = 192;  // rows of one call of `linear`: a block of their inputs stays in the L2 cache
@@ -25,13 +26,21 @@ constexpr i64 KEY_SPLIT = 64;       // keys of a split, counted from position 0;
 
 enum class Activation : i32 { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, TANH, SIGMOID, COUNT };
 
-enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, COUNT };  // like WEIGHT_KINDS in ops/cpu/packing.py
+// What becomes of gate | up, or of plain columns: activation(gate) * up, or activation(x). With a limit, gate is limited from
+// above and up from both sides, and the result is (up + 1) * gate * sigmoid(alpha * gate).
+struct Gate {
+    Activation activation;
+    bool is_gated;
+    float alpha, limit;  // limit 0: none
+};
+
+enum class WeightKind : i32 { FLOAT32, BFLOAT16, INT8, INT4, FLOAT4, COUNT };  // like WEIGHT_KINDS in ops/cpu/packing.py
 
 // Parts that can use another variant than the rest (`Engine::select_part`): the linears of each kind of weights, which come
 // first, in the order of WeightKind, and attention.
 enum class Part : i32 { ATTENTION = static_cast<i32>(WeightKind::COUNT), COUNT };
 constexpr int NUM_PARTS = static_cast<int>(Part::COUNT);
-inline constexpr const char *PART_NAMES[NUM_PARTS] = {"float32", "bfloat16", "int8", "int4", "attention"};
+inline constexpr const char *PART_NAMES[NUM_PARTS] = {"float32", "bfloat16", "int8", "int4", "float4", "attention"};
 
 struct LinearShape {
     float *y;                        // [rows, outputs]
@@ -55,7 +64,7 @@ struct LinearShape {
 // y = x W + b for one kind of weights. Integers represent scale * (q - zero) - offset: the zero of stored int4 is 8 without
 // offsets and 0 with them; that of int8 is 128. Multipliers fold the groups' scales into the integers, scale * (multiplier * (q
 // - 8)), where multiplier * (q - 8) is an int8: sums are integers over FOLDED_BLOCK inputs, and activations are quantized in
-// such blocks for any groups.
+// such blocks for any groups. FLOAT4 has codes of E2M1 in lines like those of int4, with the scales of their doubled values.
 struct LinearKernels {
     // bytes of a prepared row; 0: `linear` reads x itself, and `prepare` is not called
     i64 (*prepared_bytes)(const LinearShape &shape);
@@ -267,9 +276,8 @@ struct Kernels {
     void (*join)(float *largest, float *sums, float *outputs, const float *next_largest, const float *next_sums,
                  const float *next_outputs, i64 count, i64 stride, i64 dim);
     void (*finish)(float *y, const float *output, float sum, i64 head_dim);
-    // x [rows, 2 * width]: gate | up -> activation(gate) * up, or x [rows, width] -> activation(x): columns [begin, end) of one
-    // row
-    void (*activate)(float *y, const float *x, Activation activation, bool is_gated, i64 width, i64 begin, i64 end);
+    // x [rows, 2 * width] if gated, or [rows, width] -> columns [begin, end) of one row
+    void (*activate)(float *y, const float *x, const Gate &gate, i64 width, i64 begin, i64 end);
     // logits of one row's experts -> their softmax, or the sigmoid of each
     void (*score)(float *scores, const float *logits, bool is_softmax, i64 count);
     // y = the sum of `count` results in order, each times its weight, and then `shared` if there is one

@@ -79,9 +79,10 @@ std::vector<AdaptedPart> adapted_parts_of(const std::vector<i64> &numbers) {
 }
 
 template <bool IS_GATED>
-Op activate(Address y, Address x, i32 activation, i64 width, i64 begin, i64 end, Address rows, i64 count) {
-    return Op{
-        Activate{floats(y), floats(x), static_cast<Activation>(activation), IS_GATED, width, begin, end, rows_of(rows, count)}};
+Op activate(Address y, Address x, i32 activation, float alpha, float limit, i64 width, i64 begin, i64 end, Address rows,
+            i64 count) {
+    const Gate gate{static_cast<Activation>(activation), IS_GATED, alpha, limit};
+    return Op{Activate{floats(y), floats(x), gate, width, begin, end, rows_of(rows, count)}};
 }
 
 void bind_row_ops(nb::module_ &module) {
@@ -184,8 +185,8 @@ void bind_attention_ops(nb::module_ &module) {
     define(module, "attention",
            [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
               Address block_tables, i64 table_width, Address has_bounds, Address first_keys, Address last_keys, i64 heads,
-              i64 kv_heads, i64 head_dim, i64 window, bool has_chunks, float scale, float softcap, i32 kv_type, i64 block_size,
-              i64 first_cached, i64 cached, Address sequences, i64 count) {
+              i64 kv_heads, i64 head_dim, i64 window, bool has_chunks, float scale, float softcap, Address sinks,
+              i64 first_sink, i32 kv_type, i64 block_size, i64 first_cached, i64 cached, Address sequences, i64 count) {
                const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{Attend{floats(y),
@@ -204,6 +205,7 @@ void bind_attention_ops(nb::module_ &module) {
                                 has_chunks,
                                 scale,
                                 softcap,
+                                sinks == 0 ? nullptr : floats(sinks) + first_sink,
                                 layout,
                                 {ints(has_bounds), ints(first_keys), ints(last_keys)},
                                 rows_of(sequences, count)}};
@@ -294,19 +296,20 @@ void bind_expert_ops(nb::module_ &module) {
     define(module, "experts",
            [](Address y, Address results, Address x, Address ids, Address weights, Address shared, Address slots,
               i32 gate_up_kind, Address gate_up, Address gate_up_scales, Address gate_up_multipliers, Address gate_up_offsets,
-              i64 gate_up_group_size, i32 down_kind, Address down, Address down_scales, Address down_multipliers,
-              Address down_offsets, i64 down_group_size, i32 activation, i64 hidden, i64 inner, i64 experts, i64 chosen,
-              Address comm, Address windows, i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts,
-              Address tensor_comm, Address activated, const std::vector<i64> &gate_up_panels,
-              const std::vector<i64> &down_panels, i64 begin, i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
+              i64 gate_up_group_size, Address gate_up_bias, i32 down_kind, Address down, Address down_scales,
+              Address down_multipliers, Address down_offsets, i64 down_group_size, Address down_bias, i32 activation,
+              float alpha, float limit, i64 hidden, i64 inner, i64 experts, i64 chosen, Address comm, Address windows,
+              i64 max_rows, int first_rank, int num_ranks, Address owners, Address counts, Address tensor_comm,
+              Address activated, const std::vector<i64> &gate_up_panels, const std::vector<i64> &down_panels, i64 begin,
+              i64 end, i64 y_begin, i64 y_end, Address rows, i64 count) {
                const ExpertMatrices first{
                    static_cast<WeightKind>(gate_up_kind),
                    {nullptr, nullptr, nullptr, floats(gate_up), floats(gate_up_scales), integers(gate_up_multipliers),
-                    floats(gate_up_offsets), nullptr, hidden, 2 * inner, gate_up_group_size, 0}};
+                    floats(gate_up_offsets), floats(gate_up_bias), hidden, 2 * inner, gate_up_group_size, 0}};
                const ExpertMatrices second{
                    static_cast<WeightKind>(down_kind),
                    {nullptr, nullptr, nullptr, floats(down), floats(down_scales), integers(down_multipliers),
-                    floats(down_offsets), nullptr, inner, hidden, down_group_size, 0}};
+                    floats(down_offsets), floats(down_bias), inner, hidden, down_group_size, 0}};
                return Op{ApplyExperts{floats(y),
                                       floats(results),
                                       floats(x),
@@ -316,7 +319,7 @@ void bind_expert_ops(nb::module_ &module) {
                                       ints(slots),
                                       first,
                                       second,
-                                      static_cast<Activation>(activation),
+                                      {static_cast<Activation>(activation), true, alpha, limit},
                                       experts,
                                       chosen,
                                       {comm_at(comm), cache(windows), max_rows, first_rank, num_ranks, ints(owners),

@@ -239,9 +239,8 @@ void run_op(Engine &engine, const Activate &op) {
     for_rows(engine, rows * parts, divide_up(columns, parts), [&](i64 begin, i64 end) {
         for (i64 index = begin; index < end; ++index) {
             const i64 row = index / parts, part = index % parts;
-            engine.kernels().activate(op.y + row * op.width, op.x + (op.is_gated ? 2 : 1) * row * op.width, op.activation,
-                                      op.is_gated, op.width, op.begin + columns * part / parts,
-                                      op.begin + columns * (part + 1) / parts);
+            engine.kernels().activate(op.y + row * op.width, op.x + (op.gate.is_gated ? 2 : 1) * row * op.width, op.gate,
+                                      op.width, op.begin + columns * part / parts, op.begin + columns * (part + 1) / parts);
         }
     });
 }

@@ -107,9 +107,10 @@ struct Attend {
     const char *keys, *values;  // of the layer
     const i32 *slots, *offsets, *starts, *block_tables;
     i64 table_width, heads, kv_heads, head_dim, window;
-    bool has_chunks;  // windows begin at multiples of their size
-    float scale;      // of scores; 0: head_dim^-0.5
-    float softcap;    // scores become softcap * tanh(score / softcap); 0: they stay
+    bool has_chunks;     // windows begin at multiples of their size
+    float scale;         // of scores; 0: head_dim^-0.5
+    float softcap;       // scores become softcap * tanh(score / softcap); 0: they stay
+    const float *sinks;  // [heads]: scores without a value, after scale and cap; or null
     CacheLayout layout;
     KeyBounds bounds;
     Rows sequences;
@@ -171,8 +172,7 @@ struct ScaleRows {
 struct Activate {
     float *y;
     const float *x;
-    Activation activation;
-    bool is_gated;  // x is gate | up; otherwise x is activated
+    Gate gate;
     i64 width;
     i64 begin, end;  // the columns that this rank computes
     Rows rows;
@@ -265,7 +265,7 @@ struct ApplyExperts {
     const float *shared;  // [rows, hidden] or null
     const i32 *slots;     // [experts]: slot of each one's packed matrices
     ExpertMatrices gate_up, down;
-    Activation activation;
+    Gate gate;
     i64 experts, chosen;
     ExpertWindows windows;
     ExpertShare share;

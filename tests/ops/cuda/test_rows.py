@@ -10,6 +10,7 @@ import pytest
 
 from ops.cuda.library import RowError
 from ops.cuda.operands import MEMBERS, ROWS, STRUCTURES, TYPES, bound, operands, shape_of
+from ops.weight_format import DOUBLED_E2M1
 from tests.ops.cuda import pages
 from tests.ops.tables import emulated_card
 from tools.device.cases import cases
@@ -47,16 +48,17 @@ class LinearCase:
 
     def __init__(self, dtype: str, weight_type: str, num_inputs: int, num_outputs: int) -> None:
         self.dtype, self.weight_type = dtype, weight_type
-        self.group = 64 if weight_type in ("int8", "int4") else 32
+        self.group = 64 if weight_type in ("int8", "int4", "float4") else 32
         padded = -(-num_inputs // self.group) * self.group
         self.scales: np.ndarray | None = None
         if self.group == 64:
             low, high = (-127, 128) if weight_type == "int8" else (0, 16)
             integers = np.random.default_rng(1).integers(low, high, (num_outputs, padded))
-            integers[:, num_inputs:] = 0 if weight_type == "int8" else 8
+            integers[:, num_inputs:] = 8 if weight_type == "int4" else 0
             self.scales = np.abs(random(num_outputs, padded // 64, seed=2)) / 50
             zero = 8 if weight_type == "int4" else 0
-            self.exact = ((integers - zero) * self.scales.repeat(64, axis=1).astype(np.float64))[:, :num_inputs]
+            numbers = DOUBLED_E2M1[integers] if weight_type == "float4" else integers - zero
+            self.exact = (numbers * self.scales.repeat(64, axis=1).astype(np.float64))[:, :num_inputs]
             codes = integers.astype(np.uint8)
             self.weights = codes if weight_type == "int8" else codes[:, ::2] | codes[:, 1::2] << 4
         else:
@@ -90,7 +92,10 @@ class LinearCase:
 @pytest.mark.parametrize("num_inputs", [72, 131, 264])
 @pytest.mark.parametrize(
     ("dtype", "weight_type"),
-    [("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("float16", "int4"), ("float32", "int4")],
+    [
+        *(("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("float16", "int4"), ("float32", "int4")),
+        *(("bfloat16", "float4"), ("float32", "float4")),
+    ],
 )
 def test_linear(dtype: str, weight_type: str, num_inputs: int) -> None:
     """A row's bits are those of the row alone, in tiles of 16 rows and of 128."""
@@ -143,6 +148,7 @@ class Pages:
         window: int,
         has_parts: bool,
         softcap: float = 0.0,
+        sinks: np.ndarray | None = None,
     ) -> Any:
         rows, context = len(positions), max(positions) + 1
         num_tiles, num_parts = -(-rows // tile_rows), -(-context // 512)
@@ -166,6 +172,7 @@ class Pages:
             first_keys=None,
             last_keys=None,
             parts=scratch if has_parts else None,
+            sinks=sinks,
             scale=DIM**-0.5,
             softcap=softcap,
             num_rows=rows,
@@ -182,7 +189,14 @@ class Pages:
         )
         return output
 
-    def expected(self, queries: np.ndarray, positions: list[int], window: int, softcap: float = 0.0) -> np.ndarray:
+    def expected(
+        self,
+        queries: np.ndarray,
+        positions: list[int],
+        window: int,
+        softcap: float = 0.0,
+        sinks: np.ndarray | None = None,
+    ) -> np.ndarray:
         result = np.empty((len(positions), KV_HEADS, GROUP, DIM))
         for row, position in enumerate(positions):
             seen = slice(max(0, position - window + 1) if window else 0, position + 1)
@@ -190,7 +204,10 @@ class Pages:
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            result[row] = np.einsum("hgk,khd->hgd", weights / weights.sum(axis=-1, keepdims=True), self.values[seen])
+            total = weights.sum(axis=-1, keepdims=True)
+            if sinks is not None:
+                total += np.exp(sinks.reshape(KV_HEADS, GROUP, 1) - scores.max(axis=-1, keepdims=True))
+            result[row] = np.einsum("hgk,khd->hgd", weights / total, self.values[seen])
         return result.reshape(len(positions), -1)
 
 
@@ -217,6 +234,17 @@ def test_scores_are_capped() -> None:
     expected = cache.expected(queries.astype(np.float64), positions, 0, softcap)
     assert np.abs(found - expected).max() < 4 * EPSILONS["float32"] * np.abs(expected).max()
     assert np.abs(found - cache.expected(queries.astype(np.float64), positions, 0)).max() > 0.01
+
+
+@pytest.mark.parametrize("window", [0, 600])
+def test_sinks_take_part_in_the_softmax(window: int) -> None:
+    """The same bits whether a block computes all parts or one."""
+    cache, positions = Pages("float32"), [1099, 3, 700, 512, 511]
+    queries, sinks = random(5, KV_HEADS * GROUP * DIM, seed=3), 6 * random(KV_HEADS * GROUP, seed=4)
+    found = cache.attend(queries, positions, "float32", 16, window, has_parts=False, sinks=sinks)
+    expected = cache.expected(queries.astype(np.float64), positions, window, sinks=sinks)
+    assert np.abs(found - expected).max() < 4 * EPSILONS["float32"] * np.abs(expected).max()
+    np.testing.assert_array_equal(cache.attend(queries, positions, "float32", 1, window, has_parts=True, sinks=sinks), found)
 
 
 @pytest.mark.parametrize("norm_place", ["before", "after", "none"])

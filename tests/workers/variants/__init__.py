@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
 SCALE = 0.15
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -29,3 +31,36 @@ def published_name(name: str) -> str:
 def is_first(name: str) -> bool:
     """Return whether a weight is not of a second layer or expert, which have the shapes of the first."""
     return not re.search(r"\.[1-9]\d*\.", name)
+
+
+def stacked(name: str, shape: tuple[int, ...], values_of: Callable[[str, tuple[int, ...]], np.ndarray]) -> np.ndarray:
+    """Return a tensor as gpt-oss stores it; `values_of` those of our names: experts are one tensor [experts, in, out], with
+    gate and up in alternating columns."""
+    match = re.fullmatch(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?", name)
+    if match is None:
+        return values_of(
+            re.sub(r"self_attn\.sinks$", "self_attn.sinks.weight", name.replace(".mlp.router.", ".mlp.gate.")), shape
+        )
+    parts = ("gate_proj", "up_proj") if match[2] == "gate_up_proj" else ("down_proj",)
+    suffix, own = "bias" if match[3] else "weight", (shape[-1] // len(parts), *shape[1:-1])
+    result = np.empty(shape, np.float32)
+    for expert in range(shape[0]):
+        for index, part in enumerate(parts):
+            result[expert, ..., index :: len(parts)] = values_of(f"{match[1]}.{expert}.{part}.{suffix}", own).T
+    return result
+
+
+def mxfp4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return blocks and scales of weights [..., in], each value rounded to the nearest."""
+    groups = weights.reshape(*weights.shape[:-1], -1, 32)
+    exponents = np.ceil(np.log2(np.abs(groups).max(-1) / 6))
+    scaled = groups / np.exp2(exponents)[..., None]
+    numbers = np.abs(np.abs(scaled)[..., None] - E2M1).argmin(-1)
+    codes = (numbers | np.where(scaled < 0, 8, 0)).astype(np.uint8)
+    return codes[..., ::2] | codes[..., 1::2] << 4, (exponents + 127).astype(np.uint8)
+
+
+def dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    values = np.where(codes > 7, -1, 1) * E2M1[codes & 7] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+    return values.reshape(*scales.shape[:-1], -1).astype(np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.workers.variants import values
+from tests.workers.variants import dequantized, mxfp4, stacked, values
 
 COMMON = {
     "vocab_size": 96,
@@ -63,6 +63,16 @@ GLM4_MOE = {
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 3,
+}
+GPT_OSS = {
+    **UNPADDED,
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "swiglu_limit": 1.5,
 }
 ERNIE = {**COMMON, "model_type": "ernie4_5", "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16}
 
@@ -414,6 +424,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
         "mlp_layer_types": ["sparse", "dense"],
     },
+    "gpt_oss": GPT_OSS,
+    "gpt_oss yarn truncated, one KV head, wide heads, tied, long window": {
+        **GPT_OSS,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "sliding_window": 100,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "truncate": True},
+    },
+    "gpt_oss without biases of attention, other gate, listed layers": {
+        **GPT_OSS,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        "attention_bias": False,
+        "swiglu_alpha": 1.1,
+        "num_experts_per_tok": 5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "gpt_oss mxfp4": {
+        **GPT_OSS,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+    },
     "glm4": {
         **UNPADDED,
         "model_type": "glm4",
@@ -525,8 +560,11 @@ def correction_buffers(model: Any) -> list[tuple[str, Any]]:
     return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
-def values_of(name: str, shape: tuple[int, ...], *, is_turned: bool = False) -> np.ndarray:
-    """Return the values of a parameter of transformers, which has the experts of a layer as one. `is_turned`: as [in, out]."""
+def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.ndarray:
+    """Return the values of a parameter of transformers, which has the experts of a layer as one."""
+    if config["model_type"] == "gpt_oss":
+        return values_of_gpt_oss(name, shape, "quantization_config" in config)
+    is_turned = config["model_type"] == "llama4_text"  # experts as [in, out]
     for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)
     if name.endswith(".shared_mlp.input_linear.weight"):
@@ -544,14 +582,19 @@ def values_of(name: str, shape: tuple[int, ...], *, is_turned: bool = False) -> 
     return np.stack([np.concatenate(parts) for parts in experts])
 
 
+def values_of_gpt_oss(name: str, shape: tuple[int, ...], is_packed: bool) -> np.ndarray:
+    """Return the same for gpt-oss, with experts as MXFP4 represents them if `is_packed`."""
+    found = stacked(name, shape, values)
+    return dequantized(*mxfp4(found.swapaxes(1, 2))).swapaxes(1, 2) if is_packed and found.ndim == 3 else found
+
+
 def expected_of(config: dict[str, Any]) -> dict[str, Any]:
     """Return greedy tokens, token by token with a cache, and the 3 best log-probabilities of each."""
     plain = AutoConfig.for_model(**json.loads(json.dumps(config)))
-    model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(plain, attn_implementation="eager", experts_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *correction_buffers(model)):
-            is_turned = config["model_type"] == "llama4_text"
-            parameter.copy_(torch.from_numpy(values_of(name, tuple(parameter.shape), is_turned=is_turned)))
+            parameter.copy_(torch.from_numpy(values_of(name, tuple(parameter.shape), config).copy()))
     model.tie_weights()
     prompt = np.random.default_rng(1).integers(3, config["vocab_size"], PROMPT_LENGTH).tolist()
     tokens, tops, cache, new = [], [], None, prompt

@@ -27,8 +27,12 @@ def kept_format(num_bits: int, group_size: int, num_inputs: int, has_offsets: bo
     return WeightFormat("int8", 0, has_offsets) if is_whole else None
 
 
-def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
-    """Return the narrowest format that represents each of `formats` exactly."""
+def common_format(formats: Sequence[WeightFormat]) -> WeightFormat | None:
+    """Return the narrowest format that represents each of `formats` exactly; None if floats of 4 bits are among others."""
+    if len(set(formats)) == 1:
+        return formats[0]
+    if any(format.kind == "float4" for format in formats):
+        return None
     kind = "int8" if any(format.kind == "int8" for format in formats) else "int4"
     sizes = [format.group_size for format in formats if format.group_size]
     return WeightFormat(kind, min(sizes, default=0), any(format.has_offsets for format in formats))  # type: ignore[arg-type]
@@ -37,6 +41,8 @@ def common_format(formats: Sequence[WeightFormat]) -> WeightFormat:
 def in_format(weight: QuantizedWeight, format: WeightFormat) -> QuantizedWeight:
     """Convert `weight` to a format that represents it exactly (see `common_format`). Its scales may belong to groups of any
     size."""
+    if weight.format == format:
+        return weight
     num_inputs = weight.values.shape[1]
     values, scales, offsets = weight.values, weight.scales, weight.offsets
     if format.has_offsets and offsets is None:
