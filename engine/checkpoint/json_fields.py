@@ -42,6 +42,7 @@ class JsonOptions:
         self.values = _Tracked(values)
         self.path = path
         self._prefix = prefix
+        self._inner: dict[str, JsonOptions] = {}  # objects that were read, by name
 
     def error(self, name: str, text: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self._prefix}{name}: {text}")
@@ -53,12 +54,22 @@ class JsonOptions:
                 raise self.error(name, f"{self.values[name]!r} is not supported; supported: {value!r}")
 
     def unread(self) -> dict[str, Any]:
-        """Return the keys that were not read, with their values."""
-        return {key: value for key, value in self.values.items() if key not in self.values.asked}
+        """Return the keys that were not read, with their values; those of objects that were read as `object.key`."""
+        own = {key: value for key, value in self.values.items() if key not in self.values.asked}
+        inner = {f"{name}.{key}": value for name, options in self._inner.items() for key, value in options.unread().items()}
+        return own | inner
 
     def within(self, name: str) -> JsonOptions:
         """Return the object under `name`, an empty one if it is missing."""
-        return JsonOptions(self.mapping(name), self.path, f"{self._prefix}{name}.")
+        if name not in self._inner:
+            self._inner[name] = JsonOptions(self.mapping(name), self.path, f"{self._prefix}{name}.")
+        return self._inner[name]
+
+    def replaced(self, values: Mapping[str, Any]) -> JsonOptions:
+        """Return the object with other `values` for some keys; what is read of it counts as read here."""
+        found = JsonOptions(dict(self.values.items()) | dict(values), self.path, self._prefix)
+        found.values.asked = self.values.asked
+        return found
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 40) -> int:
         value = self._get(name, default)

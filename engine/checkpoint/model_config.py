@@ -141,7 +141,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     bidirectional = family.bidirectional(text)
     max_positions = text.count("max_position_embeddings") - (bidirectional.first_position if bidirectional else 0)
     num_layers = text.count("num_hidden_layers", most=_MAX_LAYERS)
-    found = (each.text("dtype", each.text("torch_dtype", "")) for each in (options, text))
+    found = [each.text("dtype", each.text("torch_dtype", "")) for each in (options, text)]
     dtype = next(filter(None, found), "float32")
     if dtype not in _CHECKPOINT_DTYPES:
         raise options.error("dtype", f"{dtype!r} is not supported; expected one of {', '.join(_CHECKPOINT_DTYPES)}")
@@ -156,7 +156,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     multipliers = family.multipliers(text)
     if task != "generate":  # factor and cap are those of the vocabulary's head
         multipliers = msgspec.structs.replace(multipliers, logits=1.0, softcap_of_logits=0.0)
-    is_checked = vision is None and bidirectional is None and not family.has_training_options
+    is_checked = bidirectional is None and not family.has_training_options
     windows = family.sliding_windows(text, num_layers)
     ropes = read_ropes(text, family, head_dim, max_positions, windows)
     return ModelConfig(
@@ -199,7 +199,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         pooled_kind=family.pooled_kind,
         bidirectional=bidirectional,
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
-        unknown_options=unknown_options(text, family) if is_checked else {},  # the last field: all others are read by now
+        # the last field: all others are read by now
+        unknown_options=unknown_options(options, text, family) if is_checked else {},
     )
 
 

@@ -86,10 +86,10 @@ def read_ropes(
     if not family.local_rope_theta:
         return Ropes(rope)
     theta = options.number("rope_local_base_freq", family.local_rope_theta, above=0)
-    if not sliding:
-        return Ropes(rope)
-    values = {"rope_theta": theta, **local_options.values}
-    return Ropes(rope, _rope(options, JsonOptions(values, options.path), family, head_dim, max_positions), sliding)
+    if local_options.values.get("rope_theta") is None:
+        local_options = local_options.replaced({"rope_theta": theta})
+    local = _rope(options, local_options, family, head_dim, max_positions)
+    return Ropes(rope, local, sliding) if sliding else Ropes(rope)
 
 
 def _no_rope(theta: float, max_positions: int, scaling: QueryScaling | None = None) -> RopeConfig:
@@ -110,17 +110,17 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
             "partial_rotary_factor",
             f"{share} of head_dim {head_dim} gives {rotary_dim} rotated elements, expected an even number",
         )
-    original = options.count("original_max_position_embeddings", 0) or rope.count(
-        "original_max_position_embeddings", max_positions
-    )
+    original = rope.count("original_max_position_embeddings", max_positions)
+    original = options.count("original_max_position_embeddings", 0) or original
     if kind in ("yarn", "longrope"):
         default_factor: float | None = max_positions / original
     else:
         default_factor = 1.0 if kind == "default" else None
     theta = rope.number("rope_theta", options.number("rope_theta", family.rope_theta), above=1 if kind == "yarn" else 0)
-    if kind == "dynamic" and family.has_rope_alpha and rope.values.get("alpha"):
+    alpha = rope.number("alpha", 0.0, least=0) if family.has_rope_alpha else 0.0
+    if kind == "dynamic" and alpha:
         kind = "default"
-        theta *= rope.number("alpha", None, above=0) ** (head_dim / (head_dim - 2))
+        theta *= alpha ** (head_dim / (head_dim - 2))
     low_freq_factor = rope.number("low_freq_factor", None if kind == "llama3" else 1.0, above=0)
     return RopeConfig(
         rope_type=_ROPE_TYPES[kind],

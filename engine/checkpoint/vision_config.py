@@ -227,4 +227,5 @@ def layer_list(options: JsonOptions, name: str, default: tuple[int, ...]) -> tup
 
 def _first(options: JsonOptions, *names: str) -> str:
     """Return the first name that the option has in the file; the values under all names must be equal."""
-    return next((name for name in names if options.values.get(name) is not None), names[0])
+    given = [name for name in names if options.values.get(name) is not None]
+    return given[0] if given else names[0]

@@ -23,7 +23,7 @@ class Qwen2VL(Qwen2_5VL):
         given = options.within("vision_config")
         width, out_width = given.count("embed_dim", 1280), given.count("hidden_size", 3584)
         sizes = {"hidden_size": width, "intermediate_size": int(width * given.number("mlp_ratio", 4.0, above=0))}
-        vision = JsonOptions({**given.values, **sizes}, options.path, "vision_config.")
+        vision = given.replaced(sizes)
         return read_vision(
             self.name,
             vision,

@@ -10,7 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Qwen3(Qwen2):
     name = "qwen3"
-    class_names = ("Qwen3ForCausalLM",)
+    class_names: tuple[str, ...] = ("Qwen3ForCausalLM",)
     has_head_norm = True
     draft_names: DraftNames | None = QWEN3
     head_dim = 128  # the default of Qwen3's own configuration class
