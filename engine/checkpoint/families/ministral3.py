@@ -16,6 +16,7 @@ class Ministral3(Mistral):
     gguf_options = frozenset(("attention.temperature_scale",))
     is_permuted_in_gguf = True
     class_names = ("Ministral3ForCausalLM",)
+    harmless_options = frozenset(("max_position_embeddings",))  # in the rope parameters, beside the one that is read
     default_window = 0
     rms_norm_eps = 1e-5
     head_dim = 128

@@ -305,6 +305,36 @@ def test_options_of_experts_that_no_layer_has_are_known(directory: Path) -> None
     assert (model.unknown_options, model.experts) == ({}, None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "unknown"),
+    [
+        ({"sliding_window_pattern": 4}, {"sliding_window_pattern": 4}),
+        ({"no_rope_layer_interval": 4}, {"no_rope_layer_interval": 4}),
+        ({"rope_parameters": {"llama_4_scaling_beta": 0.1}}, {"rope_parameters.llama_4_scaling_beta": 0.1}),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, {"rope_scaling.alpha": 1000.0}),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 1, 0], "no_rope_layer_interval": 3}, {}),
+        ({"architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 4}, {}),
+    ],
+    ids=str,
+)
+def test_options_of_other_families_and_of_inner_objects_are_known(
+    changes: dict[str, Any], unknown: dict[str, Any], directory: Path
+) -> None:
+    assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
+
+
+def test_unknown_options_of_vision_models_are_known(directory: Path) -> None:
+    """Options beside the text model's object count unless it has them too."""
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    options = json.loads((GOLDEN / "qwen3_vl" / "config.json").read_text())
+    assert read(directory, options).unknown_options == {}
+    options["text_config"] |= {"clip_qkv": 3.0}
+    options["vision_config"] |= {"window_pattern": 2, "spatial_patch_size": 16}
+    options |= {"num_memory_tokens": 8, "hidden_size": 7}
+    expected = {"text_config.clip_qkv": 3.0, "vision_config.window_pattern": 2, "num_memory_tokens": 8}
+    assert read(directory, options).unknown_options == expected
+
+
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
     config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}
