@@ -317,7 +317,7 @@ def test_options_of_experts_that_no_layer_has_are_known(directory: Path) -> None
     ],
     ids=str,
 )
-def test_options_of_other_families_and_of_inner_objects_are_known(
+def test_options_of_other_families_and_inner_objects_are_known(
     changes: dict[str, Any], unknown: dict[str, Any], directory: Path
 ) -> None:
     assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
