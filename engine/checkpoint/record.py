@@ -17,7 +17,7 @@ from engine.checkpoint.model_config import GENERATION_CONFIG, ModelConfig
 from engine.checkpoint.processor_files import IMAGE_PROCESSOR, PROCESSOR, VIDEO_PROCESSOR
 from engine.errors import CheckpointError, TokamakError
 
-VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first existing one is used
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tiktoken.model")  # the first existing one is used
 TEMPLATES = "additional_chat_templates"
 FONTS = ("*.ttf", "*.otf")  # fonts for drawing times on a video's frames
 TOKENIZER_FILES = (

@@ -62,7 +62,7 @@ def _tokenizer(options: OptionValues) -> dict[str, bytes]:
     except CheckpointError as error:
         raise OptionError(f"--tokenizer {given}: {error}") from error
     if not files.keys() & set(VOCABULARIES):
-        raise OptionError(f"--tokenizer {given} has neither {' nor '.join(VOCABULARIES)}; use a directory that has one of them")
+        raise OptionError(f"--tokenizer {given} has none of {', '.join(VOCABULARIES)}; use a directory that has one of them")
     return files
 
 

@@ -1,8 +1,8 @@
 """A model's vocabulary: text to token ids, token ids to bytes.
 
-Used by the tokenizer processes. `tokenizer.json` is read by `tokenizers`, `tokenizer.model` by `sentencepiece`; code outside
-this file does not know which. Token ids are in [0, size); the model may have more (its embedding is often padded), and unused
-ids have no bytes.
+Used by the tokenizer processes. `tokenizer.json` is read by `tokenizers`, and so is `tiktoken.model` (`tiktoken_file.py`),
+`tokenizer.model` by `sentencepiece`; code outside this file does not know which. Token ids are in [0, size); the model may have
+more (its embedding is often padded), and unused ids have no bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.errors import CheckpointError, RequestError
 from engine.tokenizer.least_tokens import LeastTokens
 from engine.tokenizer.settings import TokenizerSettings
+from engine.tokenizer.tiktoken_file import tokenizer_json
 from engine.tokenizer.token_bytes import WORD_START, PieceRule, byte_of_piece, is_byte_level, rule_of
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class Vocabulary:
         settings = TokenizerSettings.of(model)
         vision = model.config.vision
         kinds = {vision.video_token_id: "video", vision.image_token_id: "image"} if vision else {}
-        for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece), strict=True):
+        for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece, _read_tiktoken), strict=True):
             if name in model.files:
                 return read(Path(model.path) / name, model.files[name], settings, kinds)
-        raise CheckpointError(f"{model.path} has neither tokenizer.json nor tokenizer.model; copy it from the original model")
+        raise CheckpointError(f"{model.path} has none of {', '.join(VOCABULARIES)}; copy it from the original model")
 
     @classmethod
     def without_text(cls, size: int) -> Vocabulary:
@@ -254,6 +255,14 @@ def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings, ki
         verbatim_ids=verbatim_ids,
         marks=_with_older_names(marks, {name: kinds[token_id] for name, token_id in names.items()}),
     )
+
+
+def _read_tiktoken(path: Path, data: bytes, settings: TokenizerSettings, kinds: dict[int, str]) -> Vocabulary:
+    try:
+        converted = tokenizer_json(data, settings.added_tokens)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return _read_tokenizer_json(path, converted, settings, kinds)
 
 
 def _size(path: Path, token_ids: Iterable[int]) -> int:

@@ -10,6 +10,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class DeepseekV3(Family):
     name = "deepseek_v3"
+    other_names: tuple[str, ...] = ("kimi_k2",)
     gguf_name: str | None = "deepseek2"
     class_names: tuple[str, ...] = ("DeepseekV3ForCausalLM",)
     model = "workers.models.deepseek_v3:DeepseekV3"

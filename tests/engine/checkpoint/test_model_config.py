@@ -335,6 +335,11 @@ def test_unknown_options_of_vision_models_are_known(directory: Path) -> None:
     assert read(directory, options).unknown_options == expected
 
 
+def test_kimi_is_read_as_deepseek_v3(directory: Path) -> None:
+    kimi = {key: value for key, value in DEFAULTS["deepseek_v3"].items() if key != "architectures"} | {"model_type": "kimi_k2"}
+    assert read(directory, kimi).architecture == "deepseek_v3"
+
+
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
     config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}

@@ -850,7 +850,7 @@ def test_dummy_weights_need_no_tokenizer(tmp_path: Path) -> None:
         assert bench.one(Rejected).request_id == "s"
         bench.send("scheduler", outputs([7, 8], "length"))
         assert (bench.delta()).token_ids == [7, 8]
-    with pytest.raises(CheckpointError, match=f"{model} has neither tokenizer.json nor tokenizer.model; copy it"):
+    with pytest.raises(CheckpointError, match=f"{model} has none of tokenizer.json, tokenizer.model, tiktoken.model; copy it"):
         vocabulary_for(ModelRecord.read(model), "safetensors")
 
 
