@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,13 @@ _PARTS = {
 }
 _SPECIAL_PARTS = {
     **{name: {"post_attention_layernorm": "post_attention_norm"} for name in ("gemma2", "gemma3_text", "exaone4", "seed_oss")},
+    "gpt_oss": {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
 _PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "ministral3", "smollm3")
 _ARCHITECTURES = {
     "mixtral": "llama",
+    "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "llama4_text": "llama4",
@@ -135,6 +137,8 @@ def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dic
 
 def full_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the rope parameters of layers without a window."""
+    if config["model_type"] == "gpt_oss":
+        return {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
     rope: dict[str, Any] = config.get("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e4)})
     return rope.get("full_attention", rope)
 
@@ -211,6 +215,14 @@ def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
     if config["model_type"] in ("mixtral", "granitemoeshared", "llama4_text"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -286,6 +298,7 @@ def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors as the converter stores them: a layer's experts as one tensor for each of their matrices, a correction
     as a vector, and no drafts."""
     found: dict[str, np.ndarray] = {}
+    tensors = dict(entry for name, tensor in tensors.items() for entry in _gpt_oss_parts(name, tensor))
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in tensors.items():
         for published, common in _MIXTRAL.items():
@@ -296,6 +309,18 @@ def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         elif not name.startswith("model.mtp_"):
             found[name] = tensor.reshape(-1) if name.endswith("e_score_correction_bias") else tensor
     return found | {name: np.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()}
+
+
+def _gpt_oss_parts(name: str, tensor: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors that the converter makes of one of gpt-oss."""
+    match = re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?", name)
+    if match is None:
+        yield name.replace(".mlp.router.", ".mlp.gate.") + (".weight" if name.endswith(".sinks") else ""), tensor
+        return
+    whole, suffix = (tensor, "bias") if match[3] else (tensor.swapaxes(1, 2), "weight")
+    parts = ("gate_proj", "up_proj") if match[2] == "gate_up_proj" else ("down_proj",)
+    for index, part in enumerate(parts):
+        yield f"{match[1]}.{part}.{suffix}", np.ascontiguousarray(whole[:, index :: len(parts)])
 
 
 def llama3_factors(config: dict[str, Any], rope: dict[str, Any]) -> np.ndarray:

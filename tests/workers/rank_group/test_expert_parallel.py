@@ -81,7 +81,7 @@ def test_tensor_ranks_sharing_experts_equal_one_rank(precision: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_moe", "llama4_text chunks, scaled queries, two experts"])
+@pytest.mark.parametrize("name", ["qwen2_moe", "llama4_text chunks, scaled queries, two experts", "gpt_oss", "gpt_oss mxfp4"])
 def test_variants_sharing_experts_equal_one_rank(name: str, tmp_path: Path) -> None:
     path, options = tmp_path / "model", {"weight_cache_dir": str(tmp_path), "max_model_len": 256}
     write_checkpoint(path, VARIANTS[name]["config"] | {"vocab_size": 1024})

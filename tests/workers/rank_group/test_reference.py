@@ -17,7 +17,15 @@ from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.expert_serving import share_experts
 from tests.workers.rank_group.rank_groups import rank_group_of
 from tests.workers.rank_group.serving import serve, serve_all, serve_golden
-from tests.workers.rank_group.test_tensor_parallel import ARENA_BYTES, ODD, ODD_EXPERTS, ODD_LATENTS, ODD_WIDE, on_each
+from tests.workers.rank_group.test_tensor_parallel import (
+    ARENA_BYTES,
+    ODD,
+    ODD_EXPERTS,
+    ODD_LATENTS,
+    ODD_SINKS,
+    ODD_WIDE,
+    on_each,
+)
 from tests.workers.serving import golden_cases
 from workers.rank_group.communicator import Communicator
 from workers.rank_group.rendezvous import Meeting
@@ -38,7 +46,8 @@ def options() -> Iterator[dict[str, Any]]:
 def test_two_ranks_equal_one_rank(options: dict[str, Any], tmp_path: Path) -> None:
     """Columns that begin within chunks, a KV head that two ranks share, experts that are split, latent attention."""
     jobs = []
-    for name, config in (("odd", ODD), ("wide", ODD_WIDE), ("experts", ODD_EXPERTS), ("latents", ODD_LATENTS)):
+    kinds = {"odd": ODD, "wide": ODD_WIDE, "experts": ODD_EXPERTS, "latents": ODD_LATENTS, "sinks": ODD_SINKS}
+    for name, config in kinds.items():
         write_checkpoint(tmp_path / name, config)
         jobs.append((tmp_path / name, options))
     expected = [serve(*job) for job in jobs]
@@ -52,10 +61,12 @@ def test_two_ranks_agree_with_transformers(options: dict[str, Any]) -> None:
     assert on_each(2, serve_golden, architectures, {**options, "max_model_len": 512}) == [expected] * 2
 
 
-@pytest.mark.parametrize("is_one_replica", [False, True])
-def test_expert_parallel_ranks_equal_one_rank(options: dict[str, Any], tmp_path: Path, is_one_replica: bool) -> None:
+@pytest.mark.parametrize(("is_one_replica", "config"), [(False, ODD_EXPERTS), (True, ODD_EXPERTS), (True, ODD_SINKS)])
+def test_expert_parallel_ranks_equal_one_rank(
+    options: dict[str, Any], tmp_path: Path, is_one_replica: bool, config: dict[str, Any]
+) -> None:
     """Two replicas, and one is idle at first and at last, or the two ranks of one; experts move before every step."""
-    write_checkpoint(tmp_path, ODD_EXPERTS)
+    write_checkpoint(tmp_path, config)
     alone = serve(tmp_path, options)
     placements = [((0, 1, 2, 3), (4, 5, 6)), ((4, 6, 2), (0, 1, 3, 5, 2))]
     arena = MemoryFile.create("tokamak-test-arena", ARENA_BYTES)

@@ -96,6 +96,20 @@ ODD_WEIGHTED = {
     "attention_chunk_size": 17,
     "floor_scale": 8,
 }
+ODD_SINKS = {
+    **{key: value for key, value in ODD_EXPERTS.items() if key not in ("num_experts", "moe_intermediate_size")},
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "intermediate_size": 100,
+    "num_local_experts": 7,
+    "sliding_window": 20,
+}
+ODD_MXFP4 = {
+    **ODD_SINKS,
+    "hidden_size": 128,
+    "intermediate_size": 160,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 ODD_LATENTS = {
     **deepseek.CONFIG,
     "vocab_size": 1003,
@@ -148,11 +162,13 @@ def test_odd_shapes_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
 def test_experts_and_latents_equal_one_rank(num_ranks: int, tmp_path: Path) -> None:
     """Every precision, and op by op."""
     jobs: list[tuple[Path, dict[str, Any]]] = []
-    kinds = {"experts": ODD_EXPERTS, "latents": ODD_LATENTS, "gated": ODD_GATED, "weighted": ODD_WEIGHTED}
+    kinds = {"experts": ODD_EXPERTS, "latents": ODD_LATENTS, "gated": ODD_GATED, "weighted": ODD_WEIGHTED, "sinks": ODD_SINKS}
     for name, config in kinds.items():
         write_checkpoint(tmp_path / name, config)
         jobs += [(tmp_path / name, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
         jobs.append((tmp_path / name, {"plan": "eager", "max_model_len": 256}))
+    write_checkpoint(tmp_path / "mxfp4", ODD_MXFP4)
+    jobs += [(tmp_path / "mxfp4", {**PRECISIONS[name], "max_model_len": 256}) for name in ("float32", "bfloat16")]
     expected = [serve(*job) for job in jobs]
     for found in on_each(num_ranks, serve_all, jobs):
         for job, answers, alone in zip(jobs, found, expected, strict=True):

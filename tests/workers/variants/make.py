@@ -424,7 +424,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "v_head_dim": 16,
         "mlp_layer_types": ["sparse", "dense"],
     },
-    "gpt_oss": GPT_OSS,
+    "gpt_oss": {**GPT_OSS, "swiglu_limit": 7.0},
     "gpt_oss yarn truncated, one KV head, wide heads, tied, long window": {
         **GPT_OSS,
         "num_key_value_heads": 1,

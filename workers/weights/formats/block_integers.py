@@ -12,6 +12,7 @@ import numpy as np
 
 from ops.weight_format import WeightFormat
 from workers.weights.formats.blocks import fifth_bits, half, halves, k_factors, k_values, q6_values
+from workers.weights.formats.mxfp4 import MXFP4, scales_of
 
 _Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
@@ -49,6 +50,10 @@ def _q6_k(blocks: np.ndarray) -> _Parts:
     return (q6_values(blocks).view(np.int8) - np.int8(32)).reshape(len(blocks), -1), factors, None
 
 
+def _mxfp4(blocks: np.ndarray) -> _Parts:
+    return halves(blocks[:, 1:]), scales_of(blocks[:, :1]), None
+
+
 INTEGERS: dict[str, tuple[WeightFormat, Callable[[np.ndarray], _Parts]]] = {
     "Q8_0": (WeightFormat("int8", 32), _q8_0),
     "Q4_0": (WeightFormat("int4", 32), _q4_0),
@@ -58,4 +63,5 @@ INTEGERS: dict[str, tuple[WeightFormat, Callable[[np.ndarray], _Parts]]] = {
     "Q4_K": (WeightFormat("int4", 32, True), _q4_k),
     "Q5_K": (WeightFormat("int8", 32, True), _q5_k),
     "Q6_K": (WeightFormat("int8", 16), _q6_k),
+    "MXFP4": (MXFP4, _mxfp4),
 }

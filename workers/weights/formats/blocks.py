@@ -12,6 +12,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ops.weight_format import DOUBLED_E2M1
+from workers.weights.formats.mxfp4 import scales_of
+
 
 def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
     values: np.ndarray = _DECODERS[type_name](blocks)
@@ -116,6 +119,10 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return (factors[:, :, None] * values.reshape(-1, 16, 16)).reshape(len(blocks), 256)
 
 
+def _mxfp4(blocks: np.ndarray) -> np.ndarray:
+    return DOUBLED_E2M1[halves(blocks[:, 1:])] * scales_of(blocks[:, :1])
+
+
 _DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "F32": _f32,
     "F16": _f16,
@@ -128,4 +135,5 @@ _DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

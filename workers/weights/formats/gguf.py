@@ -86,7 +86,7 @@ def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufT
     scores has a different name and shape in each family."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", tensor.name)
     layer = f"model.layers.{match[1]}" if match else ""
-    if match and match[2] in _OF_EXPERTS and len(tensor.shape) == 3:
+    if match and match[2] in _OF_EXPERTS and len(tensor.shape) == (2 if match[3] == "bias" else 3):
         num_bytes = (tensor.end - tensor.begin) // tensor.shape[0]
         for expert in range(tensor.shape[0]):
             begin = tensor.begin + expert * num_bytes

@@ -23,6 +23,7 @@ from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
 _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+_NAN = 255  # among exponents
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -91,7 +92,9 @@ def _packed_weight(blocks: StoredTensor, scales: StoredTensor, expert: int, rows
     def read_integers(format: WeightFormat) -> QuantizedWeight:
         assert format == MXFP4, f"MXFP4 weights are not {format}"
         codes = codes_of(blocks.read_stored()[expert, rows])
-        return QuantizedWeight(MXFP4, codes.reshape(len(codes), -1), scales_of(scales.read_stored()[expert, rows]))
+        exponents = scales.read_stored()[expert, rows]
+        factors = np.where(exponents == _NAN, np.float32(np.nan), scales_of(exponents))
+        return QuantizedWeight(MXFP4, codes.reshape(len(codes), -1), factors)
 
     def read() -> np.ndarray:
         return float32(read_integers(MXFP4))

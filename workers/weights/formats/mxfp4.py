@@ -17,6 +17,6 @@ def codes_of(packed: np.ndarray) -> np.ndarray:
 
 
 def scales_of(exponents: np.ndarray) -> np.ndarray:
-    """Return float32 scales of doubled values: 2^(exponent - 127) / 2, NaN for 255."""
+    """Return float32 scales of doubled values: 2^(exponent - 127) / 2."""
     scales: np.ndarray = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)
-    return np.where(exponents == 255, np.float32(np.nan), scales)
+    return scales

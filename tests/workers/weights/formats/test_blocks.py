@@ -9,7 +9,13 @@ import pytest
 from engine.checkpoint.gguf.file import BLOCKS
 from workers.weights.formats.blocks import dequantized_blocks
 
-HALVES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}  # places of scales; otherwise 0 and 2
+HALVES: dict[str, list[int]] = {
+    "MXFP4": [],
+    "Q8_0": [0],
+    "Q4_0": [0],
+    "Q5_0": [0],
+    "Q6_K": [208],
+}  # places of scales; otherwise 0 and 2
 
 
 def random_blocks(name: str, num_blocks: int) -> np.ndarray:
@@ -17,6 +23,8 @@ def random_blocks(name: str, num_blocks: int) -> np.ndarray:
     _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     generator = np.random.default_rng(len(name))
     blocks = generator.integers(0, 256, (num_blocks, num_bytes), np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] %= 251  # no overflow
     for place in HALVES.get(name, [0, 2]):
         blocks[:, place : place + 2] = generator.standard_normal((num_blocks, 1)).astype(np.float16).view(np.uint8)
     return blocks
@@ -30,7 +38,7 @@ def test_block_sizes_match_the_format() -> None:
         assert (kind.name, scale, num_bytes) == (name, 1, gguf.GGML_QUANT_SIZES[kind][1])
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"])
 def test_blocks_decode_like_the_gguf_package(name: str) -> None:
     blocks = random_blocks(name, 200)
     found = dequantized_blocks(name, blocks)

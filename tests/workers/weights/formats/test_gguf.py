@@ -19,9 +19,10 @@ from ops.cpu.array import array_of
 from ops.cpu.table import TABLE
 from ops.weight_format import WeightFormat
 from tests.ggufs import as_type, original_metadata, write_gguf
-from tests.workers.checkpoints import TINY, drawn_tensors, write_checkpoint, write_config, write_safetensors
+from tests.workers.checkpoints import TINY, drawn_tensors, to_gpt_oss_layout, write_checkpoint, write_config, write_safetensors
 from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
 from tests.workers.test_variants import VARIANTS
+from tests.workers.variants import dequantized, mxfp4
 from tests.workers.weights.formats.quantizers import DEMO
 from tests.workers.weights.formats.test_blocks import random_blocks
 from workers.models import declare_model
@@ -126,6 +127,27 @@ def test_gguf_gives_the_same_answers(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
 
 
+def test_mxfp4_experts_are_kept(tmp_path: Path) -> None:
+    """The same numbers as in the checkpoint that the file was made of, in 4 bits."""
+    config = VARIANTS["gpt_oss mxfp4"]["config"]
+    model = write_config(tmp_path / "source", {key: value for key, value in config.items() if key != "quantization_config"})
+    tensors = to_gpt_oss_layout(drawn_tensors(model), is_packed=False)
+    packed = {name: tensor for name, tensor in tensors.items() if ".experts." in name and tensor.ndim == 3}
+    tensors |= {name: dequantized(*mxfp4(tensor.swapaxes(1, 2))).swapaxes(1, 2) for name, tensor in packed.items()}
+    write_safetensors(tmp_path / "source" / "model.safetensors", tensors)
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        return as_type("MXFP4" if "_exps.weight" in name else "F32")(name, values)
+
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "experts.gguf", tmp_path / "source", encode, **metadata)
+    checkpoint, source = checkpoint_of(resolve_model(str(tmp_path / "experts.gguf"))), checkpoint_of(tmp_path / "source")
+    for name in declare_model(model)[1].shapes():
+        np.testing.assert_array_equal(checkpoint.read(name), source.read(name), err_msg=name)
+        is_packed = ".experts." in name and name.endswith(".weight")
+        assert checkpoint.kept(name) == (WeightFormat("float4", 32) if is_packed else None)
+
+
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if FAMILIES[name].gguf_name is not None])
 def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> None:
     """Shape, names, the order of rows, biases and rope (scaled in Llama) all come out unchanged."""
@@ -155,6 +177,7 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "granitemoeshared",
             "llama4_text",
             "ministral3 scaled queries, yarn",
+            "gpt_oss",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_integers_are_kept_as_stored(name: str, tmp_path: Path) -> None:
 
 def assert_well_formed(weight: QuantizedWeight, format: WeightFormat, shape: tuple[int, ...]) -> None:
     assert weight.format == format
-    assert (weight.values.dtype, weight.values.shape) == (np.uint8 if format.kind == "int4" else np.int8, shape)
+    assert (weight.values.dtype, weight.values.shape) == (np.int8 if format.kind == "int8" else np.uint8, shape)
     assert weight.values.flags.c_contiguous
     grid = (shape[0], shape[1] // format.group_size if format.group_size else 1)
     assert (weight.scales.dtype, weight.scales.shape) == (np.float32, grid)
