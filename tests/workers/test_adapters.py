@@ -17,6 +17,7 @@ from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.serving import serve, serve_all
 from tests.workers.rank_group.test_tensor_parallel import ODD, PRECISIONS, on_each
 from tests.workers.serving import ServedSequence, Serving, make_runner
+from tests.workers.test_golden import SINKS
 from workers.engine.runner import ModelRunner
 from workers.extensions.adapters.columns import AdapterColumns
 
@@ -40,12 +41,16 @@ def answer(
 
 
 @pytest.mark.parametrize("ops", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
-@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama", "ernie4_5", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama", "ernie4_5", "qwen3_moe", "gpt_oss"])
 def test_adapter_equals_merged_weights(name: str, ops: dict[str, Any], tmp_path: Path) -> None:
-    targets = ATTENTION if name == "qwen3_moe" else (*ATTENTION, "gate_proj", "up_proj", "down_proj")
-    (adapter,) = adapters_of(tmp_path, GOLDEN / name, 1, targets=targets, size=0.02)
-    merged = make_runner(merge(tmp_path / "merged", GOLDEN / name, adapter), **ops)
-    runner = make_runner(GOLDEN / name, adapters=[adapter], **ops)
+    targets = ATTENTION if name in ("qwen3_moe", "gpt_oss") else (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+    model = GOLDEN / name
+    if name == "gpt_oss":
+        model = tmp_path / "model"
+        write_checkpoint(model, SINKS)
+    (adapter,) = adapters_of(tmp_path, model, 1, targets=targets, size=0.02)
+    merged = make_runner(merge(tmp_path / "merged", model, adapter), **ops)
+    runner = make_runner(model, adapters=[adapter], **ops)
     for prompt in PROMPTS[:2]:
         expected, found, base = answer(merged, prompt, -1), answer(runner, prompt, 0), answer(runner, prompt, -1)
         assert found[0] == expected[0]

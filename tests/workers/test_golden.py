@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.config import SpeculativeConfig
+from tests.workers.checkpoints import write_checkpoint
 from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
 from workers.engine.runner import ModelRunner
 
@@ -191,3 +195,35 @@ def test_answers_have_the_same_bits_in_any_batch(architecture: str, backend: str
     WAYS[way](runner_of(architecture, backend), sequences)
     for sequence, expected in zip(sequences, plain(architecture, backend), strict=True):
         assert sequence.answer() == expected.answer()
+
+
+SINKS: dict[str, Any] = {
+    **{"architectures": ["GptOssForCausalLM"], "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 96},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    **{"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20, "max_position_embeddings": 4096},
+}
+PACKED = {**SINKS, "quantization_config": {"quant_method": "mxfp4"}}
+NARROW = {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+OF_SINKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "float32": (SINKS, {}),
+    "bfloat16": (SINKS, NARROW),
+    "int8": (SINKS, {"quantization": "wint8", "kv_cache_dtype": "int8"}),
+    "int4": (SINKS, {"quantization": "wint4"}),
+    "mxfp4": (PACKED, {}),
+    "mxfp4, bfloat16": (PACKED, NARROW),
+}
+
+
+@pytest.mark.parametrize("precision", OF_SINKS)
+def test_attention_sinks_have_the_same_bits_in_any_batch(precision: str, tmp_path: Path) -> None:
+    """In every way, and with drafts; experts with biases, in MXFP4 too."""
+    config, options = OF_SINKS[precision]
+    write_checkpoint(tmp_path, config)
+    expected = golden_sequences("llama")
+    side_by_side(make_runner(tmp_path, **options), expected)
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, adaptive=False)
+    ways = [(WAYS[way], {}) for way in ("chunks of 16", "together", "cached prefix", "preemption", "steps run twice")]
+    for way, more in [*ways, (side_by_side, {"speculative_config": drafts})]:
+        sequences = golden_sequences("llama")
+        way(make_runner(tmp_path, **options, **more), sequences)
+        assert [sequence.answer() for sequence in sequences] == [sequence.answer() for sequence in expected]

@@ -17,7 +17,8 @@ from engine.options.resolve_memory import affordable_cache_bytes, check_memory, 
 from engine.options.table import OptionValues, read_options
 from shm.memory import MemoryLimit, available_memory_bytes
 from tests.paths import GOLDEN
-from tests.workers.checkpoints import TINY
+from tests.workers.checkpoints import TINY, write_checkpoint
+from tests.workers.test_variants import VARIANTS
 from tools.demo import MODEL
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -53,6 +54,13 @@ def test_weights_of_a_model_without_files(large: Path) -> None:
     assert stored.num_bytes(model, "bfloat16", "none") == pytest.approx(16.06e9, rel=0.001)
     assert stored.num_bytes(model, "bfloat16", "wint8") == pytest.approx(8.6e9, rel=0.02)
     assert stored.num_bytes(model, "bfloat16", "wint4") == pytest.approx(6e9, rel=0.1)
+
+
+def test_mxfp4_is_held_in_4_bits_with_float32_scales(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VARIANTS["gpt_oss mxfp4"]["config"])
+    experts, hidden, inner, layers = 5, 64, 96, 2
+    num_values = layers * experts * 3 * hidden * inner
+    assert StoredWeights.read(tmp_path).integer_bytes == num_values // 2 + 4 * num_values // 32
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "mixtral", "gemma3_text"])

@@ -120,7 +120,8 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _mxfp4(blocks: np.ndarray) -> np.ndarray:
-    return DOUBLED_E2M1[halves(blocks[:, 1:])] * scales_of(blocks[:, :1])
+    values: np.ndarray = DOUBLED_E2M1[halves(blocks[:, 1:])] * scales_of(blocks[:, :1])
+    return values
 
 
 _DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
