@@ -125,6 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = "none"  # name of a family of `engine/parsers`
     reasoning_parser: str = "none"
     shows_tools: bool = True  # by the chat template
+    plugins: tuple[str, ...] = ()  # loaded by every process
     enable_auto_tool_choice: bool = True  # look for tool calls also if a request does not require one
     default_chat_template_kwargs: dict[str, Any] = {}  # variables of the template, unless a request sets them
     seed: int

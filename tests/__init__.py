@@ -7,6 +7,7 @@
     workers/  the rank: models, weights, sampling
     tools/    command line, benchmarks, package, deployment files
     e2e/      whole engines, started and killed as users would
+    plugins/  a package with a family of models and a parser, installed and served
     devices/  a device that Paddle's plugin interface emulates
     page/     the web page in a browser
     grafana/  dashboards and alert rules against a Prometheus server

@@ -168,6 +168,11 @@ def choice(*values: str) -> Kind:
     return Kind("{" + ",".join(values) + "}", parse)
 
 
+def choice_or_plugin(*values: str) -> Kind:
+    """One of the values, or a name that only a plugin can know; the start checks it."""
+    return Kind("{" + ",".join(values) + "}", text("NAME").parse)
+
+
 def text(metavar: str) -> Kind:
     """Any text without line breaks or control characters, not empty."""
 

@@ -135,6 +135,10 @@ def resolve(
     contradict each other, the model or the machine; automatic choices that may surprise are added to `options.notes`. `flags`
     are the processor's; None: this machine's."""
     values = options.values
+    if values["plugins"]:
+        from engine.plugins import load_plugins
+
+        load_plugins(values["plugins"])
     model_path = _model_path(options)
     try:
         record = with_files(options, ModelRecord.read(model_path))
@@ -199,6 +203,7 @@ def resolve(
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=chat_template,
         **resolve_parsers(values, record, chat_template),
+        plugins=tuple(values["plugins"] or ()),
         trust_request_chat_template=values["trust_request_chat_template"],
         num_kv_blocks=num_kv_blocks,
         kv_cache_dtype=kv_cache_dtype,

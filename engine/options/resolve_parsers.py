@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
-from engine.errors import CheckpointError
-from engine.parsers.choice import choose_call_parser, choose_reasoning_parser, shows_tools
+from engine.errors import CheckpointError, OptionError
+from engine.parsers.choice import AUTO, CALL_PARSERS, NONE, choose_call_parser, choose_reasoning_parser, shows_tools
+from engine.parsers.thinking import THINKING_FAMILIES
 from engine.tokenizer.settings import TokenizerSettings
 
 
@@ -25,8 +26,14 @@ def resolve_parsers(values: dict[str, Any], record: ModelRecord, chat_template: 
         return any(json.dumps(marker).encode() in data or marker.encode() in data for data in files)
 
     calls, reasoning = values["tool_call_parser"], values["reasoning_parser"]
+    for name, given, known in (("tool-call", calls, CALL_PARSERS), ("reasoning", reasoning, THINKING_FAMILIES)):
+        if given not in (AUTO, NONE, *known):
+            raise OptionError(
+                f"--{name}-parser {given}: expected one of {', '.join((AUTO, NONE, *known))}, or a parser of a package that "
+                "--plugins names"
+            )
     return {
-        "tool_call_parser": choose_call_parser(templates, has_token) if calls == "auto" else calls,
+        "tool_call_parser": choose_call_parser(templates, has_token) if calls == AUTO else calls,
         "shows_tools": shows_tools(templates),
-        "reasoning_parser": choose_reasoning_parser(templates, has_token) if reasoning == "auto" else reasoning,
+        "reasoning_parser": choose_reasoning_parser(templates, has_token) if reasoning == AUTO else reasoning,
     }

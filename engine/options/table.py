@@ -26,6 +26,7 @@ from engine.options.eplb_config import parse_eplb_config
 from engine.options.kinds import (
     Kind,
     choice,
+    choice_or_plugin,
     count,
     count_or_auto,
     flag,
@@ -233,16 +234,24 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "tool-call-parser",
-            choice("auto", "none", *CALL_PARSERS),
+            choice_or_plugin("auto", "none", *CALL_PARSERS),
             "auto",
             "parser for tool calls in answers; auto: detect from the chat template, none: leave tool calls in the text",
         ),
         Option(
             "reasoning-parser",
-            choice("auto", "none", *REASONING_PARSERS),
+            choice_or_plugin("auto", "none", *REASONING_PARSERS),
             "auto",
             "parser for reasoning in answers; auto: detect from the chat template and vocabulary, none: leave "
             "reasoning in the text",
+        ),
+        Option(
+            "plugins",
+            texts("NAME"),
+            None,
+            "installed packages, or entry points of theirs, from which families of models (tokamak.families) and parsers "
+            "(tokamak.parsers) are loaded; their code runs in every process of the engine",
+            takes_several=True,
         ),
         Option("enable-auto-tool-choice", flag(), True, "parse tool calls when tool_choice is auto"),
         Option("seed", whole(0, (1 << 64) - 1), 0, "seed of random weights (--load-format dummy)"),

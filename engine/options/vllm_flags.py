@@ -47,6 +47,7 @@ _COMPILE = "steps are recorded, not compiled (--plan)"
 _TLS = "client certificates are not supported; use a proxy"
 _TRANSFER = "moving a KV cache between engines is not supported"
 _CODE = "loading external code is not supported"
+_PLUGIN = "a parser is a package with an entry point in tokamak.parsers; name it with --plugins"
 _LIMITS = "request headers are limited to 64 KiB and 100 fields"
 _STATE = "no supported model has recurrent layers"
 _DEVICES = "it only applies to the GPU runner of vLLM"
@@ -141,8 +142,8 @@ VLLM_FLAGS: dict[str, Fate] = {
     "logprobs_mode": _refused("log-probabilities are always those of the raw logits; remove it", "raw_logprobs"),
     "logits_processors": _refused(_CODE),
     "middleware": _refused(_CODE),
-    "tool_parser_plugin": _refused(_CODE),
-    "reasoning_parser_plugin": _refused(_CODE),
+    "tool_parser_plugin": _refused(_PLUGIN),
+    "reasoning_parser_plugin": _refused(_PLUGIN),
     "tool_server": _refused("tools run in the client"),
     "ssl_ca_certs": _refused(_TLS),
     "ssl_cert_reqs": _refused(_TLS, "0"),

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-NONE, JSON = "none", "json"
-CALL_PARSERS = {  # the module of each
+from engine.parsers.thinking import THINKING_FAMILIES
+
+if TYPE_CHECKING:
+    from engine.parsers.family import CallFamily
+
+REASONING_PARSERS = tuple(THINKING_FAMILIES)  # without those of plugins
+NONE, AUTO, JSON = "none", "auto", "json"
+CALL_PARSERS: dict[str, str | CallFamily] = {  # the module of each, or that of a plugin itself
     "hermes": "json_calls",
     "qwen3_coder": "xml_calls",
     "llama3_json": "llama3_json",
@@ -39,19 +46,6 @@ CALL_PARSERS = {  # the module of each
     "functionary_v32": "functionary",
     "json": "json_calls",  # only for calls that are forced
 }
-REASONING_PARSERS = (
-    "qwen3",
-    "deepseek_r1",
-    "ernie45",
-    "hunyuan_a13b",
-    "mistral",
-    "seed_oss",
-    "gemma4",
-    "apertus",
-    "command_a",
-    "harmony",
-)
-
 _JSON_CALL = re.compile(r"""<tool_call>.{0,40}?\{\\?["']name""", re.DOTALL)  # newlines and quotes as templates may write them
 _JSON_LINES = re.compile(r"<tool_calls>(\\n|\s)*(['\"]\s*[-~+}]+\s*|\{\\?[\"'])")
 _RESPONSE = re.compile(r"(assistant|</think>).{0,160}<response>", re.DOTALL)
@@ -89,7 +83,8 @@ def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], 
     text = templates.get("tool_use") or templates.get("default", "")
     if not text:
         return NONE
-    for name, marks in _CALL_MARKS:
+    plugins = [(name, each.template_marks) for name, each in CALL_PARSERS.items() if not isinstance(each, str)]
+    for name, marks in (*((name, marks) for name, marks in plugins if marks), *_CALL_MARKS):
         if all(mark in text for mark in marks):
             return name
     if "<tool_calls>" in text:
@@ -110,6 +105,13 @@ def choose_call_parser(templates: Mapping[str, str], has_token: Callable[[str], 
     return JSON
 
 
+def register_calls(family: CallFamily) -> None:
+    """Add a parser of a plugin. Raises ValueError if its name is taken."""
+    if family.name in (*CALL_PARSERS, NONE, AUTO):
+        raise ValueError(f"there is already a parser of tool calls named {family.name}")
+    CALL_PARSERS[family.name] = family
+
+
 def shows_tools(templates: Mapping[str, str]) -> bool:
     """Return whether the template that renders a conversation with tools mentions them at all."""
     text = templates.get("tool_use") or templates.get("default", "")
@@ -119,6 +121,9 @@ def shows_tools(templates: Mapping[str, str]) -> bool:
 def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[str], bool]) -> str:
     """Choose the parser of reasoning (see `choose_call_parser`)."""
     text = templates.get("default", "")
+    for family in THINKING_FAMILIES.values():
+        if family.name not in REASONING_PARSERS and family.begin in text and family.end in text:  # of a plugin
+            return family.name
     for name, mark in _THINKING_MARKS:
         if mark in text:
             return name

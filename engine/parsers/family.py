@@ -63,6 +63,7 @@ class CallFamily(ABC):
     triggers: tuple[str, ...] = ()  # markers that begin a call
     openings: str = ""  # characters that may begin an answer with a call, if no marker is needed
     markers: tuple[str, ...] = ()  # further markers, inside calls
+    template_marks: tuple[str, ...] = ()  # of a plugin: it is chosen for a chat template that has all of them
     has_sections = False  # it reads reasoning and content, too (`Reader.section`), and takes the place of a `ThinkingFamily`
     ends: Mapping[str, str] = {}  # by trigger, the marker after its calls, for families with calls that need no marker
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 def call_family(name: str) -> CallFamily:
     """Return one of `CALL_PARSERS`."""
-    families: tuple[CallFamily, ...] = import_module(f"engine.parsers.{CALL_PARSERS[name]}").FAMILIES
+    place = CALL_PARSERS[name]
+    if not isinstance(place, str):
+        return place
+    families: tuple[CallFamily, ...] = import_module(f"engine.parsers.{place}").FAMILIES
     return next(family for family in families if family.name == name)
 
 

@@ -32,3 +32,10 @@ THINKING_FAMILIES = {
         ThinkingFamily("harmony", "<|channel|>analysis<|message|>", "<|end|>", call_family="harmony"),
     )
 }
+
+
+def register_reasoning(family: ThinkingFamily) -> None:
+    """Add a parser of a plugin. Raises ValueError if its name is taken."""
+    if family.name in (*THINKING_FAMILIES, "none", "auto"):
+        raise ValueError(f"there is already a parser of reasoning named {family.name}")
+    THINKING_FAMILIES[family.name] = family

@@ -55,6 +55,10 @@ def main(argv: list[str]) -> int:
     context = ActorContext(this_run, config, life.actor, life.epoch, *fds)
     context.row.set_state(State.ATTACHED)
     _end_on_sigterm(context)
+    if config.plugins:
+        from engine.plugins import load_plugins
+
+        load_plugins(config.plugins)
     target = next(plan.target for plan in manifest.actors if plan.name == life.actor)
     return run(context, lambda context: load_actor_class(target)(context))
 

@@ -82,17 +82,35 @@ _TEXT = (
 )
 _VISION = (Qwen2VL(), Qwen2_5VL(), Qwen3VL(), Qwen3VLMoe(), Ernie4_5VLMoe(), PaddleOcrVL())
 _ENCODERS = (Bert(), Roberta())
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_TEXT, *_VISION, *_ENCODERS)}
-MODEL_TYPES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in (family.name, *family.other_names)}
-GGUF_NAMES: dict[str, Family] = {}  # of several families of one name the first
-for _family in _TEXT:
-    if _family.gguf_name is not None:
-        GGUF_NAMES.setdefault(_family.gguf_name or _family.name, _family)
 _POOLED = ("Model", "ForSequenceClassification")  # other class names with the trunk of a ...ForCausalLM
-POOLED_NAMES: dict[str, Family] = {
-    name.removesuffix("ForCausalLM") + ending: family for family in _TEXT for name in family.class_names for ending in _POOLED
-}
-CLASS_NAMES: dict[str, Family] = {name: family for family in FAMILIES.values() for name in family.class_names}
+FAMILIES: dict[str, Family] = {}
+MODEL_TYPES: dict[str, Family] = {}
+CLASS_NAMES: dict[str, Family] = {}
+GGUF_NAMES: dict[str, Family] = {}  # of several families of one name the first
+POOLED_NAMES: dict[str, Family] = {}
+
+
+def register(family: Family) -> None:
+    """Add a family, also one of a plugin. Raises ValueError if a name is taken."""
+    for name in (family.name, *family.other_names):
+        if name in MODEL_TYPES:
+            raise ValueError(f"the model type {name} is already that of the family {MODEL_TYPES[name].name}")
+    for name in family.class_names:
+        if name in CLASS_NAMES:
+            raise ValueError(f"the class {name} is already that of the family {CLASS_NAMES[name].name}")
+    FAMILIES[family.name] = family
+    MODEL_TYPES.update(dict.fromkeys((family.name, *family.other_names), family))
+    CLASS_NAMES.update(dict.fromkeys(family.class_names, family))
+    if family.media is not None or family in _ENCODERS:
+        return
+    if family.gguf_name is not None:
+        GGUF_NAMES.setdefault(family.gguf_name or family.name, family)
+    trunks = (name.removesuffix("ForCausalLM") for name in family.class_names)
+    POOLED_NAMES.update({trunk + ending: family for trunk in trunks for ending in _POOLED})
+
+
+for _family in (*_TEXT, *_VISION, *_ENCODERS):
+    register(_family)
 
 
 def media_rules(kind: str) -> MediaRules:

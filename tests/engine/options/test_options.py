@@ -104,6 +104,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
         "memory_nodes",
         "pooling",
         "run_id",
+        "shows_tools",
     }
     fields = {
         field.removesuffix("_s").removesuffix("_ms") if field not in OPTIONS else field

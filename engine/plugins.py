@@ -1,0 +1,95 @@
+"""Families of models and parsers from installed packages, by the names that --plugins gives. Nothing is loaded without it.
+
+A package declares entry points of the groups `tokamak.families` and `tokamak.parsers`. Each is an object, or a list of them:
+a `Family` (`engine/checkpoint/families`), or a `CallFamily` or `ThinkingFamily` (`engine/parsers`). The start loads them before
+it reads the model, and each process of the engine before it runs its actor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from engine.errors import OptionError
+
+FAMILIES, PARSERS = "tokamak.families", "tokamak.parsers"
+_loaded: set[str] = set()  # in this process
+
+
+def load_plugins(names: Sequence[str]) -> None:
+    """Load the entry points with these names, and those of packages with these names. Raises OptionError."""
+    installed = [entry for group in (FAMILIES, PARSERS) for entry in entry_points(group=group)] if names else []
+    for name in names:
+        if name in _loaded:
+            continue
+        chosen = [
+            entry for entry in installed if name in (entry.name, _package(entry)) or _plain(name) == _plain(_package(entry))
+        ]
+        if not chosen:
+            known = ", ".join(sorted({entry.name for entry in installed})) or "none"
+            raise OptionError(
+                f"--plugins {name}: no installed package has an entry point of this name in {FAMILIES} or {PARSERS}; "
+                f"installed: {known}"
+            )
+        _check_unique(name, chosen)
+        for entry in chosen:
+            _load(name, entry)
+        _loaded.add(name)
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "?"
+
+
+def _plain(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def _check_unique(name: str, entries: Iterable[EntryPoint]) -> None:
+    """Raise OptionError if two packages have the same entry point."""
+    seen: dict[tuple[str, str], EntryPoint] = {}
+    for entry in entries:
+        other = seen.setdefault((entry.group, entry.name), entry)
+        if other.value != entry.value or _package(other) != _package(entry):
+            packages = f"{_package(other)} and {_package(entry)}"
+            raise OptionError(
+                f"--plugins {name}: the packages {packages} both have the entry point {entry.name} in {entry.group}; "
+                "uninstall one of them"
+            )
+
+
+def _load(name: str, entry: EntryPoint) -> None:
+    where = f"--plugins {name}: {entry.value} of the package {_package(entry)}"
+    try:
+        found: Any = entry.load()
+    except (Exception, SystemExit) as error:
+        raise OptionError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    for each in found if isinstance(found, list | tuple) else [found]:
+        try:
+            _register(entry.group, each() if isinstance(each, type) else each)
+        except (ValueError, TypeError) as error:
+            raise OptionError(f"{where}: {error}") from error
+
+
+def _register(group: str, found: Any) -> None:
+    """Add a family or parser. Raises ValueError if it is none, or if its name is taken."""
+    if group == FAMILIES:
+        from engine.checkpoint.families import register
+        from engine.checkpoint.families.family import Family
+
+        if not isinstance(found, Family):
+            raise ValueError(f"expected a Family, got {type(found).__name__}")
+        register(found)
+        return
+    from engine.parsers.choice import register_calls
+    from engine.parsers.family import CallFamily
+    from engine.parsers.thinking import ThinkingFamily, register_reasoning
+
+    if isinstance(found, CallFamily):
+        register_calls(found)
+    elif isinstance(found, ThinkingFamily):
+        register_reasoning(found)
+    else:
+        raise ValueError(f"expected a CallFamily or a ThinkingFamily, got {type(found).__name__}")
