@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.families import FAMILIES, MODEL_TYPES
 from engine.errors import OptionError
 from engine.plugins import load_plugins
 from tests.e2e.engine_process import GOLDEN, EngineProcess
@@ -130,3 +130,8 @@ def test_entry_point_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(OptionError, match=r"both have the entry point same in tokamak\.parsers; uninstall one"):
         load_plugins(["same"])
+
+
+def test_other_names_of_a_family_are_not_inherited() -> None:
+    for name, family in MODEL_TYPES.items():
+        assert name == family.name or name in vars(type(family))["other_names"]

@@ -92,14 +92,15 @@ POOLED_NAMES: dict[str, Family] = {}
 
 def register(family: Family) -> None:
     """Add a family, also one of a plugin. Raises ValueError if a name is taken."""
-    for name in (family.name, *family.other_names):
+    names = (family.name, *vars(type(family)).get("other_names", ()))  # not those of a base class
+    for name in names:
         if name in MODEL_TYPES:
             raise ValueError(f"the model type {name} is already that of the family {MODEL_TYPES[name].name}")
     for name in family.class_names:
         if name in CLASS_NAMES:
             raise ValueError(f"the class {name} is already that of the family {CLASS_NAMES[name].name}")
     FAMILIES[family.name] = family
-    MODEL_TYPES.update(dict.fromkeys((family.name, *family.other_names), family))
+    MODEL_TYPES.update(dict.fromkeys(names, family))
     CLASS_NAMES.update(dict.fromkeys(family.class_names, family))
     if family.media is not None or family in _ENCODERS:
         return
