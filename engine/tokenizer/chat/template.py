@@ -30,7 +30,7 @@ from engine.tokenizer.chat.messages import (
 from engine.tokenizer.chat.rewrites import WriteCalls, as_json_lines
 from engine.tokenizer.chat.sandbox import Template, TemplateBoundError, failure_text
 from engine.tokenizer.chat.showing import Showing
-from engine.tokenizer.chat.tools import with_all_fields, with_call_ids
+from engine.tokenizer.chat.tools import takes_tools_in_system, with_all_fields, with_call_ids, with_tools_in_system
 
 # transformers' marker for the end of the message to continue; some templates know it. The space shows whether they strip text.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -93,6 +93,8 @@ class ChatTemplate:
                     param="messages",
                 )
         messages = with_media_as(messages, self._media_forms)
+        if variables.get("tools") and takes_tools_in_system(self.source):
+            messages = with_tools_in_system(messages, variables["tools"])
         messages = self._showing.rewrite(self._with_contents(messages))
         try:
             return self._template.render({"messages": messages, **variables}, max_characters)

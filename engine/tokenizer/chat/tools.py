@@ -1,15 +1,33 @@
-"""Completes tools and calls with the optional fields that some templates read without asking.
+"""Gives templates the tools in the form that they read: in a system message, or with optional fields that some do not ask for.
 
-Called by `template.py` if a template fails on a conversation as it was sent. Pure: nothing is changed in place.
+Called by `template.py`. Pure: nothing is changed in place.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from engine.tokenizer.chat.messages import Message
 
 Tool = dict[str, Any]
+
+_IN_MESSAGE = re.compile(r"""["']tools["'] in message|message(\.tools|\[["']tools["']\])""")
+
+
+def takes_tools_in_system(source: str) -> bool:
+    """Return whether a template reads tools from a system message (Phi-4-mini), not from a variable."""
+    return _IN_MESSAGE.search(source) is not None
+
+
+def with_tools_in_system(messages: list[Message], tools: list[Tool]) -> list[Message]:
+    """Return the messages with the functions as JSON text in `tools` of the first system message."""
+    text = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    place = next((index for index, message in enumerate(messages) if message["role"] == "system"), -1)
+    if place < 0:
+        return [{"role": "system", "content": "", "tools": text}, *messages]
+    return [*messages[:place], messages[place] | {"tools": text}, *messages[place + 1 :]]
 
 
 def with_all_fields(tools: list[Tool]) -> list[Tool]:

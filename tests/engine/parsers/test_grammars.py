@@ -236,6 +236,30 @@ def test_answer_is_calls_or_follows_the_format(forced: tuple[str, Forced], form:
         assert not family.allows(answer.replace("days", "dais"), tools, form=lark)
 
 
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_harmony_puts_a_format_into_its_last_message(has_tokens: bool) -> None:
+    family = FORCED["harmony", has_tokens]
+    lark, right, wrong = FORMS["json"]
+    thought = "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant"
+    last = "<|channel|>final<|message|>"
+
+    def allows(text: str, budget: int = -1) -> bool:
+        grammar = family.parsers.framed(lark, Parsing(finds_reasoning=True, thinking_token_budget=budget))
+        assert family.matching.error_of(HEAD + grammar) == "", grammar
+        matcher = family.matching.matcher(HEAD + grammar)
+        token_ids = tokens_of(text, family.vocabulary)
+        return matcher.num_valid(token_ids) == len(token_ids) and matcher.consume(*token_ids) and matcher.is_accepting()
+
+    assert allows(f"{last}{right}")
+    assert allows(f"{thought}{last}{right}")
+    assert allows(f"{thought}{last}{right}", budget=20)
+    assert not allows(f"{thought}{last}{right}", budget=0)
+    for text in (f"{last}{wrong}", f"{thought}{last}{wrong}", right, f"{last}{right} so"):
+        assert not allows(text)
+    if has_tokens:
+        assert not allows(f"{thought}{last}{right}", budget=3)
+
+
 def test_call_inside_structured_output_is_text(forced: tuple[str, Forced]) -> None:
     name, family = forced
     call = ANSWERS["hermes" if name in ("llama3_json", "pythonic") else name]

@@ -230,6 +230,18 @@ def test_templates_that_require_optional_fields_get_them() -> None:
         broken.render(ChatPrompt(json.dumps(messages[:1]).encode()), NOW)
 
 
+def test_tools_reach_a_template_that_reads_them_in_a_message() -> None:
+    source = """{%- for message in messages -%}<{{ message.role }}>{{ message.content }}
+{%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none -%}
+{{ '[' + message['tools'] + ']' }}{%- endif -%}{%- endfor -%}"""
+    templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
+    tools = [{"type": "function", "function": {"name": "f", "description": "ü"}}]
+    for messages, begin in (([user(1)], "<system>"), ([system(1), user(1)], "<system>Y1mark")):
+        prompt = ChatPrompt(json.dumps(messages).encode(), tools=json.dumps(tools).encode())
+        assert templates.render(prompt, NOW) == f'{begin}[[{{"name": "f", "description": "ü"}}]]<user>U1mark'
+    assert templates.render(ChatPrompt(json.dumps([user(1)]).encode()), NOW) == "<user>U1mark"
+
+
 def test_templates_may_append_to_lists() -> None:
     source = "{% set made = [] %}{% for m in messages %}{% set _ = made.append(m.content) %}{% endfor %}{{ made | join(',') }}"
     templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
