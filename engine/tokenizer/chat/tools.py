@@ -13,12 +13,13 @@ from engine.tokenizer.chat.messages import Message
 
 Tool = dict[str, Any]
 
-_IN_MESSAGE = re.compile(r"""["']tools["'] in message|message(\.tools|\[["']tools["']\])""")
+_IN_MESSAGE = re.compile(r"""["']tools["']|message\.tools""")
+_VARIABLE = re.compile(r"\btools\b")
 
 
 def takes_tools_in_system(source: str) -> bool:
     """Return whether a template reads tools from a system message (Phi-4-mini), not from a variable."""
-    return _IN_MESSAGE.search(source) is not None
+    return _IN_MESSAGE.search(source) is not None and not _VARIABLE.search(_IN_MESSAGE.sub("", source))
 
 
 def with_tools_in_system(messages: list[Message], tools: list[Tool]) -> list[Message]:

@@ -105,7 +105,7 @@ _THINKING = {
     "google-gemma-4-31B-it-interleaved": "gemma4",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
     "openai-gpt-oss-120b": "harmony",
-    **{name: "deepseek_r1" for name in TEMPLATES if "deepseek" in name},
+    **{name: "deepseek_r1" for name in TEMPLATES if "deepseek" in name and name not in OWN_TEMPLATES},
     **dict.fromkeys(
         (
             "Bielik-11B-v3.0-Instruct",
