@@ -4,6 +4,7 @@ and with every plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.adapters import merge, write_adapter
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.serving import serve, serve_all
-from tests.workers.rank_group.test_tensor_parallel import ODD, PRECISIONS, on_each
+from tests.workers.rank_group.test_tensor_parallel import ODD, ODD_PARALLEL, ODD_PLAIN, PRECISIONS, on_each
 from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.test_golden import SINKS
 from workers.engine.runner import ModelRunner
@@ -48,8 +49,19 @@ def test_adapter_equals_merged_weights(name: str, ops: dict[str, Any], tmp_path:
     if name == "gpt_oss":
         model = tmp_path / "model"
         write_checkpoint(model, SINKS)
-    (adapter,) = adapters_of(tmp_path, model, 1, targets=targets, size=0.02)
-    merged = make_runner(merge(tmp_path / "merged", model, adapter), **ops)
+    check_merged(tmp_path, model, targets, ops)
+
+
+@pytest.mark.parametrize("config", [ODD_PARALLEL, ODD_PLAIN], ids=["parallel", "plain"])
+def test_adapter_of_other_mlps_equals_merged_weights(config: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", {**config, "logit_scale": 1.0})
+    targets = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "c_fc", "c_proj")
+    check_merged(tmp_path, tmp_path / "model", targets, {}, size=0.1)
+
+
+def check_merged(directory: Path, model: Path, targets: Iterable[str], ops: dict[str, Any], size: float = 0.02) -> None:
+    (adapter,) = adapters_of(directory, model, 1, targets=targets, size=size)
+    merged = make_runner(merge(directory / "merged", model, adapter), **ops)
     runner = make_runner(model, adapters=[adapter], **ops)
     for prompt in PROMPTS[:2]:
         expected, found, base = answer(merged, prompt, -1), answer(runner, prompt, 0), answer(runner, prompt, -1)

@@ -141,7 +141,7 @@ def test_chat_templates_are_found_wherever_they_are(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_is_named(tmp_path: Path, name: str, text: str) -> None:
     if name:
         (tmp_path / name).write_text(text)
-    with pytest.raises(CheckpointError, match=name or "neither"):
+    with pytest.raises(CheckpointError, match=name or "has none of"):
         vocabulary_of(tmp_path)
 
 
