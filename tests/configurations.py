@@ -11,6 +11,7 @@ from engine.options.table import OPTIONS
 
 _RESOLVED = {
     "served_model_name": ("test",),
+    "plugins": (),
     "dtype": "float32",
     "load_format": "safetensors",
     "weight_cache_dir": "",
