@@ -203,7 +203,7 @@ def resolve(
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=chat_template,
         **resolve_parsers(values, record, chat_template),
-        plugins=tuple(values["plugins"] or ()),
+        plugins=tuple(values["plugins"]),
         trust_request_chat_template=values["trust_request_chat_template"],
         num_kv_blocks=num_kv_blocks,
         kv_cache_dtype=kv_cache_dtype,

@@ -248,9 +248,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "plugins",
             texts("NAME"),
-            None,
+            (),
             "installed packages, or entry points of theirs, from which families of models (tokamak.families) and parsers "
-            "(tokamak.parsers) are loaded; their code runs in every process of the engine",
+            "(tokamak.parsers) are loaded; their code runs in every process of the engine; default: none",
             takes_several=True,
         ),
         Option("enable-auto-tool-choice", flag(), True, "parse tool calls when tool_choice is auto"),

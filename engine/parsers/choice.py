@@ -52,10 +52,11 @@ _RESPONSE = re.compile(r"(assistant|</think>).{0,160}<response>", re.DOTALL)
 _NAME_AND_PARAMETERS = re.compile(r"""\{\\?"name\\?": .{0,200}?\\?"parameters\\?": """, re.DOTALL)
 _COMMENT, _TOOLS = re.compile(r"\{#.*?#\}", re.DOTALL), re.compile(r"\b(tools|functions)\b")
 _PYTHONIC = re.compile(r"\[\s*func(tion)?_?name_?1?\(")
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>")
 _CALL_MARKS = (  # a template that has all of them writes the format
     ("deepseek_v32", ("｜DSML｜", "function_calls>")),
     ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
-    ("harmony", ("<|start|>", "<|channel|>", "<|message|>")),
+    ("harmony", _HARMONY),
     ("gemma4", ("<|tool_call>call:",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
@@ -124,8 +125,8 @@ def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[s
     for family in THINKING_FAMILIES.values():
         if family.name not in REASONING_PARSERS and family.begin in text and family.end in text:  # of a plugin
             return family.name
-    for name, mark in _THINKING_MARKS:
-        if mark in text:
+    for name, marks in _THINKING_MARKS:
+        if all(mark in text for mark in marks):
             return name
     if "</think>" not in text or not ("<think>" in text or has_token("<think>")):
         return NONE
@@ -137,10 +138,10 @@ def choose_reasoning_parser(templates: Mapping[str, str], has_token: Callable[[s
 
 
 _THINKING_MARKS = (
-    ("harmony", "<|channel|>analysis"),
-    ("gemma4", "<|channel>thought"),
-    ("mistral", "[THINK]"),
-    ("seed_oss", "<seed:think>"),
-    ("apertus", "<|inner_prefix|>"),
-    ("command_a", "<|START_THINKING|>"),
+    ("harmony", _HARMONY),
+    ("gemma4", ("<|channel>thought",)),
+    ("mistral", ("[THINK]",)),
+    ("seed_oss", ("<seed:think>",)),
+    ("apertus", ("<|inner_prefix|>",)),
+    ("command_a", ("<|START_THINKING|>",)),
 )

@@ -96,6 +96,7 @@ _THINKING = {
     "ernie45": "ernie45",
     "hermes": "qwen3",
     "qwen3_coder": "qwen3",
+    "harmony": "harmony",
     "ibm-granite-granite-3.3-2B-Instruct": "ernie45",
     "Apertus-8B-Instruct": "apertus",
     "ByteDance-Seed-OSS": "seed_oss",
