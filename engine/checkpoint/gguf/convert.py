@@ -112,6 +112,7 @@ def model_options(file: GgufFile) -> dict[str, Any]:
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")
+    rope = _rope(file, options, name, head_dim) | family.rope_of_gguf(_within(options, name))
     has_bias = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     return {
         "architectures": [family.class_names[0]],
@@ -126,7 +127,7 @@ def model_options(file: GgufFile) -> dict[str, Any]:
         family.activation_name: "silu",
         "max_position_embeddings": options.count(f"{name}.context_length"),
         family.norm_epsilon_name: options.number(f"{name}.attention.{_NORM_EPSILONS[family.norm_kind]}", None),
-        "rope_parameters": _rope(file, options, name, head_dim) | family.rope_of_gguf(_within(options, name)),
+        "rope_parameters": {"full_attention": rope} if family.local_rope_theta else rope,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": has_bias,
         "use_bias": has_bias,
