@@ -12,6 +12,7 @@
     page/     the web page in a browser
     grafana/  dashboards and alert rules against a Prometheus server
     golden/   small checkpoints with outputs computed by a third party
+    real_models/  published models against other programs (`tools/test-models`)
 
 Read `conftest.py` first (limits, `--fast`), then `e2e/engine_process.py`.
 """
