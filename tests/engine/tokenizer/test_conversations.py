@@ -230,7 +230,7 @@ def test_templates_that_require_optional_fields_get_them() -> None:
         broken.render(ChatPrompt(json.dumps(messages[:1]).encode()), NOW)
 
 
-def test_tools_reach_a_template_that_reads_them_in_a_message() -> None:
+def test_tools_reach_templates_that_read_messages() -> None:
     source = """{%- for message in messages -%}<{{ message.role }}>{{ message.content }}
 {%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none -%}
 {{ '[' + message['tools'] + ']' }}{%- endif -%}{%- endfor -%}"""
@@ -251,7 +251,7 @@ def test_templates_may_append_to_lists() -> None:
         clearing.render(ChatPrompt(json.dumps([user(1)]).encode()), NOW)
 
 
-def test_a_call_without_text_is_as_the_template_likes_it() -> None:
+def test_empty_content_of_calls_suits_the_template() -> None:
     source = "{%- for m in messages -%}<{{ m.role }}>{%- if m.content is not none -%}{{ m.content }}.{%- endif -%}"
     source += "{%- for c in m.tool_calls or [] -%}{{ c.function | tojson }}{%- endfor -%}{%- endfor -%}"
     templates = ChatTemplates({"default": source}, {}, 1 << 20, trusts_requests=False)
