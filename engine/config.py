@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.kv_groups import KvGroup, longest_sequence, num_moving
+
 DRAFT_METHODS = ("ngram", "suffix", "mtp")  # tried in this order, the cheapest first
 MAX_DRAFTS = 16  # per row
 MAX_LOGPROBS = 128  # limit of --max-logprobs
@@ -140,7 +142,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    num_kv_blocks: int
+    num_kv_blocks: int  # in all layers
+    kv_groups: tuple[KvGroup, ...] = (KvGroup(),)  # of layers with the same reach
     kv_cache_dtype: str  # "float32" | "bfloat16" | "int8"
     kv_cache_bytes: int  # size of the arena: num_kv_blocks blocks
     enable_prefix_caching: bool
@@ -288,7 +291,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_positions(self) -> int:
         """Most tokens of prompt and answer: limited by the model and by the whole KV cache."""
-        return min(self.max_model_len, self.num_kv_blocks * self.block_size)
+        return longest_sequence(self.kv_groups, self.num_kv_pages, self.block_size, self.num_moving, self.max_model_len)
+
+    @property
+    def num_kv_pages(self) -> int:
+        """Pages of the KV cache: a block in all layers has one for each block table."""
+        return self.num_kv_blocks * sum(group.num_tables for group in self.kv_groups)
+
+    @property
+    def num_moving(self) -> int:
+        """Positions of a sequence between the first that may be computed again and the last that is dispatched."""
+        return num_moving(self.max_num_batched_tokens, self.speculative_config.num_overlap)
 
     @property
     def kernels_text(self) -> str:

@@ -396,6 +396,7 @@ class LayerCache(msgspec.Struct):
     values: Tensor
     block_size: int
     dtype: str = "float32"  # "float32" | "bfloat16" | "int8"
+    table: int = 0  # index of its block table among those of a sequence
 
 
 class KvCache(msgspec.Struct):

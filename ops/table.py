@@ -11,7 +11,7 @@ depends on the operand's shape, never on the number of rows, their positions, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -51,7 +51,8 @@ class AttentionMetadata(Protocol):
     num_tiles: int  # at least 2
     tile_rows: int  # queries per attention tile: 1 if every sequence has one row, otherwise ROW_TILE
     num_key_splits: int  # covers the longest context of the step
-    block_tables: Tensor  # int32 [max_num_seqs + 1, max_blocks]; the last is for padded rows and all zero
+    # of layers by `LayerCache.table`: int32 [max_num_seqs + 1, max_blocks]; the last is for padded rows and all zero
+    block_tables: Sequence[Tensor]
     positions: Tensor  # int32 [max_rows]; of kept rows for tables that read tiles
     tile_slots: Tensor  # int32 [max_tiles]: batch slot of each tile
     tile_contexts: Tensor  # int32 [max_tiles]: keys of the tile's sequence, this step's included
@@ -88,7 +89,7 @@ class Inputs(AttentionMetadata, Protocol):
     logit_row_ids: Tensor  # int32 [...]: kept rows that need logits
     token_ids: Tensor  # int32 [max_rows]
     row_slots: Tensor  # int32 [max_rows]: batch slot of each row
-    slot_mapping: Tensor  # int32 [max_rows]: cache slot of each row, computed by `begin`
+    slot_mappings: Sequence[Tensor]  # of each block table, int32 [max_rows]: cache slot of each row, computed by `begin`
 
     # models with learned positions only
     position_rows: Tensor  # int32 [max_rows]: of `TypedPositions`
@@ -150,7 +151,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # replacements of ops, by name, that never read numbers on the host: for graphs, and for few rows on devices. The same bits
     sync_free_ops: Mapping[str, Callable[..., Any]]
 
-    # a step's metadata: fills `inputs.slot_mapping`; returns what `attention` needs of this step
+    # a step's metadata: fills `inputs.slot_mappings`; returns what `attention` needs of this step
     begin: Callable[[Inputs, KvCache], Any]
 
     embedding: Callable[[Inputs, Embedding], Tensor]  # -> [R, width]: by token ids, or as `TypedPositions` defines

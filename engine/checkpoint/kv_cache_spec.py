@@ -1,23 +1,44 @@
-"""Bytes of a model's keys and values in memory.
+"""Layout of a model's keys and values in memory.
 
-Used by the launcher (number of blocks, size of the arena) and by the workers (tensors in it).
+Used by the launcher (number of blocks, size of the arena, groups of layers) and by the workers (tensors in it). The arena
+consists of pages: keys and values of `block_size` positions in `layers_per_page` layers. Layers with the same reach are a group
+(`engine/kv_groups.py`), with a block table for every `layers_per_page` of them. A layer may read the keys and values of an
+earlier one; it has none of its own then.
+
+    6 layers, every third sees all keys (F), the others a window (W)      layers_per_page = 2
+    layer    W0  W1  F2  W3  W4  F5
+    table     1   1   0   2   2   0
+    index     0   1   0   0   1   1       of the layer in a page
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from engine.checkpoint.model_config import ModelConfig
+from engine.kv_groups import KvGroup
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}  # bytes of scales per position and head, for keys and for values
 _NUM_LATENT_HEADS = 1  # latent attention keeps one rotated key and, as value, one latent for all heads
+_MAX_UNUSED_SHARE = 0.1  # of a page's layers, in groups with a window; there are more tables instead
+
+
+class LayerPlace(msgspec.Struct, frozen=True):
+    """Place of a layer's keys and values: pages of a block table, and the index of the layer there."""
+
+    table: int
+    index: int
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True):
     """Shape of a KV cache without its number of blocks."""
 
-    num_layers: int
+    layers_per_page: int
+    groups: tuple[KvGroup, ...]  # the one that sees most first
+    places: tuple[LayerPlace, ...]  # of each layer
     num_kv_heads: int
     key_dim: int  # per head
     value_dim: int
@@ -31,10 +52,18 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         heads, key_dim, value_dim = model.num_kv_heads, model.head_dim, model.head_dim
         if model.latents is not None:
             heads, key_dim, value_dim = _NUM_LATENT_HEADS, model.latents.rotary_dim, model.latents.latent_dim
+        windows, has_marks = model.sliding_windows, False
         if model.bidirectional is not None:  # data of a layer is not needed later: all layers share the memory
-            return KVCacheSpec(1, heads, key_dim, value_dim, block_size, dtype)
-        num_layers = model.num_layers + (model.num_draft_layers if has_drafts else 0)
-        return KVCacheSpec(num_layers, heads, key_dim, value_dim, block_size, dtype, has_drafts)
+            windows = (0,)
+        elif has_drafts:  # draft layers look for their entries in all blocks before a row (marks)
+            windows, has_marks = windows if 0 in windows else (0,) * len(windows), True
+            windows += (0,) * model.num_draft_layers
+        return KVCacheSpec(*place_layers(windows), heads, key_dim, value_dim, block_size, dtype, has_marks)
+
+    @property
+    def num_tables(self) -> int:
+        """Block tables of a sequence."""
+        return sum(group.num_tables for group in self.groups)
 
     @property
     def key_bytes(self) -> int:
@@ -46,17 +75,53 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         return self._bytes_of(self.value_dim)
 
     @property
-    def bytes_per_block(self) -> int:
-        """Bytes of a block: keys and values in every layer, and marks."""
-        return self.layer_bytes_per_block + (self.block_size if self.has_marks else 0)
+    def page_bytes(self) -> int:
+        """Bytes of a page: keys and values of its layers, and marks."""
+        return self.layers_per_page * (self.key_bytes + self.value_bytes) + (self.block_size if self.has_marks else 0)
 
     @property
-    def layer_bytes_per_block(self) -> int:
-        return self.num_layers * (self.key_bytes + self.value_bytes)
+    def bytes_per_block(self) -> int:
+        """Bytes of a block in all layers."""
+        return self.num_tables * self.page_bytes
 
     def _bytes_of(self, dim: int) -> int:
         return self.block_size * self.num_kv_heads * (dim * _DTYPE_BYTES[self.dtype] + _SCALE_BYTES[self.dtype])
 
+    def num_pages(self, num_blocks: int) -> int:
+        """Return the pages of `num_blocks` blocks in all layers, without page 0, the dummy that padded rows write to."""
+        return num_blocks * self.num_tables
+
     def arena_bytes(self, num_blocks: int) -> int:
-        """Return the bytes of `num_blocks` blocks and block 0, the dummy that padded rows write to."""
-        return (num_blocks + 1) * self.bytes_per_block
+        """Return the bytes of the pages of `num_blocks` blocks, and of page 0."""
+        return (self.num_pages(num_blocks) + 1) * self.page_bytes
+
+
+def place_layers(
+    windows: Sequence[int], sources: Sequence[int] = ()
+) -> tuple[int, tuple[KvGroup, ...], tuple[LayerPlace, ...]]:
+    """Return the layers of a page, the groups, and the place of each layer. `windows`: of each layer, 0 if it sees all keys;
+    `sources`: the layer with the keys and values that each reads, itself by default."""
+    sources = sources or range(len(windows))
+    owners = sorted(set(sources))
+    reaches = {owner: [window for window, source in zip(windows, sources, strict=True) if source == owner] for owner in owners}
+    window_of = {owner: 0 if 0 in reach else max(reach) for owner, reach in reaches.items()}
+    found = sorted(set(window_of.values()), key=lambda window: (window > 0, -window))
+    members = [[owner for owner in owners if window_of[owner] == window] for window in found]
+    count = _layers_per_page([len(each) for each in members])
+    groups = tuple(KvGroup(window, -(-len(each) // count)) for window, each in zip(found, members, strict=True))
+    places: dict[int, LayerPlace] = {}
+    first = 0
+    for group, layers in zip(groups, members, strict=True):
+        places |= {layer: LayerPlace(first + index // count, index % count) for index, layer in enumerate(layers)}
+        first += group.num_tables
+    return count, groups, tuple(places[source] for source in sources)
+
+
+def _layers_per_page(counts: Sequence[int]) -> int:
+    """Return the most layers per page with little unused memory: none in the first group, which is the largest part of a long
+    sequence. `counts`: layers of each group."""
+    return next(
+        size
+        for size in range(max(counts), 0, -1)
+        if counts[0] % size == 0 and all(-count % size <= _MAX_UNUSED_SHARE * count for count in counts)
+    )

@@ -20,7 +20,7 @@ class SlotStart(msgspec.Struct, array_like=True, gc=False):
     token_ids: bytes  # int32: prompt, then the outputs so far
     num_prompt_tokens: int
     sampling: SamplingParams
-    block_ids: bytes  # int32: the block table so far
+    block_ids: bytes  # int32: the block table so far; 0: a block that is not needed any more
     wants_prompt_logprobs: bool = False
     units: tuple[MediaUnit, ...] = ()  # in the prompt's order
     unit_rows: bytes = b""  # int32 [units]: first row of each in the encoder arena; -1: not there yet
@@ -30,6 +30,7 @@ class SlotStart(msgspec.Struct, array_like=True, gc=False):
     second_start: int = 0  # of a prompt of two texts: first token of the second; 0: one text
     adapter_slot: int = -1  # of the arena, the same for all its rows; -1: none
     source: str = ""  # source of the request: masks are computed by turns between sources
+    other_block_ids: tuple[bytes, ...] = ()  # block tables of further layers (`engine/checkpoint/kv_cache_spec.py`)
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -63,6 +64,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, gc=False):
     ended: bytes = b""  # int32 [e, 2]: slots with a complete sequence (without a salt), and its tokens; read before the starts
     generation: int = 0  # of the prefix cache: when it is emptied, the sources of drafts are cleared too
     wants_drafts: bytes = b""  # bool [n]: drafts would pay, now or later, so draft layers keep up with the row; empty: none
+    block_tables: bytes = b""  # int32 [m]: the block table that block_ids[j] is in; empty: the first
 
 
 class LoadWeights(msgspec.Struct, tag=True, array_like=True, gc=False):

@@ -22,6 +22,7 @@ from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig, PoolingConfig
 from engine.errors import CheckpointError, OptionError
 from engine.keys import key_digest
+from engine.kv_groups import KvGroup, longest_sequence, num_moving, num_pages
 from engine.options.idle import note_idle
 from engine.options.resolve_captures import resolve_captures
 from engine.options.resolve_device import (
@@ -164,6 +165,9 @@ def resolve(
     limit = _model_length(values["max_model_len"] or None, longest)
     if pooling is not None and pooling.is_whole:
         limit = resolve_whole_prompts(options, limit)
+    groups = kv_cache.groups
+    if pooling is not None and pooling.needs_all_tokens:  # after a worker's death all tokens are computed again
+        groups = tuple(KvGroup(0, group.num_tables) for group in groups)
     plan = resolve_plan(values["plan"], ops, device)
     captures = resolve_captures(options, plan)
     card_bytes = 0 if device == "cpu" or is_cache_asked(values) else ask().memory.get(device, 0)
@@ -174,11 +178,12 @@ def resolve(
         needs = card_needs(model, StoredWeights.read(model_path).num_values, values, limit, largest)
         num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
     else:
-        num_kv_blocks = _num_kv_blocks(values, limit, kv_cache.bytes_per_block)
+        longest_blocks = _blocks_for(values, groups, limit)
+        num_kv_blocks = _num_kv_blocks(values, longest_blocks, kv_cache.bytes_per_block)
         if values["max_model_len"] == 0 and not is_cache_asked(values):
             affordable = affordable_cache_bytes(options, model, model_path, dtype, quantization)
             num_blocks = affordable // kv_cache.bytes_per_block - 1
-            num_kv_blocks = max(num_kv_blocks, min(math.ceil(limit / values["block_size"]), num_blocks))
+            num_kv_blocks = max(num_kv_blocks, min(longest_blocks, num_blocks))
     note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=card_bytes > 0)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
@@ -198,7 +203,7 @@ def resolve(
         dtype=dtype,
         quantization=quantization,
         weight_cache_dir=resolve_cache_directory(options, ops),
-        max_model_len=_fitting_length(options, limit, num_kv_blocks),
+        max_model_len=_fitting_length(options, limit, groups, num_kv_blocks),
         pooling=pooling,
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=chat_template,
@@ -206,6 +211,7 @@ def resolve(
         plugins=tuple(values["plugins"]),
         trust_request_chat_template=values["trust_request_chat_template"],
         num_kv_blocks=num_kv_blocks,
+        kv_groups=groups,
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_bytes=kv_cache.arena_bytes(num_kv_blocks),
         device=device,
@@ -350,9 +356,19 @@ def is_cache_asked(values: dict[str, Any]) -> bool:
     return values["num_kv_blocks"] is not None or values["kv_cache_memory"] is not None
 
 
-def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int) -> int:
-    """Return the number of usable blocks: as given, else enough for a full batch of the longest sequences within the default
-    limits, reduced by the memory of drafters."""
+def _blocks_for(values: dict[str, Any], groups: Sequence[KvGroup], num_tokens: int) -> int:
+    """Return how many blocks, each in all layers, a sequence holds at most."""
+    pages = num_pages(groups, num_tokens, values["block_size"], _num_moving(values))
+    return math.ceil(pages / sum(group.num_tables for group in groups))
+
+
+def _num_moving(values: dict[str, Any]) -> int:
+    return num_moving(values["max_num_batched_tokens"], values["speculative_config"].num_overlap)
+
+
+def _num_kv_blocks(values: dict[str, Any], longest_blocks: int, block_bytes: int) -> int:
+    """Return the number of usable blocks: as given, else enough for a full batch of the longest sequences (`longest_blocks`
+    each) within the default limits, reduced by the memory of drafters."""
     if values["num_kv_blocks"] is not None:
         return int(values["num_kv_blocks"])
     if values["kv_cache_memory"] is not None:
@@ -364,22 +380,23 @@ def _num_kv_blocks(values: dict[str, Any], max_model_len: int, block_bytes: int)
                 f"{2 * block_bytes} bytes"
             )
         return int(num_blocks)
-    wanted: int = values["max_num_seqs"] * math.ceil(max_model_len / values["block_size"])
+    wanted: int = values["max_num_seqs"] * longest_blocks
     index_bytes, token_bytes = values["speculative_config"].index_bytes
     most = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4 // values["data_parallel_size"])
     affordable: int = (most - index_bytes) // (block_bytes + values["block_size"] * token_bytes) - 1
     return max(1, min(wanted, affordable))
 
 
-def _fitting_length(options: OptionValues, limit: int, num_kv_blocks: int) -> int:
+def _fitting_length(options: OptionValues, limit: int, groups: Sequence[KvGroup], num_kv_blocks: int) -> int:
     """Return the longest sequence: the model's own limit, lowered to what the cache holds. A limit given by the user stays: the
     scheduler then rejects only those requests that can never fit."""
-    block_size = options.values["block_size"]
-    room = num_kv_blocks * block_size
+    values = options.values
+    pages = num_kv_blocks * sum(group.num_tables for group in groups)
+    room = longest_sequence(groups, pages, values["block_size"], _num_moving(values), limit)
     if limit <= room:
         return limit
-    needed = math.ceil(limit / block_size)
-    is_asked = bool(options.values["max_model_len"])
+    needed = _blocks_for(values, groups, limit)
+    is_asked = bool(values["max_model_len"])
     options.notes.append(
         f"{num_kv_blocks} KV blocks hold {room} tokens, but "
         f"{f'--max-model-len {limit}' if is_asked else f'the limit {limit} of the model'} needs {needed} "

@@ -70,6 +70,7 @@ from shm.broadcast import BroadcastWriter
 SLOT_PATIENCE_NS = 250_000_000  # how long a source without a running sequence waits before another gives up a slot
 STEP_BYTES = 256  # of a Step besides its starts, and for each row
 STEP_BYTES_PER_ROW = 64
+GROWTH_BYTES = 16  # of a block that a sequence gets, in one table
 ROW_BYTES = 12  # for a unit with rows that the ranks must know; a step reads at most as many as it has tokens
 RESULT_BYTES = 256  # of a StepResult besides log-probabilities of prompts, and for each sampled token
 RESULT_BYTES_PER_TOKEN = 64  # and for each of the best tokens
@@ -90,6 +91,10 @@ class SchedulerActor(Actor):
         writer = BroadcastWriter.attach(context.run.run_id, context.name, context.epoch)
         has_encoder = config.encoder_cache_size > 0
         step_bytes = STEP_BYTES + STEP_BYTES_PER_ROW * config.max_num_seqs
+        num_tables = sum(group.num_tables for group in config.kv_groups)
+        if num_tables > 1 or config.kv_groups[0].window:  # prompts get blocks chunk by chunk
+            num_blocks = config.max_num_batched_tokens // config.block_size + 2 * config.max_num_seqs
+            step_bytes += GROWTH_BYTES * num_tables * num_blocks
         token_bytes = result_bytes_per_token(config)
         result_bytes = RESULT_BYTES + token_bytes * config.max_num_seqs
         if has_encoder:
@@ -114,8 +119,9 @@ class SchedulerActor(Actor):
             long_prefill_tokens=config.long_prefill_token_threshold,
             max_partial_prefills=config.max_num_partial_prefills,
             max_long_prefills=config.max_long_partial_prefills,
+            groups=config.kv_groups,
         )
-        pool = BlockPool(config.num_kv_blocks)
+        pool = BlockPool(config.num_kv_pages, config.kv_groups)
         self.block_events = BlockEvents(context.outbox(context.cache), pool, config.block_size)
         self.batch = BatchState(self.limits, pool, self.block_events.stored, config.speculative_config.max_drafts)
         self.admission = AdmissionControl(config, self.limits)
@@ -155,7 +161,7 @@ class SchedulerActor(Actor):
         self._dispatched_again = context.counter("steps_dispatched_again_total")
 
     def on_start(self) -> None:
-        longest = start_bytes(self.admission.max_positions)
+        longest = start_bytes(self.admission.max_positions, self.admission.num_table_bytes(self.admission.max_positions))
         if longest > self.limits.max_start_bytes:
             raise StartError(
                 f"the longest request needs {longest} bytes in the broadcast ring, the limit is "

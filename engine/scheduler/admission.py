@@ -67,6 +67,7 @@ class AdmissionControl:
         media = self._media(request, extras, len(prompt))
         num_sampling_bytes = self._num_bytes(sampling) + len(request.own.request_id) + (media.num_start_bytes if media else 0)
         max_total_tokens = self.max_positions if sampling.max_tokens < 0 else len(prompt) + sampling.max_tokens
+        num_sampling_bytes += self.num_table_bytes(max_total_tokens)
         num_start_bytes = start_bytes(max_total_tokens, num_sampling_bytes)
         if num_start_bytes > self._limits.max_start_bytes:
             raise RequestError(
@@ -92,6 +93,11 @@ class AdmissionControl:
             num_pooled_bytes=self.num_pooled_bytes,
             is_pooled_whole=self._is_pooled_whole,
         )
+
+    def num_table_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of block tables in a SlotStart beyond those of one with blocks of one token."""
+        limits = self._limits
+        return 4 * num_tokens * max(0, limits.pages_per_block - limits.block_size) // limits.block_size
 
     def _media(self, request: SequenceRequest, extras: BlockExtras | None, num_tokens: int) -> SequenceMedia | None:
         """Return the parts of the prompt that are not causal text. Raises RequestError if one of them can never be computed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from engine.block_keys import ROOT, hash_blocks
 from engine.messages import SequenceRequest
-from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.block_pool import NO_BLOCK, BlockPool
 from engine.scheduler.policy import Admission, Limits, find_prefix, num_blocks_kept
 from engine.scheduler.prefix_cache import CachedBlock
 from engine.scheduler.queues import RunningQueue, WaitingQueue
@@ -45,6 +45,7 @@ class BatchState:
         # slots with a sequence completed since the last step, and its tokens; without those that must stay private (salted)
         self.ended: list[tuple[int, int]] = []
         self._on_stored = on_stored
+        self._windowed = [(number, group) for number, group in enumerate(limits.groups) if group.window]
 
     @property
     def num_leaving(self) -> int:
@@ -84,24 +85,30 @@ class BatchState:
 
     def _estimate(self, sequence: Sequence) -> None:
         """Estimate from the current cache how many tokens of a waiting sequence have to be computed."""
-        num_hits = len(find_prefix(sequence, self.pool, self.limits)) * self.limits.block_size
+        num_hits = find_prefix(sequence, self.pool, self.limits).num_blocks * self.limits.block_size
         sequence.num_tokens_to_compute = sequence.num_tokens - num_hits
 
     def admit(self, admissions: list[Admission]) -> None:
-        """Give waiting sequences their slots and the blocks of all their tokens."""
+        """Give waiting sequences their slots and, in layers that see all keys, the blocks of all their tokens."""
         for admission in admissions:  # before anything is allocated, which might evict the cached blocks
-            self.pool.acquire(admission.block_ids)
+            for table in admission.prefix.tables:
+                self.pool.acquire(table)
         for admission in admissions:
             self._admit(admission)
 
     def _admit(self, admission: Admission) -> None:
         sequence = admission.sequence
         self.waiting.remove(sequence)
-        num_hit_tokens = len(admission.block_ids) * self.limits.block_size
+        num_hit_blocks, tables = admission.prefix.num_blocks, admission.prefix.tables
+        num_hit_tokens = num_hit_blocks * self.limits.block_size
         num_blocks = -(-sequence.num_tokens // self.limits.block_size)
-        sequence.block_ids = admission.block_ids + self.pool.allocate(num_blocks - len(admission.block_ids))
+        for number, group in enumerate(self.limits.groups):
+            if not group.window:
+                tables[number] += self.pool.allocate(num_blocks - num_hit_blocks, number)
+        sequence.tables = tables
+        sequence.num_freed = [self.limits.first_needed(group, num_hit_blocks) for group in self.limits.groups]
         sequence.num_computed = sequence.num_confirmed = self.limits.first_position(num_hit_tokens)
-        sequence.num_indexed_blocks = len(admission.block_ids)
+        sequence.num_indexed_blocks = num_hit_blocks
         sequence.generation = self.pool.prefix_cache.generation
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
@@ -115,19 +122,35 @@ class BatchState:
         if sequence.request.own.group_id and (leader is None or leader.state is not SequenceState.RUNNING):
             self.leaders[sequence.request.own.group_id] = sequence
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> int:
-        """Make the block table hold `num_tokens` positions; return the index of the first new block."""
-        first = len(sequence.block_ids)
-        num_new_blocks = -(-num_tokens // self.limits.block_size) - first
-        if num_new_blocks > 0:
-            sequence.block_ids += self.pool.allocate(num_new_blocks)
-        return first
+    def grow(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
+        """Make the block tables hold `num_tokens` positions; return the group and index of each new block."""
+        num_blocks, new = -(-num_tokens // self.limits.block_size), []
+        for number, table in enumerate(sequence.tables):
+            first = len(table)
+            if first < num_blocks:
+                table += self.pool.allocate(num_blocks - first, number)
+                new += [(number, index) for index in range(first, num_blocks)]
+        return new
+
+    def free_behind_windows(self, sequence: Sequence) -> None:
+        """Free the blocks that no later step reads, even if those in flight are lost."""
+        if not self._windowed:
+            return
+        position = self.limits.first_position(sequence.num_confirmed)
+        for number, group in self._windowed:
+            first, end = sequence.num_freed[number], group.first_block(position, self.limits.block_size)
+            if first < end:
+                table = sequence.tables[number]
+                self.pool.release(table[first:end])
+                table[first:end] = [NO_BLOCK] * (end - first)
+                sequence.num_freed[number] = end
 
     def trim(self, sequence: Sequence) -> None:
         """Free the blocks that a running sequence holds for drafts that are no longer in flight."""
         num_kept = num_blocks_kept(sequence, self.limits.block_size)
-        self.pool.release(sequence.block_ids[num_kept:])
-        del sequence.block_ids[num_kept:]
+        for table in sequence.tables:
+            self.pool.release(table[num_kept:])
+            del table[num_kept:]
 
     def preempt(self, sequence: Sequence) -> None:
         """Move a sequence back to waiting; all of it is computed again."""
@@ -172,7 +195,8 @@ class BatchState:
         is_private = bool(sequence.request.shared.options.cache_salt)
         if sequence.state is SequenceState.FINISHED and sequence.is_started and not is_private:
             self.ended.append((sequence.slot, len(sequence.token_ids)))
-        self.pool.release(sequence.forget_blocks())
+        for table in sequence.forget_blocks():
+            self.pool.release(table)
         if sequence.state is SequenceState.LEAVING:
             sequence.state = SequenceState.WAITING
             self._estimate(sequence)
@@ -197,7 +221,8 @@ class BatchState:
             first, end = index * limits.block_size, (index + 1) * limits.block_size
             extra = () if extras is None else extras.of_block(sequence.token_ids, first, end)
             tokens = sequence.token_ids[first:end].tobytes()
-            entry = CachedBlock(sequence.block_ids[index], sequence.block_keys[index], parent, tokens, extra)
+            block_ids = [table[index] for table in sequence.tables]
+            entry = CachedBlock(block_ids, sequence.block_keys[index], parent, tokens, extra)
             if self.pool.insert(entry):
                 stored.append(entry)
         sequence.num_indexed_blocks = num_full

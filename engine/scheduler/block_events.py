@@ -51,7 +51,7 @@ class BlockEvents:
         """Send as much as fits; return the number of messages sent."""
         self._take_evictions()
         num_sent = self._outbox.flush()
-        if len(self._outbox) > MIN_BACKLOG + self._pool.num_blocks:
+        if len(self._outbox) > MIN_BACKLOG + self._pool.num_pages:
             self.draw_anew()
         return num_sent
 
@@ -76,7 +76,7 @@ class BlockEvents:
                     chain[0].parent,
                     b"".join(entry.token_ids for entry in chain),
                     self._block_size,
-                    [entry.block_id for entry in chain],
+                    [entry.block_ids[0] for entry in chain],
                     [entry.extra for entry in chain] if any(entry.extra for entry in chain) else [],
                 )
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import msgspec
 
 from engine.messages import ClearWeights, CompileGrammar, EncoderCall, LoadWeights, SlotStart, Step
 from engine.process.outbox import BackloggedOutbox
 from engine.scheduler.batch_state import BatchState
+from engine.scheduler.block_pool import NO_BLOCK
 from engine.scheduler.encoder_cache import CachedUnit, EncoderCache
 from engine.scheduler.encoder_work import EncoderWork
 from engine.scheduler.policy import SequenceChunk, source_of
@@ -122,19 +124,22 @@ class Dispatcher:
 def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_ns: int, rank_group_epoch: int = 0) -> Step:
     """Return the `Step` of these chunks (in slot order), and count their sequences as computed that far."""
     starts: list[SlotStart] = []
-    columns = [array("i") for _ in range(6)]
-    slots, start, num_tokens, block_slots, block_indexes, block_ids = columns
+    columns = [array("i") for _ in range(7)]
+    slots, start, num_tokens, block_slots, block_indexes, block_ids, block_tables = columns
+    first_tables = [0, *accumulate(group.num_tables for group in batch.limits.groups)]
     is_sampling, is_following, wants_drafts, num_drafts = bytearray(), bytearray(), bytearray(), array("i")
     for row in rows:
         sequence = row.sequence
-        first_new = batch.grow(sequence, row.end)
+        new = batch.grow(sequence, row.end)
         if not sequence.is_started:
-            starts.append(_slot_start(sequence))
+            starts.append(_slot_start(sequence, batch))
         else:
-            for index in range(first_new, len(sequence.block_ids)):
-                block_slots.append(sequence.slot)
-                block_indexes.append(index)
-                block_ids.append(sequence.block_ids[index])
+            for group, index in new:
+                for table, page in enumerate(batch.pool.pages(sequence.tables[group][index]), first_tables[group]):
+                    block_slots.append(sequence.slot)
+                    block_indexes.append(index)
+                    block_ids.append(page)
+                    block_tables.append(table)
         slots.append(sequence.slot)
         start.append(row.start)
         num_tokens.append(row.num_tokens)
@@ -147,7 +152,7 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
         sequence.num_ahead += row.num_drafts
         sequence.num_in_flight += 1
     ended, batch.ended = batch.ended, []
-    slots_, start_, num_tokens_, block_slots_, block_indexes_, block_ids_ = (column.tobytes() for column in columns)
+    slots_, start_, num_tokens_, block_slots_, block_indexes_, block_ids_, block_tables_ = (each.tobytes() for each in columns)
     return Step(
         step_id,
         starts,
@@ -165,6 +170,7 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
         ended=array("i", [number for each in ended for number in each]).tobytes(),
         generation=batch.pool.prefix_cache.generation,
         wants_drafts=bytes(wants_drafts) if any(wants_drafts) else b"",
+        block_tables=block_tables_ if any(block_tables) else b"",
     )
 
 
@@ -200,8 +206,9 @@ def add_units(step: Step, rows: list[SequenceChunk], find: Callable[[bytes], Cac
     return list(read.values())
 
 
-def _slot_start(sequence: Sequence) -> SlotStart:
+def _slot_start(sequence: Sequence, batch: BatchState) -> SlotStart:
     sequence.is_started = True
+    block_ids, *others = _tables_of(sequence, batch)
     adapter = sequence.request.shared.options.adapter
     return SlotStart(
         sequence.slot,
@@ -209,13 +216,25 @@ def _slot_start(sequence: Sequence) -> SlotStart:
         sequence.token_ids.tobytes(),
         sequence.num_prompt_tokens,
         sequence.request.sampling,
-        array("i", sequence.block_ids).tobytes(),
+        block_ids,
         sequence.wants_prompt_logprobs,
         max_total_tokens=sequence.max_total_tokens,
         second_start=sequence.request.prompt.second_start,
         adapter_slot=-1 if adapter is None else adapter.slot,
         source=source_of(sequence),
+        other_block_ids=tuple(others),
     )
+
+
+def _tables_of(sequence: Sequence, batch: BatchState) -> Iterator[bytes]:
+    """Yield the block tables of a sequence, group by group."""
+    for table, group in zip(sequence.tables, batch.limits.groups, strict=True):
+        if group.num_tables == 1:
+            yield array("i", table).tobytes()
+            continue
+        pages = [batch.pool.pages(block_id) if block_id else (NO_BLOCK,) * group.num_tables for block_id in table]
+        for number in range(group.num_tables):
+            yield array("i", [page[number] for page in pages]).tobytes()
 
 
 def _load_of(rows: list[SequenceChunk]) -> StepLoad:

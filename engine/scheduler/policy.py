@@ -14,6 +14,8 @@ tokens and blocks.
   that lacks a slot or blocks ends the admission, so that small ones do not overtake it forever. An admitted sequence gets all
   its blocks at once, and one block is left for each running sequence to grow: the next step does not preempt what this one
   admitted.
+- Layers with a window need few blocks of a long prompt at a time. They get them chunk by chunk; as many as they will hold are
+  kept free until the prompt is computed.
 - Sequences of one group (`n` > 1) wait until the first one has computed the prompt, and then find it in the prefix cache.
 - Sequences with a slow reader pause until it has caught up.
 - Drafts get what is left after that: tokens in the sequences' order, and blocks only while each running sequence still finds
@@ -26,13 +28,17 @@ tokens and blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
 from engine.block_keys import hash_blocks
+from engine.kv_groups import KvGroup
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.intake import Intake, StepKind
+from engine.scheduler.page_needs import PageNeeds
 from engine.scheduler.prefill_shares import MIN_TOKENS, Prefill, share
+from engine.scheduler.prefix_cache import Prefix
 from engine.scheduler.queues import SequenceQueue
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.sequence_media import SequenceMedia
@@ -57,6 +63,16 @@ class Limits(msgspec.Struct, frozen=True):
     long_prefill_tokens: int = 0  # prompts with more left to compute are long, and get at most this in a step; 0: see `is_long`
     max_partial_prefills: int = 0  # prompts that are partly computed; 0: no limit
     max_long_prefills: int = 1  # long prompts per source that are computed at the same time
+    groups: tuple[KvGroup, ...] = (KvGroup(),)  # of layers; each has block tables of its own
+
+    @property
+    def pages_per_block(self) -> int:
+        """Pages of a block in all layers."""
+        return sum(group.num_tables for group in self.groups)
+
+    def first_needed(self, group: KvGroup, num_blocks: int) -> int:
+        """Return the first block that a group needs to continue after `num_blocks` cached blocks."""
+        return group.first_block(self.first_position(num_blocks * self.block_size), self.block_size)
 
     def first_position(self, num_tokens: int) -> int:
         """Return the position at which a sequence continues when its first `num_tokens` are cached."""
@@ -99,7 +115,7 @@ class Admission(msgspec.Struct):
     """A waiting sequence that gets a slot, and the cached blocks it starts with."""
 
     sequence: Sequence
-    block_ids: list[int]
+    prefix: Prefix
 
 
 class SchedulerOutput(msgspec.Struct):
@@ -144,7 +160,7 @@ def schedule(
         has_blocks = scheduling.decode(running, can_preempt=not num_leaving)
         if kind.takes(is_prefill=True):
             num_slots = limits.max_running - len(running) - num_leaving if has_blocks else 0
-            scheduling.prefill(running, waiting, leaders, num_slots, intake)
+            scheduling.prefill(running, waiting, leaders, num_slots, intake, can_preempt=not num_leaving)
         if has_blocks:
             scheduling.draft(len(running) + len(scheduling.output.admitted))
         output = scheduling.output
@@ -200,14 +216,15 @@ def num_blocks_kept(sequence: Sequence, block_size: int) -> int:
     return num_blocks_for(max(sequence.num_reached, sequence.num_tokens), block_size)
 
 
-def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> list[int]:
+def find_prefix(sequence: Sequence, pool: BlockPool, limits: Limits) -> Prefix:
     """Return the cached blocks that the sequence starts with. At least its last token is always left to compute."""
     if not limits.has_prefix_cache or sequence.wants_prompt_logprobs:
-        return []
+        return Prefix(0, [[] for _ in limits.groups])
     media, block_size = sequence.media, limits.block_size
     hash_blocks(sequence.token_ids, block_size, sequence.block_keys, len(sequence.token_ids), sequence.extras)
-    block_ids = pool.prefix_cache.match(sequence.block_keys[: (len(sequence.token_ids) - 1) // block_size])
-    return block_ids if media is None else block_ids[: media.num_hit_blocks(len(block_ids), block_size)]
+    keys = sequence.block_keys[: (len(sequence.token_ids) - 1) // block_size]
+    shorten = None if media is None else partial(media.num_hit_blocks, block_size=block_size)
+    return pool.prefix_cache.match(keys, limits.first_needed, shorten)
 
 
 class _Candidate(msgspec.Struct, eq=False):
@@ -216,14 +233,14 @@ class _Candidate(msgspec.Struct, eq=False):
     sequence: Sequence
     prefill: Prefill
     admission: Admission | None = None
-    num_blocks: int = 0
+    num_pages: int = 0
 
 
 class _Room(msgspec.Struct):
     """Remaining budget of a step."""
 
     num_tokens: int
-    num_blocks: int
+    num_pages: int
     num_start_bytes: int
     num_result_bytes: int
 
@@ -241,9 +258,12 @@ class _Scheduling:
         passed_over: Sequence | None,
     ) -> None:
         self.output = SchedulerOutput(kind=kind)
-        self._left = _Room(limits.max_tokens, pool.num_free, limits.max_start_bytes, limits.max_result_bytes)
+        self._pages = PageNeeds(limits)
+        self._num_free = pool.num_free  # pages, with those that prompts will need
+        self._left = _Room(limits.max_tokens, self._num_free, limits.max_start_bytes, limits.max_result_bytes)
         self._num_drafts = limits.max_drafts
         self._lacks_blocks = False
+        self._is_starved = False  # a running prompt found no block, because others still hold those that it freed
         self._pool = pool
         self._limits = limits
         self._is_readable = is_readable
@@ -253,6 +273,7 @@ class _Scheduling:
     def decode(self, running: SequenceQueue, can_preempt: bool) -> bool:
         """Schedule decoding sequences, and choose the victim if one lacks a block. Return False if blocks ran short."""
         has_blocks = True
+        self._left.num_pages -= self._pages.kept_for(running)
         num_kept = 0  # tokens reserved for a span that did not fit the last step
         if self._passed_over is not None and self._passed_over.media is not None:
             first, end = self._passed_over.media.longest_whole
@@ -270,14 +291,14 @@ class _Scheduling:
             row = next_row(sequence, sequence.num_computed, self._left.num_tokens)
             if row is None or not self.output.kind.takes(is_prefill=row.is_prefill):
                 continue
-            num_new_blocks = num_blocks_for(row.end, self._limits.block_size) - len(sequence.block_ids)
-            if num_new_blocks > self._left.num_blocks:
+            num_new_pages = self._pages.new(sequence, row.end)
+            if num_new_pages and num_new_pages > self._left.num_pages:
                 if has_blocks and can_preempt and self.output.preempted is None and not self._trim(running):
                     self.output.preempted = running[-1]
                 has_blocks = False
-                self._left.num_blocks = 0
+                self._left.num_pages = 0
                 continue
-            self._left.num_blocks -= max(0, num_new_blocks)
+            self._take_pages(num_new_pages)
             self._take(row)
         return has_blocks
 
@@ -288,9 +309,11 @@ class _Scheduling:
         leaders: Mapping[str, Sequence],
         num_slots: int,
         intake: Intake | None,
+        *,
+        can_preempt: bool,
     ) -> None:
         """Schedule prompts: of running sequences, and of waiting ones if there is a slot. Waiting ones get nothing if there is
-        room for more and `intake` holds them."""
+        room for more and `intake` holds them. If nothing runs for lack of blocks, choose a victim."""
         has_streams = any(self._limits.is_decoding(sequence) for sequence in running)
         time_ns = self._cost.prompt_budget_ns(has_streams=has_streams)
         if self._left.num_tokens <= 0 or time_ns <= 0:
@@ -302,10 +325,12 @@ class _Scheduling:
             is_full = self._look(candidates, waiting, leaders, len(running), num_slots)
             if self._lacks_blocks:
                 self._trim(running)
-        self._left.num_blocks, self._left.num_start_bytes = left.num_blocks, left.num_start_bytes
+        self._left.num_pages, self._left.num_start_bytes = left.num_pages, left.num_start_bytes
         rows, num_rows = self.output.rows, len(self.output.rows)
         self._cap_long(candidates, self._cost.long_budget_ns(has_streams=has_streams))
         self._share(candidates, time_ns)
+        if self._is_starved and not rows and can_preempt and self.output.preempted is None and not self._trim(running):
+            self.output.preempted = running[-1]
         is_full = is_full or self._left.num_tokens <= 0
         if intake is None or is_full or num_running or not self.output.admitted:
             return
@@ -359,7 +384,7 @@ class _Scheduling:
         num_looks = 0
         for sequence in waiting:
             num_looks += num_due >= self._left.num_tokens
-            self._lacks_blocks = self._left.num_blocks <= num_running
+            self._lacks_blocks = self._left.num_pages <= num_running * limits.pages_per_block
             if num_slots <= 0 or num_looks > MAX_LOOK or self._lacks_blocks or len(candidates) >= self._left.num_tokens:
                 return True
             group_id = sequence.request.own.group_id
@@ -367,30 +392,29 @@ class _Scheduling:
                 continue
             if sequence.reader.is_slow or (group_id and self._should_follow(sequence, leaders.get(group_id), new_groups)):
                 continue
-            block_ids = find_prefix(sequence, self._pool, limits)
-            num_taken = num_blocks_for(sequence.num_tokens, limits.block_size) - len(block_ids)
-            num_taken += self._pool.num_unused(block_ids)
-            start = limits.first_position(len(block_ids) * limits.block_size)
+            prefix = find_prefix(sequence, self._pool, limits)
+            num_taken = self._pages.for_admission(sequence, prefix) + sum(map(self._pool.num_unused, prefix.tables))
+            start = limits.first_position(prefix.num_blocks * limits.block_size)
             if sequence.media is not None and self._lacks_features(sequence.media, start):
                 continue
             prefill = self._prefill_of(sequence, start)
             is_long = limits.is_long(prefill.num_due)
             if is_long and num_long.get(prefill.source, 0) >= limits.max_long_prefills:
                 continue
-            self._lacks_blocks = num_taken + num_running > self._left.num_blocks
+            self._lacks_blocks = num_taken + num_running * limits.pages_per_block > self._left.num_pages
             if self._lacks_blocks or not self._can_start(sequence):
                 return True
             if limits.are_prompts_whole and num_due + prefill.num_due > self._left.num_tokens:
                 return True
-            candidates.append(_Candidate(sequence, prefill, Admission(sequence, block_ids), num_taken))
-            self._left.num_blocks -= num_taken
+            candidates.append(_Candidate(sequence, prefill, Admission(sequence, prefix), num_taken))
+            self._left.num_pages -= num_taken
             self._left.num_start_bytes -= sequence.num_start_bytes
             num_long[prefill.source] = num_long.get(prefill.source, 0) + is_long
             num_due += prefill.num_due
             num_slots -= 1
             num_running += 1
             new_groups.add(group_id)
-        return num_slots <= 0 or self._left.num_blocks <= num_running
+        return num_slots <= 0 or self._left.num_pages <= num_running * limits.pages_per_block
 
     def _share(self, candidates: list[_Candidate], time_ns: float) -> None:
         """Schedule the candidates, as far as tokens and time last."""
@@ -407,7 +431,12 @@ class _Scheduling:
                 each.prefill.num_tokens = self._left.num_tokens
             if not (sequence.is_started or self._can_start(sequence)):
                 continue
-            budget = self._budget(sequence, start, min(each.prefill.num_tokens, self._left.num_tokens))
+            budget = min(each.prefill.num_tokens, self._left.num_tokens)
+            if each.admission is None and self._pages.has_windows:
+                num_fitting = self._pages.num_tokens_within(sequence, start, self._num_free)
+                self._is_starved |= num_fitting <= 0
+                budget = min(budget, num_fitting)
+            budget = self._budget(sequence, start, budget)
             is_partial = budget < num_due
             if is_partial and each.admission is not None and num_partial >= (self._limits.max_partial_prefills or num_due):
                 continue
@@ -417,7 +446,10 @@ class _Scheduling:
             num_partial += is_partial
             if each.admission is not None:
                 self.output.admitted.append(each.admission)
-                self._left.num_blocks -= each.num_blocks
+                self._left.num_pages -= each.num_pages
+                self._num_free -= each.num_pages
+            elif self._pages.has_windows:
+                self._num_free -= self._pages.new(sequence, row.end)
             self._take(row)
         if not any(row.is_prefill for row in self.output.rows) or self._passed_over is None:
             self.output.passed_over = next((each.sequence for each in candidates if self._is_passed_over(each)), None)
@@ -435,8 +467,8 @@ class _Scheduling:
     def _trim(self, running: SequenceQueue) -> bool:
         """Return whether drafts hold blocks: blocks of dispatched drafts are freed with their results, others at once."""
         block_size = self._limits.block_size
-        holders = [each for each in running if len(each.block_ids) > num_blocks_for(each.num_tokens, block_size)]
-        self.output.trimmed = [each for each in holders if len(each.block_ids) > num_blocks_kept(each, block_size)]
+        holders = [each for each in running if len(each.tables[0]) > num_blocks_for(each.num_tokens, block_size)]
+        self.output.trimmed = [each for each in holders if len(each.tables[0]) > num_blocks_kept(each, block_size)]
         return bool(holders)
 
     def draft(self, num_running: int) -> None:
@@ -449,14 +481,19 @@ class _Scheduling:
             if num_drafts <= 0 or row.is_prefill or not row.is_sampling:
                 continue
             end = row.end
-            num_blocks = max(len(sequence.block_ids), num_blocks_for(end, block_size))
-            num_new_blocks = num_blocks_for(end + num_drafts, block_size) - num_blocks
-            if num_new_blocks > (0 if self._lacks_blocks else max(0, self._left.num_blocks - num_running)):
-                num_drafts, num_new_blocks = num_blocks * block_size - end, 0
+            num_new_pages = self._pages.new(sequence, end + num_drafts) - self._pages.new(sequence, end)
+            num_spare = self._left.num_pages - num_running * self._limits.pages_per_block
+            if num_new_pages and (self._lacks_blocks or num_new_pages > num_spare):
+                num_blocks = max(min(map(len, sequence.tables)), num_blocks_for(end, block_size))
+                num_drafts, num_new_pages = num_blocks * block_size - end, 0
             row.num_drafts = num_drafts
             self._left.num_tokens -= num_drafts
             self._num_drafts -= num_drafts
-            self._left.num_blocks -= max(0, num_new_blocks)
+            self._take_pages(num_new_pages)
+
+    def _take_pages(self, num_pages: int) -> None:
+        self._left.num_pages -= num_pages
+        self._num_free -= num_pages
 
     def _take(self, row: SequenceChunk) -> None:
         self._left.num_tokens -= row.num_tokens

@@ -94,6 +94,7 @@ class Results:
                     sequence.num_wanted = columns.num_wanted[index]
                     count = num_taken[index] = _append(sequence, columns.token_ids[first : first + count])
                 self._batch.share_blocks(sequence)
+                self._batch.free_behind_windows(sequence)
                 if sequence.is_reporting:
                     self._report(sequence)
                 if index in result.failed:

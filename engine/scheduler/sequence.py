@@ -88,7 +88,8 @@ class Sequence(msgspec.Struct, eq=False):
 
     slot: int = NO_SLOT
     is_started: bool = False  # the worker has the contents of the slot
-    block_ids: list[int] = []
+    tables: list[list[int]] = []  # block ids, of each group of layers; 0: freed behind the window
+    num_freed: list[int] = []  # leading blocks of each table
     block_keys: list[bytes] = msgspec.field(default_factory=list)  # of the full blocks of known tokens, as far as needed
     num_indexed_blocks: int = 0
     generation: int = 0  # of the prefix index when the block table was started
@@ -176,14 +177,16 @@ class Sequence(msgspec.Struct, eq=False):
         self.num_in_flight = 0
         self.num_unknown = self.num_ahead = 0
         self.is_late = False
-        self.num_computed = self.num_confirmed = 0 if self.is_pooled_whole else first_position(self.num_confirmed)
+        # stays as it is otherwise: blocks before it may be freed
+        self.num_confirmed = 0 if self.is_pooled_whole else self.num_confirmed
+        self.num_computed = first_position(self.num_confirmed)
         self.is_started = False
 
-    def forget_blocks(self) -> list[int]:
-        """Reset to nothing computed; return the block table, to be freed."""
+    def forget_blocks(self) -> list[list[int]]:
+        """Reset to nothing computed; return the block tables, to be freed."""
         assert self.num_in_flight == 0
-        block_ids, self.block_ids = self.block_ids, []
+        tables, self.tables, self.num_freed = self.tables, [], []
         self.num_computed = self.num_confirmed = self.num_unknown = self.num_indexed_blocks = 0
         self.slot = NO_SLOT
         self.is_started = False
-        return block_ids
+        return tables

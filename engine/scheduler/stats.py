@@ -54,7 +54,7 @@ class SchedulerStats:
         self._run = context.histogram("step_run_seconds")
         self._sample = context.histogram("step_sample_seconds")
         self._return = context.histogram("step_return_seconds")
-        cell("num_kv_blocks").set(batch.pool.num_blocks)
+        cell("num_kv_blocks").set(context.config.num_kv_blocks)
         self._adapters_running = AdapterGauge(context, "adapter_requests_running")
         self._adapters_waiting = AdapterGauge(context, "adapter_requests_waiting")
         self._max_loras = context.config.max_loras
@@ -109,7 +109,7 @@ class SchedulerStats:
         self._running.set(len(batch.running))
         self._waiting.set(batch.num_waiting)
         self._tokens_to_compute.set(batch.num_tokens_to_compute)
-        self._free_blocks.set(batch.pool.num_free)
+        self._free_blocks.set(batch.pool.num_free // batch.limits.pages_per_block)
         self._free_slots.set(batch.num_free_slots)
 
     def show_slow_streams(self) -> None:
@@ -134,7 +134,7 @@ class SchedulerStats:
         """Update the gauges."""
         pool = self._batch.pool
         num_free = pool.num_free
-        self._usage.set(1 - num_free / pool.num_blocks)
+        self._usage.set(1 - num_free / pool.num_pages)
         self._cached_blocks.set(len(pool.prefix_cache))
         self.show_load()
         if self._max_loras:

@@ -86,4 +86,4 @@ class UnitNeeds:
         """Return the position at which the sequence continues, or would if it were admitted now."""
         if sequence.state is SequenceState.RUNNING:
             return sequence.num_computed
-        return len(find_prefix(sequence, self._batch.pool, self._batch.limits)) * self._batch.limits.block_size
+        return find_prefix(sequence, self._batch.pool, self._batch.limits).num_blocks * self._batch.limits.block_size

@@ -78,9 +78,9 @@ def clear_block(cache: KvCache, block: int) -> None:
         layer.values[block] = 0
 
 
-def _paging(inputs: AttentionMetadata) -> tuple[Tensor, ...]:
+def _paging(inputs: AttentionMetadata, cache: LayerCache) -> tuple[Tensor, ...]:
     """Return the positions, block tables and visible keys of each sequence, as the attention ops take them."""
-    tables = inputs.block_tables
+    tables = inputs.block_tables[cache.table]
     bounds = inputs.host_counts[HAS_BOUNDS:], inputs.first_keys, inputs.last_keys
     return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1], *bounds
 
@@ -105,17 +105,18 @@ class CpuOps:
         return self._executor.rows(inputs.host_counts, NUM_ROWS, inputs.max_rows)
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Inputs:
-        self._executor.emit(
-            _cpu.map_slots,
-            inputs.slot_mapping,
-            inputs.positions,
-            inputs.row_slots,
-            inputs.block_tables,
-            inputs.block_tables.shape[1],
-            cache.block_size,
-            rows=self._rows(inputs),
-            work=lambda: Work(4 * 4 * inputs.num_rows),
-        )
+        for tables, mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True):
+            self._executor.emit(
+                _cpu.map_slots,
+                mapping,
+                inputs.positions,
+                inputs.row_slots,
+                tables,
+                tables.shape[1],
+                cache.block_size,
+                rows=self._rows(inputs),
+                work=lambda: Work(4 * 4 * inputs.num_rows),
+            )
         return inputs
 
     def embedding(self, inputs: Inputs, module: Embedding) -> Array:
@@ -270,7 +271,7 @@ class CpuOps:
             cache.keys,
             cache.values,
             angles.positions,
-            inputs.slot_mapping,
+            inputs.slot_mappings[cache.table],
             angles.cosines,
             angles.sines,
             angles.partners,
@@ -318,7 +319,7 @@ class CpuOps:
             queries,
             cache.keys,
             cache.values,
-            *_paging(inputs),
+            *_paging(inputs, cache),
             shape.heads.count,
             shape.heads.kv_count,
             shape.head_dim,
@@ -359,7 +360,7 @@ class CpuOps:
             cache.keys,
             cache.values,
             angles.positions,
-            inputs.slot_mapping,
+            inputs.slot_mappings[cache.table],
             angles.cosines,
             angles.sines,
             angles.partners,
@@ -389,7 +390,7 @@ class CpuOps:
             queries,
             cache.keys,
             cache.values,
-            *_paging(inputs),
+            *_paging(inputs, cache),
             num_heads,
             shape.plain_dim,
             shape.rotary_dim,

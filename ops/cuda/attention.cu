@@ -137,13 +137,14 @@ struct AttendBlock {
         }
     }
 
-    // Cache slots of a split's keys; -1 after the context.
+    // Cache slots of a split's keys; -1 after the context and before the first key seen, where blocks may be freed.
     DEVICE void find_slots(int split) {
         long long table = static_cast<long long>(slot) * o.blocks_per_slot;
         int size = o.cache.block_size;
         for (int key = thread; key < SPLIT; key += THREADS) {
             int position = split + key;
-            shared.slots[key] = position < context ? o.block_tables[table + position / size] * size + position % size : -1;
+            bool is_key = first_key <= position && position < context;
+            shared.slots[key] = is_key ? o.block_tables[table + position / size] * size + position % size : -1;
         }
     }
 

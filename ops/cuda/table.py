@@ -271,19 +271,19 @@ class _Rows:
         return made
 
     def begin(self, inputs: Inputs, cache: KvCache) -> Step:
-        if inputs.is_made_on_device:
+        if inputs.is_made_on_device:  # the slots of the first block table, too
             self._derive(cast(InPlace, inputs), cache.block_size)
-            return Step(inputs, cache.block_size)
-        self._run(
-            "Begin",
-            block_tables=inputs.block_tables,
-            positions=inputs.positions,
-            row_slots=inputs.row_slots,
-            slot_mapping=inputs.slot_mapping,
-            num_rows=inputs.num_rows,
-            blocks_per_slot=inputs.block_tables.shape[1],
-            block_size=cache.block_size,
-        )
+        for number in range(inputs.is_made_on_device, len(inputs.block_tables)):
+            self._run(
+                "Begin",
+                block_tables=inputs.block_tables[number],
+                positions=inputs.positions,
+                row_slots=inputs.row_slots,
+                slot_mapping=inputs.slot_mappings[number],
+                num_rows=inputs.num_rows,
+                blocks_per_slot=inputs.block_tables[number].shape[1],
+                block_size=cache.block_size,
+            )
         return Step(inputs, cache.block_size)
 
     def _derive(self, memory: InPlace, block_size: int) -> None:
@@ -436,7 +436,7 @@ class _Rows:
             type=TYPES["float32"],
             qkv=reference.own_columns(qkv),
             cache=_cache(cache, shape.num_kv_heads),
-            slot_mapping=inputs.slot_mapping,
+            slot_mapping=inputs.slot_mappings[cache.table],
             **angles._asdict(),
             norm_weight=None if norm is None else norm.weight,
             epsilon=0.0 if norm is None else norm.epsilon,
@@ -463,7 +463,7 @@ class _Rows:
             queries=reference.own_columns(queries),
             compressed=compressed,
             cache=_cache(cache, 1),
-            slot_mapping=inputs.slot_mapping,
+            slot_mapping=inputs.slot_mappings[cache.table],
             **angles._asdict(),
             norm_weight=norm.weight,
             epsilon=norm.epsilon,
@@ -523,7 +523,7 @@ class _Rows:
             type=TYPES["float32"],
             queries=queries,
             cache=_cache(cache, shape.num_kv_heads),
-            block_tables=inputs.block_tables,
+            block_tables=inputs.block_tables[cache.table],
             tile_slots=inputs.tile_slots,
             tile_contexts=inputs.tile_contexts,
             tile_row_ids=inputs.tile_row_ids,
@@ -539,7 +539,7 @@ class _Rows:
             num_tiles=inputs.num_tiles,
             tile_rows=inputs.tile_rows,
             num_parts=num_parts,
-            blocks_per_slot=inputs.block_tables.shape[1],
+            blocks_per_slot=inputs.block_tables[cache.table].shape[1],
             heads=heads.count,
             kv_heads=heads.kv_count,
             first_kv=heads.first_kv,

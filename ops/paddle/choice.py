@@ -237,7 +237,7 @@ def rotary_case(module: Rotary, cosines: np.ndarray, sines: np.ndarray, partners
         def op(x: paddle.Tensor) -> paddle.Tensor:
             rows = x.shape[0]
             slots = paddle.arange(rows, dtype="int32")
-            inputs: Any = SimpleNamespace(num_rows=rows, positions=positions_of(x), slot_mapping=slots)
+            inputs: Any = SimpleNamespace(num_rows=rows, positions=positions_of(x), slot_mappings=(slots,))
             cache = KvCache(1, [LayerCache(paddle.zeros([rows, dim]), paddle.zeros([rows, dim]), 1)]).layers[0]
             angles = table.rotary_angles(inputs, own)
             queries = table.rotate_and_store(inputs, x[:, :width], angles, None, shape, cache)

@@ -17,6 +17,7 @@ Entries of rejected draft tokens are written too; the next row overwrites them, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -34,7 +35,7 @@ NO_ENTRIES = (1 << 31) - 1  # first position of a row without entries
 class _Step(InPlace, Protocol):
     """Inputs computed on the device."""
 
-    block_tables: Tensor
+    block_tables: Sequence[Tensor]
     token_ids: Tensor
     positions: Tensor
     row_slots: Tensor
@@ -71,11 +72,11 @@ class LayerRows(msgspec.Struct):
 
     num_rows: int
     num_key_splits: int
-    block_tables: Tensor
+    block_tables: Sequence[Tensor]
     token_ids: Tensor
     positions: Tensor
     row_slots: Tensor
-    slot_mapping: Tensor
+    slot_mappings: Sequence[Tensor]
     first_keys: Tensor
     tile_contexts: Tensor
     tile_row_ids: Tensor
@@ -115,8 +116,8 @@ def _rows(step: _Step, slots: Tensor, positions: Tensor, token_ids: Tensor, firs
     num_rows = positions.shape[0]
     counts = np.zeros(5, np.int32)
     counts[[NUM_ROWS, NUM_SEQUENCES, NUM_TOKENS]], counts[HAS_BOUNDS] = num_rows, 1
-    mapping, numbers = paddle.zeros_like(positions), step.numbers[:num_rows]
-    arrays = token_ids, positions, slots, mapping, first_keys, positions + 1, numbers
+    mappings, numbers = [paddle.zeros_like(positions) for _ in step.block_tables], step.numbers[:num_rows]
+    arrays = token_ids, positions, slots, mappings, first_keys, positions + 1, numbers
     return cast(Inputs, LayerRows(num_rows, num_key_splits, step.block_tables, *arrays, counts))
 
 

@@ -35,6 +35,7 @@ class Sizes(msgspec.Struct, frozen=True):
     max_rows: int
     max_tiles: int
     max_written: int
+    num_tables: int = 1  # of a slot
 
     @property
     def num_sent(self) -> int:
@@ -55,8 +56,17 @@ class Sizes(msgspec.Struct, frozen=True):
         return self.lengths_at + self.num_slots + 1
 
     @property
-    def num_values(self) -> int:
+    def more_tables_at(self) -> int:
+        """Place of the block tables after the first one of each slot."""
         return self.settings_at + (self.num_slots + 1) * NUM_SETTINGS
+
+    @property
+    def num_values(self) -> int:
+        return self.more_tables_at + (self.num_tables - 1) * (self.num_slots + 1) * self.num_blocks
+
+    def table_at(self, number: int) -> int:
+        """Place of block table `number` of all slots, int32 [slots + 1, blocks]."""
+        return self.more_tables_at + (number - 1) * (self.num_slots + 1) * self.num_blocks if number else self.tables_at
 
     @property
     def of_sequences(self) -> dict[str, int]:
@@ -95,7 +105,8 @@ class InPlace(Counts, Protocol):
 
     sizes: Sizes
     sent: Tensor  # [num_sent]
-    slots: Tensor  # [num_values]: tokens [slots + 1, positions] | tables [slots + 1, blocks] | lengths [slots + 1] | settings
+    # [num_values]: tokens [slots + 1, positions] | tables [slots + 1, blocks] | lengths [slots + 1] | settings | more tables
+    slots: Tensor
     derived: Tensor  # the fields of_rows, those of_kept
     numbers: Tensor  # 0, 1, 2, ..., as long as the longest field
     kept: Counts

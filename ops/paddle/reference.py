@@ -217,10 +217,11 @@ class AttentionStep:
 
     inputs: AttentionMetadata
     block_size: int
-    key_slots: paddle.Tensor  # int32 [T, S * KEY_SPLIT]; dummy slot 0 if the sequence has no key
     query_positions: paddle.Tensor  # int32 [T, Q, 1]
-    # by the number of KV heads of the cache and the rank's range: int32 [T, S * heads * KEY_SPLIT]
-    head_slots: dict[tuple[int, range], paddle.Tensor] = field(default_factory=dict)
+    # by block table and window: int32 [T, S * KEY_SPLIT]; dummy slot 0 if no query of the tile sees a key
+    key_slots: dict[tuple[int, int], paddle.Tensor] = field(default_factory=dict)
+    # by these, the number of KV heads of the cache and the rank's range: int32 [T, S * heads * KEY_SPLIT]
+    head_slots: dict[tuple[int, int, int, range], paddle.Tensor] = field(default_factory=dict)
     # by window and whether it is a chunk: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
     masks: dict[tuple[int, bool], paddle.Tensor] = field(default_factory=dict)
 
@@ -229,37 +230,50 @@ def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
     """slot = block_table[seq, pos // block_size] * block_size + pos % block_size, on the device."""
     size = cache.block_size
     if inputs.is_made_on_device:
-        derive(cast(InPlace, inputs), size)
-        return _attention_step(inputs, size)
-    positions, tables = inputs.positions, inputs.block_tables
-    blocks = paddle.gather(tables.flatten(), inputs.row_slots * tables.shape[1] + quotient(positions, size))
-    paddle.assign(blocks * size + positions % size, output=inputs.slot_mapping)
+        derive(cast(InPlace, inputs), size)  # with the slots of the first block table
+    positions = inputs.positions
+    for number in range(inputs.is_made_on_device, len(inputs.block_tables)):
+        tables = inputs.block_tables[number]
+        blocks = paddle.gather(tables.flatten(), inputs.row_slots * tables.shape[1] + quotient(positions, size))
+        paddle.assign(blocks * size + positions % size, output=inputs.slot_mappings[number])
     return _attention_step(inputs, size)
 
 
 def _attention_step(inputs: AttentionMetadata, size: int) -> AttentionStep:
-    tables = inputs.block_tables
+    queries = paddle.gather(inputs.positions, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
+    return AttentionStep(inputs, size, queries.reshape([inputs.num_tiles, inputs.tile_rows, 1]))
+
+
+def _key_slots(step: AttentionStep, table: int, window: int) -> paddle.Tensor:
+    """Return the cache slots of the keys of each tile. Keys before the window of its first query may be in freed blocks, which
+    other sequences write."""
+    found = step.key_slots.get((table, window))
+    if found is not None:
+        return found
+    inputs, size = step.inputs, step.block_size
     tiles, num_keys = inputs.num_tiles, inputs.num_key_splits * KEY_SPLIT
     num_blocks = -(-num_keys // size)
-    in_blocks = [tiles, num_blocks, size]
-    first_slots = (paddle.gather(tables, inputs.tile_slots[:tiles])[:, :num_blocks] * size).unsqueeze(-1)
-    slots = _expand(first_slots, in_blocks) + _expand(paddle.arange(size, dtype="int32"), in_blocks)
+    in_blocks, in_keys = [tiles, num_blocks, size], [tiles, num_keys]
+    blocks = paddle.gather(inputs.block_tables[table], inputs.tile_slots[:tiles])[:, :num_blocks]
+    slots = _expand((blocks * size).unsqueeze(-1), in_blocks) + _expand(paddle.arange(size, dtype="int32"), in_blocks)
     slots = slots.reshape([tiles, num_blocks * size])[:, :num_keys]
-    keys = _expand(paddle.arange(num_keys, dtype="int32"), [tiles, num_keys])
-    is_key = keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), [tiles, num_keys])
-    queries = paddle.gather(inputs.positions, inputs.tile_row_ids[: tiles * inputs.tile_rows])
-    return AttentionStep(inputs, size, slots * is_key.astype("int32"), queries.reshape([tiles, inputs.tile_rows, 1]))
+    keys = _expand(paddle.arange(num_keys, dtype="int32"), in_keys)
+    is_key = keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), in_keys)
+    if window:
+        is_key = paddle.logical_and(is_key, keys > _expand(step.query_positions[:, 0] - window, in_keys))
+    found = step.key_slots[table, window] = slots * is_key.astype("int32")
+    return found
 
 
-def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape) -> paddle.Tensor:
+def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape, table: int, window: int) -> paddle.Tensor:
     """Return rows of the cache viewed as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
-    key = shape.num_kv_heads, _kv_heads(shape)
+    num_kv_heads, own = shape.num_kv_heads, _kv_heads(shape)
+    key = table, window, num_kv_heads, own
     rows = step.head_slots.get(key)
     if rows is None:
         tiles, splits = step.inputs.num_tiles, step.inputs.num_key_splits
-        num_kv_heads, own = key
         in_splits = [tiles, splits, len(own), KEY_SPLIT]
-        slots = step.key_slots.reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads
+        slots = _key_slots(step, table, window).reshape([tiles, splits, 1, KEY_SPLIT]) * num_kv_heads
         rows = _expand(slots, in_splits) + _expand(_arange(own).unsqueeze(-1), in_splits)
         rows = step.head_slots[key] = rows.reshape([tiles, splits * len(own) * KEY_SPLIT])
     return rows
@@ -452,7 +466,7 @@ def rotate_and_store(
         x = _normalize_heads(angles.rotated(x), norm, shape)
     else:
         x = angles.rotated(x if norm is None else _normalize_heads(x, norm, shape))
-    slots = inputs.slot_mapping[: inputs.num_rows]
+    slots = inputs.slot_mappings[cache.table][: inputs.num_rows]
     _store_heads(cache.keys, slots, x[:, own.count :], shape)
     _store_heads(cache.values, slots, heads[:, num_rotated:], shape)
     return x[:, : own.count].reshape([inputs.num_rows, -1])
@@ -489,7 +503,8 @@ def _store_heads(cache: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tenso
 def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor | Cut:
     dim = shape.head_dim
     keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
-    output = _attend_heads(step, queries * shape.score_scale, [keys], values, shape, shape.sliding_window)
+    reach = cache.table, shape.sliding_window
+    output = _attend_heads(step, queries * shape.score_scale, [keys], values, shape, reach)
     return output if shape.own is None else Cut(output, shape.own.first * dim, shape.queries_width)
 
 
@@ -499,20 +514,20 @@ def _attend_heads(
     keys: list[paddle.Tensor],
     values: paddle.Tensor,
     shape: AttentionShape | LatentShape,
-    window: int,
+    reach: tuple[int, int],
 ) -> paddle.Tensor:
-    """Attend with the rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. If ranks share a KV head, the other ranks'
-    queries of its group are zeros."""
+    """Attend with the rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. `reach`: block table and window.
+    If ranks share a KV head, the other ranks' queries of its group are zeros."""
     own, rows = shape.heads, queries.shape[0]
     group = shape.num_heads // shape.num_kv_heads
     count, first = own.count // own.kv_count, own.first % group
     queries = queries.reshape([rows, own.kv_count, count, -1])
     if count == group:
-        return _attend_pages(step, queries, keys, values, shape, window)
+        return _attend_pages(step, queries, keys, values, shape, reach)
     sizes = ([rows, own.kv_count, others, queries.shape[-1]] for others in (first, group - first - count))
     before, after = ([paddle.zeros(size)] if size[2] else [] for size in sizes)
     queries = paddle.concat([*before, queries, *after], axis=2)
-    output = _attend_pages(step, queries, keys, values, shape, window)
+    output = _attend_pages(step, queries, keys, values, shape, reach)
     output = output.reshape([output.shape[0], own.kv_count, group, -1])[:, :, first : first + count]
     return output.reshape([output.shape[0], -1])
 
@@ -523,7 +538,7 @@ def _attend_pages(
     keys: list[paddle.Tensor],
     values: paddle.Tensor,
     shape: AttentionShape | LatentShape,
-    window: int,
+    reach: tuple[int, int],
 ) -> paddle.Tensor:
     """Attend with queries [R, kv_heads, group, key_dim] of the rank's KV heads to the parts of keys, [slots * kv_heads, dim]
     each, side by side -> [R, kv_heads * group * value_dim]."""
@@ -538,7 +553,7 @@ def _attend_pages(
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
     queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, *queries.shape[1:]])
     has_chunks = isinstance(shape, AttentionShape) and shape.has_chunks
-    rows, mask = _head_slots(step, shape), _mask(step, window, has_chunks)
+    rows, mask = _head_slots(step, shape, *reach), _mask(step, reach[1], has_chunks)
     num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * heads * group
     num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
     bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
@@ -613,7 +628,7 @@ def store_latent(
     shape: LatentShape,
     cache: LayerCache,
 ) -> paddle.Tensor:
-    slots = inputs.slot_mapping[: inputs.num_rows]
+    slots = inputs.slot_mappings[cache.table][: inputs.num_rows]
     latents, keys = compressed[:, : shape.latent_dim], compressed[:, shape.latent_dim :].unsqueeze(1)
     paddle.scatter_(cache.keys, slots, angles.rotated(keys).squeeze(1))
     paddle.scatter_(cache.values, slots, _normalize(latents, norm.weight, norm.epsilon))
@@ -628,7 +643,7 @@ def latent_attention(
     heads = [queries.shape[0], shape.heads.count, -1]
     rotated = queries.reshape(heads)[..., shape.plain_dim :]
     both = paddle.concat([own_columns(absorbed).reshape(heads), rotated], axis=-1) * shape.scale
-    return _attend_heads(step, both.reshape([heads[0], -1]), [cache.values, cache.keys], cache.values, shape, 0)
+    return _attend_heads(step, both.reshape([heads[0], -1]), [cache.values, cache.keys], cache.values, shape, (cache.table, 0))
 
 
 def head_linear(x: paddle.Tensor, module: HeadLinear) -> paddle.Tensor | Cut:

@@ -130,12 +130,11 @@ class Growing(Serving):
     def _message(self, rows: list[tuple[ServedSequence, int]]) -> Any:
         message = super()._message(rows)
         tables = self.runner.slots.block_tables
-        slots, indexes, blocks = (
-            np.frombuffer(each, np.int32) for each in (message.block_slots, message.block_indexes, message.block_ids)
-        )
-        is_new = tables[slots, indexes] != blocks
-        message.block_slots, message.block_indexes, message.block_ids = (
-            each[is_new].tobytes() for each in (slots, indexes, blocks)
+        growth = message.block_slots, message.block_tables, message.block_indexes, message.block_ids
+        slots, numbers, indexes, blocks = (np.frombuffer(each, np.int32) for each in growth)
+        is_new = tables[slots, numbers, indexes] != blocks
+        message.block_slots, message.block_tables, message.block_indexes, message.block_ids = (
+            each[is_new].tobytes() for each in (slots, numbers, indexes, blocks)
         )
         return message
 

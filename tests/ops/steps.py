@@ -46,10 +46,10 @@ class HandMadeStep:
         if has_adapters:
             for rows in (self.inputs, self.inputs.kept):
                 rows.add("adapter_slots", rows.max_rows)
-        blocks_per_slot = self.inputs.host_block_tables.shape[1]
+        blocks_per_slot = self.inputs.host_block_tables.shape[2]
         self.num_blocks = MAX_SEQS * blocks_per_slot
         order = np.random.default_rng(5).permutation(self.num_blocks) + 1
-        self.inputs.host_block_tables[:MAX_SEQS] = order.reshape(MAX_SEQS, blocks_per_slot)
+        self.inputs.host_block_tables[0, :MAX_SEQS] = order.reshape(MAX_SEQS, blocks_per_slot)
         self.block_size = block_size
         self.prompts = BatchSlots(self.inputs.host_block_tables, MAX_LENGTH, 50)
         self.token_ids = np.random.default_rng(6).integers(0, 50, (MAX_SEQS, MAX_LENGTH)).astype(np.int32)
@@ -79,5 +79,5 @@ class HandMadeStep:
     def slots_of(self, slot: int, num_keys: int) -> np.ndarray:
         """Return the cache slots of a sequence's first keys."""
         positions = np.arange(num_keys)
-        blocks = self.inputs.host_block_tables[slot, positions // self.block_size]
+        blocks = self.inputs.host_block_tables[0, slot, positions // self.block_size]
         return blocks * self.block_size + positions % self.block_size

@@ -64,7 +64,7 @@ def make_runner(
     drafts: SpeculativeConfig = settings.get("speculative_config", SpeculativeConfig())
     spec = KVCacheSpec.of(model, settings["block_size"], settings.get("kv_cache_dtype", "float32"), drafts.has_mtp)
     num_bytes = spec.arena_bytes(settings["num_kv_blocks"])
-    config = engine_config(model=str(path), kv_cache_bytes=num_bytes, **settings)
+    config = engine_config(model=str(path), kv_cache_bytes=num_bytes, kv_groups=spec.groups, **settings)
     memory = memoryview(bytearray(num_bytes)) if arena is None else arena
     peers, own = Peers(config, rank, communicator, experts), None if adapters is None else arena_of(model, adapters)
     runner = kind(RunnerParts(config, model, memory, peers, features=features, adapters=own)).core
@@ -171,6 +171,14 @@ class Serving:
         self.next_block = 1
         self.num_steps = 0
 
+    @property
+    def num_tables(self) -> int:
+        return int(self.runner.slots.block_tables.shape[1])
+
+    def pages(self, block_ids: Iterable[int], table: int) -> list[int]:
+        """Return the pages of blocks in a block table."""
+        return [(block_id - 1) * self.num_tables + table + 1 for block_id in block_ids]
+
     def place(self, sequence: ServedSequence, slot: int, cached_blocks: list[int] | None = None) -> None:
         """Give `sequence` a slot and blocks; the first blocks may hold its prefix already."""
         cached = cached_blocks or []
@@ -226,6 +234,7 @@ class Serving:
             num_blocks = min(-(-end // self.block_size), len(sequence.block_ids))
             if not sequence.is_started:
                 sequence.is_started = True
+                tables = [int32(self.pages(sequence.block_ids[:num_blocks], table)) for table in range(self.num_tables)]
                 starts.append(
                     SlotStart(
                         sequence.slot,
@@ -233,7 +242,7 @@ class Serving:
                         int32(sequence.tokens),
                         len(sequence.prompt),
                         sequence.sampling,
-                        int32(sequence.block_ids[:num_blocks]),
+                        tables[0],
                         wants_prompt_logprobs=sequence.sampling.num_prompt_logprobs >= 0 and not sequence.outputs,
                         units=sequence.units,
                         unit_rows=int32(sequence.unit_rows),
@@ -242,11 +251,14 @@ class Serving:
                         max_total_tokens=len(sequence.prompt) + sequence.num_outputs,
                         adapter_slot=sequence.adapter_slot,
                         source=sequence.source,
+                        other_block_ids=tuple(tables[1:]),
                     )
                 )
             else:  # all blocks so far, as growth
-                growth += [(sequence.slot, index, sequence.block_ids[index]) for index in range(num_blocks)]
-        slots, indexes, ids = zip(*growth, strict=True) if growth else ((), (), ())
+                for table in range(self.num_tables):
+                    pages = self.pages(sequence.block_ids[:num_blocks], table)
+                    growth += [(sequence.slot, table, index, page) for index, page in enumerate(pages)]
+        slots, numbers, indexes, ids = zip(*growth, strict=True) if growth else ((), (), (), ())
         self.num_steps += 1
         return Step(
             step_id=self.num_steps,
@@ -258,6 +270,7 @@ class Serving:
             block_slots=int32(slots),
             block_indexes=int32(indexes),
             block_ids=int32(ids),
+            block_tables=int32(numbers),
         )
 
     def _apply(self, rows: list[tuple[ServedSequence, int]], result: StepResult) -> None:

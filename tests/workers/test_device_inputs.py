@@ -23,6 +23,7 @@ NUM_SLOTS, MAX_LENGTH, BLOCK_SIZE = 7, 512, 64
 SENTINEL = -77
 STARTS = np.array([0, 5, 0, 25, 64, 0, 128], np.int32)  # the reference vector
 COUNTS = {0: [100, 1, 0, 1, 120, 140, 1], 2: [100, 2, 0, 1, 120, 140, 3]}
+NUM_TABLES = 3
 Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # slots, starts, counts, kept
 
 
@@ -31,7 +32,7 @@ class Both:
 
     def __init__(self, num_drafts: int = 0, maker: OpTable = TABLE) -> None:
         self.maker = maker
-        sizes = InputSizes(NUM_SLOTS, 512, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile, num_drafts=num_drafts)
+        sizes = InputSizes(NUM_SLOTS, 512, MAX_LENGTH, BLOCK_SIZE, TABLE.row_tile, num_drafts=num_drafts, num_tables=NUM_TABLES)
         device = PaddleDevice("cpu")
         self.host, self.made = StepInputs(device, sizes), DeviceInputs(device, sizes)
         self.made.host_block_tables = self.host.host_block_tables
@@ -48,9 +49,10 @@ class Both:
 
     def grow(self, slot: int, indexes: np.ndarray, blocks: np.ndarray, *, tell: bool = True) -> None:
         slots = np.full(len(indexes), slot)
-        self.slots.block_tables[slots, indexes] = blocks
-        if tell:
-            self.made.grow(slots, indexes)
+        for table in range(NUM_TABLES):
+            self.slots.block_tables[slots, table, indexes] = (blocks * (1 + table)) % 57
+            if tell:
+                self.made.grow(np.full(len(indexes), table), slots, indexes)
 
     def run(self, step: Step, flags: np.ndarray | None = None, started: np.ndarray | None = None) -> None:
         """Run a step. `started`: the latest starts that the device is told, if they differ from the rows' starts."""
@@ -154,7 +156,8 @@ def test_random_steps_after_longer_ones(num_drafts: int, maker: OpTable) -> None
             both.slots.num_tokens[slot] = end + int(generator.integers(0, 3))
         both.run(random_step(generator, both.slots, 400, is_decode=number % 3 == 0))
         both.check()
-        np.testing.assert_array_equal(both.made.block_tables.numpy(), both.host.host_block_tables)
+        for made, host in zip(both.made.block_tables, both.host.host_block_tables, strict=True):
+            np.testing.assert_array_equal(made.numpy(), host)
         assert both.addresses() == before
 
 
@@ -176,10 +179,11 @@ def test_positions_at_block_boundaries(maker: OpTable, starts: list[int], counts
     both.run((np.arange(NUM_SLOTS, dtype=np.int32), of_slots, numbers, np.minimum(numbers, 3)))
     both.check()
     positions = both.made.positions.numpy()[: numbers.sum()]
-    tables = both.host.host_block_tables[np.arange(NUM_SLOTS).repeat(numbers)]
-    blocks = np.take_along_axis(tables, positions[:, None] // BLOCK_SIZE, axis=1)[:, 0]
-    found = both.made.slot_mapping.numpy()[: numbers.sum()]
-    np.testing.assert_array_equal(found, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
+    for tables, mapping in zip(both.host.host_block_tables, both.made.slot_mappings, strict=True):
+        of_rows = tables[np.arange(NUM_SLOTS).repeat(numbers)]
+        blocks = np.take_along_axis(of_rows, positions[:, None] // BLOCK_SIZE, axis=1)[:, 0]
+        found = mapping.numpy()[: numbers.sum()]
+        np.testing.assert_array_equal(found, blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
 
 
 def test_key_bounds_of_masked_prompts(maker: OpTable) -> None:

@@ -122,7 +122,7 @@ def test_reference_ops_verify_drafts() -> None:
 
 def test_row_after_a_skipped_step_is_dropped() -> None:
     """The slot is not as far as the scheduler assumed when it sent the step, which it gives up."""
-    slots = BatchSlots(np.zeros((4, 8), np.int32), 64, 100, K)
+    slots = BatchSlots(np.zeros((1, 4, 8), np.int32), 64, 100, K)
     slots.start(SlotStart(1, "r", int32([5, 6, 7]), 3, SamplingParams(), b"", max_total_tokens=20))
     slots.drafts[1], slots.num_drafts[1] = 9, K
     columns = int32([1]), int32([4]), int32([1]), b"\1", b"", b"", b""

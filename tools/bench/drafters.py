@@ -54,7 +54,7 @@ def text_of(kind: str, num_tokens: int, seed: int) -> np.ndarray:
 
 def measure(method: str, kind: str, num_tokens: int, num_slots: int, num_steps: int) -> Cost:
     config = SpeculativeConfig(method=method, num_speculative_tokens=_K)
-    slots = BatchSlots(np.zeros((num_slots + 1, 1), np.int32), num_tokens + _ROOM, _VOCABULARY, _K)
+    slots = BatchSlots(np.zeros((1, num_slots + 1, 1), np.int32), num_tokens + _ROOM, _VOCABULARY, _K)
     drafter = METHODS[method](config, slots)
     texts = [text_of(kind, num_tokens + 5 * num_steps, slot) for slot in range(num_slots)]
     for slot, text in enumerate(texts):

@@ -218,10 +218,13 @@ class Replays:
     def _starts(self, case: Case, sampling: SamplingParams) -> Iterable[SlotStart]:
         generator = np.random.default_rng(0)
         num_blocks = case.num_blocks(self._config.block_size) // case.batch
+        num_tables = self._runner.slots.block_tables.shape[1]
         for slot in range(case.batch):
             token_ids = generator.integers(0, self._model.vocab_size, case.context - case.num_drafts, np.int32)
-            blocks = 1 + slot * num_blocks + np.arange(num_blocks, dtype=np.int32)
-            start = SlotStart(slot, f"{slot}", token_ids.tobytes(), len(token_ids), sampling, blocks.tobytes())
+            pages = 1 + num_tables * (slot * num_blocks + np.arange(num_blocks, dtype=np.int32))
+            tables = [(pages + number).astype(np.int32).tobytes() for number in range(num_tables)]
+            start = SlotStart(slot, f"{slot}", token_ids.tobytes(), len(token_ids), sampling, tables[0])
+            start.other_block_ids = tuple(tables[1:])
             start.max_total_tokens = case.context + 1
             yield start
 

@@ -24,8 +24,9 @@ class SlotPart(Protocol):
 
 
 class BatchSlots:
-    """`num_slots` batch slots of at most `max_model_len` tokens each, over `block_tables` (int32 [capacity + 1, max_blocks], of
-    the step inputs; the last row belongs to the padded rows, not to a slot). `hidden_size`: of models that draft."""
+    """`num_slots` batch slots of at most `max_model_len` tokens each, over `block_tables` (int32 [tables, capacity + 1,
+    max_blocks], of the step inputs; the last row belongs to the padded rows, not to a slot). `hidden_size`: of models that
+    draft."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class BatchSlots:
         hidden_size: int = 0,
         sees_all: bool = False,
     ) -> None:
-        self.num_slots = len(block_tables) - 1
+        self.num_slots = block_tables.shape[1] - 1
         self._sees_all = sees_all
         self.vocab_size = vocab_size
         self._registered: dict[str, tuple[np.ndarray, object]] = {}
@@ -50,7 +51,8 @@ class BatchSlots:
         # a step sampled no token, because its mask was late: rows that depend on that token are skipped
         self.is_late = self.register("is_late", False, dtype=np.bool_)
         self.num_starts = self.register("num_starts", 0, dtype=np.int64)  # sequences that used the slot so far
-        self.block_tables = self._add("block_tables", block_tables[: self.num_slots], 0)
+        by_slot = block_tables[:, : self.num_slots].swapaxes(0, 1)  # [slots, tables, max_blocks]
+        self.block_tables = self._add("block_tables", by_slot, 0)
         # key bounds of the prompt's tokens if they differ from the causal ones: int32 [prompt, 2], up to `bounds_ends`
         self.mask_bounds = self.register("mask_bounds", None, dtype=object)
         self.bounds_ends = self.register("bounds_ends", 0)
@@ -111,7 +113,6 @@ class BatchSlots:
         self.reset(slot)
         self.num_starts[slot] = num_starts + 1
         token_ids = np.frombuffer(message.token_ids, np.int32)
-        block_ids = np.frombuffer(message.block_ids, np.int32)
         is_known = (token_ids >= 0) & (token_ids < self.vocab_size)
         assert is_known.all(), f"token id {token_ids[~is_known][0]} is outside the vocabulary of {self.vocab_size}"
         self.token_ids[slot, : len(token_ids)] = token_ids
@@ -119,7 +120,9 @@ class BatchSlots:
         self.num_prompt_tokens[slot] = message.num_prompt_tokens
         self.max_total_tokens[slot] = message.max_total_tokens
         self.draft_states[slot] = np.flatnonzero(~np.isin(np.arange(self.num_slots), self.draft_states))[0]
-        self.block_tables[slot, : len(block_ids)] = block_ids
+        for number, ids in enumerate((message.block_ids, *message.other_block_ids)):
+            block_ids = np.frombuffer(ids, np.int32)
+            self.block_tables[slot, number, : len(block_ids)] = block_ids
         if self._sees_all:
             self.mask_bounds[slot] = np.tile(np.array([0, message.num_prompt_tokens - 1], np.int32), (len(token_ids), 1))
             self.bounds_ends[slot] = message.num_prompt_tokens

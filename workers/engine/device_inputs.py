@@ -15,6 +15,7 @@ separately.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,9 @@ class DeviceInputs(StepInputs):
             num_blocks=num_blocks,
             max_rows=room.max_rows,
             max_tiles=room.max_tiles,
-            max_written=room.max_num_seqs * (2 * most + 1),  # of decoding rows: tokens, at most as many blocks, a length
+            # of decoding rows: tokens, at most as many blocks, a length
+            max_written=room.max_num_seqs * ((1 + room.num_tables) * most + 1),
+            num_tables=room.num_tables,
         )
         assert sizes.num_values < 1 << 31, f"{sizes.num_values} places in the slots' memory, limit 2^31"
         assert sizes.num_positions <= MAX_DIVIDED, f"{sizes.num_positions} positions, limit {MAX_DIVIDED}"
@@ -67,8 +70,9 @@ class DeviceInputs(StepInputs):
             for name, count in counts.items():
                 found[name] = self._part(device, self.derived, begin, count)
                 begin += count
-        tables = self._part(device, self.slots, sizes.tables_at, (sizes.num_slots + 1) * num_blocks)
-        self.block_tables = of_rows["block_tables"] = tables.reshape([sizes.num_slots + 1, num_blocks])
+        shape = [sizes.num_slots + 1, num_blocks]
+        places = map(sizes.table_at, range(sizes.num_tables))
+        self.block_tables = [self._part(device, self.slots, place, math.prod(shape)).reshape(shape) for place in places]
         return of_rows, of_kept
 
     def reserve(self, resting: np.ndarray) -> Tensor:
@@ -102,19 +106,21 @@ class DeviceInputs(StepInputs):
 
         sizes, count = self.sizes, int(slots.num_tokens[slot])
         self._num_put[slot] = count
-        blocks = np.arange(slot * sizes.num_blocks, (slot + 1) * sizes.num_blocks) + sizes.tables_at
+        in_table = np.arange(slot * sizes.num_blocks, (slot + 1) * sizes.num_blocks)
+        blocks = np.concatenate([in_table + sizes.table_at(number) for number in range(sizes.num_tables)])
         tokens = np.arange(count) + slot * sizes.num_positions
         self._device.put(self.slots, tokens, slots.token_ids[slot, :count])
         settings = sizes.settings_at + slot * NUM_SETTINGS + np.arange(NUM_SETTINGS)
         places = np.concatenate([blocks, [sizes.lengths_at + slot], settings])
         sampling = slots.array("sampling")
         words = np.concatenate([np.atleast_1d(sampling[name][slot]).view(np.int32) for name in SETTINGS])
-        self._device.put(self.slots, places, np.concatenate([self.host_block_tables[slot], [count], words]))
+        self._device.put(self.slots, places, np.concatenate([self.host_block_tables[:, slot].ravel(), [count], words]))
 
-    def grow(self, slots: np.ndarray, indexes: np.ndarray) -> None:
+    def grow(self, tables: np.ndarray, slots: np.ndarray, indexes: np.ndarray) -> None:
         if len(slots):
-            places = slots * self.sizes.num_blocks + indexes + self.sizes.tables_at
-            self._written.append((places, self.host_block_tables[slots, indexes]))
+            firsts = np.array([self.sizes.table_at(number) for number in range(self.sizes.num_tables)])
+            places = firsts[tables] + slots * self.sizes.num_blocks + indexes
+            self._written.append((places, self.host_block_tables[tables, slots, indexes]))
 
     # ---------------------------------------------------------------------------------------------------------- rows
 

@@ -32,6 +32,7 @@ class InputSizes(msgspec.Struct, frozen=True):
     max_padded: int = 0  # rows of the largest captured step
     num_drafts: int = 0  # per row
     pads_prompts: bool = False  # whether steps of prompts are captured
+    num_tables: int = 1  # block tables of a slot
 
     @property
     def max_rows(self) -> int:
@@ -39,7 +40,7 @@ class InputSizes(msgspec.Struct, frozen=True):
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of entries of a slot's block table."""
+        """Return the number of entries of a block table."""
         return -(-(-(-self.max_model_len // KEY_SPLIT) * KEY_SPLIT) // self.block_size)
 
 
@@ -76,12 +77,12 @@ class StepInputs(RowInputs):
 
     def __init__(self, device: Device, sizes: InputSizes, columns: Sequence[RowColumns] = ()) -> None:
         self._sizes = sizes
-        room = Room(sizes.max_num_seqs, sizes.max_rows, sizes.row_tile, sizes.max_padded, sizes.pads_prompts)
+        room = Room(sizes.max_num_seqs, sizes.max_rows, sizes.row_tile, sizes.max_padded, sizes.pads_prompts, sizes.num_tables)
         of_rows, of_kept = self._make_derived(device, room)
         super().__init__(device, room, sizes.num_drafts, of_rows)
-        self.host_block_tables = np.zeros((sizes.max_num_seqs + 1, sizes.num_blocks), np.int32)
-        if "block_tables" not in of_rows:
-            self.block_tables = device.tensor(self.host_block_tables)
+        self.host_block_tables = np.zeros((sizes.num_tables, sizes.max_num_seqs + 1, sizes.num_blocks), np.int32)
+        if not self.is_made_on_device:
+            self.block_tables = tuple(map(device.tensor, self.host_block_tables))
         self.kept = KeptRows(device, room, self.block_tables, of_kept)
         self._columns = tuple(columns)
         for each in self._columns:
@@ -126,12 +127,16 @@ class StepInputs(RowInputs):
 
     def start(self, slots: BatchSlots, slot: int) -> None:
         """Handle a new sequence in the slot."""
-        self._device.upload(self.host_block_tables, self.block_tables)
+        self._upload_tables()
 
-    def grow(self, slots: np.ndarray, indexes: np.ndarray) -> None:
+    def grow(self, tables: np.ndarray, slots: np.ndarray, indexes: np.ndarray) -> None:
         """Handle new entries in the host's block tables."""
         if len(slots):
-            self._device.upload(self.host_block_tables, self.block_tables)
+            self._upload_tables()
+
+    def _upload_tables(self) -> None:
+        for host, tensor in zip(self.host_block_tables, self.block_tables, strict=True):
+            self._device.upload(host, tensor)
 
 
 def key_bounds(

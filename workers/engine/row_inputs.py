@@ -15,7 +15,7 @@ slot, so the number of sequences is always the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ class Room(msgspec.Struct, frozen=True):
     row_tile: int
     max_padded: int = 0  # rows to which `pad` extends a step
     pads_prompts: bool = False  # whether `pad` extends steps of prompts
+    num_tables: int = 1  # block tables of a slot
 
     @property
     def max_tiles(self) -> int:
@@ -47,7 +48,7 @@ class AttentionMetadata:
     """Rows of some sequences as attention reads them, and the used length of the tensors. Attributes without `host_` are on the
     device."""
 
-    block_tables: Tensor
+    block_tables: Sequence[Tensor]
     positions: Tensor
     sequence_slots: Tensor
     sequence_offsets: Tensor
@@ -219,7 +220,9 @@ class KeptRows(AttentionMetadata):
 
     row_ids: Tensor
 
-    def __init__(self, device: Device, room: Room, block_tables: Tensor, derived: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, device: Device, room: Room, block_tables: Sequence[Tensor], derived: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__(device, room, derived)
         self.block_tables = block_tables
         self.add("row_ids", room.max_rows)
@@ -242,7 +245,8 @@ class RowInputs(AttentionMetadata):
 
     token_ids: Tensor
     row_slots: Tensor
-    slot_mapping: Tensor
+    slot_mapping: Tensor  # of the first block table
+    slot_mappings: Sequence[Tensor]
     logit_row_ids: Tensor
     position_rows: Tensor  # of models with learned positions
     row_numbers: Tensor  # this and the next two: of models with three position numbers
@@ -256,7 +260,10 @@ class RowInputs(AttentionMetadata):
         self.max_logit_rows = max_logit_rows(room.max_rows, room.max_num_seqs, num_drafts)
         self.add("token_ids", room.max_rows)
         self.add("row_slots", room.max_rows)
-        self.add("slot_mapping", room.max_rows)  # only on the device
+        names = ["slot_mapping", *(f"slot_mapping_{number}" for number in range(1, room.num_tables))]
+        for name in names:
+            self.add(name, room.max_rows)  # only on the device
+        self.slot_mappings = tuple(getattr(self, name) for name in names)
         self.add("logit_row_ids", self.max_logit_rows)
         self.num_logit_rows = 0
 

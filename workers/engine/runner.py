@@ -177,8 +177,9 @@ class ModelRunner:
                 extension.on_start(start)
         block_slots = np.frombuffer(step.block_slots, np.int32)
         indexes = np.frombuffer(step.block_indexes, np.int32)
-        self.slots.block_tables[block_slots, indexes] = np.frombuffer(step.block_ids, np.int32)
-        self.inputs.grow(block_slots, indexes)
+        tables = np.frombuffer(step.block_tables, np.int32) if step.block_tables else np.zeros_like(block_slots)
+        self.slots.block_tables[block_slots, tables, indexes] = np.frombuffer(step.block_ids, np.int32)
+        self.inputs.grow(tables, block_slots, indexes)
         return StepRows.of(step, self.slots, self._choose if self._has_drafts else None)
 
     def _choose(self, slots: np.ndarray, counts: np.ndarray, num_rows: int, num_sampled: int) -> np.ndarray:

@@ -89,9 +89,10 @@ def small_model(config: ModelConfig) -> ModelConfig:
     """Return a model with the first layer of each kind, a small vocabulary and few experts; of a vision-language model only the
     trunk."""
     mixtures = {"experts": config.experts, "vision_experts": config.vision_experts}
-    sparse = [frozenset(each.sparse_layers) if each else frozenset() for each in mixtures.values()]
+    sets = [frozenset(each.sparse_layers) if each else frozenset() for each in mixtures.values()]
+    sets.append(frozenset(config.other_rope_layers))
     kinds = {
-        (*(layer in layers for layers in sparse), config.sliding_windows[layer]): layer
+        (*(layer in layers for layers in sets), config.sliding_windows[layer]): layer
         for layer in reversed(range(config.num_layers))
     }
     layers = sorted(kinds.values())
@@ -100,8 +101,9 @@ def small_model(config: ModelConfig) -> ModelConfig:
             own = tuple(number for number, layer in enumerate(layers) if layer in mixture.sparse_layers)
             config = replace(config, **{name: _few(mixture, own)})
     windows = tuple(config.sliding_windows[layer] for layer in layers)
+    other_rope_layers = tuple(number for number, layer in enumerate(layers) if layer in sets[-1])
     sizes = {"num_layers": len(layers), "sliding_windows": windows, "vocab_size": min(config.vocab_size, _VOCAB)}
-    return replace(config, num_draft_layers=0, quantization=None, **sizes)
+    return replace(config, num_draft_layers=0, quantization=None, other_rope_layers=other_rope_layers, **sizes)
 
 
 def _few(experts: ExpertsConfig, sparse_layers: tuple[int, ...]) -> ExpertsConfig:

@@ -29,15 +29,16 @@ class SelfTest:
     ) -> None:
         self._table = table
         self.length = length = min(_LENGTH, max_model_len)
-        sizes = InputSizes(_NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile)
+        spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
+        sizes = InputSizes(_NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, num_tables=spec.num_tables)
         media = MediaColumns(config) if config.vision else None
         positions = TypedPositionColumns(config.max_position_embeddings) if config.bidirectional else None
         columns: list[RowColumns] = [each for each in (media, positions) if each is not None]
         self._inputs = inputs = StepInputs(device, sizes, columns)
-        tables = inputs.host_block_tables[:_NUM_SLOTS]
+        tables = inputs.host_block_tables[:, :_NUM_SLOTS]
         tables[:] = np.arange(tables.size, 0, -1).reshape(tables.shape)
-        spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
-        self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(tables.size))), spec, tables.size, device, table)
+        num_blocks = tables[0].size
+        self._cache = map_kv_cache(memoryview(bytearray(spec.arena_bytes(num_blocks))), spec, num_blocks, device, table)
         self._slots = slots = BatchSlots(inputs.host_block_tables, length, config.vocab_size)
         if media is not None:
             media.bind(MediaSlots(slots), slots.token_ids)

@@ -101,6 +101,7 @@ def test_every_engine_option_is_on_the_command_line() -> None:
         "group_ports",
         "is_cache_estimated",
         "kv_cache_bytes",
+        "kv_groups",
         "memory_nodes",
         "pooling",
         "run_id",

@@ -1,9 +1,9 @@
 """A scheduler on real rings in one process, with the actors around it played by the test.
 
 `EchoRank` follows the worker's protocol in full, but its "model" is arithmetic: the KV of a position is a number mixed from
-the KV of the position before and the token, kept in an arena that is addressed through the block table, as a real one is. The
-next token is drawn from the last KV. So a wrong block, a stale one or one shared by mistake changes the tokens from there on,
-and `expected_tokens` says what they must be.
+the KV of the position before, with a window also from the first one in it, and the token. It is kept in an arena that is
+addressed through the block tables, as a real one is. The next token is drawn from the last KV. So a wrong block, a stale one or
+one shared by mistake changes the tokens from there on, and `expected_tokens` says what they must be.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,24 +86,50 @@ def logprob(kv: int, token_id: int) -> float:
     return -float((kv >> 40 ^ token_id) % 1000) / 64
 
 
-def expected_tokens(prompt: list[int], sampling: SamplingParams, path: str = MODEL) -> list[int]:
-    """Return the answer of an undisturbed run."""
+def next_kv(known: Callable[[int], int], position: int, value: int, window: int, path: str) -> int:
+    """Return the KV of a position in a layer; `known`: that of earlier ones."""
+    if window == 1 or not position:
+        return mix(0, value, path)
+    first = position - window + 1
+    return mix(known(position - 1) ^ (3 * known(first) if window and first >= 0 else 0), value, path)
+
+
+def joined(layers: Iterable[int]) -> int:
+    """Return the number from which a token is drawn, of the KV of a position in each layer."""
     kv = 0
-    for token_id in prompt:
-        kv = mix(kv, token_id, path)
+    for number, each in enumerate(layers):
+        kv ^= (2 * number + 1) * each & MASK
+    return kv
+
+
+def windows_of(config: EngineConfig) -> list[int]:
+    """Return the window of each block table, with one layer each; 0: none."""
+    return [group.window for group in config.kv_groups for _ in range(group.num_tables)]
+
+
+def expected_tokens(prompt: list[int], sampling: SamplingParams, path: str = MODEL, windows: Sequence[int] = (0,)) -> list[int]:
+    """Return the answer of an undisturbed run."""
+    layers: list[list[int]] = [[] for _ in windows]
+
+    def add(value: int) -> int:
+        for kvs, window in zip(layers, windows, strict=True):
+            kvs.append(next_kv(kvs.__getitem__, len(kvs), value, window, path))
+        return joined(kvs[-1] for kvs in layers)
+
+    kv = [add(value) for value in prompt][-1]
     outputs: list[int] = []
     while len(outputs) < sampling.max_tokens:
         outputs.append(draw(kv, sampling.seed))
         if outputs[-1] in sampling.stop_token_ids and len(outputs) > sampling.min_tokens:
             break
-        kv = mix(kv, outputs[-1], path)
+        kv = add(outputs[-1])
     return outputs
 
 
 @dataclass
 class Slot:
     token_ids: list[int]
-    block_ids: list[int]
+    tables: list[list[int]]
     start: SlotStart
     unit_rows: list[int]
     values: list[int] = field(default_factory=list)  # of a prompt with media
@@ -130,6 +157,7 @@ class EchoRank:
         path, version = weights or simulation.run.weights(simulation.name).ranks[index]
         self.index = index
         self.simulation = simulation
+        self.windows = windows_of(simulation.config)
         self.path, self.version = path, version
         self.files = self.contents = files
         self.slots: dict[int, Slot] = {}
@@ -197,10 +225,13 @@ class EchoRank:
         self.steps.append(step)
         for start in step.starts:
             self.late.discard(start.slot)
-            self.slots[start.slot] = Slot(ints(start.token_ids), ints(start.block_ids), start, ints(start.unit_rows))
-        growth = zip(ints(step.block_slots), ints(step.block_indexes), ints(step.block_ids), strict=True)
-        for slot, index, block_id in growth:
-            table = self.slots[slot].block_ids
+            tables = [ints(ids) for ids in (start.block_ids, *start.other_block_ids)]
+            self.slots[start.slot] = Slot(ints(start.token_ids), tables, start, ints(start.unit_rows))
+        block_slots = ints(step.block_slots)
+        numbers = ints(step.block_tables) or [0] * len(block_slots)
+        growth = zip(block_slots, numbers, ints(step.block_indexes), ints(step.block_ids), strict=True)
+        for slot, number, index, block_id in growth:
+            table = self.slots[slot].tables[number]
             can_shrink = self.drafts or self.simulation.late_share > 0
             assert index == len(table) or (index < len(table) and can_shrink), "tables grow at their end"
             table[index:] = [block_id]  # behind what was for drafts and given back
@@ -308,10 +339,12 @@ class EchoRank:
         return missing
 
     def _kv(self, slot: Slot, position: int) -> int:
-        if position < 0:
-            return 0
+        return joined(self._kv_in(table, position) for table in slot.tables)
+
+    def _kv_in(self, table: list[int], position: int) -> int:
         size = self.simulation.config.block_size
-        place = self.index, slot.block_ids[position // size], position % size
+        place = self.index, table[position // size], position % size
+        assert place[1], f"position {position} is read after its block was freed"
         if self.index:  # its tokens are not used, and steps that it had not run when it died are lost
             return self.simulation.arena.get(place, 0)
         return self.simulation.arena[place]
@@ -320,8 +353,10 @@ class EchoRank:
         size = self.simulation.config.block_size
         values: list[float] = []
         for position in range(start, start + num_tokens):
-            kv = mix(self._kv(slot, position - 1), slot.value(position), self.path)
-            self.simulation.arena[self.index, slot.block_ids[position // size], position % size] = kv
+            for table, window in zip(slot.tables, self.windows, strict=True):
+                of_layer = next_kv(partial(self._kv_in, table), position, slot.value(position), window, self.path)
+                self.simulation.arena[self.index, table[position // size], position % size] = of_layer
+            kv = self._kv(slot, position)
             if position + 1 < slot.start.num_prompt_tokens:
                 values.append(logprob(kv, slot.token_ids[position + 1]))
         if not slot.start.wants_prompt_logprobs or not values:
@@ -553,7 +588,7 @@ class Simulation:
         """Check that these (none: all) streams ended with the result of an undisturbed run."""
         for stream in streams or self.streams.values():
             sampling = stream.request.sampling
-            expected = expected_tokens(expected_values(stream.request), sampling, path)
+            expected = expected_tokens(expected_values(stream.request), sampling, path, windows_of(self.config))
             assert stream.token_ids == expected, stream.request.own.request_id
             is_stopped = bool(expected) and expected[-1] in sampling.stop_token_ids and len(expected) > sampling.min_tokens
             assert stream.finish_reason == ("stop" if is_stopped else "length")
@@ -562,7 +597,7 @@ class Simulation:
         """Check that nothing is held when nothing runs."""
         batch = self.scheduler.batch
         assert (len(batch.running), batch.num_waiting, batch.num_leaving) == (0, 0, 0)
-        assert batch.pool.num_free == self.config.num_kv_blocks
+        assert batch.pool.num_free == self.config.num_kv_pages
         assert not batch.sequences
         assert not batch.leaders
         assert batch.num_with_media == 0

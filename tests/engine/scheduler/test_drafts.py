@@ -247,7 +247,7 @@ def test_drafts_keep_no_block_from_a_prompt(directory: Path) -> None:
         running = simulation.scheduler.batch.running
         simulation.run_until(lambda: not any(each.num_ahead or each.num_wanted for each in running), "no drafts are under way")
         num_kept = sum(-(-each.num_tokens // 2) for each in running)
-        assert sum(len(each.block_ids) for each in running) > num_kept, "more is held than tokens need"
+        assert sum(len(each.tables[0]) for each in running) > num_kept, "more is held than tokens need"
         late = simulation.submit([9] * (2 * (200 - num_kept - 8)), max_tokens=2, seed=9)
         for _ in range(3):
             simulation.turn()

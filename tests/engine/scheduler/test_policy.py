@@ -26,12 +26,12 @@ class World:
     """A batch, and a rank that samples 0 for ever; two steps in flight. Some of `num_wanted` drafts are accepted."""
 
     limits: Limits
-    num_blocks: int
+    num_pages: int
     num_wanted: int = 0
     flights: deque[list[SequenceChunk]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.batch = BatchState(self.limits, BlockPool(self.num_blocks), lambda entries: None)
+        self.batch = BatchState(self.limits, BlockPool(self.num_pages, self.limits.groups), lambda entries: None)
         self.batch.num_wanted_by_new_requests = self.num_wanted
         self.num_preemptions = 0
         self.passed_over: Sequence | None = None
@@ -98,6 +98,7 @@ class World:
                     if row.num_drafts:
                         sequence.num_confirmed = len(sequence.token_ids) - 1
                 self.batch.share_blocks(sequence)
+                self.batch.free_behind_windows(sequence)
                 if (
                     len(sequence.token_ids) == sequence.max_total_tokens
                     and sequence.num_confirmed >= sequence.num_prompt_tokens
@@ -116,7 +117,7 @@ class World:
                 break
             self.land()
         assert not self.batch.sequences, f"{len(self.batch.sequences)} sequences never end"
-        assert self.batch.pool.num_free == self.num_blocks
+        assert self.batch.pool.num_free == self.num_pages
         assert self.batch.num_leaving == 0
 
 
@@ -531,8 +532,8 @@ def test_all_requests_end_in_the_smallest_pool(
 
 def num_new_blocks(world: World, plan: SchedulerOutput) -> int:
     """Return the number of blocks that the chunks of a plan will take."""
-    size, found = world.limits.block_size, {id(each.sequence): len(each.block_ids) for each in plan.admitted}
-    held = [found.get(id(row.sequence), len(row.sequence.block_ids)) for row in plan.rows]
+    size, found = world.limits.block_size, {id(each.sequence): each.prefix.num_blocks for each in plan.admitted}
+    held = [found[id(row.sequence)] if id(row.sequence) in found else len(row.sequence.tables[0]) for row in plan.rows]
     needed = [max(row.end, 0 if id(row.sequence) not in found else row.sequence.num_tokens) for row in plan.rows]
     return sum(max(0, -(-end // size) - num) for end, num in zip(needed, held, strict=True))
 
@@ -572,7 +573,7 @@ def test_drafts_take_only_spare_resources(
             has_slots = num_all + world.batch.num_leaving < max_running
             assert not (has_slots and len(waiting) > len(plan.admitted)), "what waits may want it"
         if plan.preempted is not None:
-            assert all(len(each.block_ids) <= -(-each.num_tokens // block_size) for each in running)
+            assert all(len(each.tables[0]) <= -(-each.num_tokens // block_size) for each in running)
         return plan
 
     world.plan = compared  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ class Parts:
 
 
 def empty_parts() -> Parts:
-    return Parts(BatchSlots(np.zeros((NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3))
+    return Parts(BatchSlots(np.zeros((1, NUM_SLOTS + 1, 4), np.int32), 20, 100, max_drafts=2, hidden_size=3))
 
 
 def empty_slots() -> BatchSlots:

@@ -30,7 +30,7 @@ STEPS = {
 @pytest.fixture
 def inputs() -> StepInputs:
     made = StepInputs(PaddleDevice("cpu"), InputSizes(7, 512, 512, BLOCK_SIZE))
-    made.host_block_tables[:7] = BLOCK_TABLE
+    made.host_block_tables[0, :7] = BLOCK_TABLE
     return made
 
 

@@ -45,7 +45,7 @@ def mask_of(*token_ids: int, vocab: int = VOCAB) -> np.ndarray:
 def scores_of(logits: np.ndarray, draws: list[Draw]) -> Scores:
     """Return scores, with a slot for each draw, the last first."""
     num_slots, longest = len(draws), max(len(draw.token_ids) for draw in draws)
-    slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), longest, logits.shape[1])
+    slots = BatchSlots(np.zeros((1, num_slots + 1, 4), np.int32), longest, logits.shape[1])
     sampling, kept_masks = SlotSampling(slots), []
     for slot, draw in enumerate(reversed(draws)):
         slots.start(SlotStart(slot, "r", int32(draw.token_ids), draw.num_prompt_tokens, draw.params, b""))

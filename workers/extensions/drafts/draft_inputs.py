@@ -6,6 +6,8 @@ these rows itself (`ops/paddle/layer_rows.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ops.modules import Tensor
@@ -18,7 +20,7 @@ class DraftInputs(RowInputs):
 
     hidden: Tensor
 
-    def __init__(self, device: Device, room: Room, block_tables: Tensor, hidden_size: int) -> None:
+    def __init__(self, device: Device, room: Room, block_tables: Sequence[Tensor], hidden_size: int) -> None:
         super().__init__(device, room)
         self.block_tables = block_tables
         self.add("hidden", room.max_rows, hidden_size, dtype=np.float32)

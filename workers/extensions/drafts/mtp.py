@@ -100,9 +100,10 @@ class MtpDrafter:
 
     def _make_inputs(self, model: ModelConfig, inputs: StepInputs) -> None:
         seats, row_tile = self._config.max_num_seqs, self._device.ops.row_tile
-        room = Room(seats, max_rows(self._config.max_num_batched_tokens, seats), row_tile)
+        num_tables = len(inputs.block_tables)
+        room = Room(seats, max_rows(self._config.max_num_batched_tokens, seats), row_tile, num_tables=num_tables)
         self._accepted = DraftInputs(self._device, room, inputs.block_tables, model.hidden_size)
-        single = Room(seats, max_rows(0, seats), row_tile, max(self._sizes, default=0))
+        single = Room(seats, max_rows(0, seats), row_tile, max(self._sizes, default=0), num_tables=num_tables)
         self._single = DraftInputs(self._device, single, inputs.block_tables, model.hidden_size)
 
     def _inputs_of_tapes(self) -> tuple[dict[str, int], dict[str, int], int]:
@@ -111,11 +112,12 @@ class MtpDrafter:
 
     def _make_native(self) -> _cpu.LayerDrafts:
         slots = self._slots
-        of_tokens = "token_ids", "num_tokens", "max_total_tokens", "num_prompt_tokens", "block_tables", "is_ended"
+        of_tokens = "token_ids", "num_tokens", "max_total_tokens", "num_prompt_tokens", "is_ended"
         of_layers = "hidden", "hidden_positions", "first_entries", "entry_ends", "is_drafted_by_layers", "draft_certainties"
         arrays = {name: getattr(slots, name) for name in (*of_tokens, *of_layers)}
-        places = {name: _cpu.address(array) for name, array in (arrays | {"marks": self._marks}).items()}
-        widths = slots.token_ids.shape[1], slots.block_tables.shape[1], self._config.block_size, slots.hidden.shape[1]
+        arrays |= {"marks": self._marks, "block_tables": slots.block_tables[:, 0]}
+        places = {name: _cpu.address(array) for name, array in arrays.items()}
+        widths = slots.token_ids.shape[1], slots.block_tables.shape[2], self._config.block_size, slots.hidden.shape[1]
         found = self._found.token_ids.shape[1], _cpu.address(self._chances), _cpu.address(self._least_chance)
         return _cpu.LayerDrafts(places, *widths, *self._inputs_of_tapes(), *found)
 
@@ -294,8 +296,10 @@ class MtpDrafter:
         for start in step.starts:
             indexes = np.arange(len(start.block_ids) // np.int32().nbytes, dtype=np.int32)
             self._empty(np.full_like(indexes, start.slot), indexes)
-        if step.block_slots:
-            self._empty(np.frombuffer(step.block_slots, np.int32), np.frombuffer(step.block_indexes, np.int32))
+        if step.block_slots:  # entries are marked in the blocks of the first table
+            slots, indexes = np.frombuffer(step.block_slots, np.int32), np.frombuffer(step.block_indexes, np.int32)
+            is_first = np.frombuffer(step.block_tables, np.int32) == 0 if step.block_tables else np.ones(len(slots), np.bool_)
+            self._empty(np.ascontiguousarray(slots[is_first]), np.ascontiguousarray(indexes[is_first]))
 
     def _empty(self, slots: np.ndarray, blocks: np.ndarray) -> None:
         """Clear the marks of these blocks of the slots' tables, except for cached ones."""

@@ -82,6 +82,7 @@ class Segments(AttentionMetadata):
 
     row_slots: Tensor
     slot_mapping: Tensor
+    slot_mappings: Sequence[Tensor]
     row_numbers: Tensor
     row_cosines: Tensor
     row_sines: Tensor
@@ -89,9 +90,10 @@ class Segments(AttentionMetadata):
     def __init__(self, device: Device, tables: Tables, max_rows: int, row_tile: int) -> None:
         super().__init__(device, Room(max_rows + 1, max_rows, row_tile))
         self._tables, self._dummy_slot = tables, tables.dummy_slot
-        self.block_tables = tables.tensor
+        self.block_tables = (tables.tensor,)
         self.add("row_slots", max_rows)
         self.add("slot_mapping", max_rows)
+        self.slot_mappings = (self.slot_mapping,)
 
     def set_rows(self, begin: int, end: int, num_padded: int) -> None:
         """Set rows [begin, end) of the call, with `num_padded` rows after them."""

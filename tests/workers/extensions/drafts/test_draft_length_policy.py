@@ -37,7 +37,7 @@ class Rig:
     def __init__(
         self, num_slots: int = 4, time_of: Callable[[int], float] = flat, *, is_adaptive: bool = True, are_layers: bool = False
     ) -> None:
-        self.slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 100, 100, K)
+        self.slots = BatchSlots(np.zeros((1, num_slots + 1, 4), np.int32), 100, 100, K)
         self.lengths = Lengths(self.slots, PRIORS, [0], [are_layers], is_adaptive=is_adaptive)
         self.which = np.arange(num_slots, dtype=np.int32)
         self.time_of = time_of

@@ -26,7 +26,7 @@ class Rig:
     """BatchSlots, and all methods that need no layers."""
 
     def __init__(self, method: str = "ngram,suffix") -> None:
-        self.slots = BatchSlots(np.zeros((4, 4), np.int32), 300, 1000, K)
+        self.slots = BatchSlots(np.zeros((1, 4, 4), np.int32), 300, 1000, K)
         config = SpeculativeConfig(method=method, num_speculative_tokens=K, adaptive=False, suffix_decoding_max_spec_factor=4.0)
         drafting = make_drafting(config, self.slots)
         assert drafting is not None
@@ -135,7 +135,7 @@ def test_resting_slots_are_skipped_until_a_retry() -> None:
     asked in each sixteenth step."""
     num_looks = []
     for needs_hidden in (True, False):
-        slots, one = BatchSlots(np.zeros((4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
+        slots, one = BatchSlots(np.zeros((1, 4, 4), np.int32), 9, 1000, K), np.ones(1, np.int32)
         drafting = Drafting({"mtp": OneTokenDrafter(needs_hidden=needs_hidden)}, slots, OneRank(), is_adaptive=True)
         coming, have_looked = deque([b"", b""]), []
         for number in range(3000):
@@ -159,7 +159,7 @@ def test_remembered_answers_fit_the_memory_left(method: str) -> None:
     texts = [rng.integers(0, most, length) for most in (2, 3, 20, 999)] + [np.arange(length) % size for size in (1, 7, 500)]
     found = []
     for text in texts:
-        slots = BatchSlots(np.zeros((3, 4), np.int32), length + 10, 3000, K)
+        slots = BatchSlots(np.zeros((1, 3, 4), np.int32), length + 10, 3000, K)
         drafting = make_drafting(config, slots)
         assert drafting is not None
         at_first = drafting.num_bytes

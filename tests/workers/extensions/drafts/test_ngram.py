@@ -15,7 +15,7 @@ NONE = np.zeros(0, np.int32)
 
 
 def slots_of(num_slots: int = 3, length: int = 5000) -> BatchSlots:
-    return BatchSlots(np.zeros((num_slots + 1, 4), np.int32), length, 1000, K)
+    return BatchSlots(np.zeros((1, num_slots + 1, 4), np.int32), length, 1000, K)
 
 
 def drafter_of(slots: BatchSlots, least: int = 2, most: int = 5) -> NgramDrafter:

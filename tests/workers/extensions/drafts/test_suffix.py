@@ -25,7 +25,7 @@ class Rig:
     def __init__(self, depth: int = 6, shared_bytes: int = SUFFIX_SHARED_BYTES, **options: float) -> None:
         named = {f"suffix_decoding_{name}": value for name, value in options.items()}
         self.config = SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=depth, **named)  # type: ignore[arg-type]
-        self.slots = BatchSlots(np.zeros((5, 4), np.int32), 5000, 1000, K)
+        self.slots = BatchSlots(np.zeros((1, 5, 4), np.int32), 5000, 1000, K)
         self.drafter = SuffixDrafter(self.config, self.slots, shared_bytes)
 
     def put(self, slot: int, prompt: list[int], answer: list[int]) -> None:
@@ -186,7 +186,7 @@ def test_long_texts_are_indexed_over_several_steps() -> None:
 def test_no_slot_waits_for_earlier_slots() -> None:
     """A step may bring any number of tokens to all of them."""
     num_slots, num_new = 64, 9
-    slots = BatchSlots(np.zeros((num_slots + 1, 4), np.int32), 2000, 1000, K)
+    slots = BatchSlots(np.zeros((1, num_slots + 1, 4), np.int32), 2000, 1000, K)
     drafter = SuffixDrafter(SpeculativeConfig(method="suffix"), slots)
     which = np.arange(num_slots, dtype=np.int32)
     for slot in range(num_slots):
