@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import SpeculativeConfig
-from engine.messages import StepResult
+from engine.messages import SamplingParams, StepResult
 from tests.workers.serving import GOLDEN, ServedSequence, Serving, make_runner
 from tests.workers.test_cuda_rows import OnEmulatedCard
 from tests.workers.test_draft_identity import PLANS, PRECISIONS, batch_of_all
@@ -59,9 +59,9 @@ class FreeingServing(Serving):
 
 
 def answers(
-    windows: str, *, frees: bool = True, chunk: int = 512, fate: str = "", count: int = 9, **options: Any
+    windows: str, *, frees: bool = True, chunk: int = 512, fate: str = "", is_small: bool = False, **options: Any
 ) -> list[object]:
-    """Return the outcome of the first `count` sequences. `fate`: "preempted": one continues in another slot."""
+    """Return the outcome of all sequences, or of a short one. `fate`: "preempted": one continues in another slot."""
     config = replace(ModelConfig.read(MODEL), sliding_windows=WINDOWS[windows])
     settings = SIZES | options
     block_size = settings.pop("block_size", 16)
@@ -72,7 +72,7 @@ def answers(
         serving: Serving = FreeingServing(memory, spec, settings["num_kv_blocks"], runner, chunk=chunk, block_size=block_size)
     else:
         serving = Serving(runner, chunk=chunk, block_size=block_size)
-    batch = batch_of_all()[:count]
+    batch = [ServedSequence([5, 9, 3, 5, 7, 9], SamplingParams(temperature=0.0), 5)] if is_small else batch_of_all()
     for slot, sequence in enumerate(batch):
         serving.place(sequence, slot)
     if fate == "preempted":
@@ -121,5 +121,5 @@ def test_freed_blocks_change_no_bit_of_the_reference(windows: str) -> None:
 
 @pytest.mark.slow
 def test_freed_blocks_change_no_bit_of_cuda_rows() -> None:
-    small = {"ops": "reference", "kind": OnEmulatedCard, "block_size": 4, "num_kv_blocks": 80, "count": 1}
+    small = {"ops": "reference", "kind": OnEmulatedCard, "block_size": 4, "num_kv_blocks": 80, "is_small": True}
     assert answers("1-5-17", chunk=3, **small) == answers("1-5-17", frees=False, **small)
