@@ -56,7 +56,8 @@ from engine.scheduler.dispatch import Dispatcher
 from engine.scheduler.encoder_work import CALL_BYTES, MAX_CALL_UNITS, RESULT_UNIT_BYTES, EncoderWork
 from engine.scheduler.grammars import Grammars
 from engine.scheduler.intake import Intake, StepKind
-from engine.scheduler.policy import Limits, schedule
+from engine.scheduler.limits import Limits
+from engine.scheduler.policy import schedule
 from engine.scheduler.ranks import Ranks
 from engine.scheduler.results import Results, ending_output, finish_reason_of, rejection
 from engine.scheduler.sequence import LOGPROB_BYTES, Sequence, start_bytes

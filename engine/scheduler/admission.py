@@ -16,7 +16,7 @@ from engine.errors import RequestError
 from engine.messages import SamplingParams, SequenceRequest
 from engine.process.shares import has_room
 from engine.scheduler.delivery import Stream
-from engine.scheduler.policy import Limits
+from engine.scheduler.limits import Limits
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import POOLED_BYTES, Sequence, start_bytes
 from engine.scheduler.sequence_media import SequenceMedia

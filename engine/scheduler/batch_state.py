@@ -12,7 +12,8 @@ from collections.abc import Callable
 from engine.block_keys import ROOT, hash_blocks
 from engine.messages import SequenceRequest
 from engine.scheduler.block_pool import NO_BLOCK, BlockPool
-from engine.scheduler.policy import Admission, Limits, find_prefix, num_blocks_kept
+from engine.scheduler.limits import Limits
+from engine.scheduler.policy import Admission, find_prefix, num_blocks_kept
 from engine.scheduler.prefix_cache import CachedBlock
 from engine.scheduler.queues import RunningQueue, WaitingQueue
 from engine.scheduler.sequence import Sequence, SequenceState

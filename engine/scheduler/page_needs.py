@@ -7,14 +7,11 @@ chunk by chunk, as blocks behind the window are freed; what they will hold is ke
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from engine.kv_groups import num_moving
+from engine.scheduler.limits import Limits
 from engine.scheduler.prefix_cache import Prefix
 from engine.scheduler.sequence import Sequence
-
-if TYPE_CHECKING:
-    from engine.scheduler.policy import Limits
 
 
 class PageNeeds:

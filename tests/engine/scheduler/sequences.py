@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from engine.messages import Output, Rejected, SamplingParams
-from engine.scheduler.policy import Limits
+from engine.scheduler.limits import Limits
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence
 from tests.requests import sequence_request

@@ -85,7 +85,7 @@ class RankGroupWorld(World):
             else:
                 break
         assert not self.batch.sequences, f"{len(self.batch.sequences)} sequences never end"
-        assert self.batch.pool.num_free == self.num_blocks
+        assert self.batch.pool.num_free == self.num_pages
 
 
 def started(world: RankGroupWorld, num_samples: int = 1, max_tokens: int = 1000) -> RankGroupWorld:

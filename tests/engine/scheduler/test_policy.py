@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.dispatch import build_step
-from engine.scheduler.policy import Limits, SchedulerOutput, SequenceChunk, next_row, schedule
+from engine.scheduler.limits import Limits
+from engine.scheduler.policy import SchedulerOutput, SequenceChunk, next_row, schedule
 from engine.scheduler.queues import place_in_line
 from engine.scheduler.sequence import Sequence, SequenceState, start_bytes
 from engine.scheduler.step_cost import StepCost, StepLoad

@@ -20,8 +20,8 @@ from engine.kv_groups import KvGroup, longest_sequence, num_pages
 from engine.kv_groups import num_moving as moving_of
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_pool import BlockPool
+from engine.scheduler.limits import Limits
 from engine.scheduler.page_needs import PageNeeds
-from engine.scheduler.policy import Limits
 from engine.scheduler.prefix_cache import CachedBlock, Prefix
 from tests.engine.scheduler.sequences import make_limits, make_sample
 from tests.engine.scheduler.simulation import Simulation, simulate
