@@ -46,7 +46,7 @@ class BatchState:
         # slots with a sequence completed since the last step, and its tokens; without those that must stay private (salted)
         self.ended: list[tuple[int, int]] = []
         self._on_stored = on_stored
-        self._windowed = [(number, group) for number, group in enumerate(limits.groups) if group.window]
+        self.windowed = [(number, group) for number, group in enumerate(limits.groups) if group.window]
 
     @property
     def num_leaving(self) -> int:
@@ -135,10 +135,8 @@ class BatchState:
 
     def free_behind_windows(self, sequence: Sequence) -> None:
         """Free the blocks that no later step reads, even if those in flight are lost."""
-        if not self._windowed:
-            return
         position = self.limits.first_position(sequence.num_confirmed)
-        for number, group in self._windowed:
+        for number, group in self.windowed:
             first, end = sequence.num_freed[number], group.first_block(position, self.limits.block_size)
             if first < end:
                 table = sequence.tables[number]

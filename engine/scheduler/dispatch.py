@@ -126,11 +126,14 @@ def build_step(step_id: int, rows: list[SequenceChunk], batch: BatchState, now_n
     starts: list[SlotStart] = []
     columns = [array("i") for _ in range(7)]
     slots, start, num_tokens, block_slots, block_indexes, block_ids, block_tables = columns
+    block_size = batch.limits.block_size
     first_tables = [0, *accumulate(group.num_tables for group in batch.limits.groups)]
     is_sampling, is_following, wants_drafts, num_drafts = bytearray(), bytearray(), bytearray(), array("i")
     for row in rows:
         sequence = row.sequence
-        new = batch.grow(sequence, row.end)
+        end = row.end
+        has_room = end <= len(sequence.tables[-1]) * block_size  # the shortest table
+        new = [] if has_room else batch.grow(sequence, end)
         if not sequence.is_started:
             starts.append(_slot_start(sequence, batch))
         else:

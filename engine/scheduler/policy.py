@@ -231,7 +231,7 @@ class _Scheduling:
 
     def decode(self, running: SequenceQueue, can_preempt: bool) -> bool:
         """Schedule decoding sequences, and choose the victim if one lacks a block. Return False if blocks ran short."""
-        has_blocks = True
+        has_blocks, block_size = True, self._limits.block_size
         self._left.num_pages -= self._pages.kept_for(running)
         num_kept = 0  # tokens reserved for a span that did not fit the last step
         if self._passed_over is not None and self._passed_over.media is not None:
@@ -250,14 +250,17 @@ class _Scheduling:
             row = next_row(sequence, sequence.num_computed, self._left.num_tokens)
             if row is None or not self.output.kind.takes(is_prefill=row.is_prefill):
                 continue
-            num_new_pages = self._pages.new(sequence, row.end)
+            end = row.end
+            has_room = end <= len(sequence.tables[-1]) * block_size  # the shortest table
+            num_new_pages = 0 if has_room else self._pages.new(sequence, end)
             if num_new_pages and num_new_pages > self._left.num_pages:
                 if has_blocks and can_preempt and self.output.preempted is None and not self._trim(running):
                     self.output.preempted = running[-1]
                 has_blocks = False
                 self._left.num_pages = 0
                 continue
-            self._take_pages(num_new_pages)
+            self._left.num_pages -= num_new_pages
+            self._num_free -= num_new_pages
             self._take(row)
         return has_blocks
 
@@ -448,11 +451,8 @@ class _Scheduling:
             row.num_drafts = num_drafts
             self._left.num_tokens -= num_drafts
             self._num_drafts -= num_drafts
-            self._take_pages(num_new_pages)
-
-    def _take_pages(self, num_pages: int) -> None:
-        self._left.num_pages -= num_pages
-        self._num_free -= num_pages
+            self._left.num_pages -= num_new_pages
+            self._num_free -= num_new_pages
 
     def _take(self, row: SequenceChunk) -> None:
         self._left.num_tokens -= row.num_tokens

@@ -76,6 +76,7 @@ class Results:
         assert len(columns.counts) == len(step.rows), f"step {step.step_id}: {len(columns.counts)} results"
         first = 0
         num_taken = [0] * len(step.rows)
+        has_windows = bool(self._batch.windowed)
         self._batch.num_wanted_by_new_requests = result.num_wanted_by_new_requests
         for index, row in enumerate(step.rows):
             sequence, count = row.sequence, columns.counts[index]
@@ -94,7 +95,8 @@ class Results:
                     sequence.num_wanted = columns.num_wanted[index]
                     count = num_taken[index] = _append(sequence, columns.token_ids[first : first + count])
                 self._batch.share_blocks(sequence)
-                self._batch.free_behind_windows(sequence)
+                if has_windows:
+                    self._batch.free_behind_windows(sequence)
                 if sequence.is_reporting:
                     self._report(sequence)
                 if index in result.failed:

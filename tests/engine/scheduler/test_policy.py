@@ -99,7 +99,8 @@ class World:
                     if row.num_drafts:
                         sequence.num_confirmed = len(sequence.token_ids) - 1
                 self.batch.share_blocks(sequence)
-                self.batch.free_behind_windows(sequence)
+                if self.batch.windowed:
+                    self.batch.free_behind_windows(sequence)
                 if (
                     len(sequence.token_ids) == sequence.max_total_tokens
                     and sequence.num_confirmed >= sequence.num_prompt_tokens
