@@ -139,8 +139,13 @@ class BatchState:
         for number, group in self.windowed:
             first, end = sequence.num_freed[number], group.first_block(position, self.limits.block_size)
             if first < end:
-                table = sequence.tables[number]
-                self.pool.release(table[first:end])
+                table, size = sequence.tables[number], self.limits.block_size
+                num_prompt_blocks = sequence.num_prompt_tokens // size
+                first_kept = min(end, max(first, self.limits.first_needed(group, num_prompt_blocks - 1)))
+                end_kept = min(end, max(first_kept, num_prompt_blocks))
+                self.pool.release(table[first:first_kept], is_behind=True)
+                self.pool.release(table[first_kept:end_kept])  # another request may continue after the prompt
+                self.pool.release(table[end_kept:end], is_behind=True)
                 table[first:end] = [NO_BLOCK] * (end - first)
                 sequence.num_freed[number] = end
 

@@ -72,8 +72,9 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference to each block of a block table, from its end, so that a chain is evicted from its end."""
+    def release(self, block_ids: Sequence[int], *, is_behind: bool = False) -> None:
+        """Drop one reference to each block of a block table, from its end, so that a chain is evicted from its end.
+        `is_behind`: they fell behind a window."""
         for block_id in reversed(block_ids):
             if not block_id:
                 continue
@@ -81,7 +82,7 @@ class BlockPool:
             assert self._num_references[block_id] >= 0, f"block {block_id} released twice"
             if self._num_references[block_id]:
                 continue
-            if self.prefix_cache.unreference(block_id):
+            if self.prefix_cache.unreference(block_id, is_behind=is_behind):
                 self._num_evictable += self._size(block_id)
             else:
                 self._vacate(block_id)

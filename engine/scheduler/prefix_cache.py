@@ -6,6 +6,9 @@ following a prompt's keys. Indexed blocks without a reference are evictable, the
 An entry has a block for each group of layers. A prefix needs all blocks of layers that see all keys, but only the last ones of
 layers with a window; others may have been evicted. The first group, which sees most, decides whether an entry exists: with its
 block all blocks of the entry leave the index.
+
+Blocks that fell behind a window are of use only for a prefix that ends within the next window. They are evicted before all
+others, unless a prefix has used them or they are the last window of a prompt.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ class PrefixCache:
         self._entries: dict[bytes, CachedBlock] = {}
         self._entry_of: dict[int, CachedBlock] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()  # unreferenced, oldest use first
+        self._behind: OrderedDict[int, None] = OrderedDict()  # the same for blocks behind a window, evicted before
+        self._reused: set[int] = set()  # blocks of groups with a window that a prefix has used
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -79,7 +84,7 @@ class PrefixCache:
         return Prefix(num_blocks, tables)
 
     def is_evictable(self, block_id: int) -> bool:
-        return block_id in self._evictable
+        return block_id in self._evictable or block_id in self._behind
 
     def insert(self, entry: CachedBlock) -> bool:
         """Index blocks in use. Return False if their tokens are already indexed in other blocks, which are kept, but for those
@@ -96,24 +101,33 @@ class PrefixCache:
         return False
 
     def reference(self, block_id: int) -> bool:
-        """Note a reference to a block: it cannot be evicted. Return whether it could be until now."""
-        is_evictable = block_id in self._evictable
-        if is_evictable:
-            del self._evictable[block_id]
-        return is_evictable
+        """Note that a prefix uses a block: it cannot be evicted. Return whether it could be until now."""
+        self._reused.add(block_id)
+        return self._withdraw(block_id)
 
-    def unreference(self, block_id: int) -> bool:
-        """Note that a block has no reference any more. Return False if it is not indexed, and so not worth keeping."""
+    def _withdraw(self, block_id: int) -> bool:
+        """Take a block from the evictable ones. Return whether it was one."""
+        for blocks in (self._evictable, self._behind):
+            if block_id in blocks:
+                del blocks[block_id]
+                return True
+        return False
+
+    def unreference(self, block_id: int, *, is_behind: bool = False) -> bool:
+        """Note that a block has no reference any more. Return False if it is not indexed, and so not worth keeping.
+        `is_behind`: it fell behind a window."""
         if block_id not in self._entry_of:
             return False
-        self._evictable[block_id] = None
+        blocks = self._behind if is_behind and block_id not in self._reused else self._evictable
+        blocks[block_id] = None
         return True
 
     def evict(self) -> list[int]:
         """Remove the least recently used evictable block from the index. Return the blocks that nothing holds any more: this
         one and, if it is the first of its entry, the evictable others."""
-        block_id, _ = self._evictable.popitem(last=False)
+        block_id, _ = (self._behind or self._evictable).popitem(last=False)
         entry = self._entry_of.pop(block_id)
+        self._reused.discard(block_id)
         if entry.block_ids[0] != block_id:
             entry.block_ids[entry.block_ids.index(block_id)] = 0
             return [block_id]
@@ -123,18 +137,21 @@ class PrefixCache:
         for other in entry.block_ids[1:]:
             if other:
                 del self._entry_of[other]
-                if self.reference(other):
+                self._reused.discard(other)
+                if self._withdraw(other):
                     vacated.append(other)
         return vacated
 
     def clear(self) -> list[int]:
         """Empty the index and return the blocks that were evictable; blocks in use stay in use."""
-        evictable = list(self._evictable)
+        evictable = [*self._evictable, *self._behind]
         self.generation += 1
         self._entries.clear()
         self._entry_of.clear()
         self.evicted_keys.clear()
         self._evictable.clear()
+        self._behind.clear()
+        self._reused.clear()
         return evictable
 
 

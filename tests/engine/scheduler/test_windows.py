@@ -112,6 +112,26 @@ def test_evicted_block_of_a_window_is_replaced() -> None:
     assert len(pool.prefix_cache) == 2
 
 
+def test_blocks_behind_a_window_are_evicted_first() -> None:
+    """But for those that a prefix has used."""
+    limits = replace(make_limits(), groups=(KvGroup(0), KvGroup(6)))
+    pool = BlockPool(12, limits.groups)
+    old, new = list(range(8)), list(range(50, 58))
+    for table in fill(pool, old):
+        pool.release(table)
+    full, windowed = fill(pool, new)
+    pool.release(windowed, is_behind=True)
+    pool.release(full)
+    pool.release(pool.allocate(6))
+    assert [match(pool, tokens, limits).num_blocks for tokens in (old, new)] == [2, 0]
+    for table in (found := match(pool, old, limits)).tables:
+        pool.acquire(table)
+    pool.release(found.tables[1], is_behind=True)
+    pool.release(found.tables[0])
+    pool.allocate(8)
+    assert match(pool, old, limits).num_blocks == 2
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any sequence of starts, growth, frees behind the window, ends and clears, with three groups of layers."""
 
@@ -148,7 +168,7 @@ class PoolMachine(RuleBasedStateMachine):
         token_ids, tables = self.sequences[data.draw(st.integers(0, len(self.sequences) - 1))]
         for group, table in zip(self.groups, tables, strict=True):
             end = group.first_block(len(token_ids), BLOCK_SIZE)
-            self.pool.release(table[:end])
+            self.pool.release(table[:end], is_behind=len(token_ids) % 3 > 0)
             table[:end] = [0] * end
 
     @precondition(lambda self: self.sequences)
@@ -165,7 +185,7 @@ class PoolMachine(RuleBasedStateMachine):
     def every_page_is_in_one_place(self) -> None:
         users = Counter(block_id for _, tables in self.sequences for table in tables for block_id in table if block_id)
         assert [users[block_id] for block_id in range(self.pool.num_pages + 1)] == self.pool._num_references
-        cached = list(self.pool.prefix_cache._evictable)
+        cached = [*self.pool.prefix_cache._evictable, *self.pool.prefix_cache._behind]
         pages = [page for block_id in [*users, *cached] for page in self.pool.pages(block_id)]
         assert sorted([*pages, *self.pool._vacant]) == list(range(1, self.pool.num_pages + 1))
         assert self.pool.num_free == self.pool.num_pages - sum(len(self.pool.pages(block_id)) for block_id in users)
@@ -175,7 +195,8 @@ class PoolMachine(RuleBasedStateMachine):
         index = self.pool.prefix_cache
         indexed = {block_id: entry.key for entry in index for block_id in entry.block_ids if block_id}
         assert {block_id: entry.key for block_id, entry in index._entry_of.items()} == indexed
-        assert set(index._evictable) <= set(indexed)
+        assert {*index._evictable, *index._behind} <= set(indexed)
+        assert self.pool.prefix_cache._reused <= set(indexed)
         assert all(entry.block_ids[0] for entry in index)
 
     @invariant()
