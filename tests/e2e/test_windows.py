@@ -29,6 +29,7 @@ def test_windowed_model_keeps_its_bytes() -> None:
             await killer
 
         asyncio.run(disturbed())
+        assert answers(engine, bodies[::-1])[::-1] == undisturbed
         engine.wait_until_idle()
         assert engine.metric("prefix_cache_hits_total") > 0
         assert engine.metric("num_free_kv_blocks") == engine.metric("num_kv_blocks")
