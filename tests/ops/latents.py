@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import paddle
 
-from engine.checkpoint.kv_cache_spec import KVCacheSpec
+from engine.checkpoint.kv_cache_spec import KVCacheSpec, place_layers
 from engine.checkpoint.rope_config import RopeConfig
 from ops.modules import KvCache, LatentShape, LayerCache, Norm, Rotary
 from ops.table import OpTable
@@ -67,7 +67,8 @@ class LatentRows:
         return rotary_tables(RopeConfig("default", 100.0, dim, self.is_interleaved, MAX_LENGTH), dim, MAX_LENGTH)
 
     def cache(self, step: HandMadeStep) -> KvCache:
-        spec = KVCacheSpec(1, 1, self.shape.rotary_dim, self.shape.latent_dim, self.block_size, self.kv_dtype)
+        dims = self.shape.rotary_dim, self.shape.latent_dim
+        spec = KVCacheSpec(*place_layers([0]), 1, *dims, self.block_size, self.kv_dtype)
         views = []
         for size in (spec.key_bytes, spec.value_bytes):
             memory = np.full((step.num_blocks + 1, size), 255, np.uint8)
