@@ -21,9 +21,13 @@ _VALUES_IN = {"I32": 8, "U8": 2}  # packed 4-bit values, at most
 _FLOAT_BYTES = {"float32": 4.0, "bfloat16": 2.0}
 _LONGEST_HEADER = 100 << 20  # bytes
 _SMALL_BYTES = 4  # of a value of norms and biases
-_HELD_IN_4_BITS = 5.1  # stored bits per value, up to which kernels hold 4
-_BYTES_OF_4_BITS, _BYTES_OF_8_BITS = 0.625, 1.125  # per value, with a float32 scale and offset for each 32 or 64 values
-_ROUNDED_BYTES = {"wint4": _BYTES_OF_4_BITS, "wint8": 1.01}  # wint8 has one scale per output
+_ROUNDED_BYTES = {"wint4": 0.625, "wint8": 1.01}  # wint8 has one scale per output
+GGUF_BYTES = {  # per value as kernels hold it: 4 or 8 bits, with a float32 scale (and offset) for each group
+    **{"Q4_0": 0.625, "MXFP4": 0.625, "TQ1_0": 0.53125, "TQ2_0": 0.53125, "Q3_K": 0.75, "Q2_K": 1.0},
+    **dict.fromkeys(("Q4_1", "Q4_K", "IQ1_S", "IQ3_S"), 0.75),
+    **dict.fromkeys(("Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_XXS"), 1.125),
+    **dict.fromkeys(("Q5_1", "Q5_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ2_S"), 1.25),
+}
 
 
 class StoredWeights(msgspec.Struct, frozen=True):
@@ -96,6 +100,5 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
 def _gguf_tensors(file: GgufFile) -> Iterator[tuple[int, bool, int]]:
     for tensor in file.tensors.values():
         num_values = math.prod(tensor.shape)
-        bits = 8 * (tensor.end - tensor.begin) / max(num_values, 1)
-        held = _BYTES_OF_4_BITS if bits < _HELD_IN_4_BITS else _BYTES_OF_8_BITS
-        yield num_values, len(tensor.shape) > 1, 0 if tensor.type_name in _FLOATS else math.ceil(held * num_values)
+        held = 0 if tensor.type_name in _FLOATS else math.ceil(GGUF_BYTES[tensor.type_name] * num_values)
+        yield num_values, len(tensor.shape) > 1, held

@@ -38,11 +38,29 @@ BLOCKS = {
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+}
+_OTHER_TYPES = {  # that are not read
+    **{4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+    **{40: "NVFP4", 41: "Q1_0"},
 }
 
 
@@ -153,7 +171,8 @@ class GgufFile:
         for name, shape, kind, offset in entries:
             if kind not in BLOCKS:
                 known = ", ".join(type_name for type_name, _, _ in BLOCKS.values())
-                raise CheckpointError(f"{self.path}: {name} has type {kind}; expected one of {known}")
+                found = _OTHER_TYPES.get(kind, f"number {kind}")
+                raise CheckpointError(f"{self.path}: {name} has type {found}, which is not supported; supported: {known}")
             type_name, block_values, block_bytes = BLOCKS[kind]
             if shape and shape[-1] % block_values:
                 raise self._damaged(f"{name} has rows of {shape[-1]} values, {type_name} has blocks of {block_values}")

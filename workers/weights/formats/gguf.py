@@ -19,8 +19,7 @@ from engine.checkpoint.families.family import Family
 from engine.checkpoint.gguf.file import BLOCKS, GgufFile, GgufTensor
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
-from workers.weights.formats.block_integers import INTEGERS
-from workers.weights.formats.blocks import dequantized_blocks
+from workers.weights.formats.block_types import INTEGERS, PLAIN, dequantized_blocks
 from workers.weights.formats.integers import in_format
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.tensor import Kept, Tensor
@@ -51,7 +50,6 @@ _INNER = {
 _OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _OF_FUSED = {"qkv_proj": ("attn_qkv", "self_attn.qkv_proj"), "gate_up_proj": ("ffn_up", "mlp.gate_up_proj")}
 _IN_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_PLAIN: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 
@@ -148,9 +146,9 @@ def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
         return in_format(weight, format)
 
     def read_plain() -> np.ndarray:
-        if tensor.type_name not in _PLAIN:
+        if tensor.type_name not in PLAIN:
             return read()
-        dtype = _PLAIN[tensor.type_name]
+        dtype = PLAIN[tensor.type_name]
         values = np.frombuffer(tensor.file.data, dtype, math.prod(tensor.shape), tensor.begin)
         return _in_order(values.reshape(tensor.shape), num_permuted)
 

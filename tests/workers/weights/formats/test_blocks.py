@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.gguf.file import BLOCKS
-from workers.weights.formats.blocks import dequantized_blocks
+from workers.weights.formats.block_types import INTEGERS, dequantized_blocks
 
 HALVES: dict[str, list[int]] = {
     "MXFP4": [],
     "Q8_0": [0],
     "Q4_0": [0],
     "Q5_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
     "Q6_K": [208],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "IQ1_M": [],
+    **{name: [0] for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")},
 }  # places of scales; otherwise 0 and 2
 
 
@@ -25,6 +31,8 @@ def random_blocks(name: str, num_blocks: int) -> np.ndarray:
     blocks = generator.integers(0, 256, (num_blocks, num_bytes), np.uint8)
     if name == "MXFP4":
         blocks[:, 0] %= 251  # no overflow
+    if name == "IQ1_M":
+        blocks[:, 55] &= 0xBF  # likewise: bits 12 to 15 of four words are the scale
     for place in HALVES.get(name, [0, 2]):
         blocks[:, place : place + 2] = generator.standard_normal((num_blocks, 1)).astype(np.float16).view(np.uint8)
     return blocks
@@ -38,7 +46,7 @@ def test_block_sizes_match_the_format() -> None:
         assert (kind.name, scale, num_bytes) == (name, 1, gguf.GGML_QUANT_SIZES[kind][1])
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"])
+@pytest.mark.parametrize("name", INTEGERS)
 def test_blocks_decode_like_the_gguf_package(name: str) -> None:
     blocks = random_blocks(name, 200)
     found = dequantized_blocks(name, blocks)

@@ -114,6 +114,56 @@ def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
     assert model.layers[0].mlp.gate_up.format == WeightFormat("int4", 32, True)
 
 
+@pytest.mark.parametrize(
+    ("attention", "mlp", "of_attention", "of_mlp"),
+    [
+        ("Q3_K", "Q2_K", WeightFormat("int4", 16), WeightFormat("int4", 16, True)),
+        ("IQ4_NL", "IQ4_XS", WeightFormat("int8", 32), WeightFormat("int8", 32)),
+        ("IQ3_S", "IQ3_XXS", WeightFormat("int4", 32, True), WeightFormat("int8", 32)),
+        ("IQ2_S", "IQ2_XXS", WeightFormat("int8", 16), WeightFormat("int8", 32)),
+        ("IQ1_M", "IQ1_S", WeightFormat("int8", 16), WeightFormat("int4", 32, True)),
+        ("TQ2_0", "TQ1_0", WeightFormat("int4", 128), WeightFormat("int4", 128)),
+    ],
+)
+def test_small_types_are_served(
+    attention: str, mlp: str, of_attention: WeightFormat, of_mlp: WeightFormat, tmp_path: Path
+) -> None:
+    """The answers of the same weights as floats, and native linears that differ from them only by rounded activations."""
+    config = {**TINY, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+    source = tmp_path / "source"
+    drawn = drawn_tensors(write_config(source, config))
+    write_safetensors(source / "model.safetensors", drawn)
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        if ("attn_" not in name and "ffn_" not in name) or values.ndim == 1:
+            return values, gguf.GGMLQuantizationType.F32
+        type_name = attention if "attn_" in name else mlp
+        blocks = random_blocks(type_name, values.size // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0])
+        return blocks.reshape(len(values), -1), gguf.GGMLQuantizationType[type_name]
+
+    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    path = resolve_model(str(tmp_path / "tiny.gguf"))
+    checkpoint = checkpoint_of(path)
+    write_safetensors(source / "model.safetensors", {name: checkpoint.read(name) for name in drawn})
+    answers = []
+    for place in (path, source):
+        serving = Serving(make_runner(place, ops="reference", plan="eager", max_model_len=64, num_kv_blocks=10))
+        sequence = ServedSequence(list(range(3, 20)), SamplingParams(temperature=0.0, num_logprobs=2), num_outputs=8)
+        serving.place(sequence, 0)
+        serving.run([sequence])
+        answers.append(sequence.answer())
+    assert answers[0] == answers[1]
+    model: Any = load_model(path, ModelConfig.read(path), TABLE, 16, lambda done, total: None).model
+    x = np.random.default_rng(0).standard_normal((5, 256), np.float32)
+    for linear, format in ((model.layers[0].output, of_attention), (model.layers[0].mlp.gate_up, of_mlp)):
+        assert linear.format == format
+        weight = np.concatenate([checkpoint.read(f"{name}.weight") for name in linear.names])
+        found, expected = TABLE.linear(array_of(x), linear).numpy(), x @ weight.T
+        assert np.abs(found - expected).mean() < 0.02 * np.abs(expected).mean()
+
+
 def test_gguf_gives_the_same_answers(tmp_path: Path) -> None:
     """The embedded model, from float32 in a GGUF file: the same tokens and log-probabilities, bit for bit."""
     write_gguf(tmp_path / "demo.gguf", DEMO, as_type("F32"), **original_metadata(DEMO))

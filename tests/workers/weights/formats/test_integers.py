@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.gguf.file import BLOCKS
+from engine.checkpoint.stored_weights import GGUF_BYTES
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
 from tests.workers.weights.formats.quantizers import FORMATS, write_quantized_demo
 from tests.workers.weights.formats.test_blocks import random_blocks
 from tests.workers.weights.formats.test_quantized import checkpoint_of
-from workers.weights.formats.block_integers import INTEGERS
+from workers.weights.formats.block_types import INTEGERS
 from workers.weights.formats.integers import common_format, in_format, kept_format, side_by_side
 
 KEPT = {
@@ -79,6 +80,14 @@ def test_blocks_keep_their_values(type_name: str) -> None:
     assert_well_formed(weight, format, (4, 512))
     expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[type_name]).reshape(4, 512)
     np.testing.assert_array_equal(float32(weight), expected)
+
+
+def test_memory_is_estimated_by_the_kept_format() -> None:
+    bits = {"int8": 8, "int4": 4, "float4": 4}
+    held = {
+        name: bits[format.kind] / 8 + 4 * (1 + format.has_offsets) / format.group_size for name, (format, _) in INTEGERS.items()
+    }
+    assert held == GGUF_BYTES
 
 
 def drawn(format: WeightFormat, seed: int, num_outputs: int = 24, num_inputs: int = 256) -> QuantizedWeight:
