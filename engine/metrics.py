@@ -228,7 +228,7 @@ BY_ROLE: dict[str, tuple[Metric, ...]] = {
         Metric("num_free_kv_blocks", "gauge", "blocks", "KV blocks not used by a running sequence, including cached ones."),
         Metric("num_free_slots", "gauge", "slots", "Free batch slots."),
         Metric("num_tokens_to_compute", "gauge", "tokens", "Prompt tokens of running and waiting sequences left to compute."),
-        Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks in the prefix cache."),
+        Metric("num_cached_kv_blocks", "gauge", "blocks", "KV blocks in the prefix cache, each in all layers."),
         Metric("prefix_cache_queries_total", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
         Metric("prefix_cache_hits_total", "counter", "tokens", "Prompt tokens found in the prefix cache."),
         Metric("mm_cache_queries_total", "counter", "units", "Media units looked up in the encoder cache."),

@@ -50,7 +50,8 @@ class PrefixCache:
         self._entry_of: dict[int, CachedBlock] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()  # unreferenced, oldest use first
         self._behind: OrderedDict[int, None] = OrderedDict()  # the same for blocks behind a window, evicted before
-        self._reused: set[int] = set()  # blocks of groups with a window that a prefix has used
+        self._reused: set[int] = set()  # blocks that a prefix has used
+        self._num_blocks = [0 for _ in groups]  # indexed ones of each group
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -58,6 +59,11 @@ class PrefixCache:
     def __iter__(self) -> Iterator[CachedBlock]:
         """Yield the entries in the order in which the index grew."""
         return iter(self._entries.values())
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all indexed blocks."""
+        return sum(count * group.num_tables for count, group in zip(self._num_blocks, self._groups, strict=True))
 
     def match(
         self, keys: Sequence[bytes], first_needed: Callable[[KvGroup, int], int], shorten: Callable[[int], int] | None = None
@@ -92,12 +98,16 @@ class PrefixCache:
         known = self._entries.get(entry.key)
         if known is None:
             self._entries[entry.key] = entry
-            self._entry_of.update((block_id, entry) for block_id in entry.block_ids if block_id)
+            for number, block_id in enumerate(entry.block_ids):
+                if block_id:
+                    self._entry_of[block_id] = entry
+                    self._num_blocks[number] += 1
             return True
         for number, block_id in enumerate(entry.block_ids):
             if block_id and not known.block_ids[number]:
                 known.block_ids[number] = block_id
                 self._entry_of[block_id] = known
+                self._num_blocks[number] += 1
         return False
 
     def reference(self, block_id: int) -> bool:
@@ -128,14 +138,17 @@ class PrefixCache:
         block_id, _ = (self._behind or self._evictable).popitem(last=False)
         entry = self._entry_of.pop(block_id)
         self._reused.discard(block_id)
-        if entry.block_ids[0] != block_id:
-            entry.block_ids[entry.block_ids.index(block_id)] = 0
+        number = entry.block_ids.index(block_id)
+        self._num_blocks[number] -= 1
+        if number:
+            entry.block_ids[number] = 0
             return [block_id]
         del self._entries[entry.key]
         self.evicted_keys.append(entry.key)
         vacated = [block_id]
-        for other in entry.block_ids[1:]:
+        for number, other in enumerate(entry.block_ids[1:], 1):
             if other:
+                self._num_blocks[number] -= 1
                 del self._entry_of[other]
                 self._reused.discard(other)
                 if self._withdraw(other):
@@ -152,6 +165,7 @@ class PrefixCache:
         self._evictable.clear()
         self._behind.clear()
         self._reused.clear()
+        self._num_blocks = [0 for _ in self._groups]
         return evictable
 
 

@@ -135,7 +135,7 @@ class SchedulerStats:
         pool = self._batch.pool
         num_free = pool.num_free
         self._usage.set(1 - num_free / pool.num_pages)
-        self._cached_blocks.set(len(pool.prefix_cache))
+        self._cached_blocks.set(pool.prefix_cache.num_pages // self._batch.limits.pages_per_block)
         self.show_load()
         if self._max_loras:
             self.show_adapters()

@@ -196,6 +196,7 @@ class PoolMachine(RuleBasedStateMachine):
         indexed = {block_id: entry.key for entry in index for block_id in entry.block_ids if block_id}
         assert {block_id: entry.key for block_id, entry in index._entry_of.items()} == indexed
         assert {*index._evictable, *index._behind} <= set(indexed)
+        assert index.num_pages == sum(len(self.pool.pages(block_id)) for block_id in indexed)
         assert self.pool.prefix_cache._reused <= set(indexed)
         assert all(entry.block_ids[0] for entry in index)
 
