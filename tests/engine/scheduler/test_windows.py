@@ -266,7 +266,7 @@ def test_longest_sequence_is_the_longest_that_fits(groups: tuple[KvGroup, ...], 
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     PROMPTS,
     st.sampled_from(ALL_GROUPS),
