@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import SpeculativeConfig
 from engine.messages import SamplingParams, StepResult
+from tests.workers.mtp import drafting, write_with_layers
 from tests.workers.serving import GOLDEN, ServedSequence, Serving, make_runner
 from tests.workers.test_cuda_rows import OnEmulatedCard
 from tests.workers.test_draft_identity import PLANS, PRECISIONS, batch_of_all
-from tests.workers.test_runners import GraphDevice
+from tests.workers.test_runners import QWEN, GraphDevice
 from workers.assembly import DeviceParts, RunnerParts, build_runner
 from workers.engine.device_inputs import DeviceInputs
 from workers.engine.plan import make_plan
@@ -40,17 +42,18 @@ class FreeingServing(Serving):
 
     def __init__(self, memory: bytearray, spec: KVCacheSpec, num_blocks: int, runner: Any, **options: Any) -> None:
         super().__init__(runner, **options)
-        pages = np.frombuffer(memory, np.uint8).reshape(spec.layers_per_page, -1)
-        parts = np.split(pages, [(spec.num_pages(num_blocks) + 1) * spec.key_bytes], axis=1)
-        self._pages = [part.reshape(spec.layers_per_page, spec.num_pages(num_blocks) + 1, -1) for part in parts]
-        self._windows = [group.window for group in spec.groups for _ in range(group.num_tables)]
+        num_pages, layers = spec.num_pages(num_blocks) + 1, spec.layers_per_page
+        pages = np.frombuffer(memory, np.uint8, num_pages * layers * (spec.key_bytes + spec.value_bytes)).reshape(layers, -1)
+        parts = np.split(pages, [num_pages * spec.key_bytes], axis=1)
+        self._pages = [part.reshape(layers, num_pages, -1) for part in parts]
         self._groups = [group for group in spec.groups for _ in range(group.num_tables)]
         self.num_freed = 0
 
     def step(self, sequences: list[ServedSequence]) -> StepResult:
         for sequence in sequences:
             for table, group in enumerate(self._groups):
-                end = group.first_block(sequence.num_computed, self.block_size)
+                first = max(0, sequence.num_computed - self.runner.config.speculative_config.num_overlap)
+                end = group.first_block(first, self.block_size)
                 freed = self.pages(sequence.block_ids[:end], table)
                 for part in self._pages:
                     part[:, freed] = 0xFF
@@ -110,6 +113,30 @@ def undisturbed(windows: str, precision: str) -> list[object]:
 )
 def test_freed_blocks_change_no_bit(windows: str, precision: str, options: dict[str, Any]) -> None:
     assert answers(windows, **PRECISIONS[precision], **options) == undisturbed(windows, precision)
+
+
+@pytest.mark.parametrize("kind", [cpu_runner, OnDevice], ids=["host", "device"])
+def test_layers_that_draft_see_all_keys(tmp_path: Path, kind: Any) -> None:
+    """They look for their entries in the blocks of layers without a window, whatever grows beside them."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    write_with_layers(tmp_path, QWEN | {"use_sliding_window": True, "sliding_window": 9, "layer_types": types})
+    config = ModelConfig.read(tmp_path)
+    assert config.sliding_windows == (9, 0, 9)
+    found = []
+    for drafts in (SpeculativeConfig(), drafting(3)):
+        spec = KVCacheSpec.of(config, 4, "float32", drafts.has_mtp)
+        memory = bytearray(spec.arena_bytes(160))
+        options: dict[str, Any] = {"max_model_len": 128, "num_kv_blocks": 160, "block_size": 4, "speculative_config": drafts}
+        options |= {} if kind is cpu_runner else {"ops": "reference"}
+        runner = make_runner(tmp_path, arena=memoryview(memory), kind=kind, **options)
+        serving = FreeingServing(memory, spec, 160, runner, chunk=6, block_size=4)
+        batch = [ServedSequence([7, 3, 9, 7, 3, slot] * 4, SamplingParams(temperature=0.0), 20) for slot in range(3)]
+        for slot, sequence in enumerate(batch):
+            serving.place(sequence, slot)
+        serving.run(batch)
+        found.append([sequence.answer() for sequence in batch])
+        assert serving.num_freed > 0
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
