@@ -110,10 +110,11 @@ def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
-def write_gguf(path: Path, source: Path, encode: Encode, **metadata: Any) -> dict[str, np.ndarray]:
-    """Write the checkpoint `source` as a GGUF file; return the values of each tensor there, by its Hugging Face name."""
+def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int = 0, **metadata: Any) -> dict[str, np.ndarray]:
+    """Write the checkpoint `source` as a GGUF file; return the values of each tensor there, by its Hugging Face name.
+    `tensors_per_part`: at most so many tensors in each of several files; 0: all in one."""
     config = json.loads((source / "config.json").read_text())
-    writer = shape_writer(path, config)
+    writer = shape_writer(path, config, tensors_per_part)
     for key, value in metadata.items():
         add_value(writer, key, value)
     worth = {}
@@ -150,8 +151,9 @@ def write(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def shape_writer(path: Path, config: dict[str, Any]) -> gguf.GGUFWriter:
-    writer = gguf.GGUFWriter(path, _ARCHITECTURES.get(config["model_type"], config["model_type"]))
+def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) -> gguf.GGUFWriter:
+    name = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=tensors_per_part)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

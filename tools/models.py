@@ -18,6 +18,7 @@ import msgspec
 
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import LINK_NAME
+from engine.checkpoint.gguf.parts import stem_of
 from engine.installation import PACKAGES, command
 from engine.options.argument_parser import ArgumentParser
 from engine.options.resolve import EMBEDDED_MODEL_NAMES
@@ -168,7 +169,7 @@ def _name_of(checkpoint: Path) -> str:
     for parent in checkpoint.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/")
-    return checkpoint.stem if checkpoint.suffix == ".gguf" else checkpoint.name
+    return stem_of(checkpoint.name)
 
 
 def _remove(stored: Stored) -> int:

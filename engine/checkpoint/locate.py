@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.checkpoint.gguf.parts import part_paths, stem_of
 from engine.checkpoint.hubs.choice import hub_of
 from engine.checkpoint.hubs.hub import Hub, HubName
 from engine.checkpoint.local import local_checkpoint
@@ -18,7 +19,6 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _GGUF_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?:(?P<tag>[\w.-]+)")
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors"]
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model"]
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTIZATION = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|MXFP4\w*)$", re.IGNORECASE)
 
 
@@ -58,21 +58,29 @@ def _download(name: str, hub: Hub | HubName, patterns: Sequence[str] = _FILES) -
 
 
 def _download_gguf(repository: str, revision: str, tag: str, hub: Hub | HubName) -> Path:
-    """Download the GGUF file of a repository that `tag` selects. Without a connection, look among those downloaded before."""
+    """Download the GGUF file of a repository that `tag` selects, or all its parts, and return the first one's path. Without a
+    connection, look among those downloaded before."""
     found = hub_of(hub)
-    return found.files(repository, revision, [_chosen(repository, tag, found.file_names(repository, revision))])
+    return found.files(repository, revision, _chosen(repository, tag, found.file_names(repository, revision)))
 
 
-def _chosen(repository: str, tag: str, names: Sequence[str]) -> str:
-    files = {name: name.removesuffix(".gguf") for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
-    wanted = re.compile(rf"(.*[-._/])?{re.escape(tag.removesuffix('.gguf'))}", re.IGNORECASE)
-    found = [name for name, stem in files.items() if wanted.fullmatch(_PART.sub("", stem))]
-    if len(found) == 1 and not _PART.search(files[found[0]]):
-        return found[0]
-    if found:
+def _chosen(repository: str, tag: str, names: Sequence[str]) -> list[str]:
+    """Return the name of the file that `tag` selects, or of all its parts in order."""
+    files = {name: stem_of(name) for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
+    wanted = re.compile(rf"(.*[-._/])?{re.escape(stem_of(tag))}", re.IGNORECASE)
+    found = {name: stem for name, stem in files.items() if wanted.fullmatch(stem)}
+    stems = sorted(set(found.values()))
+    if not stems:
+        known = sorted({match[0] for stem in files.values() if (match := _QUANTIZATION.search(stem))})
+        there = f"there are {', '.join(known)}" if known else "it has no GGUF files"
+        raise CheckpointError(f"{repository} has no {tag}; {there}")
+    if len(stems) > 1:
+        raise CheckpointError(f"{repository} has several files for {tag}: {', '.join(stems)}; choose one by its name")
+    parts = [str(path) for path in part_paths(Path(min(found)))]
+    missing = [name for name in parts if name not in found]
+    if missing or len(parts) != len(found):
+        lacking = f"{', '.join(missing)} is missing" if missing else f"there are {len(found)} files for {len(parts)} parts"
         raise CheckpointError(
-            f"{repository}:{tag} is split into {len(found)} parts; merge them with `llama-gguf-split --merge` first"
+            f"{repository}:{tag} is incomplete: {lacking}; choose another quantization, or tell its publisher"
         )
-    known = sorted({match[0] for stem in files.values() if (match := _QUANTIZATION.search(_PART.sub("", stem)))})
-    there = f"there are {', '.join(known)}" if known else "it has no GGUF files"
-    raise CheckpointError(f"{repository} has no {tag}; {there}")
+    return parts

@@ -26,7 +26,7 @@ from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from engine.checkpoint.gguf.file import GgufFile
+    from engine.checkpoint.gguf.parts import GgufModel
 
 GENERATION_CONFIG = "generation_config.json"
 _MAX_LAYERS = 4096  # each takes memory before weights are read
@@ -87,7 +87,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return _read(options, JsonOptions(generation, generation_path))
 
     @staticmethod
-    def of_gguf(file: GgufFile) -> ModelConfig:
+    def of_gguf(file: GgufModel) -> ModelConfig:
         """Return the configuration in the file itself, without end tokens, which belong to the tokenizer."""
         from engine.checkpoint.gguf.convert import model_options  # only needed for GGUF files
 
@@ -114,7 +114,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
             if getattr(self, name) != getattr(other, name)
         ]
 
-    def of_same_shape(self, path: Path, gguf: GgufFile | None = None) -> ModelConfig:
+    def of_same_shape(self, path: Path, gguf: GgufModel | None = None) -> ModelConfig:
         """Return the current configuration of the checkpoint at `path`. Raises CheckpointError if its shape differs. `gguf`:
         the file from which it was converted, which may be newer than its config.json."""
         found = ModelConfig.of_gguf(gguf) if gguf else ModelConfig.read(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "U16")  # U16: bfloat16 in Paddle's files
@@ -41,7 +41,7 @@ class StoredWeights(msgspec.Struct, frozen=True):
     @staticmethod
     def read(path: Path) -> StoredWeights:
         """Read the headers of the checkpoint directory `path`."""
-        gguf = GgufFile.of_checkpoint(path)
+        gguf = GgufModel.of_checkpoint(path)
         tensors = _gguf_tensors(gguf) if gguf is not None else _tensors(path)
         values = matrices = others = integers = 0
         for num_values, is_matrix, num_bytes in tensors:
@@ -97,7 +97,7 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
             yield num_values, len(shape) > 1, 0 if dtype in _FLOATS else end - begin
 
 
-def _gguf_tensors(file: GgufFile) -> Iterator[tuple[int, bool, int]]:
+def _gguf_tensors(file: GgufModel) -> Iterator[tuple[int, bool, int]]:
     for tensor in file.tensors.values():
         num_values = math.prod(tensor.shape)
         held = 0 if tensor.type_name in _FLOATS else math.ceil(GGUF_BYTES[tensor.type_name] * num_values)

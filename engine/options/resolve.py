@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.comm_spec import comm_bytes
+from engine.checkpoint.gguf.parts import stem_of
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.locate import resolve_model
@@ -313,7 +314,7 @@ def _model_names(options: OptionValues, path: Path) -> tuple[str, ...]:
         if str(path) == embedded:
             return tuple(dict.fromkeys((EMBEDDED_MODEL_NAMES[demo], *filter(None, [given]))))
     local = Path(given).expanduser()
-    own = local.stem if local.is_file() else path.name if local.exists() else given
+    own = stem_of(local.name) if local.is_file() else path.name if local.exists() else given
     return tuple(dict.fromkeys((own, given)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.checkpoint.files import user_cache
-from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.resolve_memory import choose_quantization
@@ -78,7 +78,7 @@ def cache_directory(options: OptionValues) -> Path:
 
 def _stored_types(path: Path) -> str:
     """Return the quantized types of a GGUF file's matrices; empty if it has none, or there is no such file."""
-    file = GgufFile.of_checkpoint(path)
+    file = GgufModel.of_checkpoint(path)
     if file is None:
         return ""
     types = {tensor.type_name for tensor in file.tensors.values() if len(tensor.shape) == 2}

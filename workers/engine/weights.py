@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.errors import OutsideError
@@ -72,7 +72,7 @@ class ModelLoader:
         config, peers = self._config, self._peers
         is_random = config.load_format == "dummy"
         if is_random and path != config.model and not contents:
-            self._model.of_same_shape(Path(path), GgufFile.of_checkpoint(Path(path)))
+            self._model.of_same_shape(Path(path), GgufModel.of_checkpoint(Path(path)))
         options = LoadOptions(
             precision=Precision(config.dtype, config.quantization, config.vision_quantization),
             random_seed=config.seed + version - 1 if is_random else None,

@@ -27,7 +27,7 @@ import numpy as np
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.files import MappedFile, read_file
-from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
 from ops.modules import Linear
@@ -93,7 +93,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, config: ModelConfig, weights: Weights) -> None:
         self._path = path
-        self._gguf = GgufFile.of_checkpoint(path)
+        self._gguf = GgufModel.of_checkpoint(path)
         self._config = config = config.of_same_shape(path, self._gguf)
         self.has_offset_norms = self._gguf is not None  # llama.cpp's converter adds it
         self._files = [] if self._gguf else list(_open_files(path))
@@ -160,7 +160,7 @@ class Checkpoint:
         return digest_of([repr(self._config.quantization), self.is_paddle_layout, *found])
 
     def _mapped(self) -> list[MappedFile]:
-        return [self._gguf.mapped] if self._gguf else [file.mapped for file in self._files]
+        return self._gguf.mapped if self._gguf else [file.mapped for file in self._files]
 
     def _checked(self, values: np.ndarray, name: str) -> np.ndarray:
         """Raise CheckpointError if a value is NaN or infinite."""

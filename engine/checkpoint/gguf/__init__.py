@@ -1,2 +1,2 @@
-"""GGUF files: `file.py` reads one, `convert.py` builds a checkpoint directory from its metadata, `tokenizer.py` its
-tokenizer."""
+"""GGUF files: `file.py` reads one, `parts.py` all of a model, `convert.py` builds a checkpoint directory from the metadata,
+`tokenizer.py` its tokenizer."""

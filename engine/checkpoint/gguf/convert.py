@@ -1,5 +1,5 @@
 """Conversion of a GGUF file to a checkpoint directory: config.json, the tokenizer's files, and a link to the file as
-`model.gguf`.
+`model.gguf` (of several parts, a link to each).
 
 Called by `locate.py` in the launcher and in clients, before any actor starts. Only the loader, which reads tensors from
 `model.gguf`, needs to know the format. Directories are kept in the user's cache, one for each state (path, size, time) of a
@@ -13,14 +13,16 @@ import json
 import shutil
 import struct
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.families import FAMILIES, GGUF_NAMES
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.experts import expert_options
-from engine.checkpoint.gguf.file import LINK_NAME, GgufFile, shortest
+from engine.checkpoint.gguf.file import shortest
 from engine.checkpoint.gguf.latents import latent_options, latent_scaling
+from engine.checkpoint.gguf.parts import GgufModel, link_names, part_paths, stem_of
 from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
@@ -39,15 +41,15 @@ _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
 
 
 def gguf_checkpoint(path: Path) -> Path:
-    """Return the directory for the file at `path`, created if it does not exist. Raises CheckpointError."""
-    path = path.absolute()
+    """Return the directory for the file at `path`, or for the model of which it is a part, created if it does not exist. Raises
+    CheckpointError."""
+    paths = part_paths(path.absolute())
     try:
-        status = path.stat()
-        identity = f"{_LAYOUT}\0{path}\0{status.st_ino}\0{status.st_size}\0{status.st_ctime_ns}"
+        identity = str(_LAYOUT) + "".join(f"\0{part}{_state(part)}" for part in paths)
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        directory = user_cache() / "gguf" / f"{path.stem}-{key}"
+        directory = user_cache() / "gguf" / f"{stem_of(path.name)}-{key}"
         if not (directory / "config.json").is_file():
-            _write(directory, path)
+            _write(directory, paths)
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot write the converted tokenizer and config: {error}; set XDG_CACHE_HOME to a writable directory"
@@ -55,15 +57,25 @@ def gguf_checkpoint(path: Path) -> Path:
     return directory
 
 
-def _write(directory: Path, path: Path) -> None:
+def _state(path: Path) -> str:
+    """Return what changes when the file is replaced or written to; empty if it is missing."""
+    if not path.exists():
+        return ""
+    status = path.stat()
+    return f"\0{status.st_ino}\0{status.st_size}\0{status.st_ctime_ns}"
+
+
+def _write(directory: Path, paths: Sequence[Path]) -> None:
     """Create the directory atomically; of two concurrent writers the first wins."""
-    file = GgufFile(path)
-    files = checkpoint_files(file)
-    file.mapped.check()
+    model = GgufModel(paths)
+    files = checkpoint_files(model)
+    for mapped in model.mapped:
+        mapped.check()
     directory.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".new-", dir=directory.parent))
     try:
-        (made / LINK_NAME).symlink_to(path)
+        for name, path in zip(link_names(len(paths)), paths, strict=True):
+            (made / name).symlink_to(path)
         for name, content in files.items():
             (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_bytes(content)
@@ -75,13 +87,9 @@ def _write(directory: Path, path: Path) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
+def checkpoint_files(file: GgufModel) -> dict[str, bytes]:
     """Return file contents by name. Raises CheckpointError that names an unsupported option."""
     options = JsonOptions(file.metadata, file.path)
-    if options.count("split.count", 1, least=0) > 1:
-        raise options.error(
-            "split.count", "the file is one part of a split model; merge the parts first (llama-gguf-split --merge)"
-        )
     ends = end_token_ids(options)
     generation: dict[str, Any] = {"eos_token_id": list(ends)}
     files = {
@@ -91,7 +99,7 @@ def checkpoint_files(file: GgufFile) -> dict[str, bytes]:
     return files | tokenizer_files(options)
 
 
-def model_options(file: GgufFile) -> dict[str, Any]:
+def model_options(file: GgufModel) -> dict[str, Any]:
     """Return the options of a config.json for the file. Raises CheckpointError that names an unsupported option."""
     options = JsonOptions(file.metadata, file.path)
     name = options.text("general.architecture", None)
@@ -149,14 +157,14 @@ def _within(options: JsonOptions, name: str) -> JsonOptions:
     return JsonOptions(values, options.path, prefix)
 
 
-def _vocab_size(file: GgufFile) -> int:
+def _vocab_size(file: GgufModel) -> int:
     table = file.tensors.get("token_embd.weight")
     if table is None:
         raise CheckpointError(f"{file.path} is not a language model: it has no token_embd.weight")
     return table.shape[0]
 
 
-def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dict[str, Any]:
+def _rope(file: GgufModel, options: JsonOptions, name: str, head_dim: int) -> dict[str, Any]:
     kind = options.text(f"{name}.rope.scaling.type", "none")
     if kind not in _ROPE_TYPES:
         raise options.error(f"{name}.rope.scaling.type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
@@ -186,11 +194,11 @@ def _rope(file: GgufFile, options: JsonOptions, name: str, head_dim: int) -> dic
     return rope
 
 
-def _factors(file: GgufFile, name: str) -> list[float]:
+def _factors(file: GgufModel, name: str) -> list[float]:
     """Return the divisor of each frequency that the tensor `name` has; none without such a tensor."""
     tensor = file.tensors.get(name)
     if tensor is None:
         return []
     if tensor.type_name != "F32":
         raise CheckpointError(f"{file.path}: {name} has type {tensor.type_name}, expected F32")
-    return [shortest(value) for (value,) in struct.iter_unpack("<f", file.data[tensor.begin : tensor.end])]
+    return [shortest(value) for (value,) in struct.iter_unpack("<f", tensor.file.data[tensor.begin : tensor.end])]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from engine.checkpoint.gguf.file import GgufFile
+from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
@@ -20,7 +20,7 @@ _FIXED = {"expert_gating_func": (0, _SOFTMAX), "expert_weights_scale": (0, 1.0),
 _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
 
 
-def expert_options(file: GgufFile, options: JsonOptions, family: str, name: str) -> dict[str, Any]:
+def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str) -> dict[str, Any]:
     """Return the options. `name`: the architecture's name in the file."""
     if family not in _OPTIONS:
         return {}
@@ -35,7 +35,7 @@ def expert_options(file: GgufFile, options: JsonOptions, family: str, name: str)
     return _OPTIONS[family](file, options, name, sparse)
 
 
-def _qwen3_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _qwen3_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
@@ -45,7 +45,7 @@ def _qwen3_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int
     }
 
 
-def _qwen2_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _qwen2_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     shared = options.count(f"{name}.feed_forward_length")
     return _qwen3_moe(file, options, name, sparse) | {
         "shared_expert_intermediate_size": options.count(f"{name}.expert_shared_feed_forward_length", shared),
@@ -53,7 +53,7 @@ def _qwen2_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int
     }
 
 
-def _granitemoe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _granitemoe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_local_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
@@ -61,7 +61,7 @@ def _granitemoe(file: GgufFile, options: JsonOptions, name: str, sparse: list[in
     }
 
 
-def _llama4(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _llama4(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_local_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
@@ -70,7 +70,7 @@ def _llama4(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) 
     }
 
 
-def _mixtral(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _mixtral(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_local_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
@@ -78,7 +78,7 @@ def _mixtral(file: GgufFile, options: JsonOptions, name: str, sparse: list[int])
     }
 
 
-def _gpt_oss(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _gpt_oss(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     return {
         "num_local_experts": options.count(f"{name}.expert_count"),
         "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
@@ -86,7 +86,7 @@ def _gpt_oss(file: GgufFile, options: JsonOptions, name: str, sparse: list[int])
     }
 
 
-def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _ernie4_5_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     """Return the options of ERNIE 4.5. Weights of experts are always normalized. The file's length of shared experts has
     another meaning, so it is taken from the tensor."""
     intermediate_size = options.count(f"{name}.expert_feed_forward_length")
@@ -103,7 +103,7 @@ def _ernie4_5_moe(file: GgufFile, options: JsonOptions, name: str, sparse: list[
     }
 
 
-def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+def _deepseek_v3(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
     """Return the options of DeepSeek-V3. Keys missing in the file have no effect."""
     return {
         "n_routed_experts": options.count(f"{name}.expert_count"),
@@ -119,7 +119,7 @@ def _deepseek_v3(file: GgufFile, options: JsonOptions, name: str, sparse: list[i
     }
 
 
-_Options = Callable[[GgufFile, JsonOptions, str, list[int]], dict[str, Any]]
+_Options = Callable[[GgufModel, JsonOptions, str, list[int]], dict[str, Any]]
 _OPTIONS: dict[str, _Options] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,

@@ -1,6 +1,6 @@
 """A GGUF file, mapped read-only: its metadata, and where its tensors are.
 
-Called by `convert.py` in the launcher (metadata) and by the worker's loader (tensors). The format
+Called by `parts.py` in the launcher (metadata) and in the worker's loader (tensors). The format
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian:
 
     "GGUF" | version: u32 | tensors: u64 | entries: u64 | metadata entries | tensor entries | padding | data
@@ -98,12 +98,6 @@ class GgufFile:
             self.mapped.check()
             raise
         self.mapped.check()
-
-    @staticmethod
-    def of_checkpoint(path: Path) -> GgufFile | None:
-        """Return the file from which the checkpoint directory `path` was converted; None: it has its own files."""
-        link = path / LINK_NAME
-        return GgufFile(link) if link.is_symlink() else None
 
     def _head(self) -> tuple[int, int]:
         if self.data[:4] != b"GGUF":

@@ -262,7 +262,7 @@ def test_templates_by_name(tmp_path: Path) -> None:
     [
         ({"tokenizer__ggml__model": "rwkv"}, r"tokenizer\.ggml\.model: 'rwkv' is not supported; expected llama or one of gpt2"),
         ({"tokenizer__ggml__pre": "saxon"}, r"tokenizer\.ggml\.pre: 'saxon' is not supported; expected one of default"),
-        ({"split__count": 3}, "split.count: the file is one part of a split model; merge the parts first"),
+        ({"split__count": 3}, "split.count: the file is one of 3 parts; rename the parts to NAME-00001-of-00003.gguf"),
         ({"qwen3__expert_count": 8}, r"qwen3\.expert_count: 8 is not supported"),
         ({"qwen3__rope__scaling__type": "longrope"}, "rope.scaling.type: 'longrope' is not supported"),
         ({"qwen3__attention__value_length": 64}, "value_length: differs from attention.key_length, 32"),
@@ -315,10 +315,12 @@ class TestDamaged:
 
     def test_type_of_a_tensor(self, tmp_path: Path) -> None:
         writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen3")
-        kind = gguf.GGMLQuantizationType.Q2_K
+        kind = gguf.GGMLQuantizationType.Q8_K
         writer.add_tensor("token_embd.weight", np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), raw_dtype=kind)
         write(writer)
-        with pytest.raises(CheckpointError, match=r"token_embd\.weight has type 10; expected one of F32, F16, Q4_0"):
+        with pytest.raises(
+            CheckpointError, match=r"token_embd\.weight has type Q8_K, which is not supported; supported: F32, F16, Q4_0"
+        ):
             resolve_model(str(tmp_path / "a.gguf"))
 
 

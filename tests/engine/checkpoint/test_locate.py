@@ -214,10 +214,25 @@ def test_gguf_file_is_chosen_by_quantization(hub: HuggingFace, tmp_path: Path, m
     assert not any("Q4_K_M" in asked for asked in Hub.requested if "resolve" in asked)
     with pytest.raises(CheckpointError, match="there are F32, Q4_K_M, Q8_0"):
         resolve_model("owner/several:Q2_K", hub)
-    with pytest.raises(CheckpointError, match="parts; merge them"):
+    with pytest.raises(CheckpointError, match=r"Q8_0 is incomplete: Big-Q8_0-00002-of-00002\.gguf is missing"):
         resolve_model("owner/several:Q8_0", hub)
     with pytest.raises(CheckpointError, match="nor a repository"):
         resolve_model("owner/none:Q4_K_M", hub)
+
+
+def test_all_gguf_parts_are_downloaded(hub: HuggingFace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    write_gguf(tmp_path / "demo-F16.gguf", DEMO, as_type("F16"), tensors_per_part=12, **original_metadata(DEMO))
+    parts = sorted(tmp_path.glob("demo-F16-*.gguf"))
+    Hub.ggufs = {f"F16/{part.name}": part.read_bytes() for part in parts} | {
+        "F16/mmproj-F16.gguf": b"",
+        "x/demo-Q8_0.gguf": b"",
+    }
+    path = resolve_model("owner/several:F16", hub)
+    assert [link.read_bytes() for link in sorted(path.glob("model.gguf*"))] == [part.read_bytes() for part in parts]
+    Hub.ggufs["other/demo-Q8_0.gguf"] = b""
+    with pytest.raises(CheckpointError, match=r"several files for Q8_0: other/demo-Q8_0, x/demo-Q8_0; choose one"):
+        resolve_model("owner/several:Q8_0", hub)
 
 
 def test_a_tokenizer_of_the_hub_brings_no_weights(hub: HuggingFace, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.families.family import Family
-from engine.checkpoint.gguf.file import BLOCKS, GgufFile, GgufTensor
+from engine.checkpoint.gguf.file import BLOCKS, GgufTensor
+from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
 from workers.weights.formats.block_types import INTEGERS, PLAIN, dequantized_blocks
@@ -53,7 +54,7 @@ _IN_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 
-def gguf_tensors(file: GgufFile, config: ModelConfig) -> dict[str, Tensor]:
+def gguf_tensors(file: GgufModel, config: ModelConfig) -> dict[str, Tensor]:
     """Return tensors by Hugging Face name; unknown ones keep their own, for the loader's error."""
     named = (entry for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG for entry in _named(tensor, config))
     found = {name: _decoded(tensor, config) for name, tensor in named}
