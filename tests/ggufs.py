@@ -71,6 +71,7 @@ _ARCHITECTURES = {
     "granitemoeshared": "granitemoe",
     "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
+    "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
 }  # that have another name there
 
@@ -228,7 +229,7 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-    if config["model_type"] == "deepseek_v3":
+    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
         _add_deepseek(writer, config)
     if config["model_type"] == "qwen3_moe":
         writer.add_expert_count(config["num_local_experts"])
@@ -249,35 +250,41 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
 def _add_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length"):
         writer.kv_data[0].pop(f"deepseek2.{key}", None)
-    latent, rotary, rope = config["kv_lora_rank"], config["qk_rope_head_dim"], config["rope_parameters"]
+    latent, rotary, rope = config["kv_lora_rank"], config["qk_rope_head_dim"], full_rope(config)
     writer.add_head_count_kv(1)
-    writer.add_q_lora_rank(config["q_lora_rank"])
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
     writer.add_kv_lora_rank(latent)
     writer.add_key_length(latent + rotary)
     writer.add_value_length(latent)
     writer.add_key_length_mla(config["qk_nope_head_dim"] + rotary)
     writer.add_value_length_mla(config["v_head_dim"])
     writer.add_rope_dimension_count(rotary)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(rope["factor"])
-    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    writer.add_leading_dense_block_count(config.get("first_k_dense_replace", 0))
     writer.add_expert_count(config["n_routed_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_expert_group_count(config["n_group"])
-    writer.add_expert_group_used_count(config["topk_group"])
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
-    writer.add_expert_weights_norm(config["norm_topk_prob"])
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "n_group" in config:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if config["model_type"] == "deepseek_v3":
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif "n_group" in config:  # older files do not say
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
 
 
 def _heads_apart(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors as the converter stores keys and values of latents, without drafts. Older converters stored them
     whole: here the first layer's."""
-    if config["model_type"] != "deepseek_v3":
+    if config["model_type"] not in ("deepseek_v2", "deepseek_v3"):
         return tensors
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

@@ -14,7 +14,7 @@ _SUPPORTED = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_fre
 class DeepseekV2(DeepseekV3):
     name = "deepseek_v2"
     class_names = ("DeepseekV2ForCausalLM",)
-    gguf_name = None
+    gguf_name = "deepseek2"  # like V3; `gguf/convert.py` tells them apart by the scores of experts
     draft_names = None
 
     def is_interleaved(self, options: JsonOptions) -> bool:

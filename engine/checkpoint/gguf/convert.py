@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.checkpoint.families import FAMILIES, GGUF_NAMES
 from engine.checkpoint.files import user_cache
-from engine.checkpoint.gguf.experts import expert_options
+from engine.checkpoint.gguf.experts import expert_options, has_softmax_scores
 from engine.checkpoint.gguf.file import shortest
 from engine.checkpoint.gguf.latents import latent_options, latent_scaling
 from engine.checkpoint.gguf.parts import GgufModel, link_names, part_paths, stem_of
@@ -30,7 +30,7 @@ from engine.errors import CheckpointError
 _LAYOUT = 1  # version of the converted directories; a new one creates new directories
 _CHANGING = (  # options of other models with the same architecture name; none of them is supported
     *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
-    *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale"),
+    *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale", "attention.temperature_scale"),
 )
 _NORM_EPSILONS = {
     "rms": "layer_norm_rms_epsilon",
@@ -108,6 +108,8 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     family = GGUF_NAMES[name]
     if name == "llama" and options.values.get("llama.expert_count"):
         family = FAMILIES["mixtral"]
+    if name == "deepseek2":
+        family = FAMILIES["deepseek_v2" if has_softmax_scores(options, name) else "deepseek_v3"]
     for key in _CHANGING:
         if key not in family.gguf_options and options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
@@ -116,7 +118,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
     num_heads = options.count(f"{name}.attention.head_count")
     hidden_size = options.count(f"{name}.embedding_length")
-    latents = latent_options(options, name) if family.name == "deepseek_v3" else {}
+    latents = latent_options(options, name) if name == "deepseek2" else {}
     head_dim = latents.get("qk_rope_head_dim") or options.count(f"{name}.attention.key_length", hidden_size // num_heads)
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")

@@ -24,7 +24,7 @@ def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str
     """Return the options. `name`: the architecture's name in the file."""
     if family not in _OPTIONS:
         return {}
-    for key, followed in _FIXED.items() if family != "deepseek_v3" else ():
+    for key, followed in _FIXED.items() if not family.startswith("deepseek_v") else ():
         value = options.values.get(f"{name}.{key}")
         if value is not None and value not in followed:
             raise options.error(f"{name}.{key}", f"{value!r} is not supported; supported: {', '.join(map(repr, followed))}")
@@ -119,6 +119,17 @@ def _deepseek_v3(file: GgufModel, options: JsonOptions, name: str, sparse: list[
     }
 
 
+def _deepseek_v2(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Return the options of DeepSeek-V2, with the groups of its config.json."""
+    found = _deepseek_v3(file, options, name, sparse)
+    return found | {"topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
+
+
+def has_softmax_scores(options: JsonOptions, name: str) -> bool:
+    """Return whether experts are chosen by softmax scores; older files, all of them of DeepSeek-V2, do not say."""
+    return options.values.get(f"{name}.expert_gating_func", 0) in (0, _SOFTMAX)
+
+
 _Options = Callable[[GgufModel, JsonOptions, str, list[int]], dict[str, Any]]
 _OPTIONS: dict[str, _Options] = {
     "qwen2_moe": _qwen2_moe,
@@ -128,5 +139,6 @@ _OPTIONS: dict[str, _Options] = {
     "mixtral": _mixtral,
     "gpt_oss": _gpt_oss,
     "ernie4_5_moe": _ernie4_5_moe,
+    "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
 }
