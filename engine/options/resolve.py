@@ -176,7 +176,8 @@ def resolve(
         from engine.options.resolve_card import card_blocks, card_needs  # needed only with a device
 
         largest = captures["max_cudagraph_capture_size"]
-        needs = card_needs(model, StoredWeights.read(model_path).num_values, values, limit, largest)
+        num_values = StoredWeights.read(model_path).num_values
+        needs = card_needs(model, num_values, values, limit, largest, kv_cache.num_tables)
         num_kv_blocks = card_blocks(card_bytes, values["gpu_memory_utilization"], needs, kv_cache.bytes_per_block)
     else:
         longest_blocks = _blocks_for(values, groups, limit)

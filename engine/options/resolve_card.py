@@ -46,12 +46,15 @@ class CardNeeds(msgspec.Struct, frozen=True):
         return ", ".join(f"{name} {size_text(getattr(self, name))}" for name in self.__struct_fields__)
 
 
-def card_needs(model: ModelConfig, num_weights: int, values: dict[str, Any], max_model_len: int, largest: int) -> CardNeeds:
-    """Return the needs. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is captured."""
+def card_needs(
+    model: ModelConfig, num_weights: int, values: dict[str, Any], max_model_len: int, largest: int, num_tables: int = 1
+) -> CardNeeds:
+    """Return the needs. `values`: of the options. `largest`: rows of the largest captured step, 0 if none is captured.
+    `num_tables`: block tables of a sequence."""
     num_drafts: int = values["speculative_config"].max_drafts
     seats: int = values["max_num_seqs"]
     rows = max_rows(values["max_num_batched_tokens"], seats)
-    per_slot = max_model_len + 2 * (1 + num_drafts) + math.ceil(max_model_len / values["block_size"])
+    per_slot = max_model_len + 2 * (1 + num_drafts) + num_tables * math.ceil(max_model_len / values["block_size"])
     inputs = _BYTES * (seats + 1) * per_slot + 64 * _BYTES * rows
     keys = -(-max_model_len // _KEY_SPLIT) * _KEY_SPLIT
     logits = 2 * _BYTES * model.vocab_size * max_logit_rows(rows, seats, num_drafts)

@@ -18,6 +18,7 @@ from engine.block_keys import ROOT
 from engine.checkpoint.kv_cache_spec import KVCacheSpec, LayerPlace, place_layers
 from engine.kv_groups import KvGroup, longest_sequence, num_pages
 from engine.kv_groups import num_moving as moving_of
+from engine.messages import BlocksCleared, BlocksRemoved, BlocksStored
 from engine.scheduler.batch_state import BatchState
 from engine.scheduler.block_pool import BlockPool
 from engine.scheduler.limits import Limits
@@ -326,6 +327,20 @@ def submit_related(simulation: Simulation, rng: random.Random, count: int, **opt
         simulation.submit(prompt, seed=rng.randrange(99), **({"max_tokens": rng.randrange(1, 50)} | options))
 
 
+def shown_keys(simulation: Simulation) -> set[bytes]:
+    """Return the keys of the cached blocks by KV events."""
+    shown: set[bytes] = set()
+    for message in simulation.cache_messages:
+        match message:
+            case BlocksStored(block_hashes):
+                shown.update(block_hashes)
+            case BlocksRemoved(block_hashes):
+                shown.difference_update(block_hashes)
+            case BlocksCleared():
+                shown.clear()
+    return shown
+
+
 @pytest.mark.parametrize("groups", ALL_GROUPS, ids=NAMES)
 @pytest.mark.parametrize(
     "options",
@@ -355,6 +370,8 @@ def test_answers_do_not_depend_on_freed_blocks(directory: Path, groups: tuple[Kv
         simulation.check_idle()
         if options.get("enable_prefix_caching", True):
             assert simulation.metric("prefix_cache_hits_total") > 0
+        index = simulation.scheduler.batch.pool.prefix_cache
+        simulation.run_until(lambda: shown_keys(simulation) == {entry.key for entry in index}, "KV events show the index")
 
 
 def test_repeated_deaths_read_no_freed_block(directory: Path) -> None:
