@@ -45,7 +45,8 @@ class BlockExtras:
     def __init__(
         self, units: Sequence[tuple[int, int, bytes]], bounds: Sequence[int] = (), salt: str = "", adapter: str = ""
     ) -> None:
-        """`units`: start, end and hash of each, in order. `bounds`: first and last key of each prompt token; none: causal.
+        """`units`: start, end and hash of each, in order. `bounds`: first and last key of each of the first prompt tokens; the
+        others are causal.
         `adapter`: its fingerprint, hexadecimal."""
         self._adapter = bytes.fromhex(adapter)
         self._units = units
@@ -67,7 +68,7 @@ class BlockExtras:
         if not units and not mask_bounds and not salt and adapter is None:
             return None
         spans = [(unit.start, unit.start + unit.num_tokens, media[unit.item].unit_hashes[unit.index]) for unit in units]
-        return cls(spans, array("i", mask_bounds), salt, "" if adapter is None else adapter.contents)
+        return cls(spans, array("i", mask_bounds) or bounds_of_units(units), salt, "" if adapter is None else adapter.contents)
 
     def of_block(self, token_ids: array[int], start: int, end: int) -> ExtraKeys:
         """Return the extra keys of the block of positions [start, end)."""
@@ -83,6 +84,18 @@ class BlockExtras:
         if bounds != array("i", [bound for position in range(start, start + len(bounds) // 2) for bound in (0, position)]):
             extra += [bounds.tobytes(), token_ids[end:reach].tobytes()]
         return tuple(extra)
+
+
+def bounds_of_units(units: Sequence[MediaUnit]) -> array[int]:
+    """Return the first and last key of each token up to the last unit; none if all are causal."""
+    if not any(unit.sees_all for unit in units):
+        return array("i")
+    bounds = array("i", [bound for position in range(units[-1].start + units[-1].num_tokens) for bound in (0, position)])
+    for unit in units:
+        if unit.sees_all:
+            end = unit.start + unit.num_tokens
+            bounds[2 * unit.start + 1 : 2 * end : 2] = array("i", [end - 1]) * unit.num_tokens
+    return bounds
 
 
 def forward_spans(bounds: Sequence[int]) -> list[tuple[int, int]]:

@@ -161,6 +161,7 @@ def attention(
     head_dim: int,
     sliding_window: int,
     has_chunks: bool,
+    is_two_sided: bool,
     scale: float,  # 0: head_dim^-0.5
     softcap: float,  # 0: none
     sinks: int,  # of all heads; 0: none
@@ -196,6 +197,7 @@ def choose(
     count: int,
 ) -> Op: ...
 def scale_rows(y: int, x: int, factors: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
+def mean_rows(y: int, x: int, joined: int, width: int, rows: int, count: int) -> Op: ...
 def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...
 def activate(
     y: int,

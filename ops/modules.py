@@ -333,8 +333,8 @@ class HeadRange(msgspec.Struct, frozen=True):
 
 class AttentionShape(msgspec.Struct, frozen=True):
     """Heads of one layer's attention. `sliding_window` is the number of keys a query sees, itself included; 0: all. With
-    `has_chunks` it sees those before it in its own chunk of that many positions. The KV arena holds all heads, on every
-    rank."""
+    `has_chunks` it sees those before it in its own chunk of that many positions. With `is_two_sided` it sees as many after it,
+    if its bounds (`first_keys`) allow them. The KV arena holds all heads, on every rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -343,6 +343,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
     has_chunks: bool = False
+    is_two_sided: bool = False
     own: HeadRange | None = None  # on this rank; None: all
     sinks: Sinks | None = None  # scores beside those of the keys, after scale and cap; None: none
 

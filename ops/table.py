@@ -207,6 +207,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # [R, n], how many, and the place of the result's number of rows (int32 [1]) -> consecutive rows joined into one, in the
     # same memory
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
+    mean_rows: Callable[[Tensor, int, np.ndarray], Tensor]  # as join_rows, but the mean of the rows, [R / how many, n]
 
     def sync_free(self) -> OpTable:
         """Return the table for graphs and few rows, in which no op waits for the device."""

@@ -65,6 +65,12 @@ class JsonOptions:
             self._inner[name] = JsonOptions(self.mapping(name), self.path, f"{self._prefix}{name}.")
         return self._inner[name]
 
+    def with_defaults(self, values: Mapping[str, Any]) -> JsonOptions:
+        """Return the object with these values for missing keys; as `replaced`."""
+        found = self.replaced({name: value for name, value in values.items() if dict.get(self.values, name) is None})
+        found._inner = self._inner
+        return found
+
     def replaced(self, values: Mapping[str, Any]) -> JsonOptions:
         """Return the object with other `values` for some keys; what is read of it counts as read here."""
         found = JsonOptions(dict(self.values.items()) | dict(values), self.path, self._prefix)

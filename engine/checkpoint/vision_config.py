@@ -58,7 +58,7 @@ class VisionConfig(msgspec.Struct, frozen=True):
     temporal_merge_size: int  # temporal rows of patches
     norm_eps: float
     text_norm_eps: float  # of norms that are like the text model's
-    rope_theta: float
+    rope_theta: float  # 0: positions are not rotated
     tokens_per_second: int = 0  # positions on the time axis; 0: the times of a video's frames are in the text
     window_size: int = 0  # pixels; 0: every layer attends to the whole image
     full_attention_layers: tuple[int, ...] = ()  # with windows: the layers that attend to the whole image
@@ -100,6 +100,11 @@ class VisionConfig(msgspec.Struct, frozen=True):
     def merged_pixels(self) -> int:
         """Side of the pixels of a token: an image's sides are multiples of it."""
         return self.patch_size * self.spatial_merge_size
+
+    @property
+    def square_side(self) -> int:
+        """Side of the pixels that the square of learned positions covers."""
+        return self.position_table_side * self.patch_size
 
     @property
     def feature_width(self) -> int:
@@ -156,6 +161,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window_size: int = 0
     full_attention_layers: tuple[int, ...] = ()
     num_positions: int = 0  # learned positions of a square
+    has_rotary: bool = True
     deepstack_layers: tuple[int, ...] = ()
 
 
@@ -164,11 +170,10 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
     depth = options.count(_first(options, "depth", "num_hidden_layers"), most=_MAX_LAYERS)
     hidden_size = options.count("hidden_size")
     num_heads = options.count(_first(options, "num_heads", "num_attention_heads"))
-    if hidden_size % num_heads or hidden_size // num_heads % 4:
-        raise options.error(
-            "hidden_size",
-            f"{hidden_size} should be {num_heads} heads of a multiple of 4, for rotary embeddings in two dimensions",
-        )
+    multiple = 4 if spec.has_rotary else 2
+    if hidden_size % num_heads or hidden_size // num_heads % multiple:
+        what = ", for rotary embeddings in two dimensions" if spec.has_rotary else ""
+        raise options.error("hidden_size", f"{hidden_size} should be {num_heads} heads of a multiple of {multiple}{what}")
     channels = options.count(_first(options, "in_channels", "in_chans", "num_channels"), 3)
     if channels != 3:
         raise options.error("in_channels", f"{channels} is not supported; expected 3 (RGB)")
@@ -207,7 +212,7 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
         temporal_merge_size=spec.temporal_merge_size,
         norm_eps=spec.norm_eps,
         text_norm_eps=spec.text_norm_eps,
-        rope_theta=rope.number("rope_theta", 10_000.0, above=0),
+        rope_theta=rope.number("rope_theta", 10_000.0, above=0) if spec.has_rotary else 0.0,
         tokens_per_second=spec.tokens_per_second,
         window_size=spec.window_size,
         full_attention_layers=spec.full_attention_layers,

@@ -24,10 +24,10 @@ from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError, OptionError, RequestError
 from engine.media.frames import FrameChoice
 from engine.media.refusal import refuse
-from engine.media.sizes import Rule, shared_size, usual_size, widened_size
+from engine.media.sizes import Rule, shared_size, square_size, usual_size, widened_size
 
 _FPS = 2.0
-_BICUBIC = 3
+_RULES = {"area": usual_size, "widened area": widened_size, "square": square_size}
 _MOST = 1 << 40
 _PIXEL_KEYS = ("min_pixels", "max_pixels", "size")
 _FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
@@ -47,12 +47,21 @@ class PictureSettings(msgspec.Struct, frozen=True):
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which an image is resized."""
-        rule = widened_size if media_rules(self.kind).widens_pictures else usual_size
-        return self._sized(rule, height, width, self.max_pixels, 1)
+        return self._sized(_RULES[media_rules(self.kind).sizing], height, width, self.max_pixels, 1)
+
+    @property
+    def is_square(self) -> bool:
+        """Whether all images have the same size."""
+        return media_rules(self.kind).sizing == "square"
 
     def _sized(self, rule: Rule, height: int, width: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
         if self.is_resizing:
             return rule(height, width, self.factor, self.min_pixels, max_pixels, num_frames)
+        if self.is_square and (height, width) != (self.factor, self.factor):
+            raise refuse(
+                f"the image must have {self.factor} x {self.factor} pixels, but has {width} x {height}; resize it",
+                "invalid_image",
+            )
         if height % self.factor or width % self.factor:
             raise refuse(
                 f"the sides must be multiples of {self.factor} pixels, but are {width} x {height}; resize it",
@@ -179,14 +188,32 @@ def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, in
     for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.spatial_merge_size)):
         if file.get(name, expected) != expected:
             raise ValueError(f"{name} {file[name]} differs from the model's {expected}")
-    least, most = limits
+    for name in ("do_pan_and_scan", "do_center_crop"):
+        if file.get(name):
+            raise ValueError(f"{name} {file[name]!r} is not supported; remove it")
+    rules = media_rules(vision.kind)
+    pixels = dict(zip(("min_pixels", "max_pixels"), limits, strict=True))
+    if rules.sizing == "square":
+        side = vision.square_side
+        _check_square(file, side)
+        pixels = {"min_pixels": side * side, "max_pixels": side * side}
+    else:
+        pixels |= _pixels(file)
     return {
         "kind": vision.kind,
-        "factor": vision.merged_pixels,
-        "resample": _positive("resample", file.get("resample", _BICUBIC), int, least=0),
+        "factor": vision.square_side if rules.sizing == "square" else vision.merged_pixels,
+        "resample": _positive("resample", file.get("resample") or rules.resample, int, least=0),
         "is_resizing": bool(file.get("do_resize", True)),
-        **({"min_pixels": least, "max_pixels": most} | _pixels(file)),
+        **pixels,
     }
+
+
+def _check_square(file: Mapping[str, Any], side: int) -> None:
+    """Raise ValueError if images have another size than the model's."""
+    size = file.get("size")
+    sides = [size.get("height"), size.get("width")] if isinstance(size, dict) else [size, size]
+    if size is not None and sides != [side, side]:
+        raise ValueError(f"size {size!r} differs from the model's {side} x {side} pixels")
 
 
 def _pixels(given: Mapping[str, Any]) -> dict[str, int]:
@@ -202,6 +229,12 @@ def _pixels(given: Mapping[str, Any]) -> dict[str, int]:
 
 def _changed_pixels(settings: PictureSettings, given: Mapping[str, Any]) -> dict[str, int]:
     found = _asked(_pixels, given)
+    if settings.is_square and any(given.get(name) is not None for name in _PIXEL_KEYS):
+        raise refuse(
+            f"{', '.join(name for name in _PIXEL_KEYS if given.get(name) is not None)} cannot be set: all images have "
+            f"{settings.factor} x {settings.factor} pixels; remove it",
+            "invalid_value",
+        )
     least, most = found.get("min_pixels", settings.min_pixels), found.get("max_pixels", settings.max_pixels)
     if "max_pixels" in found and "min_pixels" not in found:
         least = found["min_pixels"] = min(least, most)

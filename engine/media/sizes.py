@@ -35,6 +35,11 @@ def widened_size(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return _fitted(height, width, factor, min_pixels, max_pixels, 1, 1)
 
 
+def square_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+    """Return the size by Gemma3ImageProcessor: the same for all."""
+    return factor, factor
+
+
 def shared_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
     """Return the size by Qwen3VLVideoProcessor: pixels of all frames together, at least two frames."""
     if height < factor or width < factor:

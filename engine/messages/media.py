@@ -52,6 +52,7 @@ class MediaUnit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     width: int
     time: int = 0  # on the time axis, from base
     is_continued: bool = False  # has the same base as the previous unit (grid rows of a video without text between them)
+    sees_all: bool = False  # its tokens attend to all of it, unless the request has key bounds
 
 
 class Prepare(msgspec.Struct, tag=True, array_like=True, gc=False):

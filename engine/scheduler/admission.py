@@ -124,7 +124,7 @@ class AdmissionControl:
                 f"{'(--disable-chunked-mm-input)' if config.disable_chunked_mm_input else '(attention to later tokens)'}, "
                 f"but these are {end - first} tokens, the limit of a step is {self._limits.max_tokens}; shorten them or start "
                 "with a larger --max-num-batched-tokens",
-                param="messages" if config.disable_chunked_mm_input else "attention_mask_offset",
+                param="attention_mask_offset" if bounds and not config.disable_chunked_mm_input else "messages",
             )
         return media
 

@@ -75,13 +75,22 @@ class Placement:
 
         self._start, self._end = piece(vision.start_token_id), piece(vision.end_token_id)
         self._mark = marks.get(piece(vision.video_token_id), "") if self._rules.has_times_in_text else ""
+        self._lone_start: re.Pattern[str] | None = None
+        if self._rules.text_around:
+            names = map(piece, (vision.start_token_id, vision.image_token_id, vision.end_token_id))
+            start, image, end = (marks.get(name, name) for name in names)
+            self._lone_start = re.compile(f"{re.escape(start)}(?!{re.escape(image)})")
+            self._surrounded = f"{self._rules.text_around}{start}{image}{end}{self._rules.text_around}"
         start, mark, end = map(re.escape, (self._start, self._mark, self._end))
         self._single_video = re.compile(f"(?:{start})?{mark}(?:{end})?")
         self._video_run = re.compile(f"(?:{start})?(?:{mark})+(?:{end})?")
 
     def labelled(self, text: str, items: Sequence[MediaItem], *, are_single: bool = False) -> str:
-        """Return `text` with a placeholder, and the time, for each span of a video. Placeholders that are already in this
-        format, and those without an item, stay as they are. `are_single`: as in `place`."""
+        """Return `text` with a placeholder, and the time, for each span of a video; and with the text and the tokens around the
+        placeholder of an image, where a template writes the start token alone. Placeholders that are already in this format,
+        and those without an item, stay as they are. `are_single`: as in `place`."""
+        if self._lone_start is not None and items:
+            text = self._lone_start.sub(lambda match: self._surrounded, text)
         videos = deque(index for index, item in enumerate(items) if item.kind == "video")
         if not self._mark or not videos:
             return text
@@ -200,6 +209,7 @@ class Placement:
                 width,
                 self._time_of(number, item),
                 number > 0,
+                self._rules.sees_whole_units,
             )
 
     def _time_of(self, number: int, item: MediaItem) -> int:

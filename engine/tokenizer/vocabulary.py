@@ -19,6 +19,7 @@ import msgspec
 import orjson
 import tokenizers
 
+from engine.checkpoint.families import media_rules
 from engine.checkpoint.record import VOCABULARIES, ModelRecord
 from engine.errors import CheckpointError, RequestError
 from engine.tokenizer.least_tokens import LeastTokens
@@ -71,6 +72,8 @@ class Vocabulary:
         settings = TokenizerSettings.of(model)
         vision = model.config.vision
         kinds = {vision.video_token_id: "video", vision.image_token_id: "image"} if vision else {}
+        if vision and media_rules(vision.kind).text_around:
+            kinds[vision.start_token_id] = "start"
         for name, read in zip(VOCABULARIES, (_read_tokenizer_json, _read_sentencepiece, _read_tiktoken), strict=True):
             if name in model.files:
                 return read(Path(model.path) / name, model.files[name], settings, kinds)

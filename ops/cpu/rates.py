@@ -120,7 +120,7 @@ def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) 
     offsets, starts = np.array([0, count], np.int32), np.array([before], np.int32)
     operands = (y, queries, keys, values, slots, offsets, starts, table)
     bounds = len(table), address_of(no_bounds), 0, 0
-    window_and_scale = 0, False, 0.0, 0.0
+    window_and_scale = 0, False, False, 0.0, 0.0
     no_sinks = 0, 0
     layout = KV_TYPES.index(dtype), BLOCK_SIZE, 0, num_kv_heads, 0, 1
     arguments: list[Any] = [*map(address_of, operands), *bounds, *heads, *window_and_scale, *no_sinks, *layout]

@@ -325,6 +325,7 @@ class CpuOps:
             shape.head_dim,
             shape.sliding_window,
             shape.has_chunks,
+            shape.is_two_sided,
             shape.scale,
             shape.softcap,
             None if shape.sinks is None else shape.sinks.weight,
@@ -462,6 +463,11 @@ class CpuOps:
 
     def join_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
         return self._executor.view(x, self._executor.rows(counter, 0, rows_of(x).limit // count), count * x.shape[1])
+
+    def mean_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
+        y = self._executor.allocate(self._executor.rows(counter, 0, rows_of(x).limit // count), x.shape[1])
+        self._executor.emit(_cpu.mean_rows, y, x, count, x.shape[1], rows=y.rows)
+        return y
 
     def all_gather(self, x: Tensor) -> Tensor:
         rank_group = self._executor.rank_group
@@ -632,6 +638,7 @@ def make_table(executor: Executor) -> OpTable:
         query_factors=ops.query_factors,
         activate=ops.activate,
         join_rows=ops.join_rows,
+        mean_rows=ops.mean_rows,
     )
 
 

@@ -116,6 +116,7 @@ struct AttendBlock {
             bool has_bounds = row_id >= 0 && !o.first_keys.is_empty();
             int first = has_bounds ? o.first_keys[row_id] : 0, last = has_bounds ? o.last_keys[row_id] : position;
             if (o.window != 0) first = max(first, o.has_chunks ? position - position % o.window : position - o.window + 1);
+            if (o.window != 0 && o.is_two_sided) last = min(last, position + o.window - 1);
             shared.first_keys[thread] = first;
             shared.last_keys[thread] = min(last, context - 1);
         }

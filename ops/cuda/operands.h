@@ -119,11 +119,12 @@ struct Attention {
     int tile_rows;
     int num_parts;
     int blocks_per_slot;
-    int heads;       // of this rank
-    int kv_heads;    // of this rank,
-    int first_kv;    // from this one on
-    int window;      // keys that a query sees, itself included; 0: all
-    int has_chunks;  // windows begin at multiples of their size
+    int heads;         // of this rank
+    int kv_heads;      // of this rank,
+    int first_kv;      // from this one on
+    int window;        // keys that a query sees, itself included; 0: all
+    int has_chunks;    // windows begin at multiples of their size
+    int is_two_sided;  // windows have as many keys after the query as before it
     int is_latent;
 };
 

@@ -545,5 +545,6 @@ class _Rows:
             first_kv=heads.first_kv,
             window=window,
             has_chunks=not isinstance(shape, LatentShape) and shape.has_chunks,
+            is_two_sided=not isinstance(shape, LatentShape) and shape.is_two_sided,
             is_latent=is_latent,
         )["output"]

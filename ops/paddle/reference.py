@@ -222,8 +222,8 @@ class AttentionStep:
     key_slots: dict[tuple[int, int], paddle.Tensor] = field(default_factory=dict)
     # by these, the number of KV heads of the cache and the rank's range: int32 [T, S * heads * KEY_SPLIT]
     head_slots: dict[tuple[int, int, int, range], paddle.Tensor] = field(default_factory=dict)
-    # by window and whether it is a chunk: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
-    masks: dict[tuple[int, bool], paddle.Tensor] = field(default_factory=dict)
+    # by window, whether it is a chunk, and whether it is two-sided: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
+    masks: dict[tuple[int, bool, bool], paddle.Tensor] = field(default_factory=dict)
 
 
 def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
@@ -288,8 +288,9 @@ def _arange(values: range) -> paddle.Tensor:
     return paddle.arange(values.start, values.stop, dtype="int32")
 
 
-def _mask(step: AttentionStep, window: int, has_chunks: bool) -> paddle.Tensor:
-    mask = step.masks.get((window, has_chunks))
+def _mask(step: AttentionStep, window: int, has_chunks: bool, is_two_sided: bool) -> paddle.Tensor:
+    key = window, has_chunks, is_two_sided
+    mask = step.masks.get(key)
     if mask is None:
         inputs = step.inputs
         num_keys = inputs.num_key_splits * KEY_SPLIT
@@ -307,8 +308,10 @@ def _mask(step: AttentionStep, window: int, has_chunks: bool) -> paddle.Tensor:
         if window:
             before = queries - queries % window - 1 if has_chunks else queries - window
             is_hidden = paddle.logical_or(is_hidden, keys <= before)
+            if is_two_sided:
+                is_hidden = paddle.logical_or(is_hidden, keys >= queries + window)
         mask = paddle.where(is_hidden, paddle.full(shape, -math.inf), paddle.zeros(shape))
-        mask = step.masks[window, has_chunks] = mask.reshape([*shape[:2], inputs.num_key_splits, 1, 1, KEY_SPLIT])
+        mask = step.masks[key] = mask.reshape([*shape[:2], inputs.num_key_splits, 1, 1, KEY_SPLIT])
     return mask
 
 
@@ -552,8 +555,8 @@ def _attend_pages(
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
     queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, *queries.shape[1:]])
-    has_chunks = isinstance(shape, AttentionShape) and shape.has_chunks
-    rows, mask = _head_slots(step, shape, *reach), _mask(step, reach[1], has_chunks)
+    kind = (shape.has_chunks, shape.is_two_sided) if isinstance(shape, AttentionShape) else (False, False)
+    rows, mask = _head_slots(step, shape, *reach), _mask(step, reach[1], *kind)
     num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * heads * group
     num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
     bounds = [inputs.num_tiles * index // num_passes for index in range(num_passes + 1)]
@@ -692,6 +695,10 @@ def _like(x: paddle.Tensor | Cut, own: paddle.Tensor) -> paddle.Tensor | Cut:
 
 def join_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tensor:
     return x.reshape([-1, count * x.shape[1]])
+
+
+def mean_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tensor:
+    return paddle.add_n(paddle.unbind(x.reshape([-1, count, x.shape[1]]), axis=1)) * (1.0 / count)
 
 
 def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
@@ -890,4 +897,5 @@ TABLE = OpTable(
     add_layer_norm=add_layer_norm,
     activate=activate,
     join_rows=join_rows,
+    mean_rows=mean_rows,
 )

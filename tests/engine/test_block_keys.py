@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.block_keys import BlockExtras, forward_spans, hash_blocks
-from engine.messages import AdapterUse, MediaItem
+from engine.block_keys import BlockExtras, bounds_of_units, forward_spans, hash_blocks
+from engine.messages import AdapterUse, MediaItem, MediaUnit
 from tests.engine.scheduler.echo_media import causal, picture, prompt_of, values_of
 
 BLOCK_SIZE = 4
@@ -90,6 +90,18 @@ def test_an_adapter_is_in_every_key() -> None:
 
 def test_plain_text_has_no_extra_keys() -> None:
     assert BlockExtras.of((), [], b"") is None
+
+
+def test_pictures_that_see_all_of_themselves_are_whole() -> None:
+    units = [
+        MediaUnit(0, 0, 2, 3, 1, 3, sees_all=True),
+        MediaUnit(1, 0, 6, 2, 1, 2),
+        MediaUnit(2, 0, 8, 2, 1, 2, sees_all=True),
+    ]
+    bounds = bounds_of_units(units)
+    assert bounds.tolist() == [0, 0, 0, 1, 0, 4, 0, 4, 0, 4, 0, 5, 0, 6, 0, 7, 0, 9, 0, 9]
+    assert forward_spans(bounds) == [(2, 5), (8, 10)]
+    assert not bounds_of_units(units[1:2])
 
 
 def test_spans() -> None:

@@ -96,6 +96,14 @@ def test_scale_and_add(k: OpTable, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 37])
+def test_mean_rows(k: OpTable, width: int) -> None:
+    rows = random(9 * k.row_tile, width)
+    counter = np.array([k.row_tile], np.int32)
+    found = k.mean_rows(paddle.to_tensor(rows), 9, counter).numpy()
+    np.testing.assert_allclose(found, rows.reshape(-1, 9, width).mean(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [64, 37])
 def test_scale_rows(k: OpTable, width: int) -> None:
     def scaled(x: paddle.Tensor) -> paddle.Tensor:
         return k.scale_rows(x, k.activate(x[:, :1].contiguous(), "sigmoid"))

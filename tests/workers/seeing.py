@@ -15,7 +15,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.messages import MediaUnit, SamplingParams
 from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
-from tests.workers.serving import GOLDEN, ServedSequence, golden_cases, make_runner
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, golden_cases, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 from workers.weights.formats.floats import bfloat16_bits
@@ -95,3 +95,11 @@ def picture_sequences(name: str, arena: EncoderArena, first_row: int = 3) -> lis
 def runs_of(token_ids: Sequence[int], token_id: int) -> list[int]:
     """Return the starts of runs of a token."""
     return [i for i, found in enumerate(token_ids) if found == token_id and (i == 0 or token_ids[i - 1] != token_id)]
+
+
+def cut_at_units(serving: Serving, sequence: ServedSequence) -> None:
+    """Run the prompt up to the end of its last picture, in chunks that end after each picture."""
+    for unit in sequence.units:
+        serving.chunk = unit.start + unit.num_tokens - sequence.num_computed
+        serving.step([sequence])
+    serving.chunk = 5

@@ -11,7 +11,7 @@ import pytest
 
 from engine.messages import MediaUnit, SamplingParams, Step
 from shm.encoder_arena import EncoderArena
-from tests.workers.seeing import ARCHITECTURES, hash_of, make_seeing_runner, picture_sequences, store
+from tests.workers.seeing import ARCHITECTURES, cut_at_units, hash_of, make_seeing_runner, picture_sequences, store
 from tests.workers.serving import GOLDEN, ServedSequence, Serving, golden_cases, int32, make_runner, swap_slots
 from workers.engine.runner import ModelRunner
 
@@ -274,11 +274,3 @@ def test_bidirectional_pictures_keep_the_bits(architecture: str, seeing: Seeing)
         sequence.mask_bounds = bounds.tobytes()
     run_together(runner, causal, chunk=11)
     assert answers(causal) == answers(plain)
-
-
-def cut_at_units(serving: Serving, sequence: ServedSequence) -> None:
-    """Run the prompt up to the end of its last picture, in chunks that end after each picture."""
-    for unit in sequence.units:
-        serving.chunk = unit.start + unit.num_tokens - sequence.num_computed
-        serving.step([sequence])
-    serving.chunk = 5

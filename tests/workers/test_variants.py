@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.checkpoint.families import media_rules
 from engine.messages import MediaUnit, SamplingParams
 from engine.messages.media import Encode, EncoderCall
 from shm.slab import SlabHandle
 from tests.golden.make_units import pixels_of
 from tests.workers import variants
 from tests.workers.checkpoints import write_checkpoint
-from tests.workers.seeing import hash_of, make_seeing_runner
+from tests.workers.seeing import cut_at_units, hash_of, make_seeing_runner
 from tests.workers.serving import ServedSequence, Serving, encoder_of, make_runner
 from workers.models import declare_model
 
@@ -56,10 +57,12 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
     runner, _ = make_seeing_runner(tmp_path, ops=ops, max_model_len=128, num_kv_blocks=40, **plan)
     encoder = encoder_of(runner)
     assert encoder is not None
+    sees_all = media_rules(vision.kind).sees_whole_units
     units, encodes, pixels, row = [], [], {}, 3
     for index, given in enumerate(variant["units"]):
         frames, height, width = given["frames"], given["height"], given["width"]
-        unit = MediaUnit(index, 0, given["start"], height * width, height, width, given["time"], given["is_continued"])
+        place = (given["start"], height * width, height, width, given["time"], given["is_continued"])
+        unit = MediaUnit(index, 0, *place, sees_all)
         grid = (height * vision.spatial_merge_size, width * vision.spatial_merge_size)
         units.append(unit)
         encodes.append(Encode(hash_of(str(index)), row, unit.num_tokens, *grid, "media-0", SlabHandle(0, 0, 0, 0)))
@@ -73,6 +76,8 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
         sequence.unit_hashes = tuple(encode.unit_hash for encode in encodes)
         serving = Serving(runner, chunk=chunk)
         serving.place(sequence, 1)
+        if sees_all and chunk < 512:
+            cut_at_units(serving, sequence)
         serving.run([sequence])
     check(variant, *sequences)
 

@@ -26,6 +26,9 @@ class SliceRows(Protocol):
     def merged(self, ops: OpTable, h: Tensor) -> Tensor:
         """Place the patches of each square side by side."""
 
+    def means(self, ops: OpTable, h: Tensor) -> Tensor:
+        """Return the mean of the patches of each square."""
+
 
 class Call(msgspec.Struct):
     """Step and tensors of a slice, kept between two passes."""

@@ -83,9 +83,11 @@ class Weights(msgspec.Struct):
         self.linears += [first, second]
         return first, second
 
-    def encoder_linear(self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int]) -> Linear:
-        """Declare a linear of an encoder: with a bias, and whole on every rank, because ranks divide pictures instead."""
-        module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias=True)
+    def encoder_linear(
+        self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int], *, has_bias: bool = True
+    ) -> Linear:
+        """Declare a linear of an encoder, whole on every rank, because ranks divide pictures instead."""
+        module = Linear(tuple(names), num_inputs, tuple(num_outputs), has_bias=has_bias)
         self.encoder_linears.append(module)
         return module
 

@@ -55,6 +55,8 @@ _RENAMES = (
     (re.compile(r"^model\.language_model\."), "model."),
     (re.compile(r"^language_model\."), ""),  # Llama 4
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
+    (re.compile(r"^(model\.)?vision_tower\.(vision_model\.)?"), "vision_tower."),
+    (re.compile(r"^model\.multi_modal_projector\."), "multi_modal_projector."),
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
     (re.compile(r"\.(block_sparse_moe|feed_forward)\."), ".mlp."),  # Mixtral, Llama 4
@@ -69,8 +71,8 @@ _RENAMES = (
     (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
     (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),
 )
-_ENCODER = re.compile(r"^(visual|vision_model|mlp_AR|model\.resampler_model)\.")
-_UNUSED_BY_ENCODERS = r"^visual\.vision_model\.(head\.|embeddings\.packing_position_embedding\.)"
+_ENCODER = re.compile(r"^(visual|vision_model|vision_tower|multi_modal_projector|mlp_AR|model\.resampler_model)\.")
+_UNUSED_BY_ENCODERS = r"^(visual\.vision_model|vision_tower)\.(head\.|embeddings\.packing_position_embedding\.)"
 _MAX_LISTED = 20
 
 

@@ -13,6 +13,7 @@ from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
+_TURNED = re.compile(r"(multi_modal_projector\.mm_input_projection)_weight")  # Gemma 3: [in, out] in all files
 _SHARED = re.compile(r"(.*\.mlp\.shared_experts)\.gate_up_proj\.weight")
 
 
@@ -25,7 +26,9 @@ class Matrix(msgspec.Struct, frozen=True):
 
 
 def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
-    """Return the matrices of a tensor that has several; none for other tensors."""
+    """Return the matrices of a tensor that has several, or one that is turned; none for other tensors."""
+    if isinstance(tensor, StoredTensor) and (match := _TURNED.fullmatch(name)) and len(tensor.shape) == 2:
+        return [Matrix(f"{match[1]}.weight", tensor, (0, tensor.shape[1]))]
     if not isinstance(tensor, StoredTensor) or config.experts is None:
         return []
     if (match := _SHARED.fullmatch(name)) and len(tensor.shape) == 2:

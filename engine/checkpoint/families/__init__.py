@@ -17,6 +17,7 @@ from engine.checkpoint.families.exaone4 import Exaone4
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.gemma2 import Gemma2
 from engine.checkpoint.families.gemma3 import Gemma3
+from engine.checkpoint.families.gemma3_vision import Gemma3Vision
 from engine.checkpoint.families.glm4 import Glm4
 from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from engine.checkpoint.families.gpt_oss import GptOss
@@ -80,7 +81,7 @@ _TEXT = (
     Llama4(),
     GptOss(),
 )
-_VISION = (Qwen2VL(), Qwen2_5VL(), Qwen3VL(), Qwen3VLMoe(), Ernie4_5VLMoe(), PaddleOcrVL())
+_VISION = (Qwen2VL(), Qwen2_5VL(), Qwen3VL(), Qwen3VLMoe(), Ernie4_5VLMoe(), PaddleOcrVL(), Gemma3Vision())
 _ENCODERS = (Bert(), Roberta())
 _POOLED = ("Model", "ForSequenceClassification")  # other class names with the trunk of a ...ForCausalLM
 FAMILIES: dict[str, Family] = {}

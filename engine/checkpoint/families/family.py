@@ -116,6 +116,7 @@ class Family:
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
 
     # defaults of config.json
+    default_options: Mapping[str, Any] = MappingProxyType({})  # of the text model, where files leave out what others must say
     default_rope: Mapping[str, Any] = MappingProxyType({})  # if it has no rope parameters
     default_draft_layers: int = 0
     rms_norm_eps: float = 1e-6

@@ -16,7 +16,7 @@ class Gemma3(Family):
     default_softcap_of_scores = 0.0
     default_softcap_of_logits = 0.0
     class_names: tuple[str, ...] = ("Gemma3ForCausalLM",)
-    gguf_name = "gemma3"
+    gguf_name: str | None = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"
     harmless_options = frozenset(("hidden_act", "sliding_window_size"))  # of older files, beside the names that are read

@@ -12,10 +12,13 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
 
     encoder: str  # class that computes the encoder, as module:class
     picture_pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
-    clip_pixels: tuple[int, int]  # per frame of a video, or for all frames
+    clip_pixels: tuple[int, int] = (1, 1 << 40)  # per frame of a video, or for all frames
     num_frames: tuple[int, int] = (4, 768)
     max_video_tokens: int = 1
-    widens_pictures: bool = False  # a side that is too short is extended first
+    sizing: Literal["area", "widened area", "square"] = "area"  # how the size of a picture is chosen (`sizes.py`)
+    resample: int = 3  # default filter, by Pillow's numbers
+    sees_whole_units: bool = False  # tokens of a unit attend to all of it
+    text_around: str = ""  # before the start token and after the end token; then the start token alone is the placeholder
     shares_clip_pixels: bool = False  # the limits of a video apply to all its frames together
     frame_spacing: Literal["even", "whole rows", "steps"] = "steps"  # for sampled video frames
     draws_times: bool = False  # the time is drawn on each frame

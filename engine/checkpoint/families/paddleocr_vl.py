@@ -19,7 +19,7 @@ class PaddleOcrVL(Ernie4_5):
         encoder="workers.encoders.paddleocr_vl:PaddleOcrVL",
         picture_pixels=(384 * 384, 1536 * 1536),
         clip_pixels=(384 * 384, 1536 * 1536),
-        widens_pictures=True,
+        sizing="widened area",
     )
     head_dim = 128
 

@@ -87,6 +87,7 @@ private:
         if (op_.window > 0) first = op_.has_chunks ? position - position % op_.window : position - op_.window + 1;
         Range keys{std::max<i64>(0, first), position + 1};
         if (is_bounded_) keys = {std::max<i64>(keys.begin, op_.bounds.first[row]), op_.bounds.last[row] + i64{1}};
+        if (op_.is_two_sided && op_.window > 0) keys.end = std::min(keys.end, position + op_.window);
         return keys;
     }
 

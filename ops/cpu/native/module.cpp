@@ -138,6 +138,9 @@ void bind_row_ops(nb::module_ &module) {
     define(module, "scale_and_add", [](Address y, Address x, Address other, float factor, i64 width, Address rows, i64 count) {
         return Op{ScaleAndAdd{floats(y), floats(x), floats(other), factor, width, rows_of(rows, count)}};
     });
+    define(module, "mean_rows", [](Address y, Address x, i64 joined, i64 width, Address rows, i64 count) {
+        return Op{MeanRows{floats(y), floats(x), joined, width, rows_of(rows, count)}};
+    });
     define(module, "scale_rows",
            [](Address y, Address x, Address factors, i64 width, i64 begin, i64 end, Address rows, i64 count) {
                return Op{ScaleRows{floats(y), floats(x), floats(factors), width, begin, end, rows_of(rows, count)}};
@@ -185,8 +188,9 @@ void bind_attention_ops(nb::module_ &module) {
     define(module, "attention",
            [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
               Address block_tables, i64 table_width, Address has_bounds, Address first_keys, Address last_keys, i64 heads,
-              i64 kv_heads, i64 head_dim, i64 window, bool has_chunks, float scale, float softcap, Address sinks,
-              i64 first_sink, i32 kv_type, i64 block_size, i64 first_cached, i64 cached, Address sequences, i64 count) {
+              i64 kv_heads, i64 head_dim, i64 window, bool has_chunks, bool is_two_sided, float scale, float softcap,
+              Address sinks, i64 first_sink, i32 kv_type, i64 block_size, i64 first_cached, i64 cached, Address sequences,
+              i64 count) {
                const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{Attend{floats(y),
@@ -203,6 +207,7 @@ void bind_attention_ops(nb::module_ &module) {
                                 head_dim,
                                 window,
                                 has_chunks,
+                                is_two_sided,
                                 scale,
                                 softcap,
                                 sinks == 0 ? nullptr : floats(sinks) + first_sink,

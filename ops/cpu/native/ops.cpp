@@ -225,6 +225,21 @@ void run_op(Engine &engine, const ScaleAndAdd &op) {
     });
 }
 
+void run_op(Engine &engine, const MeanRows &op) {
+    const float factor = 1.0f / static_cast<float>(op.count);
+    for_rows(engine, op.rows.get(), op.count * op.width, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            float *sums = op.y + row * op.width;
+            const float *x = op.x + row * op.count * op.width;
+            std::copy_n(x, op.width, sums);
+            for (i64 other = 1; other < op.count; ++other) {
+                for (i64 i = 0; i < op.width; ++i) sums[i] += x[other * op.width + i];
+            }
+            for (i64 i = 0; i < op.width; ++i) sums[i] *= factor;
+        }
+    });
+}
+
 void run_op(Engine &engine, const ScaleRows &op) {
     for_rows(engine, op.rows.get(), op.end - op.begin, [&](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row) {

@@ -108,6 +108,7 @@ struct Attend {
     const i32 *slots, *offsets, *starts, *block_tables;
     i64 table_width, heads, kv_heads, head_dim, window;
     bool has_chunks;     // windows begin at multiples of their size
+    bool is_two_sided;   // windows have as many keys after the query as before it
     float scale;         // of scores; 0: head_dim^-0.5
     float softcap;       // scores become softcap * tanh(score / softcap); 0: they stay
     const float *sinks;  // [heads]: scores without a value, after scale and cap; or null
@@ -158,6 +159,14 @@ struct ScaleAndAdd {
     const float *x, *other;
     float factor;
     i64 width;
+    Rows rows;
+};
+
+// y [rows, width]: the means of `count` consecutive rows of x each.
+struct MeanRows {
+    float *y;
+    const float *x;
+    i64 count, width;
     Rows rows;
 };
 
@@ -273,8 +282,8 @@ struct ApplyExperts {
 };
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
-                        ScaleRows, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent, AttendLatents,
-                        HeadLinear, TakeFeatures, Adapt>;
+                        MeanRows, ScaleRows, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent,
+                        AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {

@@ -78,6 +78,15 @@ OCR: dict[str, Any] = {
         "temporal_patch_size": 2,
     },
 }
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6},
+    "image_token_index": 5,
+    "boi_token_index": 3,
+    "eoi_token_index": 4,
+    "mm_tokens_per_image": 9,
+    "vision_config": {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 4, "image_size": 96, "patch_size": 8},
+}
 
 
 def read(directory: Path, config: dict[str, Any], processor: dict[str, Any] | None = None) -> ModelConfig:
@@ -129,7 +138,7 @@ def test_golden() -> None:
     assert (text.vision, text.vision_experts, text.rope.pair_axes()) == (None, None, ())
 
 
-@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, ERNIE, OCR])
+@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, ERNIE, OCR, GEMMA])
 def test_travels_between_processes(config: dict[str, Any], tmp_path: Path) -> None:
     model = read(tmp_path, config)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelConfig) == model
@@ -178,6 +187,16 @@ def test_paddleocr(tmp_path: Path) -> None:
     assert model.vision
     assert (model.vision.position_table_side, model.vision.frames_per_unit, model.vision.video_token_id) == (27, 1, -1)
     assert (model.rope.is_interleaved, model.tie_word_embeddings) == (False, True)
+
+
+def test_gemma3_leaves_out_defaults(tmp_path: Path) -> None:
+    """As the published 4B model does, in both objects."""
+    found = read(tmp_path, GEMMA)
+    assert (found.num_attention_heads, found.num_kv_heads, found.head_dim, found.max_position_embeddings) == (8, 4, 256, 131072)
+    vision = found.vision
+    assert vision is not None
+    assert (vision.tokens, vision.depth, vision.spatial_merge_size) == (MediaTokens(5, -1, 3, 4, 3, 4), 12, 4)
+    assert (vision.rope_theta, vision.square_side, vision.num_tokens_of(12, 12)) == (0.0, 96, 9)
 
 
 def test_processor_files(tmp_path: Path) -> None:
@@ -235,6 +254,12 @@ def test_processor_files(tmp_path: Path) -> None:
         (ERNIE, "vision_config.embed_dim", 64, "differs from the encoder's hidden_size, 32"),
         (ERNIE, "vocab_size", 303, "<|VIDEO_END|> has no token id below 303"),
         (ERNIE, "im_patch_id", ..., "image_token_id: is missing"),
+        (GEMMA, "mm_tokens_per_image", 8, "8 should be the square of a divisor of the 12 patches of a side"),
+        (GEMMA, "mm_tokens_per_image", 25, "25 should be the square of a divisor of the 12 patches of a side"),
+        (GEMMA, "vision_config.image_size", 100, "100 should be a multiple of patch_size, 8"),
+        (GEMMA, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'siglip_vision_model'"),
+        (GEMMA, "vision_config.num_attention_heads", 8, "24 should be 8 heads of a multiple of 2"),
+        (GEMMA, "image_token_index", 400, "should be an integer of at most 399"),
     ],
 )
 def test_refused(config: dict[str, Any], path: str, value: Any, text: str, tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ class Pages:
             first_kv=0,
             window=window,
             has_chunks=False,
+            is_two_sided=False,
             is_latent=False,
         )
         return output

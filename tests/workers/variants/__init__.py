@@ -25,7 +25,10 @@ def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def published_name(name: str) -> str:
     """Return the older of two names that a weight of a vision model may have."""
-    return re.sub(r"^model\.(visual|vision_model)\.", r"\1.", re.sub(r"^model\.language_model\.", "model.", name))
+    name = re.sub(r"^language_model\.", "", re.sub(r"^model\.language_model\.", "model.", name))
+    return re.sub(
+        r"^model\.(visual|vision_model)\.", r"\1.", name.replace("mm_input_projection_weight", "mm_input_projection.weight")
+    )
 
 
 def is_first(name: str) -> bool:

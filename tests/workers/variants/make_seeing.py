@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ TEXT: dict[str, Any] = {
 }
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 AROUND = {"vision_start_token_id": START, "vision_end_token_id": END}
+GEMMA_TEXT = {key: value for key, value in TEXT.items() if key != "hidden_act"} | {"head_dim": 20}
 QWEN2_5 = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], **TOKENS, **AROUND}
 QWEN2 = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], **TOKENS, **AROUND}
 QWEN3_MOE = {"model_type": "qwen3_vl_moe", "architectures": ["Qwen3VLMoeForConditionalGeneration"], **TOKENS, **AROUND}
@@ -44,6 +46,8 @@ QWEN3 = {"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGener
 ERNIE = {"model_type": "ernie4_5_vl_moe", "architectures": ["Ernie4_5_VLMoeForConditionalGeneration"], **TOKENS}
 ERNIE |= {"image_start_token_id": START, "image_end_token_id": END}
 OCR = {"model_type": "paddleocr_vl", "architectures": ["PaddleOCRVLForConditionalGeneration"], **TOKENS, **AROUND}
+GEMMA: dict[str, Any] = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+GEMMA |= {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END}
 
 
 def rope(*sections: int, **options: Any) -> dict[str, Any]:
@@ -171,8 +175,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_position_embeddings": 16, "deepstack_visual_indexes": [1],
         },
     },
+    "gemma3 nine tokens of four patches, windows within a picture, heads of 10": {
+        **GEMMA,
+        "mm_tokens_per_image": 9,
+        "text_config": {
+            **GEMMA_TEXT, "num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 20,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "image_size": 36, "patch_size": 6, "vision_use_head": False,
+        },
+    },
+    "gemma3 one patch a token, wide windows, linear rope, unused head": {
+        **GEMMA,
+        "mm_tokens_per_image": 16,
+        "text_config": {
+            **GEMMA_TEXT, "sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"],
+            "num_key_value_heads": 1, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 50000.0,
+            "rope_local_base_freq": 5000.0,
+        },
+        "vision_config": {
+            "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 16,
+            "patch_size": 4, "layer_norm_eps": 1e-5, "hidden_act": "gelu",
+        },
+    },
 }  # fmt: skip
 NUM_OUTPUTS = 10
+IN_ROWS = ("paddleocr_vl", "gemma3")  # patches in rows, and no video
+WITHOUT_AXES = ("gemma3",)  # whole pictures, and positions of one number
 SCALE_OF_PIXELS = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.26, 0.27]}
 
 
@@ -184,6 +214,10 @@ class Case:
         self.kind, vision = config["model_type"], config["vision_config"]
         self.kind = {"qwen3_vl_moe": "qwen3_vl"}.get(self.kind, self.kind)
         self.patch, self.merge = vision["patch_size"], vision.get("spatial_merge_size", 2)
+        self.has_rows = self.kind in IN_ROWS
+        if self.kind == "gemma3":
+            self.side = isqrt(config["mm_tokens_per_image"])
+            self.merge = vision["image_size"] // vision["patch_size"] // self.side
         self.per_patch = vision.get("temporal_patch_size", 2) if self.kind.startswith("qwen") else 1
         per_second = vision.get("tokens_per_second", 4)
         self.rng = np.random.default_rng(seed)
@@ -194,11 +228,11 @@ class Case:
         self.pixels: dict[int, list[Any]] = {IMAGE: [], VIDEO: []}
         self.grids: dict[int, list[list[int]]] = {IMAGE: [], VIDEO: []}
         self.text(*self.rng.integers(8, 96, 4).tolist())
-        for height, width in ((2, 5), (3, 1)):
+        for height, width in [(self.side, self.side)] * 2 if self.kind == "gemma3" else ((2, 5), (3, 1)):
             self.text(START)
             self.unit(IMAGE, 1, height, width, 0, False)
             self.text(END, *self.rng.integers(8, 96, 2).tolist())
-        if self.kind != "paddleocr_vl":
+        if not self.has_rows:
             self.text(START)
             for index in range(2):
                 time = {"qwen2_5_vl": int(index * self.per_patch / 2 * per_second), "qwen3_vl": 0}.get(self.kind, index)
@@ -229,10 +263,15 @@ class Case:
         self.base = self.base if is_continued else self.position
         axes = np.meshgrid([time], np.arange(height), np.arange(width), indexing="ij")
         self.positions.append(np.stack(axes).reshape(3, -1) + self.base)
+        if self.kind in WITHOUT_AXES:
+            self.positions[-1] = np.tile(np.arange(height * width) + self.base, (3, 1))
         self.position = max(self.position, int(self.positions[-1].max()) + 1)
         self.prompt += [token] * (height * width)
         found = patches_of(pixels_of(frames, *grid, self.patch), self.patch, self.merge, self.per_patch, self.scale)
-        self.pixels[token].append(in_rows(found, *grid, self.merge, self.patch) if self.kind == "paddleocr_vl" else found)
+        self.pixels[token].append(in_rows(found, *grid, self.merge, self.patch) if self.has_rows else found)
+        if self.kind in WITHOUT_AXES:
+            rows = self.pixels[token][-1].reshape(*grid, 3, self.patch, self.patch)
+            self.pixels[token][-1] = rows.permute(2, 0, 3, 1, 4).reshape(1, 3, *(self.patch * side for side in grid))
         times = frames // self.per_patch if frames > 1 else 1
         if is_continued:
             self.grids[token][-1][0] += times
@@ -254,7 +293,11 @@ class Case:
             behind = np.tile(np.arange(len(tokens) - len(self.prompt)) + self.position, (3, 1))
             places = torch.from_numpy(np.concatenate([prompt, behind], axis=1))[:, None].long()
             kinds = [(token == IMAGE) + 2 * (token == VIDEO) for token in self.prompt] + [0] * behind.shape[1]
-            options = {"mm_token_type_ids": torch.tensor([kinds])}
+            options: dict[str, Any] = {"mm_token_type_ids": torch.tensor([kinds])}
+            if self.kind in WITHOUT_AXES:
+                places = places[0]
+                options = {"token_type_ids": torch.tensor([kinds])} if self.kind == "gemma3" else {}
+                media.pop("image_grid_thw", None)
             if self.kind == "ernie4_5_vl_moe":
                 is_media = [bool(kind) or token in (START, END) for kind, token in zip(kinds, tokens, strict=True)]
                 is_media[len(self.prompt) :] = [False] * behind.shape[1]
@@ -279,9 +322,7 @@ def expected_of(config: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(directory)).save_pretrained(directory)
         (Path(directory) / "config.json").write_text(json.dumps(config))
         stored = load_file(path)
-        drawn = {
-            name: torch.from_numpy(values_of(published_name(name), tuple(tensor.shape))) for name, tensor in stored.items()
-        }
+        drawn = {name: drawn_of(name, tuple(tensor.shape), config) for name, tensor in stored.items()}
         save_file(drawn, path, metadata={"format": "pt"})
         model = AutoModelForImageTextToText.from_pretrained(directory, attn_implementation="eager", dtype="float32").eval()
     answer = case.answered(model)
@@ -297,8 +338,18 @@ def expected_of(config: dict[str, Any], seed: int = 1) -> dict[str, Any]:
     return {"config": config, "shapes": shapes, "prompt_token_ids": case.prompt, "units": case.units, **answer}
 
 
+def drawn_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> Any:
+    if name.endswith("mm_input_projection_weight"):
+        return torch.from_numpy(values_of(published_name(name), shape[::-1], config).T.copy())
+    return torch.from_numpy(values_of(published_name(name), shape, config))
+
+
 def shapes_of(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """Return our name and shape; of experts stored as one tensor [experts, out, in] those of the first."""
+    if name.startswith("vision_tower.head."):
+        return []
+    if name.endswith("mm_input_projection.weight"):
+        return [(name, shape[::-1])]
     prefix, _, part = name.rpartition(".experts.")
     if part == "gate_up_proj":
         return [(f"{prefix}.experts.0.{each}.weight", (shape[1] // 2, shape[2])) for each in ("gate_proj", "up_proj")]

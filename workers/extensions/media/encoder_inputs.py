@@ -199,6 +199,10 @@ class SliceInputs:
         """Place the patches of each square side by side."""
         return ops.join_rows(h, self._whole.merged_rows, self._merged_counter)
 
+    def means(self, ops: OpTable, h: Tensor) -> Tensor:
+        """Return the mean of the patches of each square."""
+        return ops.mean_rows(h, self._whole.merged_rows, self._merged_counter)
+
     def paired(self, ops: OpTable) -> Tensor:
         """Place the tokens of two frames side by side."""
         ids = self._rows_of("pair_ids", len(self._host["pair_ids"]), self._pair_counter)

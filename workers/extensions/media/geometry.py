@@ -49,8 +49,12 @@ class Angles:
     once per number, so that a patch's angles do not depend on its neighbours."""
 
     def __init__(self, head_dim: int, theta: float, num_places: int) -> None:
+        """`theta` 0: no rotation."""
+        self._head_dim = head_dim
         half = head_dim // 2
-        frequencies = 1.0 / np.float32(theta) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
+        frequencies = 1.0 / np.float32(theta or 1.0) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
+        if not theta:
+            frequencies[:] = 0
         angles = (np.arange(num_places, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
         self._cosines, self._sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -58,6 +62,8 @@ class Angles:
         """Cosines and signed sines [n, head_dim], as `ops.modules.Rotary` has them."""
         cosines = np.concatenate([self._cosines[rows], self._cosines[columns]], axis=1)
         sines = np.concatenate([self._sines[rows], self._sines[columns]], axis=1)
+        half = self._head_dim // 2  # without a rotation a head may have an odd number of pairs
+        cosines, sines = cosines[:, :half], sines[:, :half]
         return np.concatenate([cosines, cosines], axis=1), np.concatenate([-sines, sines], axis=1)
 
 

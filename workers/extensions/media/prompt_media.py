@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from engine.block_keys import bounds_of_units
 from engine.messages import MediaUnit, SlotStart
 from workers.engine.batch_slots import BatchSlots
 
@@ -87,6 +88,7 @@ class MediaSlots:
     """Media of every batch slot's prompt (`BatchSlots.add_part`)."""
 
     def __init__(self, slots: BatchSlots) -> None:
+        self._slots = slots
         self.prompts = slots.register("media", None, dtype=object)  # PromptMedia
         self.ends = slots.register("media_ends", 0)  # a prompt is text from here on
         self.text_shifts = slots.register("text_shifts", 0)  # added to positions from there on
@@ -96,6 +98,9 @@ class MediaSlots:
         media = self.prompts[message.slot] = PromptMedia.of(message)
         if media is not None:
             self.ends[message.slot], self.text_shifts[message.slot] = media.end, media.last_shift
+            bounds = np.array(bounds_of_units(message.units), np.int32).reshape(-1, 2)
+            if len(bounds) and not message.mask_bounds:
+                self._slots.mask_bounds[message.slot], self._slots.bounds_ends[message.slot] = bounds, len(bounds)
 
     def set_unit_rows(self, slots: np.ndarray, units: np.ndarray, rows: np.ndarray) -> None:
         """Set the first rows of units of slots (int32 [n] each) in the encoder arena, or NO_ROW."""
