@@ -19,7 +19,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
     """Storage of a matrix [out, in] by a backend. Integers q represent scale * q - offset, with one scale (and offset) for each
     output and group of `group_size` inputs; 0: one group. For int4, the scales of groups can be folded into the integers: scale
     * (multiplier * q), with one scale per output and an integer from -15 to 16 per group of 32, 64 or 128 inputs. float4 has
-    codes of E2M1 in place of integers, q = DOUBLED_E2M1[code], and groups of 32."""
+    codes of E2M1 in place of integers, q = DOUBLED_E2M1[code], and groups of 16 or 32."""
 
     kind: Literal["float32", "bfloat16", "int8", "int4", "float4"]
     group_size: int = 0

@@ -219,12 +219,18 @@ def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Famil
 
 
 def _quantization(options: JsonOptions) -> QuantizationConfig | None:
-    """Read the quantization from config.json, or from the separate file of older GPTQ checkpoints."""
+    """Read the quantization from config.json, or from the separate file of older checkpoints of GPTQ and of NVIDIA's Model
+    Optimizer."""
     if options.values.get("quantization_config"):
         return QuantizationConfig.read(options.within("quantization_config"))
     path = options.path.with_name("quantize_config.json")
     if path.is_file():
         return QuantizationConfig.read(JsonOptions({"quant_method": "gptq", **read_json(path)}, path))
+    path = options.path.with_name("hf_quant_config.json")
+    if path.is_file():
+        modelopt = JsonOptions(read_json(path), path).within("quantization")
+        if modelopt.values.get("quant_algo"):
+            return QuantizationConfig.read(JsonOptions({"quant_method": "modelopt", **modelopt.values}, path))
     return None
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions
 
-Storage = Literal["awq", "gptq", "packed", "int", "float"]
+Storage = Literal["awq", "gptq", "packed", "int", "float", "nvfp4", "mxfp4", "bnb4", "bnb8"]
 
 
 class WeightScheme(msgspec.Struct, frozen=True):
@@ -43,7 +43,11 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
         """Read the object in `options`. Raises CheckpointError if it is not supported."""
         method = options.text("quant_method", None)
         if method not in _METHODS:
-            raise options.error("quant_method", f"{method!r} is not supported; expected one of {', '.join(_METHODS)}")
+            raise options.error(
+                "quant_method",
+                f"{method!r} is not supported; expected one of {', '.join(_METHODS)}; serve the unquantized model with "
+                "--quantization wint4 or wint8, or a version of it in one of these formats",
+            )
         return _METHODS[method](options)
 
     def scheme_of(self, module: str) -> WeightScheme | None:
@@ -91,7 +95,7 @@ def _read_awq(options: JsonOptions) -> QuantizationConfig:
 
 def _read_gptq(options: JsonOptions) -> QuantizationConfig:
     bits = options.count("bits")
-    _choice(options, "bits", bits, (4, 8))
+    _choice(options, "bits", bits, (2, 3, 4, 8))
     name = "checkpoint_format" if "checkpoint_format" in options.values else "format"  # older writers
     layout = options.text(name, "gptq")
     _choice(options, name, layout, ("gptq", "gptq_v2"))
@@ -114,6 +118,50 @@ def _read_gptq(options: JsonOptions) -> QuantizationConfig:
     return QuantizationConfig("gptq", (scheme,), options.texts("modules_to_not_convert"))
 
 
+def _read_auto_round(options: JsonOptions) -> QuantizationConfig:
+    """Read AutoRound's own file, which is GPTQ's or AWQ's with other options. Modules may have their own bits."""
+    _choice(options, "data_type", options.text("data_type", "int"), ("int",))
+    layout = options.text("packing_format", options.text("backend", "auto_round:auto_gptq"))
+    name = "packing_format" if "packing_format" in options.values else "backend"
+    _choice(options, name, layout, (*_AUTO_ROUND_GPTQ, *_AUTO_ROUND_AWQ))
+
+    def scheme(values: JsonOptions, targets: tuple[str, ...]) -> WeightScheme:
+        bits = values.count("bits")
+        is_symmetric = values.flag("sym", True)
+        if layout in _AUTO_ROUND_AWQ:
+            _choice(values, "bits", bits, (4,))
+            return WeightScheme("awq", bits, (1, _group_size(values)), has_zero_points=not is_symmetric, targets=targets)
+        _choice(values, "bits", bits, (2, 3, 4, 8))
+        block = (1, _group_size(values))
+        return WeightScheme("gptq", bits, block, has_zero_points=not is_symmetric, zero_offset=1, targets=targets)
+
+    schemes = [scheme(options, ("Linear",))]
+    extra = options.within("extra_config")
+    for module in extra.values:
+        own = extra.within(module)
+        if own.count("bits", 16) < 16:
+            prefix = f"quantization_config.extra_config.{module}."
+            merged = JsonOptions({**options.values, **own.values}, options.path, prefix)
+            schemes.append(scheme(merged, (f"re:{module}" if "*" in module else module,)))
+    return QuantizationConfig("gptq" if layout in _AUTO_ROUND_GPTQ else "awq", tuple(schemes))
+
+
+_AUTO_ROUND_GPTQ = ("auto_round:auto_gptq", "auto_gptq")
+_AUTO_ROUND_AWQ = ("auto_round:auto_awq", "auto_awq")
+
+# ------------------------------------------------------------------------------------------------------ bitsandbytes
+
+
+def _read_bitsandbytes(options: JsonOptions) -> QuantizationConfig:
+    has_8, has_4 = (options.flag(name, options.flag(f"_{name}", False)) for name in ("load_in_8bit", "load_in_4bit"))
+    if has_8 == has_4:
+        raise options.error("load_in_4bit", "either load_in_4bit or load_in_8bit should be true")
+    if has_4:
+        _choice(options, "bnb_4bit_quant_storage", options.text("bnb_4bit_quant_storage", "uint8"), ("uint8",))
+    scheme = WeightScheme("bnb4", 4, (1, 0)) if has_4 else WeightScheme("bnb8", 8, (1, 0))
+    return QuantizationConfig("bitsandbytes", (scheme,))
+
+
 # --------------------------------------------------------------------------------------------------------------- FP8
 
 
@@ -122,6 +170,16 @@ def _read_fp8(options: JsonOptions) -> QuantizationConfig:
     block = _block(options, "weight_block_size") if options.values.get("weight_block_size") else (0, 0)
     ignored = (*options.texts("modules_to_not_convert"), *options.texts("ignored_layers"))
     return QuantizationConfig("fp8", (WeightScheme("float", 8, block),), ignored)
+
+
+def _read_modelopt(options: JsonOptions) -> QuantizationConfig:
+    """Read the options of NVIDIA's Model Optimizer."""
+    algorithm = options.text("quant_algo", None)
+    _choice(options, "quant_algo", algorithm, ("FP8", "NVFP4"))
+    if algorithm == "FP8":
+        return QuantizationConfig("modelopt", (WeightScheme("float", 8, (0, 0)),))
+    _choice(options, "group_size", options.count("group_size", 16), (16,))
+    return QuantizationConfig("modelopt", (WeightScheme("nvfp4", 4, (1, 16)),))
 
 
 def _block(options: JsonOptions, name: str) -> tuple[int, int]:
@@ -139,7 +197,10 @@ _FORMATS: dict[str, Storage] = {
     "int-quantized": "int",
     "naive-quantized": "int",
     "float-quantized": "float",
+    "nvfp4-pack-quantized": "nvfp4",
+    "mxfp4-pack-quantized": "mxfp4",
 }
+_FLOAT4_GROUPS: dict[Storage, int] = {"nvfp4": 16, "mxfp4": 32}
 
 
 def _read_compressed_tensors(options: JsonOptions) -> QuantizationConfig:
@@ -165,6 +226,12 @@ def _compressed_scheme(options: JsonOptions, group: JsonOptions) -> WeightScheme
     if layout == "naive-quantized" and kind == "float":
         layout = "float-quantized"
     storage = _FORMATS[layout]
+    if storage in _FLOAT4_GROUPS:
+        size = _FLOAT4_GROUPS[storage]
+        _choice(weights, "type", kind, ("float",))
+        _choice(weights, "num_bits", bits, (4,))
+        _choice(weights, "group_size", weights.count("group_size", size), (size,))
+        return WeightScheme(storage, 4, (1, size), targets=group.texts("targets") or ("Linear",))
     _choice(weights, "type", kind, ("float" if storage == "float" else "int",))
     _choice(weights, "num_bits", bits, (8,) if storage != "packed" else (4, 8))
     _choice(weights, "dynamic", weights.values.get("dynamic") or False, (False,))
@@ -192,9 +259,12 @@ def _strategy_block(weights: JsonOptions) -> tuple[int, int]:
 
 
 _METHODS: dict[str, Callable[[JsonOptions], QuantizationConfig]] = {
+    "auto-round": _read_auto_round,
     "awq": _read_awq,
+    "bitsandbytes": _read_bitsandbytes,
     "gptq": _read_gptq,
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
+    "modelopt": _read_modelopt,
     "mxfp4": lambda options: QuantizationConfig("mxfp4", ()),  # its tensors have names of their own
 }

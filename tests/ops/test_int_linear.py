@@ -24,8 +24,8 @@ from tests.ops.test_invariance import NUM_ROWS, assert_row_alone
 INT8 = [WeightFormat("int8", group) for group in (0, 16, 32, 64, 128, 256)]
 INT4 = [WeightFormat("int4", group, offsets) for group in (16, 32, 64, 128) for offsets in (False, True)]
 FOLDED = [WeightFormat("int4", group, is_folded=True) for group in _cpu.FOLDED_GROUPS]
-FLOAT4 = WeightFormat("float4", 32)
-FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED, FLOAT4]
+FLOAT4 = [WeightFormat("float4", size) for size in (16, 32)]
+FORMATS = [*INT8, *INT4, WeightFormat("int4", 0), WeightFormat("int4", 0, True), *FOLDED, *FLOAT4]
 QUANTIZING = [*INT8, *FOLDED]
 SHAPES = [(20, 37), (100, 1), (7, 16), (256, 100), (300, 70), (1024, 48)]
 
@@ -193,7 +193,7 @@ def test_weight_of_another_format_is_requantized() -> None:
     np.testing.assert_array_equal(found.values.numpy(), expected.values.numpy())
 
 
-INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6], *FOLDED[:2], FLOAT4]
+INVARIANT = [WeightFormat("int8"), WeightFormat("int8", 32), *INT4[2:6], *FOLDED[:2], *FLOAT4]
 
 
 @pytest.mark.parametrize("format", INVARIANT, ids=named)

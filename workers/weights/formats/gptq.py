@@ -1,4 +1,5 @@
-"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel write it: 4 or 8 bits, groups of inputs with a scale and a zero point.
+"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel write it: 2, 3, 4 or 8 bits, groups of inputs with a scale and a zero
+point.
 
     qweight int32 [in * bits / 32, out]    scales float16 [groups, out]
     qzeros int32 [groups, out * bits / 32]    g_idx int32 [in]
@@ -18,16 +19,20 @@ from workers.weights.formats.packing import unpacked
 from workers.weights.formats.tensor import Kept
 from workers.weights.safetensors import FLOATS
 
+_ZERO = 8  # represents 0 in 4 bits without offsets
+
 
 def gptq_weight(module: QuantizedModule) -> DecodedTensor:
     scheme = module.scheme
-    per_word, middle = 32 // scheme.num_bits, 1 << (scheme.num_bits - 1)
+    num_bits, middle = scheme.num_bits, 1 << (scheme.num_bits - 1)
     words = module.matrix("qweight", ("I32",))
-    num_inputs, num_outputs = words.shape[0] * per_word, words.shape[1]
+    if 32 * words.shape[0] % num_bits or num_bits * words.shape[1] % 32:
+        raise module.error(f"qweight has shape {list(words.shape)}, which is not whole words of {num_bits} bits")
+    num_inputs, num_outputs = 32 * words.shape[0] // num_bits, words.shape[1]
     num_groups = -(-num_inputs // (scheme.block[1] or num_inputs))
     scales = module.tensor("scales", FLOATS, (num_groups, num_outputs))
     has_zeros = scheme.has_zero_points or "qzeros" in module.tensors
-    zeros = module.tensor("qzeros", ("I32",), (num_groups, num_outputs // per_word)) if has_zeros else None
+    zeros = module.tensor("qzeros", ("I32",), (num_groups, num_outputs * num_bits // 32)) if has_zeros else None
     group_index = module.group_index("g_idx", num_inputs)
 
     def read_zeros() -> np.ndarray:
@@ -51,10 +56,13 @@ def gptq_weight(module: QuantizedModule) -> DecodedTensor:
 
     def read_integers(format: WeightFormat) -> QuantizedWeight:
         values, factors = unpacked(words.read_stored().T, scheme.num_bits), np.ascontiguousarray(scales.read().T)
-        zero = 0 if scheme.num_bits == 4 else middle  # of signed bytes
-        offsets = (read_zeros() - np.float32(zero)) * factors if format.has_offsets else None
-        stored = WeightFormat("int8" if zero else "int4", scheme.block[1], offsets is not None)
-        values = (values ^ np.uint8(middle)).view(np.int8) if zero else values
+        is_wide = num_bits == 8  # signed bytes
+        offsets = (read_zeros() - np.float32(middle if is_wide else 0)) * factors if format.has_offsets else None
+        stored = WeightFormat("int8" if is_wide else "int4", scheme.block[1], offsets is not None)
+        if is_wide:
+            values = (values ^ np.uint8(middle)).view(np.int8)
+        elif offsets is None:
+            values = values + np.uint8(_ZERO - middle)
         return in_format(QuantizedWeight(stored, values, factors, offsets), format)
 
     return DecodedTensor((num_outputs, num_inputs), read, read, kept, read_integers)

@@ -18,12 +18,11 @@ import numpy as np
 from engine.errors import CheckpointError
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
 from workers.weights.formats.module import DecodedTensor
-from workers.weights.formats.mxfp4 import GROUP_SIZE, MXFP4, codes_of, scales_of
+from workers.weights.formats.mxfp4 import GROUP_SIZE, MXFP4, NAN, codes_of, scales_of
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
 _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
-_NAN = 255  # among exponents
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -93,7 +92,7 @@ def _packed_weight(blocks: StoredTensor, scales: StoredTensor, expert: int, rows
         assert format == MXFP4, f"MXFP4 weights are not {format}"
         codes = codes_of(blocks.read_stored()[expert, rows])
         exponents = scales.read_stored()[expert, rows]
-        factors = np.where(exponents == _NAN, np.float32(np.nan), scales_of(exponents))
+        factors = np.where(exponents == NAN, np.float32(np.nan), scales_of(exponents))
         return QuantizedWeight(MXFP4, codes.reshape(len(codes), -1), factors)
 
     def read() -> np.ndarray:

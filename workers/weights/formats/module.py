@@ -64,7 +64,7 @@ class QuantizedModule:
         size = self.scheme.block[1] or num_inputs
         if (group_index != np.arange(num_inputs) // size).any():
             return "groups are not in the order of the inputs"
-        return kept_format(self.scheme.num_bits, size, num_inputs, has_offsets) or f"groups of {size}"
+        return kept_format(max(self.scheme.num_bits, 4), size, num_inputs, has_offsets) or f"groups of {size}"
 
     def group_index(self, suffix: str, num_inputs: int) -> Callable[[], np.ndarray]:
         """Return a reader of the group of each input: from the tensor `suffix` if groups are reordered, else consecutive."""

@@ -8,6 +8,7 @@ import numpy as np
 from ops.weight_format import WeightFormat
 
 GROUP_SIZE = 32
+NAN = 255  # among exponents
 MXFP4 = WeightFormat("float4", GROUP_SIZE)
 
 

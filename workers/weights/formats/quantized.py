@@ -11,6 +11,8 @@ from collections.abc import Callable
 from engine.checkpoint.quantization_config import QuantizationConfig, Storage
 from engine.errors import CheckpointError
 from workers.weights.formats.awq import awq_weight
+from workers.weights.formats.bitsandbytes import blocks_weight, bytes_weight
+from workers.weights.formats.float4 import float4_weight
 from workers.weights.formats.gptq import gptq_weight
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
 from workers.weights.formats.scaled import float_weight, int_weight, packed_weight
@@ -23,9 +25,28 @@ _WEIGHTS: dict[Storage, Callable[[QuantizedModule], DecodedTensor]] = {
     "packed": packed_weight,
     "int": int_weight,
     "float": float_weight,
+    "nvfp4": float4_weight,
+    "mxfp4": float4_weight,
+    "bnb4": blocks_weight,
+    "bnb8": bytes_weight,
 }
-_MAIN = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "int": "weight", "float": "weight"}
-_OTHERS = ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
+_MAIN: dict[Storage, tuple[str, ...]] = {  # what a quantized module has one of
+    "awq": ("qweight",),
+    "gptq": ("qweight",),
+    "packed": ("weight_packed",),
+    "int": ("weight",),
+    "float": ("weight",),
+    "nvfp4": ("weight_packed", "weight"),
+    "mxfp4": ("weight_packed",),
+    "bnb4": ("weight",),
+    "bnb8": ("weight",),
+}
+_OTHERS = (
+    *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("weight_global_scale", "weight_scale_2", "SCB", "weight_format"),
+    *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
+    *("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"),
+)
 _OF_ACTIVATIONS = (  # quantization of activations, which is ignored
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"),
@@ -37,21 +58,27 @@ def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dic
     CheckpointError."""
     by_module: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
-        module_name, _, suffix = name.rpartition(".")
+        module_name, separator, part = name.partition(".weight.")
+        module_name, suffix = (module_name, f"weight.{part}") if separator else _split(name)
         by_module.setdefault(module_name, {})[suffix] = tensor
     found: dict[str, Tensor] = {}
     for module_name, parts in by_module.items():
         module = _quantized_module(module_name, parts, config)
         if module:
             found[f"{module_name}.weight"] = _WEIGHTS[module.scheme.storage](module)
-        hidden = {*_OF_ACTIVATIONS, *(_OTHERS if module else ()), *([_MAIN[module.scheme.storage]] if module else ())}
+        hidden = {*_OF_ACTIVATIONS, *(_OTHERS if module else ()), *(_MAIN[module.scheme.storage] if module else ())}
         found.update({f"{module_name}.{suffix}": part for suffix, part in parts.items() if suffix not in hidden})
     return _without_empty_biases(found, config)
 
 
+def _split(name: str) -> tuple[str, str]:
+    module_name, _, suffix = name.rpartition(".")
+    return module_name, suffix
+
+
 def _quantized_module(name: str, parts: dict[str, StoredTensor], config: QuantizationConfig) -> QuantizedModule | None:
     scheme = config.scheme_of(name)
-    main = parts.get(_MAIN[scheme.storage]) if scheme else None
+    main = next((parts[suffix] for suffix in _MAIN[scheme.storage] if suffix in parts), None) if scheme else None
     if scheme is None or main is None or main.is_float:
         return None
     if config.is_ignored(name):

@@ -16,7 +16,7 @@ import numpy as np
 from tools.demo import MODEL as DEMO
 from workers.weights.safetensors import SafetensorsFile
 
-_DTYPES = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "F8_E4M3", "float16": "F16", "float32": "F32"}
+_DTYPES = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "F8_E4M3", "|V1": "U8", "float16": "F16", "float32": "F32"}
 NUM_LAYERS = json.loads((Path(DEMO) / "config.json").read_text())["num_hidden_layers"]
 
 
@@ -45,7 +45,7 @@ def demo_tensors() -> dict[str, np.ndarray]:
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write one safetensors file; uint8 arrays are float8."""
+    """Write one safetensors file; uint8 arrays are float8, single bytes without a type (V1) are uint8."""
     header: dict[str, Any] = {}
     data = bytearray()
     for name, tensor in tensors.items():
@@ -126,6 +126,9 @@ def grouped(weight: np.ndarray, bits: int, group_of: np.ndarray, is_symmetric: b
 
 def packed(values: np.ndarray, bits: int, order: list[int] | None = None) -> np.ndarray:
     """Return int32 words along the last axis: place i of a word has value `order[i]` of its neighbours."""
+    if bits == 3:  # a stream of bits, from the lowest
+        bits_of = (values[..., None] >> np.arange(bits) & 1).reshape(*values.shape[:-1], -1)
+        return np.packbits(bits_of.astype(np.uint8), axis=-1, bitorder="little").view(np.int32)
     per_word = 32 // bits
     padding = -values.shape[-1] % per_word
     values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)])
@@ -174,6 +177,69 @@ def gptq(bits: int, group_size: int, *, is_symmetric: bool = True, has_order: bo
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": group_size, "sym": is_symmetric, "desc_act": has_order}
     return Format(quantize, {**config, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"})
+
+
+def auto_round(layout: str, bits: int = 4) -> Format:
+    """AutoRound's file; `down_proj` has twice the bits in GPTQ's layout."""
+    plain = awq(32) if "awq" in layout else gptq(bits, 32)
+    wide = gptq(2 * bits, 64)
+    config = {"quant_method": "auto-round", "bits": bits, "group_size": 32, "sym": "awq" not in layout, "data_type": "int"}
+    if "awq" in layout:
+        return Format(plain.quantize, {**config, "packing_format": layout})
+    extra = {r".*mlp\.down_proj": {"bits": 2 * bits, "group_size": 64}, "lm_head": {"bits": 16}}
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        return (wide if weight.shape[1] == 384 else plain).quantize(weight)
+
+    return Format(quantize, {**config, "packing_format": layout, "extra_config": extra})
+
+
+# ------------------------------------------------------------------------------------------------------ bitsandbytes
+
+
+_NF4 = np.array([-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0], np.float32)
+_NF4 = np.array([*_NF4, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.723, 1], np.float32)
+
+
+def blocks_of_4_bits(kind: str, *, is_nested: bool) -> Format:
+    levels = np.array([0, 0.0052, 0.6667, 1, 0.3333, 0.5, 0.1667, 0.25], np.float32)
+    levels = np.concatenate([levels, -levels]) if kind == "fp4" else _NF4
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        blocks = weight.reshape(-1, 64)
+        largest = np.abs(blocks).max(axis=1)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+        stored = {"weight.absmax": largest, "weight.quant_map": levels}
+        if is_nested:
+            offset = float(largest.mean(dtype=np.float64))
+            outer = np.array(
+                [np.abs(part - offset).max() for part in np.split(largest, range(256, len(largest), 256))], np.float32
+            )
+            inner = np.linspace(-1, 1, 256, dtype=np.float32)
+            wide = outer[np.arange(len(largest)) // 256]
+            codes = np.round((largest - offset) / wide * 127.5 + 127.5).astype(np.uint8)
+            stored = {"weight.absmax": codes.view("V1"), "weight.quant_map": levels}
+            stored |= {"weight.nested_absmax": outer, "weight.nested_quant_map": inner}
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+            largest = inner[codes] * wide + np.float32(offset)
+        places = np.abs(blocks[..., None] / largest[:, None, None] - levels).argmin(axis=-1).astype(np.uint8)
+        pairs = places.reshape(-1, 2)
+        stored["weight"] = (pairs[:, :1] << 4 | pairs[:, 1:]).view("V1")
+        stored[f"weight.quant_state.bitsandbytes__{kind}"] = np.frombuffer(json.dumps(state).encode(), "V1")
+        return Quantized(stored, (levels[places] * largest[:, None]).reshape(weight.shape))
+
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind}
+    return Format(quantize, {**config, "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": ["lm_head"]})
+
+
+def llm_int8() -> Format:
+    def quantize(weight: np.ndarray) -> Quantized:
+        largest = np.abs(weight).max(axis=1)
+        values = np.round(weight / largest[:, None] * 127).astype(np.int8)
+        stored = {"weight": values, "SCB": largest, "weight_format": np.zeros((), "V1")}
+        return Quantized(stored, values * (largest / np.float32(127))[:, None])
+
+    return Format(quantize, {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False})
 
 
 # ------------------------------------------------------------------------------------------------ compressed-tensors
@@ -289,6 +355,41 @@ def float_quantized(strategy: str) -> Format:
     return format
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def float4(layout: str) -> Format:
+    """NVFP4 of `modelopt` or compressed-tensors, or MXFP4 of compressed-tensors."""
+    size = 32 if layout == "mxfp4" else 16
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        groups = weight.reshape(len(weight), -1, size)
+        largest = np.abs(groups).max(axis=-1)
+        if layout == "mxfp4":
+            exponents = (np.floor(np.log2(largest)) - 2 + 127).astype(np.uint8)
+            stored, scales = {"weight_scale": exponents.view("V1")}, np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+        else:
+            common = np.float32(largest.max() / (6 * 448))
+            codes = e4m3_codes(largest / 6 / common)
+            table = np.array([e4m3_value(code) for code in range(127)], np.float32)
+            stored = {"weight_scale": codes}
+            if layout == "modelopt":
+                stored["weight_scale_2"], scales = np.array(common), table[codes] * common
+            else:
+                stored["weight_global_scale"], scales = np.array([1 / common]), table[codes] / (1 / common)
+        places = np.abs(np.abs(groups / scales[..., None])[..., None] - _E2M1).argmin(axis=-1)
+        codes = (places + 8 * (groups < 0)).astype(np.uint8).reshape(weight.shape)
+        packed_codes = (codes[:, ::2] | codes[:, 1::2] << 4).view("V1")
+        stored |= {"weight" if layout == "modelopt" else "weight_packed": packed_codes, "input_scale": np.ones(1, np.float32)}
+        values = np.where(groups < 0, -_E2M1[places], _E2M1[places]) * scales[..., None]
+        return Quantized(stored, values.reshape(weight.shape).astype(np.float32))
+
+    if layout == "modelopt":
+        return Format(quantize, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]})
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": size}
+    return compressed(f"{layout}-pack-quantized", {**weights, "strategy": "tensor_group"}, quantize, ignore=["lm_head"])
+
+
 FORMATS: dict[str, Callable[[], Format]] = {
     "awq, groups of 32": lambda: awq(32),
     "awq, groups of 128": lambda: awq(128),
@@ -299,6 +400,18 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "gptq 4, act-order": lambda: gptq(4, 32, is_symmetric=False, has_order=True),
     "gptq 8": lambda: gptq(8, -1),
     "gptq 8, asymmetric": lambda: gptq(8, 32, is_symmetric=False),
+    "gptq 2": lambda: gptq(2, 32),
+    "gptq 3": lambda: gptq(3, 64),
+    "gptq 3, asymmetric": lambda: gptq(3, 32, is_symmetric=False),
+    "auto-round, gptq": lambda: auto_round("auto_round:auto_gptq"),
+    "auto-round, awq": lambda: auto_round("auto_round:auto_awq"),
+    "nf4": lambda: blocks_of_4_bits("nf4", is_nested=False),
+    "nf4, nested": lambda: blocks_of_4_bits("nf4", is_nested=True),
+    "fp4": lambda: blocks_of_4_bits("fp4", is_nested=False),
+    "llm.int8": llm_int8,
+    "nvfp4": lambda: float4("nvfp4"),
+    "nvfp4, modelopt": lambda: float4("modelopt"),
+    "mxfp4": lambda: float4("mxfp4"),
     "packed 4": lambda: pack_quantized(4, 32),
     "packed 4, asymmetric": lambda: pack_quantized(4, 128, is_symmetric=False),
     "packed 4, act-order": lambda: pack_quantized(4, 64, has_order=True),

@@ -28,6 +28,14 @@ KEPT = {
     "gptq 4, act-order": "groups are not in the order of the inputs",
     "gptq 8": "int8 0",
     "gptq 8, asymmetric": "int8 32 offsets",
+    "gptq 2": "int4 32",
+    "gptq 3": "int4 64",
+    "gptq 3, asymmetric": "int4 32 offsets",
+    "auto-round, awq": "int4 32 offsets",
+    "llm.int8": "int8 0",
+    "nvfp4": "float4 16",
+    "nvfp4, modelopt": "float4 16",
+    "mxfp4": "float4 32",
     "packed 4": "int4 32",
     "packed 4, asymmetric": "int4 128 offsets",
     "packed 4, act-order": "groups are not in the order of the inputs",
@@ -36,6 +44,7 @@ KEPT = {
     "int8, channels": "int8 0",
     "int8, groups, asymmetric": "int8 64 offsets",
 }
+BLOCKS_OF_4_BITS = ("nf4", "nf4, nested", "fp4")  # rounded to 8 bits
 NAMES = ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.2.mlp.up_proj.weight")
 
 
@@ -49,8 +58,16 @@ def test_integers_are_kept_as_stored(name: str, tmp_path: Path) -> None:
         if not isinstance(kept, WeightFormat):
             assert kept in (KEPT.get(name, "8-bit floats"), None)
             continue
-        assert f"{kept.kind} {kept.group_size}{' offsets' * kept.has_offsets}" == KEPT[name]
         found = checkpoint.read_integers(tensor, kept)
+        if name in BLOCKS_OF_4_BITS:
+            assert kept == WeightFormat("int8", 64)
+            np.testing.assert_allclose(float32(found), checkpoint.read(tensor), rtol=0, atol=0.51 * found.scales.max())
+            continue
+        if name == "auto-round, gptq":
+            assert kept == (WeightFormat("int8", 64) if "down_proj" in tensor else WeightFormat("int4", 32))
+            np.testing.assert_array_equal(float32(found), checkpoint.read(tensor))
+            continue
+        assert f"{kept.kind} {kept.group_size}{' offsets' * kept.has_offsets}" == KEPT[name]
         assert_well_formed(found, kept, checkpoint.read(tensor).shape)
         np.testing.assert_allclose(float32(found), checkpoint.read(tensor), rtol=0, atol=2e-5 * np.abs(found.scales).max())
 

@@ -62,9 +62,11 @@ def test_invalid_scales_are_refused(name: str, tmp_path: Path) -> None:
 
     def quantize(weight: np.ndarray) -> Quantized:
         found = format.quantize(weight)
-        for suffix in found.stored:
-            if "scale" in suffix:
-                found.stored[suffix].flat[-1] = np.nan
+        for suffix, values in found.stored.items():
+            if values.dtype.kind == "f" and ("scale" in suffix or suffix.endswith(("absmax", "SCB"))):
+                values.flat[-1] = np.nan
+            elif name == "mxfp4" and suffix == "weight_scale":
+                values.view(np.uint8).flat[-1] = 255
         return found
 
     write_quantized_demo(tmp_path, replace(format, quantize=quantize))
@@ -139,12 +141,28 @@ def with_weights(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, r"quant_method: 'bitsandbytes' is not supported; expected one of awq, gptq"),
+        (
+            {"quant_method": "torchao"},
+            r"quant_method: 'torchao' is not supported; expected one of .*awq, .*serve the unquantized",
+        ),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit: either load_in_4bit or load_in_8bit should be true"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+            "bnb_4bit_quant_storage: 'bfloat16' is not supported; supported: 'uint8'",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+            "quant_algo: 'W4A8_AWQ' is not supported; supported: 'FP8', 'NVFP4'",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:llm_compressor"},
+            "packing_format: 'auto_round:llm_compressor' is not supported; supported: 'auto_round:auto_gptq'",
+        ),
         ({"bits": 4}, "quantization_config.quant_method: is missing"),
         ({**AWQ.config, "bits": 3}, "bits: 3 is not supported; supported: 4"),
         ({**AWQ.config, "version": "GEMV"}, "version: 'gemv' is not supported; supported: 'gemm'"),
         ({**AWQ.config, "group_size": 0}, "group_size: 0 is not supported"),
-        ({**GPTQ.config, "bits": 2}, "bits: 2 is not supported; supported: 4, 8"),
+        ({**GPTQ.config, "bits": 5}, "bits: 5 is not supported; supported: 2, 3, 4, 8"),
         ({**GPTQ.config, "checkpoint_format": "marlin"}, "checkpoint_format: 'marlin' is not supported"),
         ({**GPTQ.config, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "dynamic: .* sets its own bits or group size"),
         ({**FP8.config, "fmt": "e5m2"}, "fmt: 'e5m2' is not supported; supported: 'e4m3'"),
