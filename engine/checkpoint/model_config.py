@@ -131,8 +131,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     """Read a configuration. In vision models the text model's options are within `text_config`, or beside the rest."""
     family = _family(options)
     text = options.within("text_config") if options.values.get("text_config") else options
-    if family.default_options:
-        text = text.with_defaults(family.default_options)
+    if defaults := family.text_defaults(text):
+        text = text.with_defaults(defaults)
     biases = family.biases(text)
     num_heads = text.count("num_attention_heads")
     num_kv_heads = text.count("num_key_value_heads", num_heads)

@@ -38,6 +38,7 @@ class MediaTokens(msgspec.Struct, frozen=True):
     end: int
     video_start: int
     video_end: int
+    row_break: int = -1  # between two rows of an image's tokens; -1: none
 
 
 class VisionConfig(msgspec.Struct, frozen=True):
@@ -64,6 +65,9 @@ class VisionConfig(msgspec.Struct, frozen=True):
     full_attention_layers: tuple[int, ...] = ()  # with windows: the layers that attend to the whole image
     position_table_side: int = 0  # side of the square of learned positions; 0: none
     deepstack_layers: tuple[int, ...] = ()  # their outputs are added to the text model's first layers
+    has_alternating_frequencies: bool = False  # rows rotate by every other frequency, columns by those between
+    projector_activation: str = "gelu"
+    has_projector_bias: bool = True
 
     @property
     def image_token_id(self) -> int:
@@ -112,7 +116,12 @@ class VisionConfig(msgspec.Struct, frozen=True):
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def num_tokens_of(self, height: int, width: int) -> int:
-        """Return the tokens of a unit of `height` x `width` patches."""
+        """Return the tokens of a unit of `height` x `width` patches, with those between its rows."""
+        num_breaks = height // self.spatial_merge_size - 1 if self.tokens.row_break >= 0 else 0
+        return self.num_features_of(height, width) + num_breaks
+
+    def num_features_of(self, height: int, width: int) -> int:
+        """Return the tokens of a unit that read features."""
         return (height // self.spatial_merge_size) * (width // self.spatial_merge_size)
 
 
@@ -162,6 +171,9 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     full_attention_layers: tuple[int, ...] = ()
     num_positions: int = 0  # learned positions of a square
     has_rotary: bool = True
+    has_alternating_frequencies: bool = False
+    projector_activation: str = "gelu"
+    has_projector_bias: bool = True
     deepstack_layers: tuple[int, ...] = ()
 
 
@@ -212,12 +224,17 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
         temporal_merge_size=spec.temporal_merge_size,
         norm_eps=spec.norm_eps,
         text_norm_eps=spec.text_norm_eps,
-        rope_theta=rope.number("rope_theta", 10_000.0, above=0) if spec.has_rotary else 0.0,
+        rope_theta=rope.number("rope_theta", options.number("rope_theta", 10_000.0, above=0), above=0)
+        if spec.has_rotary
+        else 0.0,
         tokens_per_second=spec.tokens_per_second,
         window_size=spec.window_size,
         full_attention_layers=spec.full_attention_layers,
         position_table_side=side,
         deepstack_layers=spec.deepstack_layers,
+        has_alternating_frequencies=spec.has_alternating_frequencies,
+        projector_activation=spec.projector_activation,
+        has_projector_bias=spec.has_projector_bias,
     )
 
 

@@ -110,7 +110,7 @@ class MediaItems:
         """Return the pixels of a unit: uint8 [frames, height, width, 3], or float32 [rows, width] of features. None: not there
         yet after `MAX_TURN_PIXELS` of a video; call again to go on."""
         if item.source.is_features:
-            rows = item.tokens_per_unit
+            rows = self._vision.num_features_of(*item.grid_thw[1:])
             if self._rows is None or self._rows[0] != item.unit_hashes[0]:
                 found = features.read_features(parts[0], rows * len(item.unit_hashes), self._vision.feature_width)
                 self._rows = item.unit_hashes[0], found
@@ -175,7 +175,7 @@ class MediaItems:
         if len(parts) != 1:
             raise refuse(f"the features have {len(parts)} files, expected one", features.CODE)
         num_units = grid[0] * vision.temporal_patch_size // vision.frames_per_unit if source.kind == "video" else 1
-        num_rows = num_units * vision.num_tokens_of(grid[1], grid[2])
+        num_rows = num_units * vision.num_features_of(grid[1], grid[2])
         self.num_pixels += len(parts[0]) // 4
         features.read_features(parts[0], num_rows, vision.feature_width)  # before naming as many units as a grid may claim
         fps = settings.clip.frames.fps
@@ -218,7 +218,7 @@ class MediaItems:
     def _unit_bytes(self, source: MediaSource, grid: tuple[int, int, int]) -> int:
         vision = self._vision
         if source.is_features:
-            return 4 * vision.feature_width * vision.num_tokens_of(grid[1], grid[2])
+            return 4 * vision.feature_width * vision.num_features_of(grid[1], grid[2])
         return 3 * grid[1] * grid[2] * vision.patch_size**2 * (vision.frames_per_unit if source.kind == "video" else 1)
 
     def _opened(self, first_hash: bytes, parts: Parts, settings: MediaSettings) -> video.Clip:

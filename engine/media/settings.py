@@ -24,10 +24,10 @@ from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError, OptionError, RequestError
 from engine.media.frames import FrameChoice
 from engine.media.refusal import refuse
-from engine.media.sizes import Rule, shared_size, square_size, usual_size, widened_size
+from engine.media.sizes import Rule, edge_size, shared_size, square_size, usual_size, widened_size
 
 _FPS = 2.0
-_RULES = {"area": usual_size, "widened area": widened_size, "square": square_size}
+_RULES = {"area": usual_size, "widened area": widened_size, "square": square_size, "edge": edge_size}
 _MOST = 1 << 40
 _PIXEL_KEYS = ("min_pixels", "max_pixels", "size")
 _FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
@@ -156,6 +156,9 @@ class MediaSettings(msgspec.Struct, frozen=True):
     def max_frame_pixels(self) -> int:
         """Most pixels of an image or frame. A limit shared by frames counts at least two of them."""
         least_frames = 2 if media_rules(self.clip.kind).shares_clip_pixels else 1
+        edge = math.isqrt(self.picture.max_pixels)
+        if media_rules(self.picture.kind).sizing == "edge":
+            return math.prod(self.picture.size_of(edge, edge))
         return max(self.picture.max_pixels, self.clip.max_pixels // least_frames, self.picture.factor**2)
 
 
@@ -186,8 +189,9 @@ def _clip_settings(vision: VisionConfig, file: Mapping[str, Any], files: Mapping
 
 def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
     for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.spatial_merge_size)):
-        if file.get(name, expected) != expected:
-            raise ValueError(f"{name} {file[name]} differs from the model's {expected}")
+        given = file.get(name, expected)
+        if given not in (expected, {"height": expected, "width": expected}):
+            raise ValueError(f"{name} {given} differs from the model's {expected}")
     for name in ("do_pan_and_scan", "do_center_crop"):
         if file.get(name):
             raise ValueError(f"{name} {file[name]!r} is not supported; remove it")
@@ -198,7 +202,7 @@ def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, in
         _check_square(file, side)
         pixels = {"min_pixels": side * side, "max_pixels": side * side}
     else:
-        pixels |= _pixels(file)
+        pixels |= _pixels(file, rules.sizing == "edge")
     return {
         "kind": vision.kind,
         "factor": vision.square_side if rules.sizing == "square" else vision.merged_pixels,
@@ -216,10 +220,21 @@ def _check_square(file: Mapping[str, Any], side: int) -> None:
         raise ValueError(f"size {size!r} differs from the model's {side} x {side} pixels")
 
 
-def _pixels(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the pixel limits among some settings; the older names take precedence, as in transformers."""
-    size = _object("size", given.get("size"))
+def _pixels(given: Mapping[str, Any], is_edge: bool = False) -> dict[str, int]:
+    """Return the pixel limits among some settings; the older names take precedence, as in transformers. `is_edge`: `size` is
+    the longest side."""
+    size = given.get("size")
+    size = {"longest_edge": size} if is_edge and isinstance(size, int) else _object("size", size)
     found: dict[str, int] = {}
+    if is_edge:
+        sides = {size.get(name) for name in ("longest_edge", "height", "width")} - {None}
+        if len(sides) > 1:
+            raise ValueError(f"size {size!r} is not supported; its sides should be equal")
+        if sides:
+            found["max_pixels"] = _positive("longest_edge", sides.pop(), int) ** 2
+        if given.get("max_pixels") is not None:
+            found["max_pixels"] = _positive("max_pixels", given["max_pixels"], int)
+        return found
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         values = [value for value in (given.get(name), size.get(edge), size.get(name)) if value is not None]
         if values:
@@ -228,7 +243,8 @@ def _pixels(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _changed_pixels(settings: PictureSettings, given: Mapping[str, Any]) -> dict[str, int]:
-    found = _asked(_pixels, given)
+    is_edge = media_rules(settings.kind).sizing == "edge"
+    found = _asked(lambda given: _pixels(given, is_edge), given)
     if settings.is_square and any(given.get(name) is not None for name in _PIXEL_KEYS):
         raise refuse(
             f"{', '.join(name for name in _PIXEL_KEYS if given.get(name) is not None)} cannot be set: all images have "

@@ -40,6 +40,15 @@ def square_size(height: int, width: int, factor: int, min_pixels: int, max_pixel
     return factor, factor
 
 
+def edge_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+    """Return the size by PixtralImageProcessor: sides are limited, and extended to whole merged patches."""
+    edge = math.isqrt(max_pixels)
+    ratio = max(height / edge, width / edge)
+    if ratio > 1:
+        height, width = max(1, math.floor(height / ratio)), max(1, math.floor(width / ratio))
+    return math.ceil(height / factor) * factor, math.ceil(width / factor) * factor
+
+
 def shared_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
     """Return the size by Qwen3VLVideoProcessor: pixels of all frames together, at least two frames."""
     if height < factor or width < factor:

@@ -48,7 +48,7 @@ class MediaUnit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     index: int  # of the unit in its item
     start: int
     num_tokens: int
-    height: int  # rows and columns of tokens: num_tokens = height * width
+    height: int  # rows and columns of tokens: num_tokens = height * width, or with a token of text between two rows
     width: int
     time: int = 0  # on the time axis, from base
     is_continued: bool = False  # has the same base as the previous unit (grid rows of a video without text between them)

@@ -142,7 +142,7 @@ class Placement:
             for span in spans:
                 placed.extend((*encode(span.label), start_id) if has_labels else ())
                 units.extend(self._units(span, items[span.item], len(placed)))
-                placed.extend(array("i", [run.token_id]) * span.num_tokens)
+                placed.extend(self._tokens_of(span, items[span.item], run))
                 placed.extend((end_id,) if has_labels else ())
             num_taken = end
         placed.extend(token_ids[num_taken:])
@@ -157,6 +157,17 @@ class Placement:
         return [Span(index, f"<{seconds:.1f} seconds>", unit, 1, item.tokens_per_unit) for unit, seconds in enumerate(times)]
 
     # ----------------------------------------------------------------------------------------------------------- inside
+
+    def _tokens_of(self, span: Span, item: MediaItem, run: _Run) -> array[int]:
+        """Return the tokens of a span in place of a run. Where rows have tokens between them, the end token follows a single
+        placeholder."""
+        row_break = self._vision.tokens.row_break
+        if row_break < 0:
+            return array("i", [run.token_id]) * span.num_tokens
+        height, width = (side // self._vision.spatial_merge_size for side in item.grid_thw[1:])
+        tokens = (array("i", [run.token_id]) * width + array("i", [row_break])) * height
+        tokens[-1] = self._vision.end_token_id
+        return tokens if run.length == 1 else tokens[:-1]
 
     def _bound(
         self, runs: list[_Run], items: Sequence[MediaItem], param: str, is_labelled: bool
@@ -238,8 +249,13 @@ class Placement:
         import numpy as np
 
         start = end = 0
-        for place in np.flatnonzero(np.isin(np.asarray(token_ids, np.int32), self._token_ids)).tolist():
-            if place != end or token_ids[place] != token_ids[start] or are_single:
+        for place in np.flatnonzero(
+            np.isin(np.asarray(token_ids, np.int32), [*self._token_ids, self._vision.tokens.row_break])
+        ).tolist():
+            is_break = token_ids[place] == self._vision.tokens.row_break
+            if is_break and (place != end or are_single or end == start):
+                continue
+            if place != end or (token_ids[place] != token_ids[start] and not is_break) or are_single:
                 if end > start:
                     yield _Run(token_ids[start], start, end - start)
                 start = place

@@ -22,6 +22,7 @@ from workers.models import declare_model
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("variants.json").read_text())
 SEEING: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("seeing.json").read_text())
+ADDED_TOKENS = {"7": {"content": "[IMG_BREAK]"}, "4": {"content": "[IMG_END]"}}
 PROCESSOR = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.26, 0.27]}
 
 
@@ -48,6 +49,7 @@ def test_variant_agrees_with_transformers(name: str, tmp_path: Path) -> None:
 def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: Path) -> None:
     variant = SEEING[name]
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": ADDED_TOKENS}))
     config = write_checkpoint(tmp_path, variant["config"])
     vision = config.vision
     assert vision is not None
@@ -61,7 +63,8 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
     units, encodes, pixels, row = [], [], {}, 3
     for index, given in enumerate(variant["units"]):
         frames, height, width = given["frames"], given["height"], given["width"]
-        place = (given["start"], height * width, height, width, given["time"], given["is_continued"])
+        num_tokens = vision.num_tokens_of(height * vision.spatial_merge_size, width * vision.spatial_merge_size)
+        place = (given["start"], num_tokens, height, width, given["time"], given["is_continued"])
         unit = MediaUnit(index, 0, *place, sees_all)
         grid = (height * vision.spatial_merge_size, width * vision.spatial_merge_size)
         units.append(unit)

@@ -51,11 +51,12 @@ class Mlp(Protocol):
 class GatedMlp:
     """down(activation(gate) * up)."""
 
-    def __init__(self, config: VisionConfig, prefix: str, weights: Weights) -> None:
+    def __init__(self, config: VisionConfig, prefix: str, weights: Weights, *, has_bias: bool = True) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         self.activation = config.activation
-        self.gate_up = weights.encoder_linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden, [inner, inner])
-        self.down = weights.encoder_linear([f"{prefix}.down_proj"], inner, [hidden])
+        gate_up = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        self.gate_up = weights.encoder_linear(gate_up, hidden, [inner, inner], has_bias=has_bias)
+        self.down = weights.encoder_linear([f"{prefix}.down_proj"], inner, [hidden], has_bias=has_bias)
 
     def forward(self, ops: OpTable, h: Tensor) -> Tensor:
         return ops.linear(ops.activate_and_multiply(ops.linear(h, self.gate_up), self.activation), self.down)
@@ -102,6 +103,7 @@ class Tower:
 
     patches: dict[int, PatchLinear]  # by the number of frames
     positions: PositionTable | None = None
+    first_norm: AnyNorm | None = None  # of embedded patches
 
     def __init__(self, config: VisionConfig, weights: Weights) -> None:
         self.config = config
@@ -127,6 +129,8 @@ class Tower:
     def run_pass(self, ops: OpTable, call: Call, index: int) -> list[Tensor]:
         """Run pass `index` over a slice: layer `index - 1` once all its keys are stored, then the next one's keys; or
         `finish`."""
+        if not index and self.first_norm is not None:
+            call.h = norm(ops, call.h, self.first_norm)
         if index:
             self._leave(ops, call, index - 1)
         if index == self.config.depth:

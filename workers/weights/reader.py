@@ -73,6 +73,7 @@ _RENAMES = (
 )
 _ENCODER = re.compile(r"^(visual|vision_model|vision_tower|multi_modal_projector|mlp_AR|model\.resampler_model)\.")
 _UNUSED_BY_ENCODERS = r"^(visual\.vision_model|vision_tower)\.(head\.|embeddings\.packing_position_embedding\.)"
+_MERGING = "multi_modal_projector.patch_merger.merging_layer.weight"
 _MAX_LISTED = 20
 
 
@@ -185,6 +186,9 @@ class Checkpoint:
             plain_name = name
             for pattern, replacement in _RENAMES:
                 plain_name = pattern.sub(replacement, plain_name)
+            if plain_name == _MERGING and config.vision is not None:
+                yield plain_name, _Part(tensor, tensor.shape, _by_patch(tensor.shape[-1], config.vision.spatial_merge_size**2))
+                continue
             fused = _fused_parts(plain_name, tensor.shape[-1] if tensor.shape else 0, config)
             self._has_paddle_names |= bool(fused)
             for part_name, columns in fused.items():
@@ -292,6 +296,12 @@ def _part_of(matrix: Matrix) -> _Part:
         return _Part(matrix.tensor, matrix.tensor.shape)
     begin, end = matrix.turned_rows
     return _Part(matrix.tensor, (end - begin, matrix.tensor.shape[0]), slice(begin, end), is_turned=True)
+
+
+def _by_patch(width: int, num_patches: int) -> np.ndarray:
+    """Return the columns of a matrix over some patches in the order of patches, where they are stored by channel."""
+    columns: np.ndarray = np.arange(width // num_patches * num_patches).reshape(-1, num_patches).T.ravel()
+    return columns
 
 
 def _fused_parts(name: str, width: int, config: ModelConfig) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.minimax_m2 import MiniMaxM2
 from engine.checkpoint.families.ministral3 import Ministral3
 from engine.checkpoint.families.mistral import Mistral
+from engine.checkpoint.families.mistral3 import Mistral3, Pixtral
 from engine.checkpoint.families.mixtral import Mixtral
 from engine.checkpoint.families.olmo2 import Olmo2, Olmo3
 from engine.checkpoint.families.paddleocr_vl import PaddleOcrVL
@@ -81,7 +82,17 @@ _TEXT = (
     Llama4(),
     GptOss(),
 )
-_VISION = (Qwen2VL(), Qwen2_5VL(), Qwen3VL(), Qwen3VLMoe(), Ernie4_5VLMoe(), PaddleOcrVL(), Gemma3Vision())
+_VISION = (
+    Qwen2VL(),
+    Qwen2_5VL(),
+    Qwen3VL(),
+    Qwen3VLMoe(),
+    Ernie4_5VLMoe(),
+    PaddleOcrVL(),
+    Gemma3Vision(),
+    Mistral3(),
+    Pixtral(),
+)
 _ENCODERS = (Bert(), Roberta())
 _POOLED = ("Model", "ForSequenceClassification")  # other class names with the trunk of a ...ForCausalLM
 FAMILIES: dict[str, Family] = {}

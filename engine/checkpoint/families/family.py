@@ -116,7 +116,6 @@ class Family:
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
 
     # defaults of config.json
-    default_options: Mapping[str, Any] = MappingProxyType({})  # of the text model, where files leave out what others must say
     default_rope: Mapping[str, Any] = MappingProxyType({})  # if it has no rope parameters
     default_draft_layers: int = 0
     rms_norm_eps: float = 1e-6
@@ -126,6 +125,10 @@ class Family:
     local_rope_theta: float = 0.0  # of layers with a sliding window; 0: they rotate like the others
     ties_word_embeddings: bool = False
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
+
+    def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
+        """Return defaults of the text model that are not among those above."""
+        return {}
 
     def biases(self, options: JsonOptions) -> Biases:
         bias = options.flag("attention_bias", False)

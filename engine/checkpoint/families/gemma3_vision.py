@@ -3,7 +3,9 @@ of a picture attend to all of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isqrt
+from typing import Any
 
 from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.media_rules import MediaRules
@@ -20,20 +22,22 @@ _SIGLIP_DEFAULTS = {
 }
 
 
+_TEXT_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+
+
 class Gemma3Vision(Gemma3):
     name = "gemma3"
     class_names = ("Gemma3ForConditionalGeneration",)
     gguf_name = None
     harmless_options = Gemma3.harmless_options | {"vision_use_head"}
-    default_options = {
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
-    }
     media = MediaRules(
         encoder="workers.encoders.siglip:SiglipPooled",
         sizing="square",
@@ -41,6 +45,9 @@ class Gemma3Vision(Gemma3):
         sees_whole_units=True,
         text_around="\n\n",
     )
+
+    def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
+        return _TEXT_DEFAULTS
 
     def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig:
         vision = options.within("vision_config").with_defaults(_SIGLIP_DEFAULTS)

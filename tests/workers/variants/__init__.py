@@ -25,6 +25,7 @@ def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def published_name(name: str) -> str:
     """Return the older of two names that a weight of a vision model may have."""
+    name = name.replace(".feed_forward.", ".mlp.")
     name = re.sub(r"^language_model\.", "", re.sub(r"^model\.language_model\.", "model.", name))
     return re.sub(
         r"^model\.(visual|vision_model)\.", r"\1.", name.replace("mm_input_projection_weight", "mm_input_projection.weight")

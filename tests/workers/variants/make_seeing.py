@@ -48,6 +48,11 @@ ERNIE |= {"image_start_token_id": START, "image_end_token_id": END}
 OCR = {"model_type": "paddleocr_vl", "architectures": ["PaddleOCRVLForConditionalGeneration"], **TOKENS, **AROUND}
 GEMMA: dict[str, Any] = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
 GEMMA |= {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END}
+MISTRAL: dict[str, Any] = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]}
+MISTRAL |= {"image_token_index": IMAGE, "vision_feature_layer": -1}
+LLAVA: dict[str, Any] = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+LLAVA |= {"image_token_index": IMAGE, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+BREAK = 7  # between rows, in the tokenizer's files
 
 
 def rope(*sections: int, **options: Any) -> dict[str, Any]:
@@ -199,10 +204,50 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "patch_size": 4, "layer_norm_eps": 1e-5, "hidden_act": "gelu",
         },
     },
+    "mistral3 four patches a token, windows, projector biases": {
+        **MISTRAL,
+        "multimodal_projector_bias": True,
+        "tie_word_embeddings": False,
+        "text_config": {**TEXT, "model_type": "mistral", "head_dim": 20, "sliding_window": 7, "tie_word_embeddings": False},
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 80, "intermediate_size": 56, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "image_size": 96, "patch_size": 6, "rope_theta": 5000.0,
+        },
+    },
+    "mistral3 of ministral3, nine patches a token, tied, silu": {
+        **MISTRAL,
+        "spatial_merge_size": 3,
+        "projector_hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT, "model_type": "ministral3", "head_dim": 16, "tie_word_embeddings": True, "rms_norm_eps": 1e-4,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            },
+        },
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3,
+            "num_attention_heads": 1, "image_size": 96, "patch_size": 4, "hidden_act": "silu",
+        },
+    },
+    "llava with pixtral, one patch a token": {
+        **LLAVA,
+        "tie_word_embeddings": False,
+        "text_config": {
+            **TEXT, "model_type": "mistral", "head_dim": 12, "num_key_value_heads": 1, "sliding_window": None,
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "image_size": 96, "patch_size": 6,
+        },
+    },
 }  # fmt: skip
 NUM_OUTPUTS = 10
-IN_ROWS = ("paddleocr_vl", "gemma3")  # patches in rows, and no video
-WITHOUT_AXES = ("gemma3",)  # whole pictures, and positions of one number
+IN_ROWS = ("paddleocr_vl", "gemma3", "mistral3", "llava")  # patches in rows, and no video
+WITH_BREAKS = ("mistral3", "llava")  # a token between two rows
+WITHOUT_AXES = ("gemma3", "mistral3", "llava")  # whole pictures, and positions of one number
 SCALE_OF_PIXELS = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.26, 0.27]}
 
 
@@ -218,6 +263,8 @@ class Case:
         if self.kind == "gemma3":
             self.side = isqrt(config["mm_tokens_per_image"])
             self.merge = vision["image_size"] // vision["patch_size"] // self.side
+        if self.kind in WITH_BREAKS:
+            self.merge = config.get("spatial_merge_size", 2 if self.kind == "mistral3" else 1)
         self.per_patch = vision.get("temporal_patch_size", 2) if self.kind.startswith("qwen") else 1
         per_second = vision.get("tokens_per_second", 4)
         self.rng = np.random.default_rng(seed)
@@ -265,8 +312,12 @@ class Case:
         self.positions.append(np.stack(axes).reshape(3, -1) + self.base)
         if self.kind in WITHOUT_AXES:
             self.positions[-1] = np.tile(np.arange(height * width) + self.base, (3, 1))
+        if self.kind in WITH_BREAKS:
+            self.positions[-1] = np.tile(np.arange(height * (width + 1) - 1) + self.base, (3, 1))
+            self.prompt += (([token] * width + [BREAK]) * height)[:-1]
+        else:
+            self.prompt += [token] * (height * width)
         self.position = max(self.position, int(self.positions[-1].max()) + 1)
-        self.prompt += [token] * (height * width)
         found = patches_of(pixels_of(frames, *grid, self.patch), self.patch, self.merge, self.per_patch, self.scale)
         self.pixels[token].append(in_rows(found, *grid, self.merge, self.patch) if self.has_rows else found)
         if self.kind in WITHOUT_AXES:
@@ -284,7 +335,7 @@ class Case:
         prompt = np.concatenate(self.positions, axis=1)
         media = {
             key: torch.cat(self.pixels[token]) for key, token in (("pixel_values", IMAGE), ("pixel_values_videos", VIDEO))
-            if self.pixels[token]
+            if self.pixels[token] and self.kind not in WITH_BREAKS
         } | {
             key: torch.tensor(self.grids[token]) for key, token in (("image_grid_thw", IMAGE), ("video_grid_thw", VIDEO))
             if self.grids[token]
@@ -298,6 +349,16 @@ class Case:
                 places = places[0]
                 options = {"token_type_ids": torch.tensor([kinds])} if self.kind == "gemma3" else {}
                 media.pop("image_grid_thw", None)
+            if self.kind in WITH_BREAKS:
+                sizes = [[int(side) for side in pixels.shape[-2:]] for pixels in self.pixels[IMAGE]]
+                most = [max(each) for each in zip(*sizes, strict=True)]
+                media["pixel_values"] = torch.cat(
+                    [
+                        torch.nn.functional.pad(pixels, (0, most[1] - width, 0, most[0] - height))
+                        for pixels, (height, width) in zip(self.pixels[IMAGE], sizes, strict=True)
+                    ]
+                )
+                media["image_sizes"] = torch.tensor(sizes)
             if self.kind == "ernie4_5_vl_moe":
                 is_media = [bool(kind) or token in (START, END) for kind, token in zip(kinds, tokens, strict=True)]
                 is_media[len(self.prompt) :] = [False] * behind.shape[1]

@@ -169,13 +169,19 @@ class Encoder:
         features = np.concatenate(self._plan.features(), axis=1)
         begin = 0
         for unit in self._units:
-            ordered = np.empty((unit.encode.num_rows, features.shape[1]), np.float32)
-            ordered[unit.patches.patches.tokens] = features[begin : begin + unit.encode.num_rows]
+            tokens = unit.patches.patches.tokens
+            ordered = np.empty((len(tokens), features.shape[1]), np.float32)
+            ordered[tokens] = features[begin : begin + len(tokens)]
             self._write(unit.encode, ordered)
-            begin += unit.encode.num_rows
+            begin += len(tokens)
 
     def _write(self, encode: Encode, features: np.ndarray) -> None:
         rows = self._arena.rows[encode.first_row : encode.first_row + encode.num_rows]
+        if len(features) < encode.num_rows:  # rows of tokens between an image's rows are not read
+            places = np.arange(len(features))
+            spread = np.zeros((encode.num_rows, features.shape[1]), np.float32)
+            spread[places + places // (encode.width // self.config.spatial_merge_size)] = features
+            features = spread
         assert rows.shape == features.shape, f"features {list(features.shape)} for rows {list(rows.shape)}"
         self._arena.begin(encode.first_row)
         if rows.dtype == np.uint16:

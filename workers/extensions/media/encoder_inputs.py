@@ -238,7 +238,7 @@ class EncoderInputs:
         self.slice_rows = self.padded(slice_rows)
         self.picture_tables = Tables(device, max_segments, max_rows)
         self.window_tables = Tables(device, max_segments, max_rows) if config.window_size else self.picture_tables
-        self.angles = Angles(config.head_dim, config.rope_theta, _MAX_PLACES)
+        self.angles = Angles(config.head_dim, config.rope_theta, _MAX_PLACES, is_alternating=config.has_alternating_frequencies)
         self.rotary = Rotary(config.head_dim, partners=device.tensor(partners_of(config.head_dim)), is_by_row=True)
         self.cache = self._make_cache(kv_dtype)
         self.units: Sequence[UnitPatches] = []

@@ -71,7 +71,7 @@ class Features:
         payload = np.empty(unit.handle.num_bytes, np.uint8)
         slab.read_into(unit.handle, payload.data)
         if unit.is_features:
-            return payload.view(np.float32).reshape(unit.num_rows, -1)
+            return payload.view(np.float32).reshape(-1, config.feature_width)
         return payload.reshape(-1, unit.height * config.patch_size, unit.width * config.patch_size, 3)
 
 

@@ -48,20 +48,23 @@ class Angles:
     """Rotary angles of row and column: a quarter of a head's pairs each; the numbers of a pair are half a head apart. Computed
     once per number, so that a patch's angles do not depend on its neighbours."""
 
-    def __init__(self, head_dim: int, theta: float, num_places: int) -> None:
-        """`theta` 0: no rotation."""
+    def __init__(self, head_dim: int, theta: float, num_places: int, *, is_alternating: bool = False) -> None:
+        """`theta` 0: no rotation. `is_alternating`: as `VisionConfig.has_alternating_frequencies`."""
         self._head_dim = head_dim
         half = head_dim // 2
         frequencies = 1.0 / np.float32(theta or 1.0) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
         if not theta:
             frequencies[:] = 0
-        angles = (np.arange(num_places, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
-        self._cosines, self._sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        shares = frequencies * np.float32(theta ** (-1 / half)) if is_alternating else frequencies
+        numbers = np.arange(num_places, dtype=np.float32)[:, None]
+        of_rows, of_columns = ((numbers * each).astype(np.float64) for each in (frequencies, shares))
+        self._cosines = [np.cos(angles).astype(np.float32) for angles in (of_rows, of_columns)]
+        self._sines = [np.sin(angles).astype(np.float32) for angles in (of_rows, of_columns)]
 
     def of(self, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and signed sines [n, head_dim], as `ops.modules.Rotary` has them."""
-        cosines = np.concatenate([self._cosines[rows], self._cosines[columns]], axis=1)
-        sines = np.concatenate([self._sines[rows], self._sines[columns]], axis=1)
+        cosines = np.concatenate([self._cosines[0][rows], self._cosines[1][columns]], axis=1)
+        sines = np.concatenate([self._sines[0][rows], self._sines[1][columns]], axis=1)
         half = self._head_dim // 2  # without a rotation a head may have an odd number of pairs
         cosines, sines = cosines[:, :half], sines[:, :half]
         return np.concatenate([cosines, cosines], axis=1), np.concatenate([-sines, sines], axis=1)

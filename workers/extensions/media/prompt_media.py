@@ -29,6 +29,7 @@ class PromptMedia(msgspec.Struct, eq=False):
     bases: np.ndarray
     times: np.ndarray
     widths: np.ndarray
+    breaks: np.ndarray  # tokens between two rows of tokens, which are text
     rows: np.ndarray
     shifts: np.ndarray  # int32 [units + 1]
 
@@ -51,6 +52,7 @@ class PromptMedia(msgspec.Struct, eq=False):
             bases,
             np.array([unit.time for unit in units], np.int32),
             np.array([unit.width for unit in units], np.int32),
+            np.array([unit.num_tokens > unit.height * unit.width for unit in units], np.int32),
             given.copy() if len(given) else np.full(len(units), NO_ROW, np.int32),
             shifts,
         )
@@ -76,11 +78,12 @@ class PromptMedia(msgspec.Struct, eq=False):
         units = np.maximum(before - 1, 0)
         within = places - self.starts[units]
         is_text = (before == 0) | (places >= self.ends[units])
-        in_row, in_column = np.divmod(within, self.widths[units])
+        in_row, in_column = np.divmod(within, self.widths[units] + self.breaks[units])
         parts = np.stack([self.times[units], in_row, in_column]) + self.bases[units]
         # a unit that has ended is one of those before the text after it
         axes = np.where(is_text, places + self.shifts[before], parts).astype(np.int32)
         rows = self.rows[units]
+        is_text |= in_column == self.widths[units]
         return axes, np.where(is_text | (rows == NO_ROW), NO_ROW, rows + within).astype(np.int32)
 
 

@@ -1,0 +1,117 @@
+"""Mistral Small 3.1 and Pixtral (Mistral AI 2024, 2025): Mistral or Ministral 3 with pictures of any size. A token is between
+two rows of a picture's tokens, and another one after the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.checkpoint.activations import read_activation
+from engine.checkpoint.families.family import QueryScaling
+from engine.checkpoint.families.media_names import named_token_ids
+from engine.checkpoint.families.media_rules import MediaRules
+from engine.checkpoint.families.ministral3 import Ministral3
+from engine.checkpoint.families.mistral import Mistral
+from engine.checkpoint.json_fields import JsonOptions, read_json
+from engine.checkpoint.processor_files import PROCESSOR
+from engine.checkpoint.vision_config import MediaTokens, VisionConfig, VisionSpec, read_pixel_scale, read_vision
+
+_VISION_DEFAULTS = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 16,
+}
+_NAMES = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+
+
+class Mistral3(Mistral):
+    name = "mistral3"
+    class_names = ("Mistral3ForConditionalGeneration",)
+    harmless_options = Ministral3.harmless_options | {"image_size", "vision_feature_select_strategy"}
+    default_image_token = 10
+    merge_size = 2  # default
+    has_projector_bias = False  # default
+    media = MediaRules(encoder="workers.encoders.pixtral:MergedPixtral", picture_pixels=(1, 1024 * 1024), sizing="edge")
+
+    def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
+        kind = text.text("model_type", "mistral")
+        if kind not in ("mistral", "ministral3"):
+            raise text.error("model_type", f"{kind!r} is not supported; expected 'mistral' or 'ministral3'")
+        if kind == "mistral":
+            return {}
+        has_rope = text.values.get("rope_parameters") or text.values.get("rope_scaling")
+        rope = {} if has_rope else {"rope_parameters": dict(Ministral3.default_rope)}
+        return {"rms_norm_eps": Ministral3.rms_norm_eps, "head_dim": Ministral3.head_dim, "sliding_window": 0} | rope
+
+    def query_scaling(self, options: JsonOptions, rope: JsonOptions, *, is_rotated: bool) -> QueryScaling | None:
+        is_scaled = options.text("model_type", "mistral") == "ministral3"
+        return Ministral3.query_scaling(_MINISTRAL, options, rope, is_rotated=is_rotated) if is_scaled else None
+
+    def vision(self, options: JsonOptions, text: JsonOptions) -> VisionConfig:
+        vision = options.within("vision_config").with_defaults(_VISION_DEFAULTS)
+        vision.check_supported({"model_type": "pixtral"})
+        head_dim = vision.count("hidden_size") // vision.count("num_attention_heads")
+        vision.check_supported({"head_dim": head_dim})
+        self.check_features(options, vision.count("num_hidden_layers"))
+        merge_size = options.count("spatial_merge_size", self.merge_size)
+        return read_vision(
+            self.name,
+            vision.replaced({"spatial_merge_size": merge_size}),
+            self._tokens(options, text.count("vocab_size"), vision.count("patch_size"), merge_size),
+            read_pixel_scale(options.path.parent),
+            VisionSpec(
+                activation="gelu",
+                out_hidden_size=text.count("hidden_size"),
+                temporal_patch_size=1,
+                text_norm_eps=text.number("rms_norm_eps", self.rms_norm_eps, least=0),
+                has_alternating_frequencies=True,
+                projector_activation=read_activation(options, "projector_hidden_act", "gelu"),
+                has_projector_bias=options.flag("multimodal_projector_bias", self.has_projector_bias),
+            ),
+        )
+
+    @staticmethod
+    def check_features(options: JsonOptions, depth: int) -> None:
+        """Raise CheckpointError unless features are those of the last layer."""
+        layer = options.values.get("vision_feature_layer")
+        if layer not in (None, -1, depth, [-1], [depth]):
+            raise options.error("vision_feature_layer", f"{layer!r} is not supported; expected -1, the last layer")
+
+    def _tokens(self, options: JsonOptions, vocab_size: int, patch_size: int, merge_size: int) -> MediaTokens:
+        directory = options.path.parent
+        name = "image_token_id" if options.values.get("image_token_id") is not None else "image_token_index"
+        path = directory / PROCESSOR
+        processor = JsonOptions(read_json(path) if path.is_file() else {}, path)
+        processor.check_supported({"patch_size": patch_size, "spatial_merge_size": merge_size})
+        names = [processor.text(key, default) for key, default in _NAMES.items()]
+        row_break, end = named_token_ids(directory, names, vocab_size)
+        image = options.count(name, self.default_image_token, least=0, most=vocab_size - 1)
+        return MediaTokens(image, -1, -1, end, -1, end, row_break)
+
+
+class Pixtral(Mistral3):
+    """The same without merged patches, as Llava files say it."""
+
+    name = "llava"
+    class_names = ("LlavaForConditionalGeneration",)
+    default_image_token = 32_000
+    merge_size = 1
+    has_projector_bias = True
+    media = MediaRules(encoder="workers.encoders.pixtral:Pixtral", picture_pixels=(1, 1024 * 1024), sizing="edge")
+
+    @staticmethod
+    def check_features(options: JsonOptions, depth: int) -> None:
+        Mistral3.check_features(options, depth)
+        if options.values.get("vision_feature_layer") is None:
+            raise options.error("vision_feature_layer", "the default, -2, is not supported; expected -1, the last layer")
+        options.check_supported({"vision_feature_select_strategy": "full", "spatial_merge_size": 1})
+        if options.values.get("vision_feature_select_strategy") is None:
+            raise options.error("vision_feature_select_strategy", "the default, 'default', is not supported; expected 'full'")
+        options.within("vision_config").check_supported({"model_type": "pixtral"})
+        if options.within("vision_config").values.get("model_type") is None:
+            raise options.error("vision_config.model_type", "is missing; expected 'pixtral'")
+
+
+_MINISTRAL = Ministral3()
