@@ -87,12 +87,19 @@ GEMMA: dict[str, Any] = {
     "mm_tokens_per_image": 9,
     "vision_config": {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 4, "image_size": 96, "patch_size": 8},
 }
+MISTRAL: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "text_config": {"model_type": "ministral3", **{name: TEXT[name] for name in TEXT if not name.startswith("rope")}},
+    "image_token_index": 5,
+    "vision_feature_layer": -1,
+    "vision_config": {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 3, "head_dim": 16},
+}
 
 
 def read(directory: Path, config: dict[str, Any], processor: dict[str, Any] | None = None) -> ModelConfig:
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR if processor is None else processor))
-    names = ("<|IMAGE_START|>", "<|IMAGE_END|>", "<|VIDEO_START|>", "<|VIDEO_END|>")
+    names = ("<|IMAGE_START|>", "<|IMAGE_END|>", "<|VIDEO_START|>", "<|VIDEO_END|>", "[IMG_BREAK]", "[IMG_END]")
     tokens = {str(300 + index): {"content": name} for index, name in enumerate(names)}
     (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
     return ModelConfig.read(directory)
@@ -138,7 +145,7 @@ def test_golden() -> None:
     assert (text.vision, text.vision_experts, text.rope.pair_axes()) == (None, None, ())
 
 
-@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, ERNIE, OCR, GEMMA])
+@pytest.mark.parametrize("config", [QWEN2_5, QWEN3, ERNIE, OCR, GEMMA, MISTRAL])
 def test_travels_between_processes(config: dict[str, Any], tmp_path: Path) -> None:
     model = read(tmp_path, config)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelConfig) == model
@@ -197,6 +204,15 @@ def test_gemma3_leaves_out_defaults(tmp_path: Path) -> None:
     assert vision is not None
     assert (vision.tokens, vision.depth, vision.spatial_merge_size) == (MediaTokens(5, -1, 3, 4, 3, 4), 12, 4)
     assert (vision.rope_theta, vision.square_side, vision.num_tokens_of(12, 12)) == (0.0, 96, 9)
+
+
+def test_mistral3_counts_tokens_between_rows(tmp_path: Path) -> None:
+    found = read(tmp_path, MISTRAL)
+    vision = found.vision
+    assert vision is not None
+    assert vision.tokens == MediaTokens(5, -1, -1, 305, -1, 305, 304)
+    assert (vision.num_tokens_of(6, 8), vision.num_features_of(6, 8)) == (14, 12)
+    assert (found.rope.rope_type, found.rms_norm_eps, set(found.sliding_windows)) == ("yarn", 1e-5, {0})
 
 
 def test_processor_files(tmp_path: Path) -> None:
@@ -259,6 +275,10 @@ def test_processor_files(tmp_path: Path) -> None:
         (GEMMA, "vision_config.image_size", 100, "100 should be a multiple of patch_size, 8"),
         (GEMMA, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'siglip_vision_model'"),
         (GEMMA, "vision_config.num_attention_heads", 8, "24 should be 8 heads of a multiple of 2"),
+        (MISTRAL, "text_config.model_type", "qwen2", "'qwen2' is not supported; expected 'mistral' or 'ministral3'"),
+        (MISTRAL, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'pixtral'"),
+        (MISTRAL, "vision_config.head_dim", 32, "32 is not supported; supported: 16"),
+        (MISTRAL, "vision_feature_layer", -2, "-2 is not supported; expected -1, the last layer"),
         (GEMMA, "image_token_index", 400, "should be an integer of at most 399"),
     ],
 )
