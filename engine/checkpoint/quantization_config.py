@@ -133,7 +133,9 @@ def _read_auto_round(options: JsonOptions) -> QuantizationConfig:
             return WeightScheme("awq", bits, (1, _group_size(values)), has_zero_points=not is_symmetric, targets=targets)
         _choice(values, "bits", bits, (2, 3, 4, 8))
         block = (1, _group_size(values))
-        return WeightScheme("gptq", bits, block, has_zero_points=not is_symmetric, zero_offset=1, targets=targets)
+        return WeightScheme(
+            "gptq", bits, block, has_zero_points=not is_symmetric, zero_offset=_AUTO_ROUND_GPTQ[layout], targets=targets
+        )
 
     schemes = [scheme(options, ("Linear",))]
     extra = options.within("extra_config")
@@ -146,7 +148,12 @@ def _read_auto_round(options: JsonOptions) -> QuantizationConfig:
     return QuantizationConfig("gptq" if layout in _AUTO_ROUND_GPTQ else "awq", tuple(schemes))
 
 
-_AUTO_ROUND_GPTQ = ("auto_round:auto_gptq", "auto_gptq")
+_AUTO_ROUND_GPTQ = {
+    "auto_round:auto_gptq": 1,
+    "auto_gptq": 1,
+    "auto_round:gptqmodel": 0,
+    "auto_round": 0,
+}  # added to zero points
 _AUTO_ROUND_AWQ = ("auto_round:auto_awq", "auto_awq")
 
 # ------------------------------------------------------------------------------------------------------ bitsandbytes

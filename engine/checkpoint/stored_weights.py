@@ -22,6 +22,7 @@ _FLOAT_BYTES = {"float32": 4.0, "bfloat16": 2.0}
 _LONGEST_HEADER = 100 << 20  # bytes
 _SMALL_BYTES = 4  # of a value of norms and biases
 _ROUNDED_BYTES = {"wint4": 0.625, "wint8": 1.01}  # wint8 has one scale per output
+_BYTES_OF_4_BIT_BLOCKS = 1.0625  # of bitsandbytes, per value as kernels hold it: 8 bits, a float32 scale for each 64
 GGUF_BYTES = {  # per value as kernels hold it: 4 or 8 bits, with a float32 scale (and offset) for each group
     **{"Q4_0": 0.625, "MXFP4": 0.625, "TQ1_0": 0.53125, "TQ2_0": 0.53125, "Q3_K": 0.75, "Q2_K": 1.0},
     **dict.fromkeys(("Q4_1", "Q4_K", "IQ1_S", "IQ3_S"), 0.75),
@@ -90,8 +91,14 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
         except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
             continue
         for name, dtype, shape, begin, end in entries:
-            if dtype == "U8" and name.endswith("_scales"):  # exponents of MXFP4, held as float32
+            if dtype in ("U8", "F8_E4M3") and name.endswith(("_scales", "_scale")):  # of MXFP4 and NVFP4, held as float32
                 yield 0, False, 4 * (end - begin)
+                continue
+            if f"{name}.absmax" in header:  # bitsandbytes: 4 bits, held in 8
+                yield 2 * (end - begin), True, math.ceil(2 * _BYTES_OF_4_BIT_BLOCKS * (end - begin))
+                continue
+            if dtype == "F8_E4M3":  # held as floats
+                yield math.prod(shape), True, 0
                 continue
             num_values = math.prod(shape) * _VALUES_IN.get(dtype, 1)
             yield num_values, len(shape) > 1, 0 if dtype in _FLOATS else end - begin

@@ -19,6 +19,7 @@ from shm.memory import MemoryLimit, available_memory_bytes
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, write_checkpoint
 from tests.workers.test_variants import VARIANTS
+from tests.workers.weights.formats.quantizers import FORMATS, demo_tensors, write_quantized_demo
 from tools.demo import MODEL
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -61,6 +62,18 @@ def test_mxfp4_is_held_in_4_bits_with_float32_scales(tmp_path: Path) -> None:
     experts, hidden, inner, layers = 5, 64, 96, 2
     num_values = layers * experts * 3 * hidden * inner
     assert StoredWeights.read(tmp_path).integer_bytes == num_values // 2 + 4 * num_values // 32
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_value"), [("nvfp4", 0.75), ("nf4", 1.0625), ("llm.int8", 1.0), ("fp8 tensor", 0.0)]
+)
+def test_formats_are_counted_as_held(name: str, bytes_per_value: float, tmp_path: Path) -> None:
+    """FP8 becomes floats, so it counts with the plain matrices."""
+    write_quantized_demo(tmp_path, FORMATS[name]())
+    linears = [tensor.size for name, tensor in demo_tensors().items() if name.endswith("_proj.weight")]
+    found = StoredWeights.read(tmp_path)
+    assert found.integer_bytes == pytest.approx(bytes_per_value * sum(linears), rel=0.01)
+    assert found.num_values == pytest.approx(sum(tensor.size for tensor in demo_tensors().values()), rel=0.08)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "mixtral", "gemma3_text"])

@@ -22,7 +22,7 @@ from tests.ggufs import as_type, write_gguf
 from tests.ops.packing import pack
 from tests.ops.test_int_linear import unpacked
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
-from tests.workers.weights.formats.quantizers import FORMATS, write_quantized
+from tests.workers.weights.formats.quantizers import FORMATS, write_quantized, write_tensors
 from workers.models.loading import LoadedModel, load_model
 from workers.models.mlp import Mixture
 from workers.weights.cache import WeightCache
@@ -267,3 +267,14 @@ def test_random_experts_depend_on_the_seed(tmp_path: Path) -> None:
     values = [mixture_of(loaded)[1].weight.down.values.numpy() for loaded in found]
     assert (values[0] != values[2]).any()
     assert len({part.tobytes() for part in np.split(values[0].reshape(-1), 5)}) == 5
+
+
+@pytest.mark.parametrize("suffix", ["", ".weight", "_packed"])
+def test_quantized_experts_in_one_tensor_are_refused(suffix: str, tmp_path: Path) -> None:
+    model = write_config(tmp_path, MOE | {"quantization_config": FORMATS["fp8 tensor"]().config})
+    tensors = {name: tensor for name, tensor in drawn_tensors(model).items() if not name.startswith(EXPERTS)}
+    write_tensors(
+        tmp_path / "model.safetensors", tensors | {f"{EXPERTS}.gate_up_proj{suffix}": np.zeros((5, 256, 128), np.uint8)}
+    )
+    with pytest.raises(CheckpointError, match=rf"gate_up_proj{suffix} has the quantized experts of a layer in one tensor"):
+        load_model(tmp_path, model, TABLE, 16, lambda done, total: None)

@@ -6,6 +6,7 @@ stored quantized is an error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from engine.checkpoint.quantization_config import QuantizationConfig, Storage
@@ -47,6 +48,7 @@ _OTHERS = (
     *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
     *("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"),
 )
+_STACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj|gate_proj|up_proj)(_\w+|\.\w+)?$")
 _OF_ACTIVATIONS = (  # quantization of activations, which is ignored
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"),
@@ -58,6 +60,12 @@ def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dic
     CheckpointError."""
     by_module: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
+        if config.method != "mxfp4" and not tensor.is_float and len(tensor.shape) > 1 and _STACKED.search(name):
+            raise CheckpointError(
+                f"{name} has the quantized experts of a layer in one tensor ({tensor.dtype} {list(tensor.shape)}), which is "
+                "supported only for MXFP4; use a checkpoint with separate tensors for each expert, or the unquantized model "
+                "with --quantization wint4 or wint8"
+            )
         module_name, separator, part = name.partition(".weight.")
         module_name, suffix = (module_name, f"weight.{part}") if separator else _split(name)
         by_module.setdefault(module_name, {})[suffix] = tensor

@@ -181,8 +181,9 @@ def gptq(bits: int, group_size: int, *, is_symmetric: bool = True, has_order: bo
 
 def auto_round(layout: str, bits: int = 4) -> Format:
     """AutoRound's file; `down_proj` has twice the bits in GPTQ's layout."""
-    plain = awq(32) if "awq" in layout else gptq(bits, 32)
-    wide = gptq(2 * bits, 64)
+    version = 2 if "gptqmodel" in layout else 1
+    plain = awq(32) if "awq" in layout else gptq(bits, 32, version=version)
+    wide = gptq(2 * bits, 64, version=version)
     config = {"quant_method": "auto-round", "bits": bits, "group_size": 32, "sym": "awq" not in layout, "data_type": "int"}
     if "awq" in layout:
         return Format(plain.quantize, {**config, "packing_format": layout})
@@ -404,6 +405,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "gptq 3": lambda: gptq(3, 64),
     "gptq 3, asymmetric": lambda: gptq(3, 32, is_symmetric=False),
     "auto-round, gptq": lambda: auto_round("auto_round:auto_gptq"),
+    "auto-round, gptqmodel": lambda: auto_round("auto_round:gptqmodel"),
     "auto-round, awq": lambda: auto_round("auto_round:auto_awq"),
     "nf4": lambda: blocks_of_4_bits("nf4", is_nested=False),
     "nf4, nested": lambda: blocks_of_4_bits("nf4", is_nested=True),
