@@ -117,6 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: tuple[str, ...]  # answers carry the first one
     dtype: str  # "float32" | "bfloat16": of weights that are not integers
     quantization: str  # "none" | "wint8" | "wint4"
+    quantization_group_size: int = 0  # inputs with one scale; 0: the default of the quantization
     max_model_len: int
     load_format: str  # "safetensors" | "dummy"
     pooling: PoolingConfig | None = None  # None: the engine generates

@@ -49,6 +49,7 @@ from engine.options.resolve_weights import (
     processor_flags,
     resolve_cache_directory,
     resolve_dtype,
+    resolve_group_size,
     resolve_quantization,
 )
 from engine.options.table import OptionValues
@@ -204,6 +205,7 @@ def resolve(
         served_model_name=served_names,
         dtype=dtype,
         quantization=quantization,
+        quantization_group_size=resolve_group_size(options, quantization),
         weight_cache_dir=resolve_cache_directory(options, ops),
         max_model_len=_fitting_length(options, limit, groups, num_kv_blocks),
         pooling=pooling,

@@ -16,6 +16,7 @@ from engine.options.table import OptionValues
 
 _BFLOAT16_FLAG = "avx512_bf16"  # Linux's name of the flag
 _BFLOAT16_KERNELS = ("avx512bf16", "amx")  # variants with products of bfloat16
+_GROUP_SIZES = (32, 64, 128)
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
@@ -53,6 +54,17 @@ def resolve_quantization(options: OptionValues, ops: str, model: ModelConfig, pa
             f"--quantization {asked}: the weights in {path} are already quantized ({stored}) and are used as they "
             "are; remove the option, or use the original checkpoint"
         )
+    return asked
+
+
+def resolve_group_size(options: OptionValues, quantization: str) -> int:
+    """Return the inputs that share a scale; 0: the default of the quantization."""
+    asked: int = options.values["quantization_group_size"]
+    if asked not in (0, *_GROUP_SIZES):
+        raise OptionError(f"--quantization-group-size {asked}: expected one of {', '.join(map(str, _GROUP_SIZES))}, or 0")
+    if asked and quantization == "none":
+        options.notes.append(f"--quantization-group-size {asked} has no effect: weights are not quantized (--quantization)")
+        return 0
     return asked
 
 

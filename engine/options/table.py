@@ -159,6 +159,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "none",
             "quantize linear weights to 8 or 4 bits while loading; auto: as little as makes them fit into memory",
         ),
+        Option(
+            "quantization-group-size",
+            whole(0, 128),
+            0,
+            "inputs that share a scale with --quantization: 32, 64 or 128; 0: 64 for wint4, all for wint8",
+        ),
         Option("hub", choice(*HUBS), "huggingface", "hub of models that are named owner/model"),
         Option("revision", text("NAME"), "", "branch, tag or commit of a model on the hub; default: its main branch"),
         Option(

@@ -20,7 +20,7 @@ from workers.weights.cache import WeightCache
 from workers.weights.loader import LoadOptions
 from workers.weights.packed_file import PackedFile
 from workers.weights.packing import CacheOutcome, Progress
-from workers.weights.precision import Precision
+from workers.weights.precision import precision_of
 
 
 class LoadedWeights(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class ModelLoader:
         if is_random and path != config.model and not contents:
             self._model.of_same_shape(Path(path), GgufModel.of_checkpoint(Path(path)))
         options = LoadOptions(
-            precision=Precision(config.dtype, config.quantization, config.vision_quantization),
+            precision=precision_of(config),
             random_seed=config.seed + version - 1 if is_random else None,
             cache=self._cache,
             contents=contents,

@@ -22,7 +22,7 @@ from workers.devices.device import Device
 from workers.models import declare_model
 from workers.rank_group.peers import Peers
 from workers.weights.declaration import Weights
-from workers.weights.precision import Precision
+from workers.weights.precision import Precision, precision_of
 from workers.weights.rotary import rotary_tables
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def settle_ops(
         return
     fallbacks: tuple[tuple[str, str], ...] = ()
     if rows is not None:
-        taken = take_rows(device, rows, model, Precision(config.dtype, config.quantization), config.kv_cache_dtype)
+        taken = take_rows(device, rows, model, precision_of(config), config.kv_cache_dtype)
         if taken is not None:
             device.ops, device.fallbacks = taken.ops, taken.fallbacks
             return

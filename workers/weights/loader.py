@@ -23,7 +23,7 @@ from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
 from workers.weights.packed_file import PackedFile
 from workers.weights.packing import CacheOutcome, Progress, WeightPacking
-from workers.weights.precision import Precision
+from workers.weights.precision import ROUNDING, Precision
 from workers.weights.random import RandomWeights
 from workers.weights.reader import Checkpoint, digest_of
 from workers.weights.rotary import query_factors, rotary_tables
@@ -78,7 +78,7 @@ def load_weights(
     found = ""
     directory = cache if ops.layout is not None else None
     layout = ops.layout and digest_of(ops.layout())
-    description = {"model": _shape(config, weights), "layout": layout} | msgspec.structs.asdict(precision)
+    description = {"model": _shape(config, weights), "layout": layout, "rounding": ROUNDING} | msgspec.structs.asdict(precision)
     source = {"path": str(path), "architecture": config.architecture}
 
     if node:

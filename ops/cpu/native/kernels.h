@@ -112,7 +112,7 @@ struct PanelRounding {
     std::uint8_t *lines;
     float *scales;             // int8: [groups][PANEL], int4: [PANEL]
     std::int8_t *multipliers;  // int4: [groups][PANEL]
-    float *group_scales;       // int4: scratch, [groups][PANEL]
+    float *group_scales;       // int4: scratch, [2][groups][PANEL]
 };
 
 // Layout of the keys and values of one layer, each as [blocks][kv_heads][chunks]. A chunk is min(block_size, KEY_PANEL) slots:

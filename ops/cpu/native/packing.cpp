@@ -180,7 +180,7 @@ void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &wei
     const i64 group_size = to.group_size == 0 ? weight.columns : to.group_size;
     const i64 num_groups = (weight.columns + group_size - 1) / group_size;
     const i64 num_scales = to.multipliers == nullptr ? num_groups : 1;
-    float *weights = engine.scratch(thread, (num_lines * in_line + num_groups) * PANEL);
+    float *weights = engine.scratch(thread, (num_lines * in_line + 2 * num_groups) * PANEL);
     float *group_scales = weights + num_lines * in_line * PANEL;
     std::fill(weights + weight.columns * PANEL, group_scales, 0.0f);
     for (i64 panel = begin; panel < end; ++panel) {
