@@ -47,6 +47,16 @@ def test_dtype_of_pinned_kernels() -> None:
             assert (config.dtype, config.kv_cache_dtype) == (dtype, dtype)
 
 
+def test_group_size() -> None:
+    assert configure("--quantization", "wint8").quantization_group_size == 0
+    assert configure("--quantization", "wint8", "--quantization-group-size", "64").quantization_group_size == 64
+    with pytest.raises(OptionError, match="--quantization-group-size 48: expected one of 32, 64, 128, or 0"):
+        configure("--quantization", "wint8", "--quantization-group-size", "48")
+    options = read_options(["--quantization-group-size", "32"], {}, MODELS)
+    assert resolve(options)[0].quantization_group_size == 0
+    assert "--quantization-group-size 32 has no effect: weights are not quantized (--quantization)" in options.notes
+
+
 def test_kernels(tmp_path: Path, user_cache: Path) -> None:
     """The given function chooses them, from the type of keys and values and the directory of stored choices."""
     asked = []

@@ -62,6 +62,27 @@ def test_wint4_rounds_linears(tmp_path: Path) -> None:
     assert formats["down_proj"] == INT8
 
 
+def test_wint4_keeps_the_ends_of_deep_models_at_8_bits(tmp_path: Path) -> None:
+    for num_layers, expected in ((15, set()), (16, {0, 15}), (17, {0, 16})):
+        weights = declared(tmp_path, num_hidden_layers=num_layers)
+        choose_formats(weights, Precision("float32", "wint4"), lambda name: None)
+        found = {linear.name: linear.format for linear in weights.linears}
+        downs = [found[f"model.layers.{layer}.mlp.down_proj"] for layer in range(num_layers)]
+        assert {layer for layer, format in enumerate(downs) if format == INT8} == expected
+
+
+def test_group_sizes_are_followed_where_they_fit(tmp_path: Path) -> None:
+    for quantization, others, down in (
+        ("wint4", WeightFormat("int4", 32, is_folded=True), WeightFormat("int4", 32, is_folded=True)),
+        ("wint8", WeightFormat("int8", 32), WeightFormat("int8", 32)),
+    ):
+        formats, _ = chosen(declared(tmp_path), Precision("float32", quantization, group_size=32))
+        assert (formats["q_proj"], formats["down_proj"]) == (others, down)
+        assert formats["lm_head"] == WeightFormat("int8", 32)
+    formats, _ = chosen(declared(tmp_path), Precision("float32", "wint8", group_size=64))
+    assert (formats["q_proj"], formats["down_proj"]) == (WeightFormat("int8", 64), INT8)  # 96 inputs
+
+
 def test_tied_embedding_follows_the_head(tmp_path: Path) -> None:
     for quantization in ("wint8", "wint4"):
         formats, _ = chosen(declared(tmp_path, tie_word_embeddings=True), Precision("bfloat16", quantization))
