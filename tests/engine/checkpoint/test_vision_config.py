@@ -197,7 +197,7 @@ def test_paddleocr(tmp_path: Path) -> None:
 
 
 def test_gemma3_leaves_out_defaults(tmp_path: Path) -> None:
-    """As the published 4B model does, in both objects."""
+    """The published 4B model has them in both objects."""
     found = read(tmp_path, GEMMA)
     assert (found.num_attention_heads, found.num_kv_heads, found.head_dim, found.max_position_embeddings) == (8, 4, 256, 131072)
     vision = found.vision

@@ -299,7 +299,7 @@ def test_all_requests_end_in_the_smallest_pool(
 
 
 def test_running_prompts_keep_their_blocks() -> None:
-    """What a prompt in progress will hold is not given to others: nothing is preempted."""
+    """Blocks that a prompt in progress will need are not given to others: nothing is preempted."""
     limits = replace(make_limits(8, 8, 4, False), groups=MIXED)
     one = num_pages(MIXED, 40, 4, moving_of(8, 0))
     world = World(limits, 2 * one + 3 * 3)
