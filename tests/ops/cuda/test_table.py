@@ -69,6 +69,8 @@ def test_key_bounds(k: OpTable) -> None:
         WeightFormat("int4", 32),
         WeightFormat("int4", 32, has_offsets=True),
         WeightFormat("int4", 64, is_folded=True),
+        WeightFormat("int4", 16, has_offsets=True),
+        WeightFormat("float4", 16),
         WeightFormat("float4", 32),
     ],
     ids=str,

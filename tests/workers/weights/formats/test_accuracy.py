@@ -29,6 +29,8 @@ STORED_BOUNDS = {
     "GPTQ layout, 8 bits, zero points, groups of 32": 0.0008,
     "AWQ layout, 4 bits, zero points, groups of 32": 0.008,
     "FP8, blocks of 128 x 128": 0.0024,
+    "bitsandbytes NF4, blocks of 64": 0.011,
+    "NVFP4, groups of 16": 0.012,
     "Q8_0": 0.001,
     "Q5_1": 0.0045,
     "Q4_0": 0.013,
