@@ -267,6 +267,7 @@ def _strategy_block(weights: JsonOptions) -> tuple[int, int]:
 
 _METHODS: dict[str, Callable[[JsonOptions], QuantizationConfig]] = {
     "auto-round": _read_auto_round,
+    "intel/auto-round": _read_auto_round,  # older writers
     "awq": _read_awq,
     "bitsandbytes": _read_bitsandbytes,
     "gptq": _read_gptq,
