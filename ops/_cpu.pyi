@@ -131,6 +131,7 @@ def rotate_and_store(
     partners: int,
     query_weight: int,
     key_weight: int,
+    value_weight: int,
     epsilon: float,
     is_normalized_after: bool,  # after the rotation
     num_heads: int,
@@ -139,7 +140,7 @@ def rotate_and_store(
     kv_type: int,
     block_size: int,
     first_cached_head: int,  # where the KV heads are in the cache
-    num_cached_heads: int,
+    block_bytes: int,  # of keys, and of values
     rows: int,
     count: int,
 ) -> Op: ...
@@ -169,7 +170,7 @@ def attention(
     kv_type: int,
     block_size: int,
     first_cached_head: int,
-    num_cached_heads: int,
+    block_bytes: int,  # of keys, and of values
     rows: int,  # the number of sequences
     count: int,
 ) -> Op: ...
@@ -196,8 +197,18 @@ def choose(
     rows: int,
     count: int,
 ) -> Op: ...
-def scale_rows(y: int, x: int, factors: int, width: int, begin: int, end: int, rows: int, count: int) -> Op: ...
 def mean_rows(y: int, x: int, joined: int, width: int, rows: int, count: int) -> Op: ...
+def multiply(
+    y: int,
+    x: int,
+    factors: int,
+    row_factors: int,  # of each row; 0: one for all rows
+    width: int,
+    begin: int,
+    end: int,
+    rows: int,
+    count: int,
+) -> Op: ...
 def scale_and_add(y: int, x: int, other: int, factor: float, width: int, rows: int, count: int) -> Op: ...
 def activate(
     y: int,
@@ -314,6 +325,7 @@ def route(
     weights: int,
     logits: int,
     correction: int,
+    scales: int,
     num_experts: int,
     num_chosen: int,
     num_groups: int,

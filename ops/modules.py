@@ -69,14 +69,17 @@ class Linear(msgspec.Struct):
 
 
 class LinearPart(Linear):
-    """Half of a linear with two tensors side by side as input: inputs from `first_input` on of `stored_inputs`."""
+    """Part of a stored linear: inputs from `first_input` on of `stored_inputs`, and outputs from `first_output` on of
+    `stored_outputs`."""
 
     first_input: int = 0
     stored_inputs: int = 0
+    first_output: int = 0
+    stored_outputs: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.names[0]}.{self.first_input}"
+        return f"{self.names[0]}.{self.first_input or self.first_output}"
 
 
 class HeadLinear(msgspec.Struct):
@@ -120,6 +123,14 @@ class Embedding(msgspec.Struct):
     format: WeightFormat = FLOAT32
     tied: Linear | None = None  # the head with the same weights: a backend may keep one copy. Packed first
     weight: Tensor = None
+
+
+class EmbeddingPart(Embedding):
+    """Columns from `first_column` on of the stored table `stored_name` [num_rows, stored_width]."""
+
+    stored_name: str = ""
+    first_column: int = 0
+    stored_width: int = 0
 
 
 class TypedPositions(Embedding):
@@ -202,7 +213,7 @@ class PositionTable(msgspec.Struct):
 
 class HeadNorm(msgspec.Struct):
     """RMSNorm of each query and key head, with one weight for all queries and one for all keys. Without weights
-    they are 1."""
+    they are 1. `has_values`: values are normalized too, without a weight."""
 
     query_name: str
     key_name: str
@@ -213,6 +224,7 @@ class HeadNorm(msgspec.Struct):
     offset: float = 0.0  # added to the stored weights
     is_after_rotation: bool = False
     has_weight: bool = True
+    has_values: bool = False
     weight: Tensor = None
 
 
@@ -256,6 +268,8 @@ class Router(msgspec.Struct):
     correction_name: str = ""  # name of the tensor; empty: none
     correction_shape: tuple[int, ...] = ()  # stored shape
     correction: Tensor = None
+    scales_name: str = ""  # of factors of each expert's weight, float32 [experts]; empty: none
+    scales: Tensor = None
     set: int | None = None
     weight_name: str = ""  # name of a tensor [hidden, experts]; empty: that of `linear`, [experts, hidden]
 
@@ -311,6 +325,13 @@ class Experts(msgspec.Struct):
         return {"gate_up": self.gate_up, "down": self.down}
 
 
+class Factor(msgspec.Struct):
+    """A learned factor of whole rows."""
+
+    name: str
+    weight: Tensor = None
+
+
 class Sinks(msgspec.Struct):
     """A learned score for each query head that takes part in the softmax, without a value (Xiao et al. 2023)."""
 
@@ -319,7 +340,9 @@ class Sinks(msgspec.Struct):
     weight: Tensor = None
 
 
-Module = Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts | Sinks
+Module = (
+    Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts | Sinks | Factor
+)
 
 
 class HeadRange(msgspec.Struct, frozen=True):
@@ -346,6 +369,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     is_two_sided: bool = False
     own: HeadRange | None = None  # on this rank; None: all
     sinks: Sinks | None = None  # scores beside those of the keys, after scale and cap; None: none
+    has_keys: bool = True  # False: the layer reads the keys and values that another one stored
 
     @property
     def score_scale(self) -> float:
@@ -398,6 +422,12 @@ class LayerCache(msgspec.Struct):
     block_size: int
     dtype: str = "float32"  # "float32" | "bfloat16" | "int8"
     table: int = 0  # index of its block table among those of a sequence
+    first_head: int = 0  # of this layer in a block
+    num_heads: int = 0  # heads of this layer's size in a block; 0: those of the layer
+
+    def heads_of(self, shape: AttentionShape | LatentShape) -> int:
+        """Return the heads of this layer's size in a block."""
+        return self.num_heads or shape.num_kv_heads
 
 
 class KvCache(msgspec.Struct):

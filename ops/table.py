@@ -21,6 +21,7 @@ from ops.modules import (
     AttentionShape,
     Embedding,
     Experts,
+    Factor,
     HeadLinear,
     HeadNorm,
     KvCache,
@@ -134,8 +135,9 @@ class OpTable(msgspec.Struct, frozen=True):
     # packs a module's weights into the store, in the backend's layout and the module's format, and sets them on the module.
     # Sources: "weight" [out, in] and "bias" of a Linear; "weight" of an Embedding or PositionTable [rows, width], Norm or
     # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
-    # "cosines", "sines", "partners" and perhaps "query_factors" of a Rotary; "weight", "bias" and "correction" of a Router;
-    # "gate_up.0", "down.0", "gate_up.1", ... of Experts, and their biases "gate_up.0.bias", ...; "weight" of Sinks
+    # "cosines", "sines", "partners" and perhaps "query_factors" of a Rotary; "weight", "bias", "correction" and "scales" of a
+    # Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts, and their biases "gate_up.0.bias", ...; "weight" of Sinks and
+    # Factor
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # describes the layout of `pack` on this machine in full; packed weights with another description are unusable. None: `pack`
@@ -165,18 +167,19 @@ class OpTable(msgspec.Struct, frozen=True):
     rms_norm: Callable[[Tensor, Norm], Tensor]  # [R, width] -> [R, width]
     add_rms_norm: Callable[[Tensor, Tensor, Norm], tuple[Tensor, Tensor]]  # h, residual -> norm(h + residual), h + residual
     rotary_angles: Callable[[Inputs, Rotary], Any]  # per row, for `rotate_and_store`
-    # [R, q + k + v] -> queries [R, q]: normalizes heads (where the model does), rotates, writes keys and values at slot_mapping
+    # [R, q + k + v] -> queries [R, q]: normalizes heads (where the model does), rotates, writes keys and values at
+    # slot_mapping; of a shape without keys [R, q] -> queries [R, q]
     rotate_and_store: Callable[[Inputs, Tensor, Tensor, HeadNorm | None, AttentionShape, LayerCache], Tensor]
     # [R, q + k + v], whole in each rank -> the same for `rotate_and_store`: all queries of a row normalized as one vector, and
     # all keys
     normalize_wide: Callable[[Tensor, Norm, Norm, AttentionShape], Tensor]
     attention: Callable[[Any, Tensor, AttentionShape, LayerCache], Tensor]  # step, queries [R, q] -> [R, q]
-    # the step, queries [R, q] and another tensor [R, n] -> the same for only the step's kept rows
-    keep_rows: Callable[[Any, Tensor, Tensor], tuple[Any, Tensor, Tensor]]
+    # the step, queries [R, q] and other tensors [R, n] -> the same for only the step's kept rows
+    keep_rows: Callable[..., Any]
     # gate | up [R, 2 n], activation's name, a GateClamp or None (the default) -> [R, n]
     activate_and_multiply: Callable[..., Tensor]
     scale_and_add: Callable[[Tensor, float, Tensor | None], Tensor]  # x [R, n], factor, y [R, n] or None -> x * factor + y
-    scale_rows: Callable[[Tensor, Tensor], Tensor]  # x [R, n], factors [R, 1] -> x times each row's factor
+    multiply: Callable[[Tensor, Tensor | Factor], Tensor]  # x [R, n], factors [R, n] or [R, 1], or one factor -> the product
     query_factors: Callable[[Inputs, Rotary], Tensor]  # of a Rotary that has them -> [R, 1], by position
     take_rows: Callable[[Tensor, Tensor], Tensor]  # [R, n], row ids [m] -> [m, n]
     # with several ranks, each has some columns of a result of linear, attention, activation or experts: returns x with all

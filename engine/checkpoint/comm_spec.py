@@ -46,7 +46,8 @@ def comm_bytes(
     rows = max_rows(max_num_tokens, max_num_seqs)
     num_bytes = buffers_at(rank_group_ranks)
     if tensor_ranks > 1:
-        width = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
+        queries = model.num_attention_heads * model.largest_head_dim
+        width = max(model.hidden_size, model.largest_intermediate_size, queries)
         if model.experts is not None:
             width = max(width, model.experts.shared_intermediate_size)
             if not shares_experts:

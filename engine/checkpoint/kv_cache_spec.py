@@ -13,6 +13,7 @@ earlier one; it has none of its own then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -31,6 +32,8 @@ class LayerPlace(msgspec.Struct, frozen=True):
 
     table: int
     index: int
+    first_head: int = 0  # of the layer in a block, if smaller layers share it
+    num_heads: int = 0  # heads of the layer's size that a block has room for; 0: those of the layer
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True):
@@ -53,6 +56,8 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         if model.latents is not None:
             heads, key_dim, value_dim = _NUM_LATENT_HEADS, model.latents.rotary_dim, model.latents.latent_dim
         windows, has_marks = model.sliding_windows, False
+        if model.layer_shapes:
+            return _of_shapes(model, block_size, dtype)
         if model.bidirectional is not None:  # data of a layer is not needed later: all layers share the memory
             windows = (0,)
         elif has_drafts:  # draft layers look for their entries in all blocks before a row (marks)
@@ -96,23 +101,46 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         return (self.num_pages(num_blocks) + 1) * self.page_bytes
 
 
+def _of_shapes(model: ModelConfig, block_size: int, dtype: str) -> KVCacheSpec:
+    """Return the spec of a model with heads of several sizes: a block has room for the keys of the largest layer, and smaller
+    layers of a group share one."""
+    shapes = model.layer_shapes
+    step, widest = math.lcm(*(shape.head_dim for shape in shapes)), max(shape.num_kv_heads * shape.head_dim for shape in shapes)
+    width = -(-widest // step) * step
+    room = [width // shape.head_dim // shape.num_kv_heads for shape in shapes]  # layers like this one in a block
+    sources = [shape.source for shape in shapes]
+    count, groups, places = place_layers(model.sliding_windows, sources, room)
+    sized = [
+        LayerPlace(place.table, place.index, place.first_head * shape.num_kv_heads, width // shape.head_dim)
+        for place, shape in zip(places, shapes, strict=True)
+    ]
+    dim = min(shape.head_dim for shape in shapes)  # with the most scales of int8
+    return KVCacheSpec(count, groups, tuple(sized), width // dim, dim, dim, block_size, dtype)
+
+
 def place_layers(
-    windows: Sequence[int], sources: Sequence[int] = ()
+    windows: Sequence[int], sources: Sequence[int] = (), room: Sequence[int] = ()
 ) -> tuple[int, tuple[KvGroup, ...], tuple[LayerPlace, ...]]:
     """Return the layers of a page, the groups, and the place of each layer. `windows`: of each layer, 0 if it sees all keys;
-    `sources`: the layer with the keys and values that each reads, itself by default."""
+    `sources`: the layer with the keys and values that each reads, itself by default. `room`: layers like each that fit in a
+    block, one by default; `first_head` is then the number of the layer in its block."""
     sources = sources or range(len(windows))
     owners = sorted(set(sources))
     reaches = {owner: [window for window, source in zip(windows, sources, strict=True) if source == owner] for owner in owners}
     window_of = {owner: 0 if 0 in reach else max(reach) for owner, reach in reaches.items()}
     found = sorted(set(window_of.values()), key=lambda window: (window > 0, -window))
     members = [[owner for owner in owners if window_of[owner] == window] for window in found]
-    count = _layers_per_page([len(each) for each in members])
-    groups = tuple(KvGroup(window, -(-len(each) // count)) for window, each in zip(found, members, strict=True))
+    rooms = [min((room[layer] for layer in each), default=1) if room else 1 for each in members]
+    sizes = [-(-len(each) // fit) for each, fit in zip(members, rooms, strict=True)]  # blocks of a group's layers
+    count = _layers_per_page(sizes)
+    groups = tuple(KvGroup(window, -(-size // count)) for window, size in zip(found, sizes, strict=True))
     places: dict[int, LayerPlace] = {}
     first = 0
-    for group, layers in zip(groups, members, strict=True):
-        places |= {layer: LayerPlace(first + index // count, index % count) for index, layer in enumerate(layers)}
+    for group, layers, fit in zip(groups, members, rooms, strict=True):
+        places |= {
+            layer: LayerPlace(first + index // fit // count, index // fit % count, index % fit)
+            for index, layer in enumerate(layers)
+        }
         first += group.num_tables
     return count, groups, tuple(places[source] for source in sources)
 

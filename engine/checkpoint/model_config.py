@@ -16,7 +16,7 @@ import msgspec
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES, POOLED_NAMES
 from engine.checkpoint.families.experts import ExpertsConfig
-from engine.checkpoint.families.family import Bidirectional, Family, Latents, Multipliers
+from engine.checkpoint.families.family import Bidirectional, Family, Latents, LayerShape, Multipliers
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
@@ -65,6 +65,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     quantization: QuantizationConfig | None = None  # of the stored weights
     experts: ExpertsConfig | None = None  # in layers without an MLP
     latents: Latents | None = None
+    layer_shapes: tuple[LayerShape, ...] = ()  # empty: all layers are alike
+    layer_inputs_dim: int = 0  # width of each layer's own embedding of a token; 0: layers have none
     num_draft_layers: int = 0  # stored after the last layer; loaded only if requested
     vision: VisionConfig | None = None  # vision-language models only
     vision_experts: ExpertsConfig | None = None  # experts of media tokens, stored after those of text
@@ -92,6 +94,20 @@ class ModelConfig(msgspec.Struct, frozen=True):
         from engine.checkpoint.gguf.convert import model_options  # only needed for GGUF files
 
         return _read(JsonOptions(model_options(file), file.path), JsonOptions({}, file.path))
+
+    def layer_shape(self, index: int) -> LayerShape:
+        """Return the sizes of layer `index`."""
+        if self.layer_shapes:
+            return self.layer_shapes[index]
+        return LayerShape(self.num_kv_heads, self.head_dim, self.intermediate_size, index)
+
+    @property
+    def largest_head_dim(self) -> int:
+        return max([self.head_dim, *(shape.head_dim for shape in self.layer_shapes)])
+
+    @property
+    def largest_intermediate_size(self) -> int:
+        return max([self.intermediate_size, *(shape.intermediate_size for shape in self.layer_shapes)])
 
     def shape_differences(self, other: ModelConfig) -> list[str]:
         """Return `name: ours, theirs` for every option except the file format and the end tokens: they must be equal when
@@ -160,7 +176,9 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         multipliers = msgspec.structs.replace(multipliers, logits=1.0, softcap_of_logits=0.0)
     is_checked = bidirectional is None and not family.has_training_options
     windows = family.sliding_windows(text, num_layers)
-    ropes = read_ropes(text, family, head_dim, max_positions, windows)
+    shapes = family.layer_shapes(text, num_layers)
+    dims = [shape.head_dim for shape in shapes] or [head_dim] * num_layers
+    ropes = read_ropes(text, family, dims, max_positions, windows)
     return ModelConfig(
         architecture=family.name,
         vocab_size=text.count("vocab_size"),
@@ -191,6 +209,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         quantization=_quantization(options),
         experts=_used(family.experts(text, num_layers)),
         latents=latents,
+        layer_shapes=shapes,
+        layer_inputs_dim=family.layer_inputs_dim(text, num_layers),
         num_draft_layers=family.num_draft_layers(text),
         vision=vision,
         vision_experts=_used(family.vision_experts(text, num_layers)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -11,9 +11,9 @@ from engine.checkpoint.families.family import Family, QueryScaling
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.mrope import pair_axes
 
-RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
-_ROPE_TYPES: dict[str, RopeType] = {name: name for name in ("default", "linear", "dynamic", "yarn", "llama3", "longrope")}
+_ROPE_TYPES: dict[str, RopeType] = {name: name for name in get_args(RopeType)}
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
     `rotary_dim` elements at the start of each head are rotated. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) if
     `is_interleaved`. `max_position_embeddings` is the length that "dynamic" starts to stretch at. "longrope" divides
     frequencies by `long_factors` in engines that serve contexts beyond `original_max_position_embeddings`, else by
-    `short_factors`.
+    `short_factors`. "proportional" rotates the first `num_rotated_pairs`, with frequencies of the whole head.
     """
 
     rope_type: RopeType
@@ -43,6 +43,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
     frequency_factors: tuple[float, ...] = ()  # divisors of the frequencies (GGUF files)
     short_factors: tuple[float, ...] = ()  # longrope
     long_factors: tuple[float, ...] = ()  # longrope
+    num_rotated_pairs: int = 0  # proportional
     mrope_layout: str = ""  # a key of `mrope.LAYOUTS`; empty: positions are numbers, not (time, height, width)
     mrope_sections: tuple[int, ...] = ()  # pairs of each axis, in the order of the layout
     query_scaling: QueryScaling | None = None
@@ -62,10 +63,10 @@ class Ropes(msgspec.Struct, frozen=True):
 
 
 def read_ropes(
-    options: JsonOptions, family: Family, head_dim: int, max_positions: int, sliding_windows: Sequence[int]
+    options: JsonOptions, family: Family, head_dims: Sequence[int], max_positions: int, sliding_windows: Sequence[int]
 ) -> Ropes:
     """Read the rope parameters. Keys of `rope_parameters` (or the older `rope_scaling`) take precedence over those beside it,
-    as in transformers. `sliding_windows`: of each layer."""
+    as in transformers. `head_dims`, `sliding_windows`: of each layer."""
     if not family.has_rotary:
         return Ropes(_no_rope(family.rope_theta, max_positions))
     is_new = bool(options.values.get("rope_parameters"))
@@ -77,18 +78,19 @@ def read_ropes(
         if not {"full_attention", "sliding_attention"} & set(rope_options.values):
             raise options.error("rope_parameters", "should have one entry each for 'full_attention' and 'sliding_attention'")
         rope_options, local_options = (rope_options.within(kind) for kind in ("full_attention", "sliding_attention"))
-    rope = _rope(options, rope_options, family, head_dim, max_positions)
+    sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
+    whole = next((dim for dim, window in zip(head_dims, sliding_windows, strict=True) if not window), head_dims[0])
+    rope = _rope(options, rope_options, family, whole, max_positions)
     unrotated = family.unrotated_layers(options, len(sliding_windows))
     if unrotated:
         scaling = family.query_scaling(options, rope_options, is_rotated=False)
         return Ropes(rope, _no_rope(rope.theta, max_positions, scaling), unrotated)
-    sliding = tuple(index for index, window in enumerate(sliding_windows) if window)
     if not family.local_rope_theta:
         return Ropes(rope)
     theta = options.number("rope_local_base_freq", family.local_rope_theta, above=0)
     if local_options.values.get("rope_theta") is None:
         local_options = local_options.replaced({"rope_theta": theta})
-    local = _rope(options, local_options, family, head_dim, max_positions)
+    local = _rope(options, local_options, family, head_dims[sliding[0]] if sliding else whole, max_positions)
     return Ropes(rope, local, sliding) if sliding else Ropes(rope)
 
 
@@ -104,7 +106,9 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     if kind not in _ROPE_TYPES:
         raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
     share = rope.number("partial_rotary_factor", family.rotary_share(options))
-    rotary_dim = int(head_dim * share)
+    rotary_dim, rotated = int(head_dim * share), 0
+    if kind == "proportional":
+        rotary_dim, rotated = head_dim, rotary_dim // 2
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.error(
             "partial_rotary_factor",
@@ -115,7 +119,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     if kind in ("yarn", "longrope"):
         default_factor: float | None = max_positions / original
     else:
-        default_factor = 1.0 if kind == "default" else None
+        default_factor = 1.0 if kind in ("default", "proportional") else None
     theta = rope.number("rope_theta", options.number("rope_theta", family.rope_theta), above=1 if kind == "yarn" else 0)
     alpha = rope.number("alpha", 0.0, least=0) if family.has_rope_alpha else 0.0
     if kind == "dynamic" and alpha:
@@ -143,6 +147,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
         frequency_factors=_factors(rope, "frequency_factors", rotary_dim),
         short_factors=_factors(rope, "short_factor", rotary_dim, is_needed=kind == "longrope"),
         long_factors=_factors(rope, "long_factor", rotary_dim, is_needed=kind == "longrope"),
+        num_rotated_pairs=rotated,
         mrope_layout=family.mrope_layout,
         mrope_sections=_mrope_sections(options, rope, family, rotary_dim // 2),
         query_scaling=family.query_scaling(options, rope, is_rotated=True),

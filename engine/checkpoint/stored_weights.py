@@ -58,15 +58,17 @@ class StoredWeights(msgspec.Struct, frozen=True):
     @staticmethod
     def of_config(model: ModelConfig) -> StoredWeights:
         """Return an estimate for a checkpoint without files (random weights)."""
-        width, heads = model.hidden_size, model.num_attention_heads + 2 * model.num_kv_heads
-        attention = width * model.head_dim * (heads + model.num_attention_heads)
+        width, shapes = model.hidden_size, [model.layer_shape(index) for index in range(model.num_layers)]
+        attention = sum(width * each.head_dim * 2 * (model.num_attention_heads + each.num_kv_heads) for each in shapes)
         dense = 3 * width * model.intermediate_size
         embeddings = model.vocab_size * width * (1 if model.tie_word_embeddings else 2)
-        total = model.num_layers * (attention + dense) + embeddings
+        per_layer = model.num_layers * model.layer_inputs_dim * (model.vocab_size + 3 * width)
+        total = attention + sum(3 * width * each.intermediate_size for each in shapes) + embeddings + per_layer
         if model.experts is not None:
             experts = model.experts
             sparse = 3 * width * (experts.num_experts * experts.intermediate_size + experts.shared_intermediate_size)
-            total += len(experts.sparse_layers) * (sparse - dense)
+            beside = dense if model.layer_shapes else 0  # an MLP beside the experts
+            total += len(experts.sparse_layers) * (sparse - dense + beside)
         return StoredWeights(total, total)
 
     def num_bytes(self, model: ModelConfig, dtype: str, quantization: str) -> int:

@@ -92,7 +92,7 @@ def _inner(model: ModelConfig) -> int:
     """Return the widest row between two products; for experts, of all chosen ones together."""
     experts = model.experts
     chosen = 0 if experts is None else experts.num_chosen * max(experts.intermediate_size, model.hidden_size)
-    return max(model.intermediate_size, chosen)
+    return max(model.largest_intermediate_size, chosen)
 
 
 def _gathered_bytes(model: ModelConfig) -> int:

@@ -89,7 +89,7 @@ def _processes_bytes(config: EngineConfig, names: Sequence[str]) -> int:
 
 def _inner(model: ModelConfig) -> int:
     chosen = model.experts.num_chosen * model.experts.intermediate_size if model.experts else 0
-    return max(model.intermediate_size, chosen)
+    return max(model.largest_intermediate_size, chosen)
 
 
 # ------------------------------------------------------------------------------------------------------------ check

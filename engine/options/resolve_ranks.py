@@ -25,7 +25,8 @@ def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
     """Return the number of ranks of all replicas. Raises OptionError if the model cannot be split that way."""
     values = options.values
     size: int = values["tensor_parallel_size"]
-    heads, kv_heads = model.num_attention_heads, model.num_kv_heads
+    heads = model.num_attention_heads
+    of_layers = sorted({model.layer_shape(index).num_kv_heads for index in range(model.num_layers)})
     if values["pipeline_parallel_size"] > 1:
         raise OptionError(
             f"--pipeline-parallel-size {values['pipeline_parallel_size']}: pipeline parallelism is not supported, "
@@ -36,12 +37,13 @@ def resolve_ranks(options: OptionValues, model: ModelConfig) -> int:
             f"--tensor-parallel-size {size} does not divide the {heads} attention heads of the model; use one of "
             f"{_divisors(heads)}"
         )
-    if kv_heads % size and size % kv_heads:
-        fitting = [count for count in _divisors(heads) if kv_heads % count == 0 or count % kv_heads == 0]
-        raise OptionError(
-            f"--tensor-parallel-size {size} is neither a divisor nor a multiple of the {kv_heads} KV heads of the "
-            f"model; use one of {fitting}"
-        )
+    for kv_heads in of_layers:
+        if kv_heads % size and size % kv_heads:
+            fitting = [count for count in _divisors(heads) if all(not (each % count and count % each) for each in of_layers)]
+            raise OptionError(
+                f"--tensor-parallel-size {size} is neither a divisor nor a multiple of the {kv_heads} KV heads of the "
+                f"model; use one of {fitting}"
+            )
     num_ranks: int = size * values["data_parallel_size"]
     if values["enable_expert_parallel"]:
         _check_experts(model, num_ranks)

@@ -22,6 +22,7 @@ from ops.modules import (
     Columns,
     Embedding,
     Experts,
+    Factor,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -48,6 +49,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             _pack_embedding(module, sources["weight"], store)
         case Norm():
             module.weight = _kept(module.name, sources["weight"], (module.width,), store)
+        case Factor():
+            module.weight = _kept(module.name, sources["weight"], (1,), store)
         case Sinks():
             module.weight = _kept(module.name, sources["weight"], (module.num_heads,), store)
         case LayerNorm():
@@ -60,7 +63,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             shape = (module.width,)
             module.weight = (
                 _kept(module.query_name, sources["queries"], shape, store),
-                _kept(module.key_name, sources["keys"], shape, store),
+                _kept(module.key_name or f"{module.query_name}.keys", sources["keys"], shape, store),
+                array_of(np.ones(shape, np.float32)) if module.has_values else None,
             )
         case Rotary():
             module.cosines, module.sines = (array_of(_float32(sources[name])) for name in ("cosines", "sines"))
@@ -73,6 +77,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 module.correction = _kept(
                     f"{module.linear.name}.correction", sources["correction"], (module.num_experts,), store
                 )
+            if module.scales_name:
+                module.scales = _kept(module.scales_name, sources["scales"], (module.num_experts,), store)
         case Experts():
             _pack_experts(module, sources, store)
 

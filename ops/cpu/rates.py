@@ -122,7 +122,8 @@ def attention(dtype: str, before: int, count: int, heads: tuple[int, int, int]) 
     bounds = len(table), address_of(no_bounds), 0, 0
     window_and_scale = 0, False, False, 0.0, 0.0
     no_sinks = 0, 0
-    layout = KV_TYPES.index(dtype), BLOCK_SIZE, 0, num_kv_heads, 0, 1
+    bytes_of_head = {"float32": 4 * head_dim, "bfloat16": 2 * head_dim, "int8": head_dim + 4}[dtype]
+    layout = KV_TYPES.index(dtype), BLOCK_SIZE, 0, BLOCK_SIZE * num_kv_heads * bytes_of_head, 0, 1
     arguments: list[Any] = [*map(address_of, operands), *bounds, *heads, *window_and_scale, *no_sinks, *layout]
     return partial(_run_with, _cpu.attention(*arguments), (operands, no_bounds))
 

@@ -34,6 +34,7 @@ from ops.modules import (
     AttentionShape,
     Embedding,
     Experts,
+    Factor,
     GateClamp,
     HeadLinear,
     HeadNorm,
@@ -146,10 +147,10 @@ class CpuOps:
     def take_rows(self, x: Tensor, row_ids: Tensor) -> Array:
         return self._take_rows(x, row_ids, rows_of(row_ids))
 
-    def keep_rows(self, inputs: StepInputs, queries: Tensor, x: Tensor) -> tuple[AttentionMetadata, Array, Array]:
+    def keep_rows(self, inputs: StepInputs, *tensors: Tensor) -> tuple[Any, ...]:
         kept = inputs.kept
         rows = self._rows(kept)
-        return kept, self._take_rows(queries, kept.row_ids, rows), self._take_rows(x, kept.row_ids, rows)
+        return kept, *(self._take_rows(x, kept.row_ids, rows) for x in tensors)
 
     def _take_rows(self, x: Tensor, row_ids: Tensor, rows: Rows) -> Array:
         table = PackedWeight(WEIGHT_KINDS.index("float32"), x, is_in_panels=False)
@@ -259,7 +260,8 @@ class CpuOps:
     ) -> Array:
         own, dim = shape.heads, shape.head_dim
         queries = self._queries(rows_of(qkv), shape)
-        query_weight, key_weight = (None, None) if norm is None else norm.weight
+        kv_count = own.kv_count if shape.has_keys else 0
+        weights = (None, None, None) if norm is None else norm.weight
         self._executor.emit(
             _cpu.rotate_and_store,
             queries,
@@ -275,17 +277,16 @@ class CpuOps:
             angles.cosines,
             angles.sines,
             angles.partners,
-            query_weight,
-            key_weight,
+            *weights,
             0.0 if norm is None else norm.epsilon,
             norm is not None and norm.is_after_rotation,
             own.count,
-            own.kv_count,
+            kv_count,
             dim,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
-            own.first_kv,
-            shape.num_kv_heads,
+            cache.first_head + own.first_kv,
+            cache.keys.shape[1],
             rows=queries.rows,
             work=lambda: rotation_work(queries, qkv, cache),
         )
@@ -332,8 +333,8 @@ class CpuOps:
             shape.heads.first,
             KV_TYPES.index(cache.dtype),
             cache.block_size,
-            shape.heads.first_kv,
-            shape.num_kv_heads,
+            cache.first_head + shape.heads.first_kv,
+            cache.keys.shape[1],
             rows=self._executor.rows(inputs.host_counts, NUM_SEQUENCES, inputs.max_rows),
             work=lambda: attention_work(y, queries, inputs, shape, cache),
         )
@@ -440,9 +441,10 @@ class CpuOps:
         self._executor.emit(_cpu.scale_and_add, y, x, other, factor, x.shape[1], rows=y.rows)
         return y
 
-    def scale_rows(self, x: Tensor, factors: Tensor) -> Array:
+    def multiply(self, x: Tensor, factors: Tensor | Factor) -> Array:
         y, columns = self._like(x)
-        self._executor.emit(_cpu.scale_rows, y, x, factors, y.width, *columns, rows=y.rows)
+        values, of_row = (factors.weight, 0) if isinstance(factors, Factor) else (factors, factors.shape[1])
+        self._executor.emit(_cpu.multiply, y, x, values, of_row, y.width, *columns, rows=y.rows)
         return y
 
     def query_factors(self, inputs: Inputs, module: Rotary) -> Array:
@@ -504,6 +506,7 @@ class CpuOps:
             weights,
             logits,
             module.correction,
+            module.scales,
             module.num_experts,
             rule.num_chosen,
             rule.num_groups,
@@ -634,7 +637,7 @@ def make_table(executor: Executor) -> OpTable:
         add_layer_norm=ops.add_layer_norm,
         normalize_wide=ops.normalize_wide,
         scale_and_add=ops.scale_and_add,
-        scale_rows=ops.scale_rows,
+        multiply=ops.multiply,
         query_factors=ops.query_factors,
         activate=ops.activate,
         join_rows=ops.join_rows,

@@ -13,10 +13,10 @@ struct HeadPlace {
     int scale;        // bytes from the block's beginning
 };
 
-DEVICE HeadPlace place_of(const Cache &cache, int dim, int slot, int head) {
+DEVICE HeadPlace place_of(const Cache &cache, bool is_value, int slot, int head) {
+    int dim = is_value ? cache.value_dim : cache.key_dim;
     int numbers = cache.block_size * cache.kv_heads * dim, line = slot % cache.block_size * cache.kv_heads + head;
-    long long block_bytes = static_cast<long long>(numbers) * bytes_of(cache.type);
-    if (cache.type == INT8) block_bytes += 4LL * cache.block_size * cache.kv_heads;
+    long long block_bytes = is_value ? cache.value_bytes : cache.key_bytes;
     return {slot / cache.block_size * block_bytes, line * dim, numbers + 4 * line};
 }
 
@@ -30,7 +30,7 @@ template <typename Value>
 DEVICE void store_head(const Cache &cache, bool is_value, int slot, int head, int lane, Value value) {
     int dim = is_value ? cache.value_dim : cache.key_dim;
     const Buffer<unsigned char> &bytes = is_value ? cache.values : cache.keys;
-    HeadPlace place = place_of(cache, dim, slot, head);
+    HeadPlace place = place_of(cache, is_value, slot, head);
     if (cache.type == INT8) {
         float largest = 0.0f;
         for (int i = lane; i < dim; i += WARP) largest = fmaxf(largest, fabsf(value(i)));
@@ -67,7 +67,7 @@ DEVICE void read_eight(const Buffer<unsigned char> &bytes, const HeadPlace &plac
 DEVICE void load_head(const Cache &cache, bool is_value, int slot, int head, int first, float (&values)[8]) {
     int dim = is_value ? cache.value_dim : cache.key_dim;
     const Buffer<unsigned char> &bytes = is_value ? cache.values : cache.keys;
-    HeadPlace place = place_of(cache, dim, slot, head);
+    HeadPlace place = place_of(cache, is_value, slot, head);
     switch (cache.type) {
         case FLOAT32: read_eight<float>(bytes, place, first, dim, values); break;
         case FLOAT16: read_eight<Float16>(bytes, place, first, dim, values); break;

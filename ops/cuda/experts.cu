@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(ROUTE_THREADS) route(Route o) {
     bool is_own = o.expert_sets.is_empty() || o.expert_sets[row] == o.set;
     float divisor = o.is_normalized ? fmaxf(total + o.added_to_sum, o.smallest_sum) : 1.0f;
     for (int number = lane; number < o.num_chosen; number += WARP) {
-        o.weights[out + number] = is_own ? o.weights[out + number] / divisor * o.factor : 0.0f;
+        float scale = o.scales.is_empty() ? 1.0f : o.scales[o.ids[out + number]];
+        o.weights[out + number] = is_own ? o.weights[out + number] / divisor * o.factor * scale : 0.0f;
         if (!is_own) o.ids[out + number] = -1;
     }
 }

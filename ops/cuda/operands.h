@@ -29,6 +29,8 @@ struct Cache {
     int kv_heads;  // in a block, those of all ranks
     int key_dim;
     int value_dim;
+    int key_bytes;  // of a block
+    int value_bytes;
 };
 
 struct Begin {
@@ -68,9 +70,10 @@ struct RotateAndStore {
     Buffer<float> cosines;      // [_, cache.key_dim]
     Buffer<float> sines;        // [_, cache.key_dim]
     Buffer<int> partners;       // [cache.key_dim]
-    Buffer<float> norm_weight;  // [2, cache.key_dim] of queries and of keys; empty: heads are not normalized
+    Buffer<float> norm_weight;  // [3, cache.key_dim] of queries, keys and values; empty: heads are not normalized
     float epsilon;
     int is_normalized_after;  // after the rotation, not before it
+    int has_values;           // values are normalized too
     int num_rows;
     int heads;     // of this rank
     int kv_heads;  // of this rank,
@@ -155,6 +158,7 @@ struct Linear {
 struct Route {
     Buffer<float> logits;      // [num_rows, num_experts]
     Buffer<float> correction;  // [num_experts]; empty: none
+    Buffer<float> scales;      // [num_experts], factors of the weights; empty: none
     Buffer<int> expert_sets;   // [num_rows]; empty: the router is for all rows
     Buffer<int> ids;           // out [num_rows, num_chosen]
     Buffer<float> weights;     // out [num_rows, num_chosen]

@@ -49,9 +49,10 @@ __global__ void __launch_bounds__(WARPS *WARP, 1) rotate_and_store(RotateAndStor
         for (int i = lane; i < dim; i += WARP)
             head[i] = to_float(qkv[(static_cast<long long>(row) * num_all + number) * dim + i]);
         __syncwarp();
-        bool is_normalized = !is_value && !o.norm_weight.is_empty(), is_rotated = is_normalized && o.is_normalized_after;
+        bool is_normalized = !o.norm_weight.is_empty() && (!is_value || o.has_values);
+        bool is_rotated = is_normalized && o.is_normalized_after && !is_value;
         if (is_rotated) rotate(head, o.cosines, o.sines, o.partners, angle, dim, lane);
-        if (is_normalized) normalize(head, o.norm_weight, is_query ? 0 : dim, dim, o.epsilon, lane);
+        if (is_normalized) normalize(head, o.norm_weight, is_query ? 0 : is_value ? 2 * dim : dim, dim, o.epsilon, lane);
         auto value = [&](int i) { return is_rotated ? head[i] : rotated(head, i, o.cosines, o.sines, o.partners, angle); };
         if (is_query) {
             for (int i = lane; i < dim; i += WARP)
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 1) rotate_and_store(RotateAndStor
         } else {
             int of_cache = o.first_kv + (number - o.heads) % o.kv_heads;
             store_head(o.cache, is_value, slot, of_cache, lane,
-                       [&](int i) { return is_value ? head[i] : to_float(from_float<T>(value(i))); });
+                       [&](int i) { return to_float(from_float<T>(is_value ? head[i] : value(i))); });
         }
     }
 }

@@ -16,7 +16,7 @@ import paddle
 
 from ops.cpu.int_packing import rounded
 from ops.cuda.library import Library
-from ops.cuda.operands import TYPE_BYTES, TYPES, bound
+from ops.cuda.operands import TYPES, bound
 from ops.modules import (
     AttentionShape,
     Columns,
@@ -133,13 +133,15 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 module.bias = paddle.to_tensor(_own(float32(sources["bias"]()), module.columns))
         case HeadNorm():  # all queries have the same weight, and so have all keys
             values = [float32(sources[name]()).reshape(-1) for name in ("queries", "keys")]
-            module.weight = paddle.to_tensor(np.stack(values))
+            module.weight = paddle.to_tensor(np.stack([*values, np.ones_like(values[0])]))
         case Router():
             module.linear.weight = _packed(sources["weight"](), (), module.linear.format)
             if "bias" in sources:
                 module.linear.bias = paddle.to_tensor(float32(sources["bias"]()))
             if "correction" in sources:
                 module.correction = paddle.to_tensor(float32(sources["correction"]()).reshape(-1))
+            if "scales" in sources:
+                module.scales = paddle.to_tensor(float32(sources["scales"]()))
         case Experts():
             parts = {
                 part: _stacked(
@@ -224,10 +226,10 @@ def rotary_angles(inputs: Inputs, module: Any) -> Angles:
     return Angles(inputs.positions, module.cosines, module.sines, module.partners)
 
 
-def keep_rows(step: Step, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Step, paddle.Tensor, paddle.Tensor]:
+def keep_rows(step: Step, *tensors: paddle.Tensor) -> tuple[Any, ...]:
     kept = cast(StepInputs, step.inputs).kept
     row_ids = kept.row_ids[: kept.num_rows]
-    return Step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
+    return Step(kept, step.block_size), *(paddle.gather(x, row_ids) for x in tensors)
 
 
 def describe(tensor: paddle.Tensor) -> tuple[int, int]:
@@ -240,21 +242,19 @@ def make(shape: tuple[int, ...], dtype: str) -> paddle.Tensor:
     return paddle.empty(shape, cast(Any, dtype))
 
 
-def _cache(cache: LayerCache, kv_heads: int) -> dict[str, Any]:
+def _cache(cache: LayerCache, shape: AttentionShape | LatentShape) -> dict[str, Any]:
     """Return `Cache` of operands.h. In a block, block_size * kv_heads scales follow the keys' numbers."""
-    scale_bytes = 4 if cache.dtype == "int8" else 0
-    key_dim, value_dim = (
-        (part.shape[1] // (cache.block_size * kv_heads) - scale_bytes) // TYPE_BYTES[cache.dtype]
-        for part in (cache.keys, cache.values)
-    )
+    dims = (shape.rotary_dim, shape.latent_dim) if isinstance(shape, LatentShape) else (shape.head_dim, shape.head_dim)
     return {
         "keys": cache.keys,
         "values": cache.values,
         "type": TYPES[cache.dtype],
         "block_size": cache.block_size,
-        "kv_heads": kv_heads,
-        "key_dim": key_dim,
-        "value_dim": value_dim,
+        "kv_heads": cache.heads_of(shape),
+        "key_dim": dims[0],
+        "value_dim": dims[1],
+        "key_bytes": cache.keys.shape[1],
+        "value_bytes": cache.values.shape[1],
     }
 
 
@@ -337,6 +337,7 @@ class _Rows:
             "Route",
             logits=logits,
             correction=module.correction,
+            scales=module.scales,
             expert_sets=None if module.set is None else step.inputs.expert_sets,
             added_to_sum=rule.added_to_sum,
             smallest_sum=rule.smallest_sum,
@@ -435,16 +436,17 @@ class _Rows:
             "RotateAndStore",
             type=TYPES["float32"],
             qkv=reference.own_columns(qkv),
-            cache=_cache(cache, shape.num_kv_heads),
+            cache=_cache(cache, shape),
             slot_mapping=inputs.slot_mappings[cache.table],
             **angles._asdict(),
             norm_weight=None if norm is None else norm.weight,
             epsilon=0.0 if norm is None else norm.epsilon,
             is_normalized_after=norm is not None and norm.is_after_rotation,
+            has_values=norm is not None and norm.has_values,
             num_rows=inputs.num_rows,
             heads=heads.count,
-            kv_heads=heads.kv_count,
-            first_kv=heads.first_kv,
+            kv_heads=heads.kv_count if shape.has_keys else 0,
+            first_kv=cache.first_head + heads.first_kv,
         )["queries"]
 
     def store_latent(
@@ -462,7 +464,7 @@ class _Rows:
             type=TYPES["float32"],
             queries=reference.own_columns(queries),
             compressed=compressed,
-            cache=_cache(cache, 1),
+            cache=_cache(cache, shape),
             slot_mapping=inputs.slot_mappings[cache.table],
             **angles._asdict(),
             norm_weight=norm.weight,
@@ -522,7 +524,7 @@ class _Rows:
             "Attention",
             type=TYPES["float32"],
             queries=queries,
-            cache=_cache(cache, shape.num_kv_heads),
+            cache=_cache(cache, shape),
             block_tables=inputs.block_tables[cache.table],
             tile_slots=inputs.tile_slots,
             tile_contexts=inputs.tile_contexts,
@@ -542,7 +544,7 @@ class _Rows:
             blocks_per_slot=inputs.block_tables[cache.table].shape[1],
             heads=heads.count,
             kv_heads=heads.kv_count,
-            first_kv=heads.first_kv,
+            first_kv=cache.first_head + heads.first_kv,
             window=window,
             has_chunks=not isinstance(shape, LatentShape) and shape.has_chunks,
             is_two_sided=not isinstance(shape, LatentShape) and shape.is_two_sided,

@@ -72,8 +72,8 @@ class RankGroupOps:
             self._rows = inputs
             return table.begin(inputs, cache)
 
-        def keep_rows(step: Any, queries: paddle.Tensor, x: paddle.Tensor) -> tuple[Any, paddle.Tensor, paddle.Tensor]:
-            kept = table.keep_rows(step, queries, x)
+        def keep_rows(step: Any, *tensors: paddle.Tensor) -> tuple[Any, ...]:
+            kept: tuple[Any, ...] = table.keep_rows(step, *tensors)
             self._rows = kept[0].inputs
             return kept
 

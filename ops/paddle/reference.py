@@ -36,6 +36,7 @@ from ops.modules import (
     Columns,
     Embedding,
     Experts,
+    Factor,
     GateClamp,
     HeadLinear,
     HeadNorm,
@@ -138,6 +139,7 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.linear.weight = _own_chunks(values["weight"], ())
             module.linear.bias = paddle.to_tensor(values["bias"]) if "bias" in values else None
             module.correction = paddle.to_tensor(values["correction"].reshape(-1)) if "correction" in values else None
+            module.scales = paddle.to_tensor(values["scales"]) if "scales" in values else None
         case Experts():
             parts = {
                 part: _stacked([values[f"{part}.{index}"] for index in range(len(linears))], linears[0].columns)
@@ -145,7 +147,7 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             }
             biases = [stacked_biases(module, part, values) for part in parts]
             module.weight = ExpertChunks(parts["gate_up"], parts["down"], *biases)
-        case Sinks():
+        case Sinks() | Factor():
             module.weight = paddle.to_tensor(values["weight"])
 
 
@@ -197,7 +199,7 @@ def _chunks(weight: np.ndarray) -> np.ndarray:
 
 
 def cache_view(memory: np.ndarray, block_size: int) -> np.ndarray:
-    """float32 [num_slots, num_kv_heads * head_dim]."""
+    """float32 [num_slots, heads of a block * head_dim]."""
     return memory.view(np.float32).reshape(len(memory) * block_size, -1)
 
 
@@ -265,9 +267,9 @@ def _key_slots(step: AttentionStep, table: int, window: int) -> paddle.Tensor:
     return found
 
 
-def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape, table: int, window: int) -> paddle.Tensor:
+def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape, cache: LayerCache, window: int) -> paddle.Tensor:
     """Return rows of the cache viewed as [num_slots * num_kv_heads, head_dim], in the order tile, split, head, key."""
-    num_kv_heads, own = shape.num_kv_heads, _kv_heads(shape)
+    table, num_kv_heads, own = cache.table, cache.heads_of(shape), _kv_heads(shape, cache)
     key = table, window, num_kv_heads, own
     rows = step.head_slots.get(key)
     if rows is None:
@@ -279,9 +281,10 @@ def _head_slots(step: AttentionStep, shape: AttentionShape | LatentShape, table:
     return rows
 
 
-def _kv_heads(shape: AttentionShape | LatentShape) -> range:
-    """Return the KV heads that this rank reads and writes."""
-    return range(shape.heads.first_kv, shape.heads.first_kv + shape.heads.kv_count)
+def _kv_heads(shape: AttentionShape | LatentShape, cache: LayerCache) -> range:
+    """Return the KV heads of the cache that this rank reads and writes."""
+    first = cache.first_head + shape.heads.first_kv
+    return range(first, first + shape.heads.kv_count)
 
 
 def _arange(values: range) -> paddle.Tensor:
@@ -462,23 +465,28 @@ def rotate_and_store(
     cache: LayerCache,
 ) -> paddle.Tensor:
     own = shape.heads
-    num_rotated = own.count + own.kv_count
-    heads = own_columns(qkv).reshape([inputs.num_rows, num_rotated + own.kv_count, shape.head_dim])
+    kv_count = own.kv_count if shape.has_keys else 0
+    num_rotated = own.count + kv_count
+    heads = own_columns(qkv).reshape([inputs.num_rows, num_rotated + kv_count, shape.head_dim])
     x = heads[:, :num_rotated]
     if norm is not None and norm.is_after_rotation:
         x = _normalize_heads(angles.rotated(x), norm, shape)
     else:
         x = angles.rotated(x if norm is None else _normalize_heads(x, norm, shape))
-    slots = inputs.slot_mappings[cache.table][: inputs.num_rows]
-    _store_heads(cache.keys, slots, x[:, own.count :], shape)
-    _store_heads(cache.values, slots, heads[:, num_rotated:], shape)
+    if shape.has_keys:
+        slots, values = inputs.slot_mappings[cache.table][: inputs.num_rows], heads[:, num_rotated:]
+        if norm is not None and norm.has_values:
+            values = values * paddle.rsqrt(paddle.mean(values * values, axis=-1, keepdim=True) + norm.epsilon)
+        _store_heads(cache, cache.keys, slots, x[:, own.count :], shape)
+        _store_heads(cache, cache.values, slots, values, shape)
     return x[:, : own.count].reshape([inputs.num_rows, -1])
 
 
 def _normalize_heads(x: paddle.Tensor, norm: HeadNorm, shape: AttentionShape) -> paddle.Tensor:
     """All queries have the same weight, and so have all keys."""
     own = shape.heads
-    return _normalize(x, norm.weight[shape.num_heads - own.count : shape.num_heads + own.kv_count], norm.epsilon)
+    first = shape.num_heads - own.count
+    return _normalize(x, norm.weight[first : first + x.shape[1]], norm.epsilon)
 
 
 def normalize_wide(qkv: paddle.Tensor, query_norm: Norm, key_norm: Norm, shape: AttentionShape) -> paddle.Tensor | Cut:
@@ -492,21 +500,23 @@ def normalize_wide(qkv: paddle.Tensor, query_norm: Norm, key_norm: Norm, shape: 
     return Cut(paddle.concat(own_parts, axis=-1), own.first * dim, qkv.shape[1])
 
 
-def _store_heads(cache: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tensor, shape: AttentionShape) -> None:
-    """Store the rank's KV heads [R, heads, head_dim]; those of other ranks are unchanged."""
-    if shape.own is None:
-        paddle.scatter_(cache, slots, heads.reshape([-1, shape.keys_width]))
+def _store_heads(
+    cache: LayerCache, part: paddle.Tensor, slots: paddle.Tensor, heads: paddle.Tensor, shape: AttentionShape
+) -> None:
+    """Store the rank's KV heads [R, heads, head_dim] in keys or values; other heads are unchanged."""
+    if shape.own is None and not cache.num_heads:
+        paddle.scatter_(part, slots, heads.reshape([-1, shape.keys_width]))
         return
-    own = _kv_heads(shape)
+    own = _kv_heads(shape, cache)
     in_cache = [len(slots), len(own)]
-    rows = _expand((slots * shape.num_kv_heads).unsqueeze(-1), in_cache) + _expand(_arange(own), in_cache)
-    paddle.scatter_(cache.reshape([-1, shape.head_dim]), rows.flatten(), heads.reshape([-1, shape.head_dim]))
+    rows = _expand((slots * cache.heads_of(shape)).unsqueeze(-1), in_cache) + _expand(_arange(own), in_cache)
+    paddle.scatter_(part.reshape([-1, shape.head_dim]), rows.flatten(), heads.reshape([-1, shape.head_dim]))
 
 
 def attention(step: AttentionStep, queries: paddle.Tensor, shape: AttentionShape, cache: LayerCache) -> paddle.Tensor | Cut:
     dim = shape.head_dim
     keys, values = cache.keys.reshape([-1, dim]), cache.values.reshape([-1, dim])
-    reach = cache.table, shape.sliding_window
+    reach = cache, shape.sliding_window
     output = _attend_heads(step, queries * shape.score_scale, [keys], values, shape, reach)
     return output if shape.own is None else Cut(output, shape.own.first * dim, shape.queries_width)
 
@@ -517,9 +527,9 @@ def _attend_heads(
     keys: list[paddle.Tensor],
     values: paddle.Tensor,
     shape: AttentionShape | LatentShape,
-    reach: tuple[int, int],
+    reach: tuple[LayerCache, int],
 ) -> paddle.Tensor:
-    """Attend with the rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. `reach`: block table and window.
+    """Attend with the rank's queries [R, heads * key_dim] -> [R, heads * value_dim]. `reach`: cache and window.
     If ranks share a KV head, the other ranks' queries of its group are zeros."""
     own, rows = shape.heads, queries.shape[0]
     group = shape.num_heads // shape.num_kv_heads
@@ -541,7 +551,7 @@ def _attend_pages(
     keys: list[paddle.Tensor],
     values: paddle.Tensor,
     shape: AttentionShape | LatentShape,
-    reach: tuple[int, int],
+    reach: tuple[LayerCache, int],
 ) -> paddle.Tensor:
     """Attend with queries [R, kv_heads, group, key_dim] of the rank's KV heads to the parts of keys, [slots * kv_heads, dim]
     each, side by side -> [R, kv_heads * group * value_dim]."""
@@ -614,12 +624,10 @@ def _add_splits(x: paddle.Tensor) -> paddle.Tensor:
     return paddle.add_n(paddle.unbind(x, axis=2))
 
 
-def keep_rows(
-    step: AttentionStep, queries: paddle.Tensor, x: paddle.Tensor
-) -> tuple[AttentionStep, paddle.Tensor, paddle.Tensor]:
+def keep_rows(step: AttentionStep, *tensors: paddle.Tensor) -> tuple[Any, ...]:
     kept = cast(StepInputs, step.inputs).kept  # the step is that of `begin`
     row_ids = kept.row_ids[: kept.num_rows]
-    return _attention_step(kept, step.block_size), paddle.gather(queries, row_ids), paddle.gather(x, row_ids)
+    return _attention_step(kept, step.block_size), *(paddle.gather(x, row_ids) for x in tensors)
 
 
 def store_latent(
@@ -646,7 +654,7 @@ def latent_attention(
     heads = [queries.shape[0], shape.heads.count, -1]
     rotated = queries.reshape(heads)[..., shape.plain_dim :]
     both = paddle.concat([own_columns(absorbed).reshape(heads), rotated], axis=-1) * shape.scale
-    return _attend_heads(step, both.reshape([heads[0], -1]), [cache.values, cache.keys], cache.values, shape, (cache.table, 0))
+    return _attend_heads(step, both.reshape([heads[0], -1]), [cache.values, cache.keys], cache.values, shape, (cache, 0))
 
 
 def head_linear(x: paddle.Tensor, module: HeadLinear) -> paddle.Tensor | Cut:
@@ -675,9 +683,10 @@ def scale_and_add(x: paddle.Tensor, factor: float, other: paddle.Tensor | None) 
     return scaled if other is None else scaled + other
 
 
-def scale_rows(x: paddle.Tensor | Cut, factors: paddle.Tensor) -> paddle.Tensor | Cut:
+def multiply(x: paddle.Tensor | Cut, factors: paddle.Tensor | Factor) -> paddle.Tensor | Cut:
     own = own_columns(x)
-    return _like(x, own * _expand(factors, own.shape))
+    values = factors.weight.reshape([1, 1]) if isinstance(factors, Factor) else factors
+    return _like(x, own * _expand(values, own.shape))
 
 
 def query_factors(inputs: Inputs, module: Rotary) -> paddle.Tensor:
@@ -719,6 +728,8 @@ def route(step: AttentionStep, x: paddle.Tensor, module: Router) -> Routing:
         total = paddle.add_n(paddle.unbind(chosen, axis=1)).unsqueeze(1) + rule.added_to_sum
         chosen = chosen / _expand(paddle.clip(total, min=rule.smallest_sum), chosen.shape)
     weights = chosen * rule.factor
+    if module.scales is not None:
+        weights = weights * paddle.gather(module.scales, ids.flatten()).reshape(weights.shape)
     if module.set is None:
         return Routing(ids, weights)
     is_own = _expand((step.inputs.expert_sets[: x.shape[0]] == module.set).unsqueeze(-1), ids.shape)
@@ -883,7 +894,7 @@ TABLE = OpTable(
     keep_rows=keep_rows,
     activate_and_multiply=reporting(activate_and_multiply),
     scale_and_add=scale_and_add,
-    scale_rows=scale_rows,
+    multiply=multiply,
     query_factors=query_factors,
     take_rows=take_rows,
     all_gather=lambda x: x,  # single rank

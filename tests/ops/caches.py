@@ -45,8 +45,8 @@ def _store(
     arrays = [rows, *kept, positions, slots, cosines, sines, partners]
     first, *others = (array.ctypes.data for array in arrays)
     places = (rows.shape[1], 0, 0, keys.shape[1])
-    shape = (0.0, False, 0, num_kv_heads, head_dim, KV_TYPES.index(dtype), block_size, 0, num_kv_heads)
-    _cpu.run(_cpu.rotate_and_store(0, first, *places, *others, 0, 0, *shape, 0, num_slots))
+    shape = (0.0, False, 0, num_kv_heads, head_dim, KV_TYPES.index(dtype), block_size, 0, kept[0].shape[1])
+    _cpu.run(_cpu.rotate_and_store(0, first, *places, *others, 0, 0, 0, *shape, 0, num_slots))
 
 
 def contents(k: OpTable, cache: LayerCache, num_kv_heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:

@@ -104,9 +104,9 @@ def test_mean_rows(k: OpTable, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 37])
-def test_scale_rows(k: OpTable, width: int) -> None:
+def test_multiply_by_row(k: OpTable, width: int) -> None:
     def scaled(x: paddle.Tensor) -> paddle.Tensor:
-        return k.scale_rows(x, k.activate(x[:, :1].contiguous(), "sigmoid"))
+        return k.multiply(x, k.activate(x[:, :1].contiguous(), "sigmoid"))
 
     rows = random(NUM_ROWS, width)
     assert_row_alone(scaled, rows, k.row_tile)

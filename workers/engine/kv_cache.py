@@ -40,7 +40,7 @@ def map_kv_cache(
     layers = []
     for place in spec.places:
         keys, values = tensors[place.index]
-        layers.append(LayerCache(keys, values, spec.block_size, spec.dtype, place.table))
+        layers.append(LayerCache(keys, values, spec.block_size, spec.dtype, place.table, place.first_head, place.num_heads))
     return KvCache(spec.block_size, layers)
 
 

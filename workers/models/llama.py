@@ -86,27 +86,32 @@ class LlamaLayer:
             return declare_norm(config, weights, f"{prefix}.{name}") if name else None
 
         names, factor = family.norm_names, config.multipliers.residual
-        num_heads = config.num_attention_heads
+        num_heads, sizes = config.num_attention_heads, config.layer_shape(index)
         sinks = weights.attention_sinks(f"{prefix}.self_attn.sinks", num_heads) if family.has_sinks else None
         self.shape = weights.share.heads(
             AttentionShape(
                 num_heads,
-                config.num_kv_heads,
-                config.head_dim,
+                sizes.num_kv_heads,
+                sizes.head_dim,
                 config.sliding_windows[index],
                 config.multipliers.scores,
                 config.multipliers.softcap_of_scores,
                 config.has_chunks,
                 sinks=sinks,
+                has_keys=sizes.source == index,
             )
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width
         self.input_norm = norm(names.input)
-        is_fused = "qkv_proj" in family.fused_names
+        parts, widths = ["q_proj", "k_proj", "v_proj" if sizes.has_value_weights else "k_proj"], [queries, keys, keys]
+        if "qkv_proj" in family.fused_names:
+            parts, widths = ["qkv_proj"], [sum(widths)]
+        elif not self.shape.has_keys:
+            parts, widths = parts[:1], widths[:1]
         self.qkv = weights.linear(
-            [f"{prefix}.self_attn.{name}" for name in (("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj"))],
+            [f"{prefix}.self_attn.{name}" for name in parts],
             config.hidden_size,
-            [queries + 2 * keys] if is_fused else [queries, keys, keys],
+            widths,
             config.has_qkv_bias,
             () if family.has_wide_norm else head_columns(self.shape),
         )
@@ -122,11 +127,12 @@ class LlamaLayer:
             of_queries, of_keys = family.head_norm_names
             self.head_norm = weights.head_norm(
                 f"{prefix}.self_attn.{of_queries}",
-                f"{prefix}.self_attn.{of_keys}",
+                f"{prefix}.self_attn.{of_keys}" if self.shape.has_keys else "",
                 self.shape,
                 config.rms_norm_eps,
                 is_after_rotation=family.is_head_norm_after_rotation,
                 has_weight=family.has_head_norm_weights,
+                has_values=family.has_value_norm,
             )
         self.output = weights.linear([f"{prefix}.self_attn.o_proj"], queries, [config.hidden_size], config.has_output_bias)
         self.attended = BranchEnd(norm(names.attended), factor)
@@ -163,8 +169,9 @@ class Llama:
         self.norm = declare_norm(config, weights, "model.norm")
         self.has_parallel_mlp = FAMILIES[config.architecture].has_parallel_mlp
         self.head = self.declare_head(weights)
-        self.rotary = weights.rotary(config.rope, config.head_dim)
-        self.other_rotary = weights.rotary(config.other_rope, config.head_dim) if config.other_rope else None
+        dims = {index in config.other_rope_layers: config.layer_shape(index).head_dim for index in range(config.num_layers)}
+        self.rotary = weights.rotary(config.rope, dims.get(False, config.head_dim))
+        self.other_rotary = weights.rotary(config.other_rope, dims[True]) if config.other_rope else None
         self.num_deepstack = len(config.vision.deepstack_layers) if config.vision else 0
 
     def declare_head(self, weights: Weights) -> Linear | None:
@@ -197,6 +204,7 @@ class Llama:
             residual = ops.scale_and_add(residual, self.config.multipliers.embedding, None)
         if has_features:
             residual = ops.take_features(step, residual, 0)
+        embedded = residual
         h = normalize(ops, residual, self.layers[0].input_norm)
         for index, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=False)):
             if index:
@@ -204,9 +212,10 @@ class Llama:
             angles, query_factors = rotations[index]
             queries = layer.store(ops, inputs, h, angles, layer_cache)
             if query_factors is not None:
-                queries = ops.scale_rows(queries, query_factors)
+                queries = ops.multiply(queries, query_factors)
+            own = self.layer_input(ops, inputs, index, embedded)
             if layer is self.layers[-1]:
-                step, queries, residual = ops.keep_rows(step, queries, residual)
+                step, queries, residual, *own = ops.keep_rows(step, queries, residual, *own)
                 h = normalize(ops, residual, layer.input_norm) if self.has_parallel_mlp else h
             attended = layer.attend(ops, step, queries, layer_cache)
             if self.has_parallel_mlp:
@@ -214,9 +223,18 @@ class Llama:
             else:
                 h, residual = add_norm(ops, attended, residual, layer.inner_norm)
             h = layer.mlp.forward(ops, step, h)
+            h, residual = self.end_layer(ops, index, h, residual, own)
             if has_features and index < self.num_deepstack:  # Qwen3-VL: features of the encoder's inner layers
                 residual = ops.take_features(step, residual, index + 1)
         return add_norm(ops, h, residual, self.norm)[0]
+
+    def layer_input(self, ops: OpTable, inputs: Inputs, index: int, embedded: Tensor) -> list[Tensor]:
+        """Return what else layer `index` reads of each row: nothing, or one tensor (Gemma 4). `embedded`: input of layer 0."""
+        return []
+
+    def end_layer(self, ops: OpTable, index: int, h: Tensor, residual: Tensor, own: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return `h` and the residual that it is added to, after layer `index`. `own`: its `layer_input`."""
+        return h, residual
 
     @staticmethod
     def rotation(ops: OpTable, inputs: Inputs, rotary: Rotary) -> tuple[Any, Tensor | None]:

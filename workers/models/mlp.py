@@ -96,6 +96,7 @@ class Mixture:
             experts.correction_shape,
             set,
             experts.has_biases,
+            f"{layer}.{experts.scales}" if experts.scales else "",
         )
         clamp = GateClamp(experts.gate_alpha, experts.gate_limit) if experts.gate_limit else None
         self.experts = weights.experts(
@@ -119,18 +120,18 @@ class Mixture:
     def forward(self, ops: OpTable, step: Any, h: Tensor) -> Tensor:
         return ops.all_gather(self.columns(ops, step, h, None))
 
-    def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None) -> Tensor:
-        """Return this rank's columns of the result, plus `shared`."""
+    def columns(self, ops: OpTable, step: Any, h: Tensor, shared: Tensor | None, scored: Tensor | None = None) -> Tensor:
+        """Return this rank's columns of the result, plus `shared`. `scored`: the router's input, `h` by default."""
         if self.shared is not None:  # has the columns of the same rank
             shared = self.shared.columns(ops, step, h) if self.experts.is_cut else self.shared.forward(ops, step, h)
         if self.shared_gate is not None:
-            shared = ops.scale_rows(shared, ops.activate(ops.linear(h, self.shared_gate), "sigmoid"))
-        routing = ops.route(step, h, self.router)
+            shared = ops.multiply(shared, ops.activate(ops.linear(h, self.shared_gate), "sigmoid"))
+        routing = ops.route(step, h if scored is None else scored, self.router)
         if not self.has_weighted_inputs:
             return ops.experts(h, routing, self.experts, self.activation, shared)
         for index in range(self.router.rule.num_chosen):  # each has another input
             choice, factors = ops.choose(routing, index)
-            shared = ops.experts(ops.scale_rows(h, factors), choice, self.experts, self.activation, shared)
+            shared = ops.experts(ops.multiply(h, factors), choice, self.experts, self.activation, shared)
         return shared
 
 
@@ -143,4 +144,4 @@ def feed_forward(config: ModelConfig, index: int, weights: Weights, prefix: str)
     names = FAMILIES[config.architecture].plain_mlp_names
     if names:
         return PlainMlp(config, f"{prefix}.mlp", names, weights)
-    return Mlp(config, f"{prefix}.mlp", config.intermediate_size, weights)
+    return Mlp(config, f"{prefix}.mlp", config.layer_shape(index).intermediate_size, weights)

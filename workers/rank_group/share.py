@@ -61,9 +61,9 @@ def query_columns(shape: AttentionShape | LatentShape) -> Columns:
 
 
 def head_columns(shape: AttentionShape) -> Columns:
-    """Return the columns of queries, keys and values one after another; none: all."""
-    if shape.own is None:
-        return ()
+    """Return the columns of queries, and of keys and values if it has them, one after another; none: all."""
+    if shape.own is None or not shape.has_keys:
+        return query_columns(shape)
     own, dim = shape.own, shape.head_dim
     keys_at, values_at = shape.queries_width, shape.queries_width + shape.keys_width
     ranges = ((0, own.first, own.count), (keys_at, own.first_kv, own.kv_count), (values_at, own.first_kv, own.kv_count))

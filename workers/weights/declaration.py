@@ -18,7 +18,9 @@ from ops.modules import (
     AttentionShape,
     Columns,
     Embedding,
+    EmbeddingPart,
     Experts,
+    Factor,
     GateClamp,
     HeadLinear,
     HeadNorm,
@@ -54,6 +56,7 @@ class Weights(msgspec.Struct):
     encoder_linears: list[Linear] = []
     head_norms: list[HeadNorm] = []
     sinks: list[Sinks] = []
+    factors: list[Factor] = []
     routers: list[Router] = []
     mixtures: list[Experts] = []
     rotaries: list[tuple[RopeConfig, Rotary]] = []
@@ -77,11 +80,34 @@ class Weights(msgspec.Struct):
         """Declare one linear over two tensors side by side, `num_inputs` wide each, as two linears whose results are added.
         Whole on every rank: a gathered tensor is overwritten before the second has its result."""
         first, second = (
-            LinearPart((name,), num_inputs, (num_outputs,), first_input=first, stored_inputs=2 * num_inputs)
+            LinearPart(
+                (name,),
+                num_inputs,
+                (num_outputs,),
+                first_input=first,
+                stored_inputs=2 * num_inputs,
+                stored_outputs=num_outputs,
+            )
             for first in (0, num_inputs)
         )
         self.linears += [first, second]
         return first, second
+
+    def linear_outputs(self, name: str, num_inputs: int, num_outputs: int, count: int) -> list[LinearPart]:
+        """Declare one linear as `count` linears with `num_outputs` outputs each. Whole on every rank."""
+        parts = [
+            LinearPart(
+                (name,),
+                num_inputs,
+                (num_outputs,),
+                stored_inputs=num_inputs,
+                first_output=index * num_outputs,
+                stored_outputs=count * num_outputs,
+            )
+            for index in range(count)
+        ]
+        self.linears += parts
+        return parts
 
     def encoder_linear(
         self, names: Sequence[str], num_inputs: int, num_outputs: Sequence[int], *, has_bias: bool = True
@@ -136,6 +162,22 @@ class Weights(msgspec.Struct):
         self.embeddings.append(module)
         return module
 
+    def embedding_columns(self, name: str, num_rows: int, width: int, count: int) -> list[EmbeddingPart]:
+        """Declare one table as `count` tables with `width` columns each."""
+        parts = [
+            EmbeddingPart(
+                f"{name}.{index}",
+                num_rows,
+                width,
+                stored_name=name,
+                first_column=index * width,
+                stored_width=count * width,
+            )
+            for index in range(count)
+        ]
+        self.embeddings += parts
+        return parts
+
     def positions(self, name: str, types_name: str, own: Bidirectional, num_positions: int, width: int) -> TypedPositions:
         """Declare learned rows of positions and of text types, as one table."""
         module = TypedPositions(
@@ -164,10 +206,16 @@ class Weights(msgspec.Struct):
         *,
         is_after_rotation: bool = False,
         has_weight: bool = True,
+        has_values: bool = False,
     ) -> HeadNorm:
         sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        module = HeadNorm(query_name, key_name, *sizes, epsilon, self.norm_offset, is_after_rotation, has_weight)
+        module = HeadNorm(query_name, key_name, *sizes, epsilon, self.norm_offset, is_after_rotation, has_weight, has_values)
         self.head_norms.append(module)
+        return module
+
+    def factor(self, name: str) -> Factor:
+        module = Factor(name)
+        self.factors.append(module)
         return module
 
     def attention_sinks(self, name: str, num_heads: int) -> Sinks:
@@ -185,6 +233,7 @@ class Weights(msgspec.Struct):
         correction_shape: tuple[int, ...],
         set: int | None = None,
         has_bias: bool = False,
+        scales_name: str = "",
     ) -> Router:
         """Declare a router. Each of several sets has a tensor, `weight`, `weight_1` and so on, [inputs, experts], and a row of
         the correction."""
@@ -192,6 +241,7 @@ class Weights(msgspec.Struct):
         if set is not None:
             module.set, module.weight_name = set, f"{name}.weight_{set}" if set else f"{name}.weight"
             module.linear.names = (f"{name}_{set}",)
+        module.scales_name = scales_name
         self.routers.append(module)
         return module
 
@@ -239,7 +289,7 @@ class Weights(msgspec.Struct):
         """Return the shape of every tensor that a checkpoint must have, by Hugging Face name."""
         shapes: dict[str, tuple[int, ...]] = {}
         for embedding in self.embeddings:
-            shapes[f"{embedding.name}.weight"] = (embedding.num_rows, embedding.width)
+            shapes[f"{stored_name(embedding)}.weight"] = (embedding.num_rows, stored_width(embedding))
         for positions in self.typed_positions:
             shapes[f"{positions.name}.weight"] = (positions.num_stored_rows, positions.width)
             shapes[f"{positions.types_name}.weight"] = (positions.num_types, positions.width)
@@ -256,15 +306,18 @@ class Weights(msgspec.Struct):
             if patches.has_stored_bias:
                 shapes[f"{name}.bias"] = patches.num_outputs
         for head_norm in (norm for norm in self.head_norms if norm.has_weight):
-            shapes[f"{head_norm.query_name}.weight"] = shapes[f"{head_norm.key_name}.weight"] = (head_norm.width,)
+            stored = filter(None, (head_norm.query_name, head_norm.key_name))
+            shapes |= {f"{name}.weight": (head_norm.width,) for name in stored}
         shapes |= {router.correction_name: router.correction_shape for router in self.routers if router.correction_name}
+        shapes |= {router.scales_name: (router.num_experts,) for router in self.routers if router.scales_name}
         shapes |= {f"{sinks.name}.weight": (sinks.num_heads,) for sinks in self.sinks}
+        shapes |= {f"{factor.name}.weight": (1,) for factor in self.factors}
         for router in self.routers:
             if router.weight_name:
                 shapes[router.weight_name] = (router.linear.num_inputs, router.num_experts)
         for linear in self.all_linears():
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
-                shapes[f"{name}.weight"] = (num_outputs, stored_inputs(linear))
+                shapes[f"{name}.weight"] = (stored_outputs(linear) or num_outputs, stored_inputs(linear))
             shapes |= {name: (num_outputs,) for name, num_outputs in zip(linear.bias_names, linear.num_outputs, strict=False)}
         for part in self.head_linears:
             shapes[f"{part.name}.weight"] = (part.num_heads * part.rows_of_head, part.num_columns)
@@ -274,3 +327,16 @@ class Weights(msgspec.Struct):
 def stored_inputs(linear: Linear) -> int:
     """Return the linear's inputs in the checkpoint."""
     return linear.stored_inputs if isinstance(linear, LinearPart) else linear.num_inputs
+
+
+def stored_outputs(linear: Linear) -> int:
+    """Return the outputs of a linear's tensor in the checkpoint; 0: those of each name."""
+    return linear.stored_outputs if isinstance(linear, LinearPart) else 0
+
+
+def stored_name(embedding: Embedding) -> str:
+    return embedding.stored_name if isinstance(embedding, EmbeddingPart) else embedding.name
+
+
+def stored_width(embedding: Embedding) -> int:
+    return embedding.stored_width if isinstance(embedding, EmbeddingPart) else embedding.width

@@ -67,7 +67,7 @@ def load_weights(
     Raises CheckpointError if the checkpoint does not fit, and ContentsError if it was overwritten and the cache does not have
     the requested contents.
     """
-    largest = max(config.head_dim, config.latents.latent_dim if config.latents else 0)
+    largest = max(config.largest_head_dim, config.latents.latent_dim if config.latents else 0)
     if ops.max_head_dim is not None and largest > ops.max_head_dim:
         raise CheckpointError(
             f"{path}: {'latents' if config.latents else 'heads'} have {largest} elements, the limit of the {ops.name} ops is "

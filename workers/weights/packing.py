@@ -17,6 +17,7 @@ import msgspec
 from ops.modules import (
     Embedding,
     Experts,
+    Factor,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -65,7 +66,8 @@ class WeightPacking:
         self._precision = precision
         self._on_progress = on_progress
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
-        self._modules += [*weights.typed_positions, *weights.sinks, *weights.routers, *weights.mixtures, *weights.head_linears]
+        self._modules += [*weights.typed_positions, *weights.sinks, *weights.factors, *weights.routers, *weights.mixtures]
+        self._modules += weights.head_linears
         self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
@@ -207,6 +209,8 @@ def _num_bytes(module: Module) -> int:
             return 4 * module.width
         case Sinks():
             return 4 * module.num_heads
+        case Factor():
+            return 4
         case PositionTable():
             return 4 * module.side * module.side * module.width
         case _:

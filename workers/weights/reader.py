@@ -67,6 +67,9 @@ _RENAMES = (
     (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.shared_experts.down_proj."),
     (re.compile(r"\.mlp\.shared_expert\."), ".mlp.shared_experts."),  # Qwen 2
     (re.compile(r"\.self_attn\.sinks$"), ".self_attn.sinks.weight"),
+    (re.compile(r"\.(layer_scalar|router\.scale)$"), r".\1.weight"),  # Gemma 4
+    (re.compile(r"(\.layers\.\d+)\.experts\."), r"\1.mlp.experts."),
+    (re.compile(r"(\.layers\.\d+)\.router\.proj\."), r"\1.mlp.gate."),
     (re.compile(r"(\.experts\.\d+\.)w1\."), r"\1gate_proj."),
     (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
     (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),

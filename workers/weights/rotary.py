@@ -10,6 +10,7 @@ transformers:
   has the base of a sequence of p + 1 tokens: equal to token-by-token generation, and independent of chunks and recomputation.
 - yarn: Peng et al. 2023, "YaRN": high frequencies kept, low ones interpolated, a ramp between, and attention scaled.
 - llama3: the wavelength bands of Llama 3.1.
+- proportional: Gemma 4: only the first pairs are rotated, with frequencies of the whole head, divided by `factor`.
 - longrope: Ding et al. 2024, "LongRoPE": a divisor for each frequency, from one of two lists. Implementations that choose the
   list by the length of the moment give a token other keys once its sequence has grown; here the engine's context limit
   (`num_positions`) chooses it once.
@@ -109,6 +110,8 @@ def _frequencies(rope: RopeConfig, positions: np.ndarray) -> np.ndarray:
         plain = _yarn(rope, plain)
     elif rope.rope_type == "llama3":
         plain = _llama3(rope, plain)
+    elif rope.rope_type == "proportional":
+        plain = np.where(np.arange(len(plain)) < rope.num_rotated_pairs, plain / rope.factor, 0.0)
     if rope.frequency_factors:
         plain = plain / np.array(rope.frequency_factors)
     return plain.astype(np.float32)

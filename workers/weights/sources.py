@@ -11,7 +11,9 @@ import numpy as np
 
 from ops.modules import (
     Embedding,
+    EmbeddingPart,
     Experts,
+    Factor,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -87,17 +89,20 @@ class ModuleSources:
                 }
             case TypedPositions():
                 return {"weight": partial(self._values_of_positions, module)}
+            case EmbeddingPart():
+                columns = slice(module.first_column, module.first_column + module.width)
+                return {"weight": self._source_by_rows(module, [f"{module.stored_name}.weight"], (module.num_rows,), columns)}
             case Embedding():
                 return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
             case Norm():
                 return {"weight": partial(self._values_of_norm, module, module.name)}
-            case HeadLinear() | PositionTable() | Sinks():
+            case HeadLinear() | PositionTable() | Sinks() | Factor():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
 
     def _values_of_norm(self, module: Norm | HeadNorm, name: str) -> Values:
-        if isinstance(module, HeadNorm) and not module.has_weight:
+        if isinstance(module, HeadNorm) and not (module.has_weight and name):
             return np.ones(module.width, np.float32)
         values = self._values(module, [f"{name}.weight"])
         is_added = module.offset != 0 and not self._stored.has_offset_norms
@@ -113,7 +118,8 @@ class ModuleSources:
 
     def _values_of_part(self, module: LinearPart) -> Values:
         weight = self._stored.read_plain(f"{module.names[0]}.weight")
-        return joined([weight[:, module.first_input : module.first_input + module.num_inputs]], module.format)
+        outputs = slice(module.first_output, module.first_output + module.width)
+        return joined([weight[outputs, module.first_input : module.first_input + module.num_inputs]], module.format)
 
     def _sources_of_router(self, module: Router) -> Mapping[str, Source]:
         weight = partial(self._values, module, [module.weight_name or f"{module.linear.name}.weight"])
@@ -126,6 +132,8 @@ class ModuleSources:
             sources = {"weight": lambda: float32(weight()).T, "correction": lambda: float32(correction())[number]}
         if not module.correction_name:
             del sources["correction"]
+        if module.scales_name:
+            sources["scales"] = partial(self._values, module, [module.scales_name])
         return sources
 
     def _sources_of_experts(self, module: Experts) -> Mapping[str, Source]:
@@ -142,17 +150,21 @@ class ModuleSources:
         self._stored.release()
         return self._values(linear, [f"{name}.weight" for name in linear.names])
 
-    def _source_by_rows(self, module: Linear | Embedding, names: list[str], counts: Sequence[int]) -> Source:
+    def _source_by_rows(
+        self, module: Linear | Embedding, names: list[str], counts: Sequence[int], columns: slice | None = None
+    ) -> Source:
         """Return a source that reads rows [begin, end) of tensors with `counts` rows each, if the checkpoint supports reading
-        rows."""
+        rows. `columns`: of a single tensor, the only ones to read."""
         if self._given is None or not all(map(self._given.has_rows, names)):
-            return partial(self._values, module, names)
+            if columns is None:
+                return partial(self._values, module, names)
+            return lambda: joined([self._stored.read_plain(names[0])[:, columns]], module.format)
         *starts, num_rows = accumulate(counts, initial=0)
 
         def read(begin: int, end: int) -> Values:
             shares = [(max(begin - start, 0), min(end - start, count)) for start, count in zip(starts, counts, strict=True)]
             rows = [self._stored.read_rows(name, *own) for name, own in zip(names, shares, strict=True) if own[0] < own[1]]
-            return joined(rows, module.format)
+            return joined(rows if columns is None else [own[:, columns] for own in rows], module.format)
 
         return SourceByRows(read, num_rows, starts)
 

@@ -68,6 +68,8 @@ def why_not_adaptable(config: ModelConfig) -> str:
     """Return why a model cannot have adapters; empty if it can."""
     if config.latents is not None:
         return "their attention is latent"
+    if config.layer_shapes:
+        return "their layers have different sizes"
     return "they are encoders" if config.bidirectional is not None else ""
 
 

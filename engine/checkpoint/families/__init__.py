@@ -18,6 +18,7 @@ from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.gemma2 import Gemma2
 from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.gemma3_vision import Gemma3Vision
+from engine.checkpoint.families.gemma4 import Gemma4
 from engine.checkpoint.families.glm4 import Glm4
 from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from engine.checkpoint.families.gpt_oss import GptOss
@@ -71,6 +72,7 @@ _TEXT = (
     MiniMaxM2(),
     Gemma2(),
     Gemma3(),
+    Gemma4(),
     Qwen2Moe(),
     Cohere(),
     Cohere2(),

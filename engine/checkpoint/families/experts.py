@@ -25,6 +25,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     shared_intermediate_size: int = 0  # width of the MLP shared by all rows; 0: none
     correction: str = ""  # the tensor that corrects scores, within a layer; empty: none
     correction_shape: tuple[int, ...] = ()
+    scales: str = ""  # the tensor with a factor of each expert's weight, within a layer; empty: none
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     is_normalized: bool = False
     added_to_sum: float = 0.0
@@ -96,7 +97,7 @@ def num_experts(options: JsonOptions, *names: str, default: int) -> int:
     return next(iter(given.values()), default)
 
 
-def num_chosen(options: JsonOptions, name: str, default: int, most: int) -> int:
+def num_chosen(options: JsonOptions, name: str, default: int | None, most: int) -> int:
     """Read the number of experts per token."""
     count = options.count(name, default)
     if count > most:

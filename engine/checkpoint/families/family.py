@@ -54,6 +54,16 @@ class QueryScaling(msgspec.Struct, frozen=True):
     first: int = 0
 
 
+class LayerShape(msgspec.Struct, frozen=True):
+    """Sizes of one layer."""
+
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int  # of its MLP
+    source: int  # the layer that stores the keys and values that it reads: itself, or an earlier one
+    has_value_weights: bool = True  # False: values are the keys, before their norm and rotation
+
+
 class Latents(msgspec.Struct, frozen=True):
     """Multi-head latent attention (DeepSeek-V2, 2024): sizes of the latents per position, and of the parts of a head."""
 
@@ -99,6 +109,7 @@ class Family:
     head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     is_head_norm_after_rotation: bool = False  # otherwise before it
     has_head_norm_weights: bool = True
+    has_value_norm: bool = False  # each value head is normalized, too, without a weight
     has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
     has_sinks: bool = False  # each query head has a learned score that takes part in the softmax, without a value
     fused_names: tuple[str, ...] = ()  # of "qkv_proj" and "gate_up_proj", those that are stored as one tensor
@@ -159,6 +170,14 @@ class Family:
     def rotary_share(self, options: JsonOptions) -> float:
         """Return the part of each head that is rotated, if the rope parameters do not say."""
         return options.number("partial_rotary_factor", self.partial_rotary_factor)
+
+    def layer_shapes(self, options: JsonOptions, num_layers: int) -> tuple[LayerShape, ...]:
+        """Return the shape of each layer; empty: all are alike."""
+        return ()
+
+    def layer_inputs_dim(self, options: JsonOptions, num_layers: int) -> int:
+        """Return the width of each layer's own embedding of a token (Gemma 4); 0: layers have none."""
+        return 0
 
     def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the layers that do not rotate queries and keys."""

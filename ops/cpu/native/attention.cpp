@@ -387,19 +387,24 @@ private:
 
 namespace {
 
-CacheLayout layout_of(KvType type, i64 block_size, i64 kv_heads, i64 head_dim, i64 chunk_slots) {
-    const i64 slot_bytes = type == KvType::FLOAT32 ? 4 * head_dim : type == KvType::BFLOAT16 ? 2 * head_dim : head_dim + 4;
-    const i64 head_bytes = block_size * slot_bytes;
-    return {type, block_size, head_dim, chunk_slots, chunk_slots * slot_bytes, head_bytes, kv_heads * head_bytes};
+i64 bytes_of_slot(KvType type, i64 head_dim) {
+    return type == KvType::FLOAT32 ? 4 * head_dim : type == KvType::BFLOAT16 ? 2 * head_dim : head_dim + 4;
+}
+
+CacheLayout layout_of(KvType type, i64 block_size, i64 block_bytes, i64 head_dim, i64 chunk_slots) {
+    const i64 slot_bytes = bytes_of_slot(type, head_dim);
+    return {type, block_size, head_dim, chunk_slots, chunk_slots * slot_bytes, block_size * slot_bytes, block_bytes};
 }
 
 }  // namespace
 
-CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim) {
-    return layout_of(type, block_size, kv_heads, head_dim, std::min(block_size, KEY_PANEL));
+CacheLayout make_layout(KvType type, i64 block_size, i64 block_bytes, i64 head_dim) {
+    return layout_of(type, block_size, block_bytes, head_dim, std::min(block_size, KEY_PANEL));
 }
 
-CacheLayout make_slot_layout(KvType type, i64 block_size, i64 dim) { return layout_of(type, block_size, 1, dim, 1); }
+CacheLayout make_slot_layout(KvType type, i64 block_size, i64 dim) {
+    return layout_of(type, block_size, block_size * bytes_of_slot(type, dim), dim, 1);
+}
 
 void attend(Engine &engine, const Attend &op) { Attention(engine, op).run(); }
 

@@ -72,7 +72,10 @@ void route_row(const Kernels &kernels, const Route &op, i64 row, float *scratch)
         sum += scores[best];
     }
     const float divisor = op.is_normalized ? std::max(sum + op.added_to_sum, op.smallest_sum) : 1.0f;
-    for (i64 choice = 0; choice < op.chosen; ++choice) weights[choice] = weights[choice] / divisor * op.factor;
+    for (i64 choice = 0; choice < op.chosen; ++choice) {
+        weights[choice] = weights[choice] / divisor * op.factor;
+        if (op.scales != nullptr) weights[choice] *= op.scales[op.ids[row * op.chosen + choice]];
+    }
 }
 
 // Sorts the pairs of expert ids[i] and row row_of(i) of x: begin of each expert, row of each sorted pair, and place of each

@@ -137,6 +137,7 @@ struct RotationShape {
     const float *cosines, *sines;            // [positions, head_dim]
     const i32 *partners;                     // [head_dim]
     const float *query_weight, *key_weight;  // [head_dim] or null: heads are not normalized
+    const float *value_weight;               // likewise for values
     float epsilon;
     bool is_normalized_after;  // after the rotation, not before it
     i64 heads, kv_heads, head_dim;

@@ -141,9 +141,9 @@ void bind_row_ops(nb::module_ &module) {
     define(module, "mean_rows", [](Address y, Address x, i64 joined, i64 width, Address rows, i64 count) {
         return Op{MeanRows{floats(y), floats(x), joined, width, rows_of(rows, count)}};
     });
-    define(module, "scale_rows",
-           [](Address y, Address x, Address factors, i64 width, i64 begin, i64 end, Address rows, i64 count) {
-               return Op{ScaleRows{floats(y), floats(x), floats(factors), width, begin, end, rows_of(rows, count)}};
+    define(module, "multiply",
+           [](Address y, Address x, Address factors, i64 row_factors, i64 width, i64 begin, i64 end, Address rows, i64 count) {
+               return Op{Multiply{floats(y), floats(x), floats(factors), row_factors, width, begin, end, rows_of(rows, count)}};
            });
     define(module, "activate_and_multiply", activate<true>);
     define(module, "activate", activate<false>);
@@ -159,9 +159,9 @@ void bind_attention_ops(nb::module_ &module) {
     define(module, "rotate_and_store",
            [](Address queries, Address qkv, i64 row_floats, i64 queries_at, i64 keys_at, i64 values_at, Address keys,
               Address values, Address positions, Address slots, Address cosines, Address sines, Address partners,
-              Address query_weight, Address key_weight, float epsilon, bool is_normalized_after, i64 heads, i64 kv_heads,
-              i64 head_dim, i32 kv_type, i64 block_size, i64 first_cached, i64 cached, Address rows, i64 count) {
-               const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
+              Address query_weight, Address key_weight, Address value_weight, float epsilon, bool is_normalized_after, i64 heads, i64 kv_heads,
+              i64 head_dim, i32 kv_type, i64 block_size, i64 first_cached, i64 block_bytes, Address rows, i64 count) {
+               const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, block_bytes, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{RotateAndStore{{floats(queries),
                                          floats(qkv) + queries_at,
@@ -177,6 +177,7 @@ void bind_attention_ops(nb::module_ &module) {
                                          ints(partners),
                                          floats(query_weight),
                                          floats(key_weight),
+                                         floats(value_weight),
                                          epsilon,
                                          is_normalized_after,
                                          heads,
@@ -189,9 +190,9 @@ void bind_attention_ops(nb::module_ &module) {
            [](Address y, Address queries, Address keys, Address values, Address slots, Address offsets, Address starts,
               Address block_tables, i64 table_width, Address has_bounds, Address first_keys, Address last_keys, i64 heads,
               i64 kv_heads, i64 head_dim, i64 window, bool has_chunks, bool is_two_sided, float scale, float softcap,
-              Address sinks, i64 first_sink, i32 kv_type, i64 block_size, i64 first_cached, i64 cached, Address sequences,
+              Address sinks, i64 first_sink, i32 kv_type, i64 block_size, i64 first_cached, i64 block_bytes, Address sequences,
               i64 count) {
-               const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, cached, head_dim);
+               const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, block_bytes, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{Attend{floats(y),
                                 floats(queries),
@@ -285,10 +286,10 @@ void bind_rank_ops(nb::module_ &module) {
 
 void bind_expert_ops(nb::module_ &module) {
     define(module, "route",
-           [](Address ids, Address weights, Address logits, Address correction, i64 experts, i64 chosen, i64 groups,
+           [](Address ids, Address weights, Address logits, Address correction, Address scales, i64 experts, i64 chosen, i64 groups,
               i64 chosen_groups, i64 num_best, bool is_softmax, bool is_normalized, float added_to_sum, float smallest_sum,
               float factor, Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
-               return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), experts, chosen, groups,
+               return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), floats(scales), experts, chosen, groups,
                                chosen_groups, num_best, is_softmax, is_normalized, added_to_sum, smallest_sum, factor,
                                ints(sets), set, ints(num_tokens), rows_of(rows, count)}};
            });

@@ -240,11 +240,17 @@ void run_op(Engine &engine, const MeanRows &op) {
     });
 }
 
-void run_op(Engine &engine, const ScaleRows &op) {
+void run_op(Engine &engine, const Multiply &op) {
     for_rows(engine, op.rows.get(), op.end - op.begin, [&](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row) {
-            const float factor = op.factors[row];
-            for (i64 i = row * op.width + op.begin; i < row * op.width + op.end; ++i) op.y[i] = op.x[i] * factor;
+            const float *x = op.x + row * op.width, *factors = op.factors + row * op.row_factors;
+            float *y = op.y + row * op.width;
+            if (op.row_factors > 1) {
+                for (i64 i = op.begin; i < op.end; ++i) y[i] = x[i] * factors[i];
+            } else {
+                const float factor = *factors;
+                for (i64 i = op.begin; i < op.end; ++i) y[i] = x[i] * factor;
+            }
         }
     });
 }

@@ -171,9 +171,10 @@ struct MeanRows {
 };
 
 // y = x * factor of the row: columns [begin, end).
-struct ScaleRows {
+struct Multiply {
     float *y;
     const float *x, *factors;
+    i64 row_factors;  // of each row: its width, or 1; 0: one for all rows
     i64 width, begin, end;
     Rows rows;
 };
@@ -216,6 +217,7 @@ struct Route {
     float *weights;                    // likewise
     const float *logits;               // [rows, experts]
     const float *correction;           // [experts], added to scores for selection only, or null
+    const float *scales;               // [experts], factors of the weights, or null
     i64 experts, chosen;               // `chosen` of the experts in the
     i64 groups, chosen_groups;         // best of equal groups of neighbours, by the sum of
     i64 num_best;                      // one or two best experts of each
@@ -282,7 +284,7 @@ struct ApplyExperts {
 };
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
-                        MeanRows, ScaleRows, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent,
+                        MeanRows, Multiply, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent,
                         AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
@@ -338,7 +340,7 @@ void multiply_heads(Engine &engine, const HeadLinear &op);
 void adapt(Engine &engine, const Adapt &op);
 void look_up(const Embed &op, i64 row);
 void take_features(const TakeFeatures &op, i64 row);
-CacheLayout make_layout(KvType type, i64 block_size, i64 kv_heads, i64 head_dim);
+CacheLayout make_layout(KvType type, i64 block_size, i64 block_bytes, i64 head_dim);
 CacheLayout make_slot_layout(KvType type, i64 block_size, i64 dim);  // one head, chunks of a single slot
 
 class Tape {

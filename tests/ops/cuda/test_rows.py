@@ -162,7 +162,14 @@ class Pages:
             type=TYPES[dtype],
             queries=np.ascontiguousarray(queries),
             output=output,
-            cache={**cache, "kv_heads": KV_HEADS, "key_dim": DIM, "value_dim": DIM},
+            cache={
+                **cache,
+                "kv_heads": KV_HEADS,
+                "key_dim": DIM,
+                "value_dim": DIM,
+                "key_bytes": self.blocks[0].shape[1],
+                "value_bytes": self.blocks[1].shape[1],
+            },
             block_tables=self.table,
             tile_slots=np.zeros(num_tiles, np.int32),
             tile_contexts=np.full(num_tiles, context, np.int32),
@@ -254,7 +261,7 @@ def test_heads_are_normalized_and_rotated(dtype: str, dim: int, norm_place: str)
     """Queries and keys have different weights, over the head's own numbers; values are unchanged."""
     rows, heads, kv_heads, epsilon = 5, 4, 2, 1e-3
     qkv, numbers = narrowed(random(rows, (heads + 2 * kv_heads) * dim), dtype)
-    norm = random(2, dim, seed=6)
+    norm = random(3, dim, seed=6)
     slots = np.array([17, 2, 40, 3, 19], np.int32)
     angles = np.outer(np.arange(50), np.linspace(1, 0.1, dim))
     cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -264,12 +271,13 @@ def test_heads_are_normalized_and_rotated(dtype: str, dim: int, norm_place: str)
     out = narrowed(queries, dtype)[0].reshape(rows, -1)
     kept = [part.view(np.uint8) for part in (keys, values)]
     cache = {"keys": kept[0], "values": kept[1], "type": TYPES["float32"], "block_size": BLOCK, "kv_heads": kv_heads}
+    block_bytes = 4 * BLOCK * kv_heads * dim
     run(
         "RotateAndStore",
         type=TYPES[dtype],
         qkv=qkv,
         queries=out,
-        cache={**cache, "key_dim": dim, "value_dim": dim},
+        cache={**cache, "key_dim": dim, "value_dim": dim, "key_bytes": block_bytes, "value_bytes": block_bytes},
         slot_mapping=slots,
         angle_rows=positions,
         cosines=cosines,
@@ -278,6 +286,7 @@ def test_heads_are_normalized_and_rotated(dtype: str, dim: int, norm_place: str)
         norm_weight=None if norm_place == "none" else norm,
         epsilon=epsilon,
         is_normalized_after=norm_place == "after",
+        has_values=False,
         num_rows=rows,
         heads=heads,
         kv_heads=kv_heads,
@@ -285,7 +294,7 @@ def test_heads_are_normalized_and_rotated(dtype: str, dim: int, norm_place: str)
     )
     each = numbers.reshape(rows, -1, dim).astype(np.float64)
     turned = each[:, : heads + kv_heads]
-    weights = np.repeat(norm, [heads, kv_heads], axis=0)
+    weights = np.repeat(norm[:2], [heads, kv_heads], axis=0)
     if norm_place == "before":
         turned = turned / np.sqrt((turned**2).mean(axis=-1, keepdims=True) + epsilon) * weights
     turned = turned * cosines[positions][:, None] + turned[..., partners] * sines[positions][:, None]

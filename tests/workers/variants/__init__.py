@@ -18,9 +18,9 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the weight `name`: normal numbers that depend on the name alone; norms around 1."""
+    """Return the weight `name`: normal numbers that depend on the name alone; norms and learned factors around 1."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32) * np.float32(SCALE)
-    return drawn + np.float32(1) if "norm" in name else drawn
+    return drawn + np.float32(1) if re.search("norm|layer_scalar|router.scale|per_expert_scale", name) else drawn
 
 
 def published_name(name: str) -> str:

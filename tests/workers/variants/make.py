@@ -7,6 +7,7 @@ python -m tests.workers.variants.make
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ GEMMA2 = {
     "hidden_activation": "gelu_pytorch_tanh",
     "head_dim": 20,
     "sliding_window": 9,
+}
+GEMMA4 = {
+    **{key: value for key, value in UNPADDED.items() if key != "hidden_act"},
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "head_dim": 12,
+    "global_head_dim": 24,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 96,
 }
 OLMO2 = {**UNPADDED, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
 GLM4_MOE = {
@@ -333,6 +344,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "gemma2 without caps": {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma4_text inputs of each layer, shared keys, wide MLP": {
+        **GEMMA4,
+        "num_hidden_layers": 7,
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+            *["sliding_attention"] * 3,
+        ],
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 10,
+        "final_logit_softcapping": 2.0,
+    },
+    "gemma4_text keys as values": {
+        **GEMMA4,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "attention_bias": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 20000.0},
+        },
+        "use_bidirectional_attention": "vision",
+        "tie_word_embeddings": False,
+    },
+    "gemma4_text experts beside an MLP, odd head sizes": {
+        **GEMMA4,
+        "num_hidden_layers": 3,
+        "head_dim": 10,
+        "global_head_dim": 16,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+        "per_layer_config": {"2": {"head_dim": 16, "num_key_value_heads": 4}},
+    },
     "olmo2 biases": {**OLMO2, "attention_bias": True},
     "olmo2 odd width": {**OLMO2, "hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
     "olmo3 windows, yarn in the other layers": {
@@ -549,6 +602,7 @@ RENAMES = {
     ".block_sparse_moe.": ".mlp.",
     ".feed_forward.": ".mlp.",
     ".mlp.router.": ".mlp.gate.",
+    ".router.proj.": ".mlp.gate.",
     ".mlp.shared_expert.": ".mlp.shared_experts.",
     ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
 }
@@ -557,7 +611,9 @@ NUM_OUTPUTS = 12
 
 
 def correction_buffers(model: Any) -> list[tuple[str, Any]]:
-    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return [
+        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))
+    ]
 
 
 def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.ndarray:
@@ -565,6 +621,8 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
     if config["model_type"] == "gpt_oss":
         return values_of_gpt_oss(name, shape, "quantization_config" in config)
     is_turned = config["model_type"] == "llama4_text"  # experts as [in, out]
+    if config["model_type"] == "gemma4_text":
+        name = re.sub(r"(layer_scalar|router\.scale)$", r"\1.weight", name.replace(".experts.", ".mlp.experts."))
     for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)
     if name.endswith(".shared_mlp.input_linear.weight"):

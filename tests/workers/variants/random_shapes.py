@@ -208,6 +208,39 @@ def gemma3_text(draw: Draw) -> Config:
     return config
 
 
+def gemma4_text(draw: Draw) -> Config:
+    config = draw.base(head_dim=draw.choice([8, 10, 16]), global_head_dim=draw.choice([8, 12, 16, 20]))
+    config |= {
+        "sliding_window": draw.window(),
+        "hidden_activation": draw.choice(["gelu_pytorch_tanh", "gelu_pytorch_tanh", "silu"]),
+    }
+    config |= {"attention_bias": draw.flag(0.3), "final_logit_softcapping": draw.choice([None, 2.0, 30.0])}
+    config["num_hidden_layers"] = layers = draw.choice([1, 2, 4, 6, 7])
+    if draw.flag(0.8):
+        draw.layer_types(config)
+        config["layer_types"][-1] = "full_attention"
+    kinds = config.get("layer_types") or ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)]
+    kinds[-1] = "full_attention"
+    shared = draw.randrange(layers) if draw.flag(0.7) else 0
+    while set(kinds[: layers - shared]) != set(kinds):
+        shared -= 1
+    config |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": draw.flag(), "attention_k_eq_v": draw.flag()}
+    if draw.flag():
+        heads = config["num_attention_heads"]
+        config["num_global_key_value_heads"] = draw.choice([each for each in (1, 2, 3) if heads % each == 0])
+    config |= {"hidden_size_per_layer_input": draw.choice([0, 6, 16]), "vocab_size_per_layer_input": config["vocab_size"]}
+    if draw.flag():
+        config |= {"enable_moe_block": True, **experts(draw, "num_experts", "top_k_experts")}
+    if draw.flag():
+        full = {"rope_type": "proportional", "partial_rotary_factor": draw.choice([0.25, 0.5, 1.0])}
+        full = draw.choice([full, full, {"rope_type": "linear", "factor": 8.0}, {"rope_type": "default"}])
+        config["rope_parameters"] = {
+            "full_attention": {"rope_theta": 1e6, **full},
+            "sliding_attention": {"rope_type": "default", "rope_theta": draw.choice([500.0, 1e4])},
+        }
+    return config
+
+
 def phi3(draw: Draw) -> Config:
     config = draw.base(sliding_window=draw.choice([None, draw.window()]), intermediate_size=draw.choice([24, 38, 50]))
     head_dim = config["hidden_size"] // config["num_attention_heads"]
@@ -442,16 +475,19 @@ def llama4_text(draw: Draw) -> Config:
 FAMILIES: dict[str, Callable[[Draw], Config]] = {
     maker.__name__: maker
     for maker in (
-        *(llama, qwen2, qwen3, qwen3_moe, qwen2_moe, ernie4_5, mistral, ministral3, mixtral, gemma2, gemma3_text, phi3, glm4),
-        *(glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe, olmo2, olmo3, exaone4, seed_oss),
-        *(minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense, starcoder2, llama4_text),
+        *(llama, qwen2, qwen3, qwen3_moe, qwen2_moe, ernie4_5, mistral, ministral3, mixtral, gemma2, gemma3_text),
+        *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
+        *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense, starcoder2),
+        *(llama4_text),
     )
 }
 
 
 def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
     """Give every parameter values that make answers differ: linears keep the scale of their input, norms vary around theirs."""
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    buffers = [
+        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))
+    ]
     with torch.no_grad():
         for name, parameter in (*model.named_parameters(), *buffers):
             noise = torch.randn(parameter.shape, generator=generator)

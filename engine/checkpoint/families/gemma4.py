@@ -1,0 +1,121 @@
+"""Gemma 4 (Google 2026), its text model: head sizes and rotations by kind of layer, last layers that read the keys and values
+of earlier ones, an embedding of each token for every layer, and experts beside an MLP."""
+
+from __future__ import annotations
+
+from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
+from engine.checkpoint.families.family import Family, LayerShape, Multipliers, NormNames
+from engine.checkpoint.families.gemma3 import Gemma3
+from engine.checkpoint.families.windows import all_but_every, layer_windows
+from engine.checkpoint.json_fields import JsonOptions
+
+_DEFAULT_KV_HEADS = 4
+
+
+class Gemma4(Family):
+    name = "gemma4_text"
+    other_names = ("gemma4",)
+    class_names = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")  # the second has encoders, which are not read
+    gguf_name = None
+    harmless_options = frozenset(
+        (
+            *("vision_config", "audio_config", "vision_soft_tokens_per_image"),
+            *("num_experts", "top_k_experts", "moe_intermediate_size"),  # without enable_moe_block
+        )
+    )
+    unused_tensors = (
+        r"^(model\.)?(vision_tower|embed_vision|audio_tower|embed_audio)\."
+        r"|\.self_attn\.([kv]_proj|[kv]_norm)\."  # of layers that read those of another
+    )
+    model = "workers.models.gemma4:Gemma4"
+    activation_name = "hidden_activation"
+    activation = "gelu_pytorch_tanh"
+    ties_word_embeddings = True
+    head_dim = 256
+    has_head_norm = True
+    has_value_norm = True
+    norm_names = NormNames(
+        attended="post_attention_layernorm", inner="pre_feedforward_layernorm", added="post_feedforward_layernorm"
+    )
+    rope_theta = 1_000_000.0
+    local_rope_theta = 10_000.0
+    default_rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
+
+    def multipliers(self, options: JsonOptions) -> Multipliers:
+        options.check_supported({"use_bidirectional_attention": "vision"})  # text is causal then
+        return Multipliers(
+            embedding=options.count("hidden_size") ** 0.5,
+            scores=1.0,
+            softcap_of_logits=Gemma3.softcap(options, "final_logit_softcapping", 0.0),
+        )
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        windows = layer_windows(options, options.count("sliding_window", 512), all_but_every(6, num_layers))
+        return (*windows[:-1], 0)  # as transformers forces it
+
+    def layer_inputs_dim(self, options: JsonOptions, num_layers: int) -> int:
+        dim = options.count("hidden_size_per_layer_input", 256, least=0)
+        rows, vocab_size = options.count("vocab_size_per_layer_input", 262_144), options.count("vocab_size")
+        if dim and rows != vocab_size:
+            raise options.error("vocab_size_per_layer_input", f"{rows} should be vocab_size, {vocab_size}")
+        return dim
+
+    def layer_shapes(self, options: JsonOptions, num_layers: int) -> tuple[LayerShape, ...]:
+        windows = self.sliding_windows(options, num_layers)
+        sources = _sources(options, windows)
+        has_keys_as_values = options.flag("attention_k_eq_v", False)
+        is_wide, width = options.flag("use_double_wide_mlp", False), options.count("intermediate_size")
+        heads = [_heads(options, index, window, has_keys_as_values) for index, window in enumerate(windows)]
+        for kind in (True, False):
+            found = {each for each, window in zip(heads, windows, strict=True) if bool(window) == kind}
+            if len(found) > 1:
+                raise options.error("per_layer_config", f"layers of one kind should have the same heads, not {sorted(found)}")
+        return tuple(
+            LayerShape(*heads[index], width * (2 if is_wide and sources[index] != index else 1), sources[index], not shares)
+            for index, window in enumerate(windows)
+            for shares in [has_keys_as_values and not window]
+        )
+
+    def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
+        if not options.flag("enable_moe_block", False):
+            return None
+        count = num_experts(options, "num_experts", default=0)
+        return ExpertsConfig(
+            tuple(range(num_layers)),
+            count,
+            num_chosen(options, "top_k_experts", None, count),
+            options.count("moe_intermediate_size"),
+            scales="router.per_expert_scale",
+            is_normalized=True,
+        )
+
+
+def _sources(options: JsonOptions, windows: tuple[int, ...]) -> list[int]:
+    """Return for each layer the one with its keys and values: for the last `num_kv_shared_layers` the last of the same kind
+    before them."""
+    first = len(windows) - options.count("num_kv_shared_layers", 0, least=0, most=len(windows) - 1)
+    owners = {bool(window): index for index, window in enumerate(windows[:first])}
+    if any(bool(window) not in owners for window in windows):
+        raise options.error(
+            "num_kv_shared_layers", f"{len(windows) - first} leaves no layer of some kind in layer_types that stores keys"
+        )
+    return [index if index < first else owners[bool(window)] for index, window in enumerate(windows)]
+
+
+def _heads(options: JsonOptions, index: int, window: int, has_keys_as_values: bool) -> tuple[int, int]:
+    """Return the number of KV heads of a layer, and their size."""
+    num_heads = options.count("num_attention_heads")
+    kv_heads, head_dim = options.count("num_key_value_heads", _DEFAULT_KV_HEADS), options.count("head_dim", 256)
+    global_dim = options.count("global_head_dim", 512)
+    global_kv_heads = options.count("num_global_key_value_heads", kv_heads)
+    if options.values.get("per_layer_config") is not None:
+        own = options.within("per_layer_config").within(str(index))
+        kv_heads, head_dim = own.count("num_key_value_heads", kv_heads), own.count("head_dim", head_dim)
+    elif not window:
+        kv_heads, head_dim = global_kv_heads if has_keys_as_values else kv_heads, global_dim
+    if num_heads % kv_heads:
+        name = "num_key_value_heads" if window else "num_global_key_value_heads"
+        raise options.error(name, f"{kv_heads} does not divide num_attention_heads {num_heads}")
+    if head_dim % 2:
+        raise options.error("head_dim" if window else "global_head_dim", f"{head_dim} is odd; rotary embeddings need pairs")
+    return kv_heads, head_dim
