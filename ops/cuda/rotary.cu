@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS *WARP, 1) rotate_and_store(RotateAndStor
 }
 
 template <typename T>
-__global__ void __launch_bounds__(WARPS *WARP) store_latent(StoreLatent o) {
+__global__ void __launch_bounds__(WARPS *WARP, 1) store_latent(StoreLatent o) {
     SHARED Shared<float, WARPS * MAX_DIM> heads;
     Buffer<T> queries = o.queries.as<T>(), compressed = o.compressed.as<T>(), results = o.rotated.as<T>();
     int row = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

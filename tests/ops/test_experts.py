@@ -117,6 +117,18 @@ def test_routing(k: OpTable, rule: RoutingRule, has_correction: bool) -> None:
     np.testing.assert_allclose(routing.weights.numpy(), [weights for _, weights in expected], rtol=2e-5)
 
 
+def test_weights_are_scaled_by_expert(k: OpTable) -> None:
+    rule, weight, scales, x = RoutingRule(3, is_normalized=True), random(12, 20, seed=1), random(12, seed=2), random(48, 20)
+    router, plain = router_of(k, weight, rule), k.route(None, paddle.to_tensor(x), router_of(k, weight, rule))
+    router.scales_name = "scales"
+    pack(k, router, weight=weight, scales=scales)
+    routing = k.route(None, paddle.to_tensor(x), router)
+    ids = plain.ids.numpy().copy()
+    expected = plain.weights.numpy() * scales[ids]
+    np.testing.assert_array_equal(routing.ids.numpy(), ids)
+    np.testing.assert_allclose(routing.weights.numpy(), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_first_of_equal_experts_is_chosen(k: OpTable, scoring: str) -> None:
     """The same holds for equal groups; a row of NaN gets arbitrary experts and does not affect the others."""

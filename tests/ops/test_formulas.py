@@ -7,10 +7,11 @@ import math
 import numpy as np
 import paddle
 import pytest
+from msgspec.structs import replace
 
 from engine.checkpoint.rope_config import RopeConfig
 from ops import _cpu
-from ops.modules import AttentionShape, Embedding, GateClamp, LayerNorm, Linear, Norm, Rotary, Sinks
+from ops.modules import AttentionShape, Embedding, GateClamp, HeadNorm, KvCache, LayerNorm, Linear, Norm, Rotary, Sinks
 from ops.paddle import reference
 from ops.table import OpTable
 from tests.ops.caches import contents, make_cache
@@ -158,6 +159,53 @@ def test_rotation_and_store(k: OpTable, kv_dtype: str, rotary_dim: int, is_inter
     untouched = [slot for slot in range(len(keys)) if slot not in written]
     np.testing.assert_array_equal(keys[untouched], before_keys[untouched])
     np.testing.assert_array_equal(values[untouched], before_values[untouched])
+
+
+@pytest.mark.parametrize(("k", "kv_dtype"), [*CACHES, ("cuda", "float32"), ("cuda", "int8")], indirect=["k"])
+def test_layers_share_a_block(k: OpTable, kv_dtype: str) -> None:
+    """A layer's head is the second of three in a block. Values are normalized, too; a layer without keys stores nothing."""
+    dim, row_tile = 8, k.row_tile
+    step = HandMadeStep([(2, 5, 3), (4, 70, 1)], block_size=16, row_tile=row_tile)
+    wide, alone = step.cache(k, 3, dim, kv_dtype).layers[0], step.cache(k, 1, dim, kv_dtype).layers[0]
+    wide.first_head, wide.num_heads = 1, 3
+    shape, norm, rotary = AttentionShape(2, 1, dim), HeadNorm("q", "k", 2, 1, dim, 1e-6, has_values=True), Rotary(dim)
+    pack(k, norm, queries=random(dim, seed=1), keys=random(dim, seed=2))
+    tables = rotary_tables(RopeConfig("default", 100.0, dim, False, 320), dim, 320)
+    pack(k, rotary, **dict(zip(("cosines", "sines", "partners"), tables, strict=True)))
+    before = contents(k, wide, 3, dim)
+    rows = random(step.inputs.num_rows, 4 * dim)
+    begun = k.begin(step.inputs, KvCache(16, [wide]))
+    angles = k.rotary_angles(step.inputs, rotary)
+    queries = [
+        k.rotate_and_store(step.inputs, paddle.to_tensor(rows), angles, norm, shape, cache).numpy().copy()
+        for cache in (wide, alone)
+    ]
+    np.testing.assert_array_equal(queries[0], queries[1])
+    stored = contents(k, wide, 3, dim)
+    places = [int(step.slots_of(slot, position + 1)[-1]) for slot, position in ((2, 5), (2, 6), (2, 7), (4, 70))]
+    values = rows[:4, 3 * dim :].astype(np.float64)
+    normalized = values / np.sqrt((values**2).mean(axis=1, keepdims=True) + 1e-6)
+    loss = LOSSES[kv_dtype][1] * np.abs(normalized).max() + LOSSES[kv_dtype][0] * np.abs(normalized).max()
+    np.testing.assert_allclose(stored[1][places, dim : 2 * dim], normalized, atol=2e-5 + 1.001 * loss)
+    for found, old, own in zip(stored, before, contents(k, alone, 1, dim), strict=True):
+        np.testing.assert_array_equal(found[places, dim : 2 * dim], own[places])
+        np.testing.assert_array_equal(found[:, :dim], old[:, :dim])
+        np.testing.assert_array_equal(found[:, 2 * dim :], old[:, 2 * dim :])
+
+    reader = replace(shape, has_keys=False)
+    only = np.ascontiguousarray(rows[:, : 2 * dim])
+    again = k.rotate_and_store(step.inputs, paddle.to_tensor(only), angles, norm, reader, wide).numpy().copy()
+    np.testing.assert_array_equal(again, queries[0])
+    np.testing.assert_array_equal(contents(k, wide, 3, dim), stored)
+    attended = k.attention(begun, paddle.to_tensor(again), reader, wide).numpy()[:4]
+    keys, values = (part[:, dim : 2 * dim].astype(np.float64) for part in stored)
+    for row, (slot, position) in enumerate(((2, 5), (2, 6), (2, 7), (4, 70))):
+        seen = step.slots_of(slot, position + 1)
+        scores = again[row].reshape(2, dim).astype(np.float64) @ keys[seen].T / math.sqrt(dim)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        expected = weights / weights.sum(axis=1, keepdims=True) @ values[seen]
+        tolerance = {"float32": 2e-5, "bfloat16": 0.03, "int8": 0.03}[kv_dtype]
+        np.testing.assert_allclose(attended[row].reshape(2, dim), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("max_scores", [1 << 23, 1 << 14])

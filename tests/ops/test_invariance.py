@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ops.modules import AttentionShape, GateClamp, HeadNorm, LayerNorm, Linear, Norm, Rotary, Sinks
+from ops.modules import AttentionShape, Factor, GateClamp, HeadNorm, LayerNorm, Linear, Norm, Rotary, Sinks
 from ops.table import ROW_TILE, OpTable
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
@@ -112,6 +112,18 @@ def test_multiply_by_row(k: OpTable, width: int) -> None:
     assert_row_alone(scaled, rows, k.row_tile)
     expected = rows / (1 + np.exp(-rows[:, :1]))
     np.testing.assert_allclose(scaled(paddle.to_tensor(rows)).numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [64, 37])
+def test_multiply_by_tensor_or_factor(k: OpTable, width: int) -> None:
+    factor, rows = Factor("f"), random(NUM_ROWS, width)
+    pack(k, factor, weight=np.array([-0.7], np.float32))
+
+    def multiplied(x: paddle.Tensor) -> paddle.Tensor:
+        return k.multiply(k.multiply(x, k.activate(x, "sigmoid")), factor)
+
+    assert_row_alone(multiplied, rows, k.row_tile)
+    np.testing.assert_allclose(multiplied(paddle.to_tensor(rows)).numpy(), -0.7 * rows / (1 + np.exp(-rows)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 20), (2, 2, 64)])

@@ -110,6 +110,24 @@ ODD_MXFP4 = {
     "intermediate_size": 160,
     "quantization_config": {"quant_method": "mxfp4"},
 }
+ODD_LAYERS = {
+    **ODD_EXPERTS,
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 20,
+    "num_key_value_heads": 6,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 36,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 20,
+    "vocab_size_per_layer_input": 1003,
+    "enable_moe_block": True,
+    "top_k_experts": 3,
+}
 ODD_LATENTS = {
     **deepseek.CONFIG,
     "vocab_size": 1003,
@@ -163,6 +181,7 @@ def test_experts_and_latents_equal_one_rank(num_ranks: int, tmp_path: Path) -> N
     """Every precision, and op by op."""
     jobs: list[tuple[Path, dict[str, Any]]] = []
     kinds = {"experts": ODD_EXPERTS, "latents": ODD_LATENTS, "gated": ODD_GATED, "weighted": ODD_WEIGHTED, "sinks": ODD_SINKS}
+    kinds["layers of several sizes"] = ODD_LAYERS
     for name, config in kinds.items():
         write_checkpoint(tmp_path / name, config)
         jobs += [(tmp_path / name, {**options, "max_model_len": 256}) for options in PRECISIONS.values()]
