@@ -159,8 +159,9 @@ void bind_attention_ops(nb::module_ &module) {
     define(module, "rotate_and_store",
            [](Address queries, Address qkv, i64 row_floats, i64 queries_at, i64 keys_at, i64 values_at, Address keys,
               Address values, Address positions, Address slots, Address cosines, Address sines, Address partners,
-              Address query_weight, Address key_weight, Address value_weight, float epsilon, bool is_normalized_after, i64 heads, i64 kv_heads,
-              i64 head_dim, i32 kv_type, i64 block_size, i64 first_cached, i64 block_bytes, Address rows, i64 count) {
+              Address query_weight, Address key_weight, Address value_weight, float epsilon, bool is_normalized_after,
+              i64 heads, i64 kv_heads, i64 head_dim, i32 kv_type, i64 block_size, i64 first_cached, i64 block_bytes,
+              Address rows, i64 count) {
                const CacheLayout layout = make_layout(static_cast<KvType>(kv_type), block_size, block_bytes, head_dim);
                const i64 at = first_cached * layout.head_bytes;
                return Op{RotateAndStore{{floats(queries),
@@ -286,11 +287,11 @@ void bind_rank_ops(nb::module_ &module) {
 
 void bind_expert_ops(nb::module_ &module) {
     define(module, "route",
-           [](Address ids, Address weights, Address logits, Address correction, Address scales, i64 experts, i64 chosen, i64 groups,
-              i64 chosen_groups, i64 num_best, bool is_softmax, bool is_normalized, float added_to_sum, float smallest_sum,
-              float factor, Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
-               return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), floats(scales), experts, chosen, groups,
-                               chosen_groups, num_best, is_softmax, is_normalized, added_to_sum, smallest_sum, factor,
+           [](Address ids, Address weights, Address logits, Address correction, Address scales, i64 experts, i64 chosen,
+              i64 groups, i64 chosen_groups, i64 num_best, bool is_softmax, bool is_normalized, float added_to_sum,
+              float smallest_sum, float factor, Address sets, i32 set, Address num_tokens, Address rows, i64 count) {
+               return Op{Route{ints(ids), floats(weights), floats(logits), floats(correction), floats(scales), experts, chosen,
+                               groups, chosen_groups, num_best, is_softmax, is_normalized, added_to_sum, smallest_sum, factor,
                                ints(sets), set, ints(num_tokens), rows_of(rows, count)}};
            });
     define(module, "choose",
