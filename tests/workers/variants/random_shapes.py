@@ -477,8 +477,8 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
     for maker in (
         *(llama, qwen2, qwen3, qwen3_moe, qwen2_moe, ernie4_5, mistral, ministral3, mixtral, gemma2, gemma3_text),
         *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
-        *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense, starcoder2),
-        *(llama4_text),
+        *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
+        *(starcoder2, llama4_text),
     )
 }
 
