@@ -23,12 +23,15 @@ from tests.workers.weights.formats.quantizers import (
     Format,
     Quantized,
     awq,
+    blocks_of_4_bits,
     compressed,
     e4m3_value,
+    float4,
     float8,
     fp8_blocks,
     gptq,
     int_quantized,
+    llm_int8,
     pack_quantized,
     write_quantized_demo,
     write_tensors,
@@ -130,6 +133,7 @@ def test_quantized_checkpoint_equals_float_weights(format: Format, tmp_path: Pat
 
 # ----------------------------------------------------------------------------------------------------------- refused
 
+NF4, NF4_STATE = blocks_of_4_bits("nf4", is_nested=True), "weight.quant_state.bitsandbytes__nf4"
 AWQ, GPTQ, PACKED, FP8 = awq(32), gptq(4, 32), pack_quantized(4, 32), fp8_blocks()
 
 
@@ -214,6 +218,19 @@ def _stored_with(change: Callable[[dict[str, np.ndarray]], object], format: Form
             r"does not fit a weight \[9, 9\]",
         ),
         (_stored_with(lambda stored: stored.pop("weight_scale_inv"), FP8), "weight_scale is missing"),
+        (_stored_with(lambda stored: stored.pop("weight.quant_map"), NF4), r"weight\.quant_map is missing"),
+        (_stored_with(lambda stored: stored.pop("weight.nested_absmax"), NF4), r"weight\.nested_absmax is missing"),
+        (_stored_with(lambda stored: stored.pop(NF4_STATE), NF4), r"quant_state\.bitsandbytes__nf4 is missing"),
+        (_stored_with(lambda stored: stored.update({NF4_STATE: np.zeros(4, "V1")}), NF4), "bitsandbytes__nf4 cannot be read"),
+        (
+            _stored_with(
+                lambda stored: stored.update({NF4_STATE: np.frombuffer(b'{"shape":[0,1],"blocksize":64}', "V1")}), NF4
+            ),
+            r"has shape \[0, 1\] and blocks of 64; expected positive sizes",
+        ),
+        (_stored_with(lambda stored: stored.pop("SCB"), llm_int8()), "SCB is missing"),
+        (_stored_with(lambda stored: stored.pop("weight_scale_2"), float4("modelopt")), "weight_scale_2 is missing"),
+        (_stored_with(lambda stored: stored.update(qweight=stored["qweight"][:4]), gptq(3, 32)), "not whole words of 3 bits"),
         (Format(AWQ.quantize, {**AWQ.config, "modules_to_not_convert": ["mlp"]}), "mlp.* is stored quantized, but"),
         (Format(AWQ.quantize, {}), r"q_proj\.weight \[128, 128\] is missing"),
         (Format(float8(0, 0), {}), r"q_proj\.weight is quantized, but config\.json has no quantization_config"),
