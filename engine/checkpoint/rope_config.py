@@ -103,8 +103,9 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     kind = family.other_rope_types.get(kind, kind)
     if kind == "mrope" and family.mrope_layout:
         kind = "default"  # older files' name for positions of three numbers
-    if kind not in _ROPE_TYPES:
-        raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(_ROPE_TYPES)}")
+    supported = [name for name in _ROPE_TYPES if name != "proportional" or family.has_proportional_rope]
+    if kind not in supported:
+        raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(supported)}")
     share = rope.number("partial_rotary_factor", family.rotary_share(options))
     rotary_dim, rotated = int(head_dim * share), 0
     if kind == "proportional":

@@ -95,6 +95,7 @@ class Family:
     has_training_options: bool = False  # config.json has any options of the training, so that unknown ones are no error
     harmless_options: frozenset[str] = frozenset()  # of config.json, without effect on what is computed
     has_rope_alpha: bool = False  # `alpha` of rope type "dynamic" scales the base, for all lengths alike
+    has_proportional_rope: bool = False  # rope type "proportional" is supported
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json

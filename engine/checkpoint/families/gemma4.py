@@ -39,6 +39,7 @@ class Gemma4(Family):
     )
     rope_theta = 1_000_000.0
     local_rope_theta = 10_000.0
+    has_proportional_rope = True
     default_rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
