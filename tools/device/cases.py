@@ -93,6 +93,7 @@ def _weights_of(memory: np.ndarray, scales: np.ndarray | None, kind: str, inputs
 
 
 def _cache_of(keys: np.ndarray, values: np.ndarray, kind: str, block_size: int, kv_heads: int, *dims: int) -> Values:
+    lines, scale_bytes = block_size * kv_heads, 4 if kind == "int8" else 0
     return {
         "keys": keys,
         "values": values,
@@ -101,6 +102,8 @@ def _cache_of(keys: np.ndarray, values: np.ndarray, kind: str, block_size: int, 
         "kv_heads": kv_heads,
         "key_dim": dims[0],
         "value_dim": dims[1],
+        "key_bytes": lines * (dims[0] * TYPE_BYTES[kind] + scale_bytes),
+        "value_bytes": lines * (dims[1] * TYPE_BYTES[kind] + scale_bytes),
     }
 
 
@@ -191,6 +194,7 @@ def _attend(
         "first_kv": 0,
         "window": 0,
         "has_chunks": False,
+        "is_two_sided": False,
         "is_latent": False,
     }
     num_keys = int((positions + 1).sum())
@@ -211,6 +215,7 @@ def _experts(is_large: bool) -> list[Case]:
     route = {
         "logits": logits,
         "correction": None,
+        "scales": None,
         "expert_sets": None,
         "ids": ids,
         "weights": weights,
@@ -327,9 +332,10 @@ def _of_steps(is_large: bool) -> list[Case]:
         "cache": _cache_of(keys, kept_values, "float32", block_size, kv_heads, dim, dim),
         "slot_mapping": mapping,
         **angle_values,
-        "norm_weight": _random(2, dim, seed=3),
+        "norm_weight": _random(3, dim, seed=3),
         "epsilon": 1e-6,
         "is_normalized_after": False,
+        "has_values": False,
         "num_rows": rows,
         "heads": heads,
         "kv_heads": kv_heads,
