@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.checkpoint.sentence_modules import DenseModule
 from engine.kv_groups import KvGroup, longest_sequence, num_moving
 
 DRAFT_METHODS = ("ngram", "suffix", "mtp")  # tried in this order, the cheapest first
@@ -72,6 +73,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: Literal["none", "sigmoid", "softmax"] = "none"  # of scores
     class_token_ids: tuple[int, ...] = ()  # no and yes: the score is the difference of their logits; only yes: its logit
     is_whole: bool = False  # each prompt is computed in one step: its tokens see all of it
+    dense: tuple[DenseModule, ...] = ()  # of vectors, before they are normalized
     dimensions: tuple[int, ...] = ()  # allowed sizes of shortened vectors; none: any
     max_tokens: int = 0  # tokens of a prompt, set by the model's authors; 0: as many as the model takes
 

@@ -96,7 +96,7 @@ class _Assembly:
         self._spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, self._has_drafts)
         self._cache = map_kv_cache(parts.arena, self._spec, config.num_kv_blocks, device)
         self._media = [MediaColumns(model, features.arena.rows if features else None)] if model.vision else []
-        self._positions = [TypedPositionColumns(model.max_position_embeddings)] if model.bidirectional else []
+        self._positions = [TypedPositionColumns(model.max_position_embeddings)] if model.position_tables else []
         self._adapters = [AdapterColumns(parts.adapters)] if parts.adapters else []
         self._inputs = self._make_inputs()
         self._slots = self._make_slots()
@@ -127,7 +127,7 @@ class _Assembly:
             self._model.vocab_size,
             self._config.speculative_config.max_drafts,
             hidden_size,
-            self._model.bidirectional is not None,
+            self._model.is_bidirectional,
         )
         for positions in self._positions:
             positions.bind(slots)

@@ -58,12 +58,13 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         windows, has_marks = model.sliding_windows, False
         if model.layer_shapes:
             return _of_shapes(model, block_size, dtype)
-        if model.bidirectional is not None:  # data of a layer is not needed later: all layers share the memory
-            windows = (0,)
+        sources: tuple[int, ...] = ()
+        if model.is_bidirectional:  # data of a layer is not needed later: all layers share the memory
+            windows = sources = (0,) * model.num_layers
         elif has_drafts:  # draft layers look for their entries in all blocks before a row (marks)
             windows, has_marks = windows if 0 in windows else (0,) * len(windows), True
             windows += (0,) * model.num_draft_layers
-        return KVCacheSpec(*place_layers(windows), heads, key_dim, value_dim, block_size, dtype, has_marks)
+        return KVCacheSpec(*place_layers(windows, sources), heads, key_dim, value_dim, block_size, dtype, has_marks)
 
     @property
     def num_tables(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES, POOLED_NAMES
 from engine.checkpoint.families.experts import ExpertsConfig
-from engine.checkpoint.families.family import Bidirectional, Family, Latents, LayerShape, Multipliers
+from engine.checkpoint.families.family import Family, Latents, LayerShape, Multipliers, PositionTables
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
@@ -75,7 +75,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()  # their names
     score_activation: ScoreActivation | None = None  # activation of scores; None: by the number of labels
     pooled_kind: Literal["last", "mean", "cls"] = "last"  # default pooling of hidden states
-    bidirectional: Bidirectional | None = None  # encoders only
+    is_bidirectional: bool = False  # tokens attend to the whole prompt, which is computed in one step; windows are two-sided
+    position_tables: PositionTables | None = None  # encoders only
     unknown_options: dict[str, Any] = {}  # of config.json: read by nothing, may change what is computed
     matryoshka_dimensions: tuple[int, ...] = ()  # dimensions to which embeddings may be truncated; empty: unknown
 
@@ -156,8 +157,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         raise text.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
     latents = family.latents(text)
     head_dim = latents.rotary_dim if latents else _head_dim(text, family, num_heads)
-    bidirectional = family.bidirectional(text)
-    max_positions = text.count("max_position_embeddings") - (bidirectional.first_position if bidirectional else 0)
+    tables = family.position_tables(text)
+    max_positions = text.count("max_position_embeddings") - (tables.first_position if tables else 0)
     num_layers = text.count("num_hidden_layers", most=_MAX_LAYERS)
     found = [each.text("dtype", each.text("torch_dtype", "")) for each in (options, text)]
     dtype = next(filter(None, found), "float32")
@@ -170,14 +171,19 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
             "vision_config.out_hidden_size",
             f"{vision.out_hidden_size} should be the text model's hidden_size, {text.count('hidden_size')}",
         )
+    is_bidirectional = family.is_bidirectional(text)
     task = task_of(options)
+    if is_bidirectional and task == "generate":
+        task = "embed"  # its head is not used
     multipliers = family.multipliers(text)
     if task != "generate":  # factor and cap are those of the vocabulary's head
         multipliers = msgspec.structs.replace(multipliers, logits=1.0, softcap_of_logits=0.0)
-    is_checked = bidirectional is None and not family.has_training_options
+    is_checked = tables is None and not family.has_training_options
     windows = family.sliding_windows(text, num_layers)
     shapes = family.layer_shapes(text, num_layers)
     dims = [shape.head_dim for shape in shapes] or [head_dim] * num_layers
+    if is_bidirectional and tables is None:
+        windows = _two_sided(windows, text, family, is_plain=latents is None and vision is None and not shapes)
     ropes = read_ropes(text, family, dims, max_positions, windows)
     return ModelConfig(
         architecture=family.name,
@@ -219,11 +225,23 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         labels=labels_of(options) if task == "classify" else (),
         score_activation=score_activation_of(options),
         pooled_kind=family.pooled_kind,
-        bidirectional=bidirectional,
+        is_bidirectional=is_bidirectional,
+        position_tables=tables,
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
         # the last field: all others are read by now
         unknown_options=unknown_options(options, text, family) if is_checked else {},
     )
+
+
+def _two_sided(windows: tuple[int, ...], text: JsonOptions, family: Family, *, is_plain: bool) -> tuple[int, ...]:
+    """Return the windows of a decoder that attends both ways. Raises CheckpointError if its attention is no plain one."""
+    is_causal = text.flag("is_causal", True)
+    if not is_plain or family.has_chunks(text):
+        name = "use_bidirectional_attention" if is_causal else "is_causal"
+        raise text.error(name, f"{str(not is_causal).lower() if is_causal else 'false'} is not supported for {family.name}")
+    if is_causal:
+        return windows
+    return tuple(window + 1 if window else 0 for window in windows)  # transformers counts the last key, too
 
 
 def _used(experts: ExpertsConfig | None) -> ExpertsConfig | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,7 @@ from engine.errors import CheckpointError
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
 POOLED_KINDS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}  # by their names in the files
+_ACTIVATIONS: dict[str, Literal["none", "tanh"]] = {"Identity": "none", "Tanh": "tanh"}  # of PyTorch
 _MODES = {  # flags of older files
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_mean_tokens": "mean",
@@ -36,6 +37,16 @@ _MODES = {  # flags of older files
 }
 
 
+class DenseModule(msgspec.Struct, frozen=True):
+    """A linear after pooling, in a safetensors file: activation(weight @ vector + bias)."""
+
+    path: str
+    num_inputs: int
+    num_outputs: int
+    has_bias: bool
+    activation: Literal["none", "tanh"]
+
+
 class SentenceModules(msgspec.Struct, frozen=True):
     """Pooling modules of a checkpoint. `kind`: pooled tokens, one of POOLED_KINDS; empty: no pooling module. `class_token_ids`:
     the tokens for no and yes, or only yes."""
@@ -43,6 +54,7 @@ class SentenceModules(msgspec.Struct, frozen=True):
     kind: str = ""
     is_normalized: bool = False
     class_token_ids: tuple[int, ...] = ()
+    dense: tuple[DenseModule, ...] = ()  # between pooling and normalization
     max_tokens: int = 0  # per prompt; 0: the limit of the model
 
     @staticmethod
@@ -54,6 +66,8 @@ class SentenceModules(msgspec.Struct, frozen=True):
         for kind, options in _steps(path):
             if kind == "Pooling":
                 found["kind"] = _pooled_kind(options)
+            elif kind == "Dense" and "kind" in found and "is_normalized" not in found:
+                found["dense"] = (*found.get("dense", ()), _dense(options))
             elif kind == "Normalize":
                 found["is_normalized"] = True
             elif kind == "LogitScore":
@@ -61,8 +75,8 @@ class SentenceModules(msgspec.Struct, frozen=True):
                 found["class_token_ids"] = tuple(token_id for each in ids for token_id in each)
             elif kind != "Transformer":
                 raise CheckpointError(
-                    f"{path / MODULES}: module type {kind!r} is not supported; expected Transformer, Pooling, Normalize or "
-                    "LogitScore"
+                    f"{path / MODULES}: module type {kind!r} is not supported here; expected Transformer, Pooling, then Dense, "
+                    "Normalize or LogitScore"
                 )
         if (path / LENGTHS).is_file():
             lengths = JsonOptions(read_json(path / LENGTHS), path / LENGTHS)
@@ -87,6 +101,22 @@ def _steps(path: Path) -> Iterator[tuple[str, JsonOptions]]:
         options = path / place / "config.json"
         is_own = bool(directory) and options.is_file()  # the model's own config.json does not belong to a step
         yield kind, JsonOptions(read_json(options) if is_own else {}, options)
+
+
+def _dense(options: JsonOptions) -> DenseModule:
+    name = options.text("activation_function", "Tanh").rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise options.error("activation_function", f"{name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}")
+    file = options.path.with_name("model.safetensors")
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing; convert the weights of this module to safetensors")
+    return DenseModule(
+        str(file),
+        options.count("in_features"),
+        options.count("out_features"),
+        options.flag("bias", True),
+        _ACTIVATIONS[name],
+    )
 
 
 def _pooled_kind(options: JsonOptions) -> str:

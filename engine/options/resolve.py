@@ -157,7 +157,7 @@ def resolve(
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
     quantization = resolve_quantization(options, ops, model, model_path, dtype)
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
-    kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow and not model.bidirectional)
+    kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow and not model.is_bidirectional)
     choose_drafts(options, model, ops, is_pooling=pooling is not None)
     check_drafts(values, model, model_path)
     kv_cache = KVCacheSpec.of(model, values["block_size"], kv_cache_dtype, values["speculative_config"].has_mtp)
@@ -166,7 +166,7 @@ def resolve(
         longest = min(longest, pooling.max_tokens)
     limit = _model_length(values["max_model_len"] or None, longest)
     if pooling is not None and pooling.is_whole:
-        limit = resolve_whole_prompts(options, limit)
+        limit = resolve_whole_prompts(options, limit, model)
     groups = kv_cache.groups
     if pooling is not None and pooling.needs_all_tokens:  # after a worker's death all tokens are computed again
         groups = tuple(KvGroup(0, group.num_tables) for group in groups)

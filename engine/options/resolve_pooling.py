@@ -56,7 +56,7 @@ def resolve_pooling(values: dict[str, Any], record: ModelRecord) -> tuple[Poolin
     return pooling, msgspec.structs.replace(record, config=model)
 
 
-def resolve_whole_prompts(options: OptionValues, limit: int) -> int:
+def resolve_whole_prompts(options: OptionValues, limit: int, model: ModelConfig) -> int:
     """Return the longest prompt of a model that computes each prompt in one step: it must fit one. Nothing of a step is kept:
     there are as many blocks as two steps need, and no prefix cache."""
     values = options.values
@@ -67,7 +67,7 @@ def resolve_whole_prompts(options: OptionValues, limit: int) -> int:
         options.notes.append(
             f"a pooling prompt must fit into one step, so prompts over --max-num-batched-tokens {limit} are rejected"
         )
-    if values["tensor_parallel_size"] > 1:
+    if values["tensor_parallel_size"] > 1 and model.position_tables is not None:
         raise OptionError(f"--tensor-parallel-size {values['tensor_parallel_size']}: encoder models support only 1; remove it")
     if values["num_kv_blocks"] is None and values["kv_cache_memory"] is None:
         of_step = math.ceil(values["max_num_batched_tokens"] / values["block_size"]) + values["max_num_seqs"]
@@ -82,9 +82,10 @@ def _config(
         return PoolingConfig(
             task="embed",
             kind=asked.get("kind", modules.kind or model.pooled_kind),
-            num_values=model.hidden_size,
+            num_values=_num_values(model, modules),
+            dense=modules.dense,
             is_normalized=asked.get("is_normalized", modules.is_normalized if modules.kind else True),
-            is_whole=model.bidirectional is not None,
+            is_whole=model.is_bidirectional,
             dimensions=model.matryoshka_dimensions,
             max_tokens=modules.max_tokens,
         )
@@ -98,11 +99,21 @@ def _config(
         task="classify",
         kind=model.pooled_kind,
         num_values=num_values,
-        is_whole=model.bidirectional is not None,
+        is_whole=model.is_bidirectional,
         activation=activation if asked.get("is_normalized", True) else "none",
         class_token_ids=class_token_ids,
         max_tokens=modules.max_tokens,
     )
+
+
+def _num_values(model: ModelConfig, modules: SentenceModules) -> int:
+    """Return the size of vectors. Raises OptionError if a module takes others than those before it."""
+    width = model.hidden_size
+    for module in modules.dense:
+        if module.num_inputs != width:
+            raise OptionError(f"{module.path}: in_features {module.num_inputs} differs from the {width} values before it")
+        width = module.num_outputs
+    return width
 
 
 def _check_others(values: dict[str, Any], model: ModelConfig) -> None:

@@ -456,7 +456,7 @@ def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparat
         vocab_size=model.vocab_size,
         max_model_len=config.max_model_len,
         placement=Placement(model.vision, vocabulary.pieces, vocabulary.marks) if model.vision else None,
-        num_token_types=model.bidirectional.num_token_types if model.bidirectional else 0,
+        num_token_types=model.position_tables.num_token_types if model.position_tables else 0,
     )
     eos_token_ids = tuple(dict.fromkeys((*model.eos_token_ids, *vocabulary.eos_token_ids)))
     rules = SamplingRules(

@@ -63,7 +63,12 @@ def attended(
     return np.concatenate(outputs)
 
 
-SHAPES = [AttentionShape(6, 2, 20), AttentionShape(8, 1, 64), AttentionShape(8, 2, 32, sliding_window=40)]
+SHAPES = [
+    AttentionShape(6, 2, 20),
+    AttentionShape(8, 1, 64),
+    AttentionShape(8, 2, 32, sliding_window=40),
+    AttentionShape(6, 2, 20, sliding_window=30, is_two_sided=True),
+]
 # One thread gives the bits of any number: test_native.py holds it.
 CACHES_OF_TWO = [cache for cache in CACHES if not cache[0].endswith("-1")]
 
@@ -89,6 +94,8 @@ def test_formula(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
     for position, (first, last) in enumerate(spans().tolist()):
         if shape.sliding_window:
             first = max(first, position - shape.sliding_window + 1)
+        if shape.is_two_sided:
+            last = min(last, position + shape.sliding_window - 1)
         for head in range(shape.num_heads):
             columns = slice(head // group * dim, (head // group + 1) * dim)
             scores = keys[slots[first : last + 1], columns].astype(np.float64) @ queries[position, head] / math.sqrt(dim)
@@ -98,7 +105,7 @@ def test_formula(k: OpTable, kv_dtype: str, shape: AttentionShape) -> None:
 
 
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES_OF_TWO, indirect=["k"])
-@pytest.mark.parametrize(("shape", "block_size"), [(SHAPES[0], 8), (SHAPES[1], 16), (SHAPES[2], 16)], ids=str)
+@pytest.mark.parametrize(("shape", "block_size"), [(SHAPES[0], 8), (SHAPES[1], 16), (SHAPES[2], 16), (SHAPES[3], 16)], ids=str)
 def test_same_bits_in_any_chunks(k: OpTable, kv_dtype: str, shape: AttentionShape, block_size: int) -> None:
     run = partial(attended, k, kv_dtype, shape, block_size)
     whole = run(spans(), [[(SLOT, 0, LENGTH)]])

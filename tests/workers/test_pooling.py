@@ -4,6 +4,7 @@ and recomputed.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from engine.config import SpeculativeConfig
 from engine.messages import Pooling, SamplingParams, SlotStart, Step
 from engine.options.resolve_pooling import resolve_pooling
 from tests.pooled import MODELS, TOLERANCE, write_checkpoint
+from tests.workers import checkpoints, variants
 from tests.workers.serving import int32, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.pooling import finished, sigmoid
 
+BOTH_WAYS: dict[str, Any] = json.loads(Path(variants.__file__).with_name("both_ways.json").read_text())
 BLOCK_SIZE, BLOCKS_OF_SLOT = 16, 16
 BACKENDS = {"native": ("native", "tape"), "reference": ("reference", "eager")}
 ASKED = {"runner": "auto", "pooler_config": {}, "speculative_config": SpeculativeConfig(), "enable_prefix_caching": True}
@@ -94,6 +97,56 @@ def test_pooling_after_a_cached_prefix(checkpoint: tuple[str, Path], runner: Mod
     whole = pooled(runner, [case])
     cached = (len(case["token_ids"]) - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert pooled(runner, [case], cached=cached)[0].tobytes() == whole[0].tobytes()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_decoders_that_attend_both_ways(name: str, backend: str, tmp_path: Path) -> None:
+    """The mean that transformers computes; alone and beside others the same bits."""
+    case = BOTH_WAYS[name]
+    checkpoints.write_checkpoint(tmp_path, case["config"])
+    asked = ASKED | {"pooler_config": {"kind": "mean", "is_normalized": False}}
+    pooling, record = resolve_pooling(asked, ModelRecord.read(tmp_path))
+    assert pooling is not None
+    assert pooling.is_whole
+    ops, plan = BACKENDS[backend]
+    runner = make_runner(tmp_path, model=record.config, ops=ops, plan=plan, pooling=pooling, max_model_len=256)
+    others = [{"token_ids": case["prompt_token_ids"][first:]} for first in (30, 0, 7)]
+    alone, beside = pooled(runner, others[1:2])[0], pooled(runner, others)[1]
+    np.testing.assert_allclose(alone, case["mean"], atol=TOLERANCE)
+    assert alone.tobytes() == beside.tobytes()
+
+
+def test_dense_modules_follow_pooling(tmp_path: Path) -> None:
+    """As in EmbeddingGemma: two of them, then the norm."""
+    case = BOTH_WAYS["gemma3_text, windows of 4"]
+    checkpoints.write_checkpoint(tmp_path, case["config"])
+    kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    steps = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{index}" * (index > 0)} for index, kind in enumerate(kinds)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(steps))
+    random = np.random.default_rng(2)
+    expected = np.array(case["mean"])
+    for index, (num_outputs, has_bias, activation) in enumerate(
+        ((80, False, "linear.Identity"), (32, True, "activation.Tanh")), 2
+    ):
+        (tmp_path / str(index)).mkdir()
+        options = {"in_features": len(expected), "out_features": num_outputs, "bias": has_bias}
+        options["activation_function"] = f"torch.nn.modules.{activation}"
+        (tmp_path / str(index) / "config.json").write_text(json.dumps(options))
+        tensors = {"linear.weight": random.standard_normal((num_outputs, len(expected)), np.float32) / 5}
+        expected = tensors["linear.weight"] @ expected
+        if has_bias:
+            tensors["linear.bias"] = random.standard_normal(num_outputs, np.float32)
+            expected = np.tanh(expected + tensors["linear.bias"])
+        checkpoints.write_safetensors(tmp_path / str(index) / "model.safetensors", tensors)
+    pooling, record = resolve_pooling(ASKED, ModelRecord.read(tmp_path))
+    assert pooling is not None
+    assert (pooling.kind, pooling.num_values, pooling.is_normalized) == ("mean", 32, True)
+    runner = make_runner(tmp_path, model=record.config, pooling=pooling, max_model_len=256)
+    found = pooled(runner, [{"token_ids": case["prompt_token_ids"]}])[0]
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=TOLERANCE)
 
 
 def test_truncated_vectors_are_normalized(runner: ModelRunner) -> None:

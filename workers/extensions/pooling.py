@@ -11,16 +11,20 @@ the rank dies, the scheduler has the prompt computed from its beginning.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
+from engine.checkpoint.sentence_modules import DenseModule
 from engine.config import PoolingConfig
+from engine.errors import CheckpointError
 from engine.messages import Pooling, SlotStart, StepResult
 from workers.devices.device import Device
 from workers.engine.batch_slots import BatchSlots
 from workers.engine.inputs import StepInputs
 from workers.engine.rows import StepRows
 from workers.engine.step_run import StepRun
+from workers.weights.safetensors import SafetensorsFile
 
 _SMALLEST_NORM = 1e-12  # as in torch.nn.functional.normalize
 
@@ -32,6 +36,7 @@ class StepPooling:
         self, rank: int, device: Device, inputs: StepInputs, slots: BatchSlots, pooling: PoolingConfig, hidden_size: int
     ) -> None:
         self._rank, self._device, self._inputs, self._slots, self._pooling = rank, device, inputs, slots, pooling
+        self._dense = [Dense(module) for module in pooling.dense]
         self._answers: dict[int, bytes] = {}  # by row of the last step that began
         width = hidden_size if pooling.needs_all_tokens else 0
         self._asked = slots.register("pooling", None, dtype=object)  # Pooling
@@ -71,6 +76,8 @@ class StepPooling:
             found = run.plan.hidden()[run.kept_ends[ending] - 1].astype(np.float64)
         for row, values in zip(ending.tolist(), found, strict=True):
             asked = self._asked[rows.slots[row]]
+            for dense in self._dense:
+                values = dense.of(values)
             self._answers[row] = finished(values, asked, self._pooling).astype(np.float32).tobytes()
 
     def end(self, run: StepRun) -> StepResult:
@@ -109,6 +116,26 @@ class StepPooling:
             self._inputs.set_logit_rows(part)
             parts.append(self._device.fetch("logits", run.plan.logits()).wait()[: len(part)].astype(np.float64))
         return np.concatenate(parts)
+
+
+class Dense:
+    """A linear after pooling, with its weights. Raises CheckpointError."""
+
+    def __init__(self, module: DenseModule) -> None:
+        tensors = SafetensorsFile(Path(module.path)).tensors
+        expected: dict[str, tuple[int, ...]] = {"linear.weight": (module.num_outputs, module.num_inputs)}
+        expected |= {"linear.bias": (module.num_outputs,)} if module.has_bias else {}
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if shapes != expected:
+            raise CheckpointError(f"{module.path} has the tensors {shapes}, expected {expected}")
+        self._weight = tensors["linear.weight"].read().astype(np.float64)
+        self._bias = tensors["linear.bias"].read().astype(np.float64) if module.has_bias else 0.0
+        self._activation = module.activation
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Return the result for one vector, float64."""
+        found: np.ndarray = self._weight @ values + self._bias
+        return np.tanh(found) if self._activation == "tanh" else found
 
 
 def finished(values: np.ndarray, asked: Pooling, pooling: PoolingConfig) -> np.ndarray:

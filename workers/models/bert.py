@@ -32,9 +32,9 @@ class Bert(Llama):
     """The whole model."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        assert config.bidirectional is not None, f"{config.architecture} is not an encoder"
+        assert config.position_tables is not None, f"{config.architecture} is not an encoder"
         self.config = config
-        hidden, own = config.hidden_size, config.bidirectional
+        hidden, own = config.hidden_size, config.position_tables
         self.embedding = weights.embedding("embeddings.word_embeddings", config.vocab_size, hidden)
         self.positions = weights.positions(
             "embeddings.position_embeddings", "embeddings.token_type_embeddings", own, config.max_position_embeddings, hidden

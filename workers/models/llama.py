@@ -97,6 +97,7 @@ class LlamaLayer:
                 config.multipliers.scores,
                 config.multipliers.softcap_of_scores,
                 config.has_chunks,
+                config.is_bidirectional,
                 sinks=sinks,
                 has_keys=sizes.source == index,
             )

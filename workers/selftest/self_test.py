@@ -32,7 +32,7 @@ class SelfTest:
         spec = KVCacheSpec.of(config, _BLOCK_SIZE, kv_dtype)
         sizes = InputSizes(_NUM_SLOTS, 2 * length, length, _BLOCK_SIZE, table.row_tile, num_tables=spec.num_tables)
         media = MediaColumns(config) if config.vision else None
-        positions = TypedPositionColumns(config.max_position_embeddings) if config.bidirectional else None
+        positions = TypedPositionColumns(config.max_position_embeddings) if config.position_tables else None
         columns: list[RowColumns] = [each for each in (media, positions) if each is not None]
         self._inputs = inputs = StepInputs(device, sizes, columns)
         tables = inputs.host_block_tables[:, :_NUM_SLOTS]
@@ -45,7 +45,7 @@ class SelfTest:
         if positions is not None:
             positions.bind(slots)
             positions.second_starts[:] = length  # each prompt is one text
-        self._is_cut = config.bidirectional is None  # else a prompt is computed in one step
+        self._is_cut = not config.is_bidirectional  # else a prompt is computed in one step
         slots.token_ids[:, :length] = np.random.default_rng(0).integers(0, config.vocab_size, (len(slots.token_ids), length))
 
     def hidden_of(self, model: Model) -> tuple[np.ndarray, np.ndarray]:

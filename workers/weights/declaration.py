@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.checkpoint.families.family import Bidirectional
+from engine.checkpoint.families.family import PositionTables
 from engine.checkpoint.rope_config import RopeConfig
 from engine.checkpoint.vision_config import PixelScale
 from ops.modules import (
@@ -178,7 +178,7 @@ class Weights(msgspec.Struct):
         self.embeddings += parts
         return parts
 
-    def positions(self, name: str, types_name: str, own: Bidirectional, num_positions: int, width: int) -> TypedPositions:
+    def positions(self, name: str, types_name: str, own: PositionTables, num_positions: int, width: int) -> TypedPositions:
         """Declare learned rows of positions and of text types, as one table."""
         module = TypedPositions(
             name,

@@ -249,7 +249,7 @@ class Checkpoint:
         harmless = [_HARMLESS.pattern, *(rf"^model\.layers\.{index}\." for index in drafts)]
         if pattern := FAMILIES[config.architecture].unused_tensors:
             harmless.append(pattern)
-        if config.bidirectional is not None:
+        if config.position_tables is not None:
             harmless.append(_UNUSED_BY_BERT)
         if config.vision is not None:
             has_encoder = any(map(_ENCODER.search, shapes))

@@ -70,7 +70,7 @@ def why_not_adaptable(config: ModelConfig) -> str:
         return "their attention is latent"
     if config.layer_shapes:
         return "their layers have different sizes"
-    return "they are encoders" if config.bidirectional is not None else ""
+    return "they are encoders" if config.position_tables is not None else ""
 
 
 def whole_lines(count: int) -> int:

@@ -4,7 +4,7 @@ learned position embeddings and without a KV cache.
 
 from __future__ import annotations
 
-from engine.checkpoint.families.family import Biases, Bidirectional, Family
+from engine.checkpoint.families.family import Biases, Family, PositionTables
 from engine.checkpoint.json_fields import JsonOptions
 
 
@@ -26,7 +26,7 @@ class Bert(Family):
         """Return the row of a text's first token in the table of positions."""
         return 0
 
-    def bidirectional(self, options: JsonOptions) -> Bidirectional:
+    def position_tables(self, options: JsonOptions) -> PositionTables:
         kind = options.text("position_embedding_type", "absolute")
         if kind != "absolute":
             raise options.error("position_embedding_type", f"{kind!r} is not supported; expected 'absolute'")
@@ -35,7 +35,10 @@ class Bert(Family):
         num_rows, first = options.count("max_position_embeddings"), self.first_position(options)
         if first >= num_rows:
             raise options.error("max_position_embeddings", f"{num_rows} leaves no room after pad_token_id {first - 1}")
-        return Bidirectional(num_rows, first, options.count("type_vocab_size", 2), self.has_deep_head)
+        return PositionTables(num_rows, first, options.count("type_vocab_size", 2), self.has_deep_head)
+
+    def is_bidirectional(self, options: JsonOptions) -> bool:
+        return True
 
 
 class Roberta(Bert):

@@ -74,8 +74,8 @@ class Latents(msgspec.Struct, frozen=True):
     value_dim: int  # of a head
 
 
-class Bidirectional(msgspec.Struct, frozen=True):
-    """Properties of text encoders: tokens see the whole text, and no cache outlives a step."""
+class PositionTables(msgspec.Struct, frozen=True):
+    """Learned positions and text types of encoders, and their classifier."""
 
     num_position_rows: int  # learned, as stored
     first_position: int  # the row of a text's first token
@@ -196,9 +196,13 @@ class Family:
         """Return the latents; None: attention over keys and values of each head."""
         return None
 
-    def bidirectional(self, options: JsonOptions) -> Bidirectional | None:
-        """Return the encoder's properties; None: a decoder, tokens see only those before them."""
+    def position_tables(self, options: JsonOptions) -> PositionTables | None:
+        """Return the learned positions of an encoder; None: positions are rotated."""
         return None
+
+    def is_bidirectional(self, options: JsonOptions) -> bool:
+        """Return whether tokens attend to the whole prompt, which is then computed in one step."""
+        return not options.flag("is_causal", True)
 
     def num_draft_layers(self, options: JsonOptions) -> int:
         """Return the number of additional layers that predict further tokens; they are loaded only if requested."""

@@ -15,7 +15,7 @@ class Gemma3(Family):
     layers_of_27b = 62
     default_softcap_of_scores = 0.0
     default_softcap_of_logits = 0.0
-    class_names: tuple[str, ...] = ("Gemma3ForCausalLM",)
+    class_names: tuple[str, ...] = ("Gemma3ForCausalLM", "Gemma3TextModel")
     gguf_name: str | None = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"
@@ -48,7 +48,6 @@ class Gemma3(Family):
         return {"hidden_activation": self.activation, "query_pre_attn_scalar": scalar}
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
-        options.check_supported({"use_bidirectional_attention": False})
         scores = options.number("query_pre_attn_scalar", 256.0, above=0) ** -0.5
         return Multipliers(
             embedding=options.count("hidden_size") ** 0.5,
@@ -66,4 +65,17 @@ class Gemma3(Family):
 
     def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         are_sliding = all_but_every(options.count("sliding_window_pattern", 6), num_layers)
-        return layer_windows(options, window_size(options, 4096), are_sliding)
+        window = window_size(options, 4096)
+        if self.sees_both_ways(options):
+            window = window // 2 + 1
+        return layer_windows(options, window, are_sliding)
+
+    def is_bidirectional(self, options: JsonOptions) -> bool:
+        return self.sees_both_ways(options) or super().is_bidirectional(options)
+
+    @staticmethod
+    def sees_both_ways(options: JsonOptions) -> bool:
+        found = options.flag("use_bidirectional_attention", False)
+        if found:
+            options.check_supported({"is_causal": True})
+        return found
