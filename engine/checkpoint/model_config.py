@@ -237,8 +237,8 @@ def _two_sided(windows: tuple[int, ...], text: JsonOptions, family: Family, *, i
     """Return the windows of a decoder that attends both ways. Raises CheckpointError if its attention is no plain one."""
     is_causal = text.flag("is_causal", True)
     if not is_plain or family.has_chunks(text):
-        name = "use_bidirectional_attention" if is_causal else "is_causal"
-        raise text.error(name, f"{str(not is_causal).lower() if is_causal else 'false'} is not supported for {family.name}")
+        name, value = ("use_bidirectional_attention", "true") if is_causal else ("is_causal", "false")
+        raise text.error(name, f"{value} is not supported for {family.name}")
     if is_causal:
         return windows
     return tuple(window + 1 if window else 0 for window in windows)  # transformers counts the last key, too

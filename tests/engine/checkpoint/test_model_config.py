@@ -267,13 +267,29 @@ def test_shape_differences(directory: Path) -> None:
         ({"clip_qkv": 8.0}, {"clip_qkv": 8.0}),
         ({"no_rope_layers": [1, 0], "embedding_multiplier": 12}, {"no_rope_layers": [1, 0], "embedding_multiplier": 12}),
         ({"dual_chunk_attention_config": {"chunk_size": 512}}, {"dual_chunk_attention_config": {"chunk_size": 512}}),
-        ({"is_causal": False}, {"is_causal": False}),
         ({"is_causal": True}, {}),
         ({"clip_qkv": None, "use_mrope": False, "attention_dropout": 0.1, "initializer_range": 0.02, "_name_or_path": "x"}, {}),
     ],
 )
 def test_unknown_options_are_known(changes: dict[str, Any], unknown: dict[str, Any], directory: Path) -> None:
     assert read(directory, {**LLAMA, **changes}).unknown_options == unknown
+
+
+def test_decoders_that_attend_both_ways(directory: Path) -> None:
+    windows = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+    gemma = {**LLAMA, "architectures": ["Gemma3TextModel"], "head_dim": 16, **windows}
+    assert not read(directory, gemma).is_bidirectional
+    both = read(directory, gemma | {"use_bidirectional_attention": True})
+    assert (both.is_bidirectional, both.sliding_windows, both.task) == (True, (5, 0, 5), "embed")
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 8, "is_causal": False}
+    both = read(directory, mistral)
+    assert (both.is_bidirectional, both.sliding_windows, both.task) == (True, (9, 9, 9), "embed")
+    with pytest.raises(CheckpointError, match="is_causal: False is not supported"):
+        read(directory, gemma | {"use_bidirectional_attention": True, "is_causal": False})
+    latent = {"architectures": ["DeepseekV3ForCausalLM"], "is_causal": False, "q_lora_rank": 8, "kv_lora_rank": 16}
+    latent |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    with pytest.raises(CheckpointError, match="is_causal: false is not supported for deepseek_v3"):
+        read(directory, {**LLAMA, **latent})
 
 
 def test_other_scores_of_minimax_are_refused(directory: Path) -> None:
