@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.checkpoint.sentence_modules import DenseModule
+from engine.dense_module import DenseModule
 from engine.kv_groups import KvGroup, longest_sequence, num_moving
 
 DRAFT_METHODS = ("ngram", "suffix", "mtp")  # tried in this order, the cheapest first

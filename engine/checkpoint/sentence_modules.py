@@ -21,6 +21,7 @@ import msgspec
 
 from engine.checkpoint.files import read_file
 from engine.checkpoint.json_fields import JsonOptions, read_json
+from engine.dense_module import DenseModule
 from engine.errors import CheckpointError
 
 MODULES = "modules.json"
@@ -35,16 +36,6 @@ _MODES = {  # flags of older files
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-
-
-class DenseModule(msgspec.Struct, frozen=True):
-    """A linear after pooling, in a safetensors file: activation(weight @ vector + bias)."""
-
-    path: str
-    num_inputs: int
-    num_outputs: int
-    has_bias: bool
-    activation: Literal["none", "tanh"]
 
 
 class SentenceModules(msgspec.Struct, frozen=True):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoint.sentence_modules import DenseModule
 from engine.config import PoolingConfig
+from engine.dense_module import DenseModule
 from engine.errors import CheckpointError
 from engine.messages import Pooling, SlotStart, StepResult
 from workers.devices.device import Device
