@@ -118,7 +118,7 @@ def test_decoders_that_attend_both_ways(name: str, backend: str, tmp_path: Path)
 
 
 def test_dense_modules_follow_pooling(tmp_path: Path) -> None:
-    """As in EmbeddingGemma: two of them, then the norm."""
+    """EmbeddingGemma has two of them, then the norm."""
     case = BOTH_WAYS["gemma3_text, windows of 4"]
     checkpoints.write_checkpoint(tmp_path, case["config"])
     kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
