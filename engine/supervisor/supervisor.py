@@ -48,10 +48,12 @@ if TYPE_CHECKING:
     from engine.process.control import ControlServer
 
 _STARTING_STATES = (State.SPAWNED, State.ATTACHED, State.LOADING)
-OUT_OF_MEMORY = (
-    " (out of memory: the kernel killed it); raise the memory limit of the container or machine, or use a smaller model, "
-    "--quantization wint4 or a smaller --kv-cache-memory"
+_REMEDY = (
+    "; raise the memory limit of the container or machine, or use a smaller model, --quantization wint4 or a smaller "
+    "--kv-cache-memory"
 )
+OUT_OF_MEMORY = f" (out of memory: the kernel killed it){_REMEDY}"
+LIKELY_OUT_OF_MEMORY = f" (probably out of memory){_REMEDY}"  # the kernel does not count kills by a container's manager
 _SHORT_GRACE_S = 2.0  # between SIGTERM and SIGKILL if there is nothing to wait for
 
 
@@ -304,7 +306,8 @@ class Supervisor:
             self._end_peers(child)
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready and not child.is_asked_to_end:
-            self._fail(f"the engine cannot start: {cause}", child)
+            hint = LIKELY_OUT_OF_MEMORY if how == describe_exit(-SIGKILL) and not child.failure else ""
+            self._fail(f"the engine cannot start: {cause}{hint}", child)
         elif child.is_asked_to_end or self._may_go_on(child):
             self._start_again(child, cause)
         else:

@@ -260,10 +260,10 @@ def _key_slots(step: AttentionStep, table: int, window: int) -> paddle.Tensor:
     slots = _expand((blocks * size).unsqueeze(-1), in_blocks) + _expand(paddle.arange(size, dtype="int32"), in_blocks)
     slots = slots.reshape([tiles, num_blocks * size])[:, :num_keys]
     keys = _expand(paddle.arange(num_keys, dtype="int32"), in_keys)
-    is_key = keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), in_keys)
-    if window:
-        is_key = paddle.logical_and(is_key, keys > _expand(step.query_positions[:, 0] - window, in_keys))
-    found = step.key_slots[table, window] = slots * is_key.astype("int32")
+    is_key = (keys < _expand(inputs.tile_contexts[:tiles].unsqueeze(-1), in_keys)).astype("int32")
+    if window:  # a product, because XPUs have no logical_and
+        is_key = is_key * (keys > _expand(step.query_positions[:, 0] - window, in_keys)).astype("int32")
+    found = step.key_slots[table, window] = slots * is_key
     return found
 
 

@@ -142,7 +142,15 @@ class Forced:
 FORCED = {(name, has_tokens): Forced(name, has_tokens) for name in CALL_FAMILIES for has_tokens in (False, True)}
 
 
-@pytest.fixture(params=sorted(FORCED), ids=lambda key: f"{key[0]}-{'tokens' if key[1] else 'text'}")
+def id_of(key: tuple[str, bool]) -> str:
+    return f"{key[0]}-{'tokens' if key[1] else 'text'}"
+
+
+OFFERED = [key for key in sorted(FORCED) if key[0] != "json"]  # without what is used for forced calls only
+if_offered = pytest.mark.parametrize("forced", OFFERED, ids=id_of, indirect=True)
+
+
+@pytest.fixture(params=sorted(FORCED), ids=id_of)
 def forced(request: pytest.FixtureRequest) -> tuple[str, Forced]:
     return request.param[0], FORCED[request.param]
 
@@ -177,10 +185,9 @@ def test_allowed_answers_are_calls_of_the_tools(forced: tuple[str, Forced]) -> N
         assert arguments.keys() <= SCHEMA["properties"].keys()
 
 
+@if_offered
 def test_strict_tools_are_enforced_within_calls(forced: tuple[str, Forced]) -> None:
     name, family = forced
-    if name == "json":
-        pytest.skip("is used only for forced calls")
     answer = written(name, family)
     assert family.allows(SAID.get(name, "{}").format("It rains."), STRICT)
     assert family.allows(answer, STRICT)
@@ -218,11 +225,10 @@ FORMS = {  # of a structured answer: its Lark, an answer, what is none
 }  # fmt: skip
 
 
+@if_offered
 @pytest.mark.parametrize("form", FORMS)
 def test_answer_is_calls_or_follows_the_format(forced: tuple[str, Forced], form: str) -> None:
     name, family = forced
-    if name == "json":
-        pytest.skip("is used only for forced calls")
     lark = FORMS[form][0]
     answer = written(name, family)
     for tools in (TOOLS, STRICT):
