@@ -22,7 +22,7 @@ from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.options.table import OptionValues
 from engine.process.segments import MediaMemory
-from engine.process.topology import default_plan, ring_sizes, rings_bytes, role_of
+from engine.process.topology import SHARED_BUDGET_BYTES, default_plan, role_of
 from shm.memory import MemoryLimit, available_memory_bytes, memory_limits, process_limits
 from shm.sizes import size_text
 
@@ -84,7 +84,7 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
 
 def _processes_bytes(config: EngineConfig, names: Sequence[str]) -> int:
     num_with_paddle = config.num_ranks if config.ops != "native" else 0
-    return (1 + len(names)) * _PROCESS_BYTES + num_with_paddle * _PADDLE_BYTES + rings_bytes(names, ring_sizes(names, 0))
+    return (1 + len(names)) * _PROCESS_BYTES + num_with_paddle * _PADDLE_BYTES + SHARED_BUDGET_BYTES
 
 
 def _inner(model: ModelConfig) -> int:
