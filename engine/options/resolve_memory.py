@@ -137,7 +137,7 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
     """Return the settings that change the least and fit; empty if there are none."""
     spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, config.speculative_config.has_mtp)
     least_cache = spec.arena_bytes(math.ceil(min(config.max_model_len, _LEAST_TOKENS) / config.block_size))
-    can_round = config.ops != "reference" and config.quantization == "none" and not stored.integer_bytes
+    can_round = config.ops in ("native", "cuda") and config.quantization == "none" and not stored.integer_bytes
     quantizations = QUANTIZATIONS if can_round else (config.quantization,)
     for replicas, quantization in itertools.product(dict.fromkeys((config.data_parallel_size, 1)), quantizations):
         changed = msgspec.structs.replace(config, data_parallel_size=replicas, kv_cache_bytes=0)
