@@ -42,7 +42,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
 
 
 class RoutingDefaults(msgspec.Struct, frozen=True):
-    """Defaults of the options of DeepSeek-V3's routing."""
+    """Defaults of the options of routing, in DeepSeek-V3's or Qwen's way."""
 
     num_experts: int = 256
     num_chosen: int = 8
@@ -103,6 +103,21 @@ def num_chosen(options: JsonOptions, name: str, default: int | None, most: int) 
     if count > most:
         raise options.error(name, f"{count} experts per token, but only {most} exist")
     return count
+
+
+def interleaved_experts(options: JsonOptions, num_layers: int, defaults: RoutingDefaults) -> ExpertsConfig | None:
+    """Read Qwen's mixtures: softmax scores, and experts in every `decoder_sparse_step`-th layer; None: no experts."""
+    count = num_experts(options, "num_experts", "num_local_experts", default=defaults.num_experts)
+    sparse = interleaved_layers(options, num_layers)
+    if not count:
+        return None
+    return ExpertsConfig(
+        sparse,
+        count,
+        num_chosen(options, "num_experts_per_tok", defaults.num_chosen, count),
+        options.count("moe_intermediate_size", defaults.intermediate_size),
+        is_normalized=options.flag("norm_topk_prob", False),
+    )
 
 
 def interleaved_layers(options: JsonOptions, num_layers: int) -> tuple[int, ...]:

@@ -3,7 +3,9 @@ score."""
 
 from __future__ import annotations
 
-from engine.checkpoint.families.experts import ExpertsConfig, interleaved_layers, num_chosen, num_experts
+import msgspec
+
+from engine.checkpoint.families.experts import ExpertsConfig, RoutingDefaults, interleaved_experts
 from engine.checkpoint.families.family import Biases
 from engine.checkpoint.families.qwen2 import Qwen2
 from engine.checkpoint.families.windows import layer_windows, switched_window_size
@@ -25,16 +27,8 @@ class Qwen2Moe(Qwen2):
         return layer_windows(options, window, [index % 2 == 0 and index < end for index in range(num_layers)])
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
-        count = num_experts(options, "num_experts", "num_local_experts", default=60)
-        sparse = interleaved_layers(options, num_layers)
-        if not count:
+        experts = interleaved_experts(options, num_layers, RoutingDefaults(60, 4, 1408))
+        if experts is None:
             return None
-        return ExpertsConfig(
-            sparse,
-            count,
-            num_chosen(options, "num_experts_per_tok", 4, count),
-            options.count("moe_intermediate_size", 1408),
-            options.count("shared_expert_intermediate_size", 5632),
-            has_shared_gate=True,
-            is_normalized=options.flag("norm_topk_prob", False),
-        )
+        width = options.count("shared_expert_intermediate_size", 5632)
+        return msgspec.structs.replace(experts, shared_intermediate_size=width, has_shared_gate=True)

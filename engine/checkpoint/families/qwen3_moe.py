@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.checkpoint.families.experts import ExpertsConfig, interleaved_layers, num_chosen, num_experts
+from engine.checkpoint.families.experts import ExpertsConfig, RoutingDefaults, interleaved_experts
 from engine.checkpoint.families.family import Family
 from engine.checkpoint.families.windows import switched_window_size
 from engine.checkpoint.json_fields import JsonOptions
@@ -19,14 +19,4 @@ class Qwen3Moe(Family):
         return (switched_window_size(options, 4096),) * num_layers
 
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
-        count = num_experts(options, "num_experts", "num_local_experts", default=128)
-        sparse = interleaved_layers(options, num_layers)
-        if not count:
-            return None
-        return ExpertsConfig(
-            sparse,
-            count,
-            num_chosen(options, "num_experts_per_tok", 8, count),
-            options.count("moe_intermediate_size", 768),
-            is_normalized=options.flag("norm_topk_prob", False),
-        )
+        return interleaved_experts(options, num_layers, RoutingDefaults(128, 8, 768))
