@@ -7,10 +7,10 @@ characters a sentence.
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,23 +28,36 @@ def files_of(folder: str) -> Iterator[Path]:
     return (path for path in sorted((REPOSITORY / folder).rglob("*.py")) if "build" not in path.relative_to(REPOSITORY).parts)
 
 
-def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each docstring."""
-    for node in ast.walk(ast.parse(path.read_text())):
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a file says: docstrings and comments with their lines, and names of its tests."""
+
+    texts: tuple[tuple[int, str], ...]
+    tests: tuple[str, ...]
+
+
+@cache
+def read(path: Path) -> Source:
+    """Read a file once for all tests. Of comments, those with a line to themselves; following lines belong to the first."""
+    text = path.read_text()
+    texts, tests, in_strings = [], [], set()
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text is not None:
-                yield node.body[0].lineno, text
-
-
-def comments_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each comment that has a line to itself; a following line of a comment goes on with it."""
+            docstring = ast.get_docstring(node)
+            if docstring is not None:
+                texts.append((node.body[0].lineno, docstring))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                tests.append(node.name)
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
+            in_strings.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
     last = 0
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
-            if token.start[0] != last + 1:
-                yield token.start[0], token.string.lstrip("#: ")
-            last = token.start[0]
+    for number, line in enumerate(text.splitlines(), 1):
+        comment = line.lstrip()
+        if comment.startswith("#") and number not in in_strings:
+            if number != last + 1:
+                texts.append((number, comment.lstrip("#: ")))
+            last = number
+    return Source(tuple(texts), tuple(tests))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -52,7 +65,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
     found = [
         f"{path.relative_to(REPOSITORY)}:{line}: {text[:60]}"
         for path in files_of(folder)
-        for line, text in (*docstrings_of(path), *comments_of(path))
+        for line, text in read(path).texts
         if RIDDLES.match(text)
     ]
     assert found == []
@@ -71,7 +84,7 @@ def test_named_files_exist() -> None:
         f"{path.relative_to(REPOSITORY)}:{line}: {name}"
         for folder in FOLDERS
         for path in files_of(folder)
-        for line, text in (*docstrings_of(path), *comments_of(path))
+        for line, text in read(path).texts
         for name in FILE.findall(text)
         if name not in ends
     ]
@@ -79,11 +92,6 @@ def test_named_files_exist() -> None:
 
 
 def test_names_of_tests_are_short() -> None:
-    names = {
-        node.name
-        for path in files_of("tests")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-    }
+    names = {name for path in files_of("tests") for name in read(path).tests}
     assert len(names) > 1000, "the tests are found"
     assert sorted(name for name in names if len(name) > MAX_NAME) == []
