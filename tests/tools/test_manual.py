@@ -15,6 +15,7 @@ import pytest
 from starlette.routing import Route
 
 from api.routes import routes
+from engine.checkpoint.families import FAMILIES, MODEL_TYPES
 from engine.options.table import OPTIONS
 from engine.options.vllm_flags import VLLM_FLAGS
 from tests.paths import REPOSITORY
@@ -44,6 +45,13 @@ OTHERS_FLAGS = {  # of programs that are not ours: docker, kubectl, pip, our scr
 
 
 # ---------------------------------------------------------------------------------------------- what is named is there
+
+
+def test_every_family_has_a_row() -> None:
+    rows = re.findall(r"^\| (`[^|]*`) \|", (MANUAL / "models.md").read_text().partition("## Files")[0], re.MULTILINE)
+    listed = [name for row in rows for name in re.findall("`([^`]*)`", row)][1:]  # without the head
+    assert len(set(listed)) == len(listed)
+    assert set(FAMILIES) <= set(listed) <= set(MODEL_TYPES)
 
 
 def test_every_option_is_in_one_table() -> None:
