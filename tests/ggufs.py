@@ -52,15 +52,32 @@ _PARTS = {
     "self_attn.kv_b_proj": "attn_kv_b",
     "self_attn.k_b": "attn_k_b",
     "self_attn.v_b": "attn_v_b",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
 }
 _SPECIAL_PARTS = {
-    **{name: {"post_attention_layernorm": "post_attention_norm"} for name in ("gemma2", "gemma3_text", "exaone4", "seed_oss")},
+    **{
+        name: {"post_attention_layernorm": "post_attention_norm"}
+        for name in ("gemma2", "gemma3_text", "exaone4", "seed_oss", "glm4_moe", "olmo2", "olmo3")
+    },
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
+_WITH_LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _PERMUTED = ("llama", "mixtral", "granite", "granitemoeshared", "ministral3", "smollm3")
 _ARCHITECTURES = {
     "mixtral": "llama",
+    "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
+    "minimax_m2": "minimax-m2",
+    "olmo3": "olmo2",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe",
     "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
@@ -114,12 +131,13 @@ def permuted(values: np.ndarray, num_heads: int) -> np.ndarray:
 def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int = 0, **metadata: Any) -> dict[str, np.ndarray]:
     """Write the checkpoint `source` as a GGUF file; return the values of each tensor there, by its Hugging Face name.
     `tensors_per_part`: at most so many tensors in each of several files; 0: all in one."""
-    config = json.loads((source / "config.json").read_text())
+    config = _text_part(json.loads((source / "config.json").read_text()))
     writer = shape_writer(path, config, tensors_per_part)
     for key, value in metadata.items():
         add_value(writer, key, value)
     worth = {}
-    for name, tensor in _heads_apart(_experts_together(tensors_of(source)), config).items():
+    tensors = {name: tensor for name, tensor in tensors_of(source).items() if name.startswith(("model.", "lm_head."))}
+    for name, tensor in _heads_apart(_experts_together(tensors), config).items():
         num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         short = gguf_name(name, config["model_type"])
         if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
@@ -137,11 +155,20 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
     return worth
 
 
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the text model; the file of a model that takes pictures names the whole model's type, except for
+    Mistral Small 3."""
+    text = config.get("text_config", config)
+    is_mistral = config["model_type"] == "mistral3"
+    return text | {"model_type": "ministral3" if is_mistral else config["model_type"]}
+
+
 def full_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the rope parameters of layers without a window."""
     if config["model_type"] == "gpt_oss":
         return {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
-    rope: dict[str, Any] = config.get("rope_parameters", {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e4)})
+    older = {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e4), **config.get("rope_scaling", {})}
+    rope: dict[str, Any] = config.get("rope_parameters", older)
     return rope.get("full_attention", rope)
 
 
@@ -157,7 +184,9 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     writer = gguf.GGUFWriter(path, name, split_max_tensors=tensors_per_part)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(config["num_hidden_layers"] + _num_drafts(config))
+    if _num_drafts(config):
+        writer.add_nextn_predict_layers(_num_drafts(config))
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
@@ -180,8 +209,23 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
         writer.add_sliding_window(config.get("sliding_window") or 0)
-    if config["model_type"] == "glm4":
+    if config["model_type"] in ("glm4", "glm4_moe"):
         writer.add_rope_dimension_count(config["head_dim"] // 2)
+    if config["model_type"] == "minimax_m2":
+        writer.add_rope_dimension_count(config["rotary_dim"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "olmo3":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([(layer + 1) % 4 != 0 for layer in range(config["num_hidden_layers"])])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        writer.add_rope_freq_base_swa(500_000.0)
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if config["model_type"] in ("qwen3_vl", "qwen3_vl_moe"):
+        writer.add_num_deepstack_layers(3)
     if config["model_type"] == "exaone4":
         writer.add_sliding_window(config["sliding_window"])
         layers = range(1, config["num_hidden_layers"] + 1)
@@ -209,13 +253,13 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
         writer.add_feed_forward_length(config["intermediate_size_mlp"])
         writer.add_expert_feed_forward_length(config["intermediate_size"])
         writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
-    if config["model_type"] == "ministral3":
+    if config["model_type"] == "ministral3" and rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if config["model_type"] in ("mixtral", "granitemoeshared", "llama4_text"):
+    if config["model_type"] in ("mixtral", "granitemoeshared", "llama4_text", "minimax_m2"):
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if config["model_type"] == "gpt_oss":
@@ -229,10 +273,12 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
-        _add_deepseek(writer, config)
-    if config["model_type"] == "qwen3_moe":
-        writer.add_expert_count(config["num_local_experts"])
+    if config["model_type"] in _WITH_LATENTS:
+        _add_latents(writer, config)
+    if config["model_type"] in (*_WITH_LATENTS, "glm4_moe"):
+        _add_grouped_experts(writer, config)
+    if config["model_type"] in ("qwen3_moe", "qwen3_vl_moe"):
+        writer.add_expert_count(config.get("num_local_experts", config.get("num_experts")))
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if config["model_type"] == "ernie4_5_moe":
@@ -247,7 +293,12 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     return writer
 
 
-def _add_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _num_drafts(config: dict[str, Any]) -> int:
+    """Return the number of MTP layers that the converter writes: of GLM, not of DeepSeek."""
+    return config.get("num_nextn_predict_layers", 0) if config["model_type"] in ("glm4_moe", "glm4_moe_lite") else 0
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length"):
         writer.kv_data[0].pop(f"deepseek2.{key}", None)
     latent, rotary, rope = config["kv_lora_rank"], config["qk_rope_head_dim"], full_rope(config)
@@ -265,18 +316,26 @@ def _add_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-    writer.add_leading_dense_block_count(config.get("first_k_dense_replace", 0))
+
+
+def _add_grouped_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_leading_dense_block_count(config.get("first_k_dense_replace", int(config["model_type"] == "glm4_moe")))
     writer.add_expert_count(config["n_routed_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if "routed_scaling_factor" in config:
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
     if "n_group" in config:
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
     if config["model_type"] == "deepseek_v3":
         writer.add_expert_weights_norm(config["norm_topk_prob"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif config["model_type"] != "deepseek_v2":
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+        if config["model_type"] == "glm4_moe":  # that of GLM-4.7-Flash is in no file
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     elif "n_group" in config:  # older files do not say
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
 
@@ -284,11 +343,11 @@ def _add_deepseek(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _heads_apart(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the tensors as the converter stores keys and values of latents, without drafts. Older converters stored them
     whole: here the first layer's."""
-    if config["model_type"] not in ("deepseek_v2", "deepseek_v3"):
+    if config["model_type"] not in _WITH_LATENTS:
         return tensors
     found: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
-        if name.startswith(f"model.layers.{config['num_hidden_layers']}."):
+        if name.startswith(f"model.layers.{config['num_hidden_layers']}.") and not _num_drafts(config):
             continue
         if name.endswith("kv_b_proj.weight") and ".0." not in name:
             heads = tensor.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])

@@ -148,6 +148,8 @@ def resolve(
     except CheckpointError as error:
         raise _model_error(values["model"] or model_path, error) from error
     _check_config(record, values["ignore_config_keys"] or ())
+    if record.config.lacks_encoder:
+        options.notes.append(f"{values['model']} has the text model only: pictures need the model's safetensors checkpoint")
     pooling, record = _pooling(values, record)
     model = record.config
     num_ranks = resolve_ranks(options, model)

@@ -101,6 +101,7 @@ FAMILIES: dict[str, Family] = {}
 MODEL_TYPES: dict[str, Family] = {}
 CLASS_NAMES: dict[str, Family] = {}
 GGUF_NAMES: dict[str, Family] = {}  # of several families of one name the first
+GGUF_NAMES_WITH_PICTURES: dict[str, Family] = {}  # likewise, of models that take pictures: the family of their text model
 POOLED_NAMES: dict[str, Family] = {}
 
 
@@ -120,6 +121,8 @@ def register(family: Family) -> None:
         return
     if family.gguf_name is not None:
         GGUF_NAMES.setdefault(family.gguf_name or family.name, family)
+    own_names = vars(type(family))
+    GGUF_NAMES_WITH_PICTURES.update(dict.fromkeys(own_names.get("gguf_names_with_pictures", ()), family))
     trunks = (name.removesuffix("ForCausalLM") for name in family.class_names)
     POOLED_NAMES.update({trunk + ending: family for trunk in trunks for ending in _POOLED})
 

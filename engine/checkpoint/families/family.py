@@ -89,6 +89,7 @@ class Family:
     name: str  # `model_type` in config.json
     other_names: tuple[str, ...] = ()  # the same, from other publishers
     gguf_name: str | None = ""  # `general.architecture` in GGUF files; empty: the same; None: such files are not read
+    gguf_names_with_pictures: tuple[str, ...] = ()  # the same, of models that take pictures and have this text model
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
@@ -107,6 +108,7 @@ class Family:
     plain_mlp_names: tuple[str, ...] = ()  # tensors of an MLP without a gate, inner(x) and outer(x); empty: it has one
     norm_offset: float = 0.0  # added to the stored weights of norms
     has_head_norm: bool = False  # each query and key head is normalized
+    head_norm_option: str = ""  # of config.json, that says the same; empty: none
     head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     is_head_norm_after_rotation: bool = False  # otherwise before it
     has_head_norm_weights: bool = True
@@ -162,7 +164,7 @@ class Family:
 
     def head_norm(self, options: JsonOptions) -> bool:
         """Return whether each query and key head is normalized."""
-        return self.has_head_norm
+        return options.flag(self.head_norm_option, self.has_head_norm) if self.head_norm_option else self.has_head_norm
 
     def has_head_norm_in(self, has_head_norm: bool, has_other_rope: bool) -> bool:
         """Return whether heads are normalized in a layer of a model with head norms, that may have the other rope."""

@@ -11,7 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class MiniMaxM2(Family):
     name = "minimax_m2"
     class_names = ("MiniMaxM2ForCausalLM",)
-    gguf_name = None
+    gguf_name = "minimax-m2"
     head_dim = 128
     has_wide_norm = True
     rope_theta = 5_000_000.0

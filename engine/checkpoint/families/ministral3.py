@@ -12,7 +12,8 @@ from engine.checkpoint.json_fields import JsonOptions
 
 class Ministral3(Mistral):
     name = "ministral3"
-    gguf_name = "mistral3"
+    gguf_name = None
+    gguf_names_with_pictures = ("mistral3",)
     gguf_options = frozenset(("attention.temperature_scale",))
     is_permuted_in_gguf = True
     class_names = ("Ministral3ForCausalLM",)

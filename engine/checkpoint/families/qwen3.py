@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Qwen3(Qwen2):
     name = "qwen3"
     class_names: tuple[str, ...] = ("Qwen3ForCausalLM",)
+    gguf_names_with_pictures = ("qwen3vl",)
     has_head_norm = True
     draft_names: DraftNames | None = QWEN3
     head_dim = 128  # the default of Qwen3's own configuration class

@@ -11,6 +11,7 @@ from engine.checkpoint.json_fields import JsonOptions
 class Qwen3Moe(Family):
     name = "qwen3_moe"
     gguf_name = "qwen3moe"
+    gguf_names_with_pictures = ("qwen3vlmoe",)
     class_names = ("Qwen3MoeForCausalLM",)
     has_head_norm = True
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.families import FAMILIES, GGUF_NAMES
+from engine.checkpoint.families import FAMILIES, GGUF_NAMES, GGUF_NAMES_WITH_PICTURES
+from engine.checkpoint.families.family import Family
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.experts import expert_options, has_softmax_scores
 from engine.checkpoint.gguf.file import shortest
@@ -27,7 +28,7 @@ from engine.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
-_LAYOUT = 1  # version of the converted directories; a new one creates new directories
+_LAYOUT = 2  # version of the converted directories; a new one creates new directories
 _CHANGING = (  # options of other models with the same architecture name; none of them is supported
     *("attention.sliding_window", "attention.scale", "attn_logit_softcapping"),
     *("final_logit_softcapping", "logit_scale", "embedding_scale", "residual_scale", "attention.temperature_scale"),
@@ -36,6 +37,11 @@ _NORM_EPSILONS = {
     "rms": "layer_norm_rms_epsilon",
     "layer": "layer_norm_epsilon",
     "layer without bias": "layer_norm_epsilon",
+}
+_ONLY_PICTURES = ("clip", "paddleocr", "cogvlm")  # of encoders, and of models that are of no use without pictures
+_TOKENS_OF_PICTURES = {  # of architectures that models with and without pictures have: a token of the former
+    "gemma3": "<image_soft_token>",
+    "llama4": "<|image|>",
 }
 _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
 
@@ -103,17 +109,12 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     """Return the options of a config.json for the file. Raises CheckpointError that names an unsupported option."""
     options = JsonOptions(file.metadata, file.path)
     name = options.text("general.architecture", None)
-    if name not in GGUF_NAMES:
-        raise options.error("general.architecture", f"{name!r} is not supported; expected one of {', '.join(GGUF_NAMES)}")
-    family = GGUF_NAMES[name]
-    if name == "llama" and options.values.get("llama.expert_count"):
-        family = FAMILIES["mixtral"]
-    if name == "deepseek2":
-        family = FAMILIES["deepseek_v2" if has_softmax_scores(options, name) else "deepseek_v3"]
+    family = _family(file, options, name)
+    num_layers, num_drafts = _num_layers(file, options, name)
     for key in _CHANGING:
         if key not in family.gguf_options and options.values.get(f"{name}.{key}"):
             raise options.error(f"{name}.{key}", f"{options.values[f'{name}.{key}']!r} is not supported")
-    experts = expert_options(file, options, family.name, name)
+    experts = expert_options(file, options, family.name, name, num_layers)
     if not experts and options.values.get(f"{name}.expert_count"):
         raise options.error(f"{name}.expert_count", f"{options.values[f'{name}.expert_count']!r} is not supported")
     num_heads = options.count(f"{name}.attention.head_count")
@@ -130,7 +131,8 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": options.count(f"{name}.feed_forward_length"),
-        "num_hidden_layers": options.count(f"{name}.block_count"),
+        "num_hidden_layers": num_layers,
+        "num_nextn_predict_layers": num_drafts,
         "num_attention_heads": num_heads,
         "num_key_value_heads": options.count(f"{name}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -145,11 +147,51 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_sliding_window": False,
+        "lacks_encoder": _lacks_encoder(options, name),
         "dtype": "float32",
         **experts,
         **latents,
-        **family.of_gguf(_within(options, name), options.count(f"{name}.block_count")),
+        **({family.head_norm_option: "blk.0.attn_q_norm.weight" in file.tensors} if family.head_norm_option else {}),
+        **family.of_gguf(_within(options, name), num_layers),
     }
+
+
+def _family(file: GgufModel, options: JsonOptions, name: str) -> Family:
+    """Return the family of an architecture. Some names stand for several, that other options tell apart."""
+    if name in _ONLY_PICTURES:
+        raise options.error(
+            "general.architecture",
+            f"{name!r} reads pictures, which GGUF files are not supported for; use the model's safetensors checkpoint, or the "
+            "GGUF file of the text model for text alone",
+        )
+    names = GGUF_NAMES | GGUF_NAMES_WITH_PICTURES
+    if name not in names:
+        raise options.error("general.architecture", f"{name!r} is not supported; expected one of {', '.join(names)}")
+    if name == "llama" and options.values.get("llama.expert_count"):
+        return FAMILIES["mixtral"]
+    if name == "deepseek2":
+        return FAMILIES["deepseek_v2" if has_softmax_scores(file, options, name) else "deepseek_v3"]
+    if name == "olmo2" and options.values.get("olmo2.attention.sliding_window"):
+        return FAMILIES["olmo3"]
+    return names[name]
+
+
+def _num_layers(file: GgufModel, options: JsonOptions, name: str) -> tuple[int, int]:
+    """Return the number of layers, and of MTP layers, which files count as blocks behind the others, even if they lack them."""
+    num_blocks = options.count(f"{name}.block_count")
+    num_drafts = options.count(f"{name}.nextn_predict_layers", 0, least=0, most=num_blocks - 1)
+    first = num_blocks - num_drafts
+    if num_drafts and "blk.0.attn_norm.weight" not in file.tensors:
+        raise CheckpointError(f"{file.path} has only MTP layers; use the file with the whole model")
+    has_drafts = f"blk.{first}.nextn.eh_proj.weight" in file.tensors
+    return first, num_drafts if has_drafts else 0
+
+
+def _lacks_encoder(options: JsonOptions, name: str) -> bool:
+    """Return whether the model takes pictures, the encoder of which is in another file."""
+    tokens = options.values.get("tokenizer.ggml.tokens")
+    token = _TOKENS_OF_PICTURES.get(name)
+    return name in GGUF_NAMES_WITH_PICTURES or (token is not None and isinstance(tokens, list) and token in tokens)
 
 
 def _within(options: JsonOptions, name: str) -> JsonOptions:
@@ -192,6 +234,7 @@ def _rope(file: GgufModel, options: JsonOptions, name: str, head_dim: int) -> di
         rope["original_max_position_embeddings"] = options.count(f"{name}.rope.scaling.original_context_length")
         rope["beta_fast"] = options.number(f"{name}.rope.scaling.yarn_beta_fast", 32.0)
         rope["beta_slow"] = options.number(f"{name}.rope.scaling.yarn_beta_slow", 1.0)
+        rope["attention_factor"] = options.number(f"{name}.rope.scaling.yarn_attn_factor", 0.0)
         rope |= latent_scaling(options, name)
     return rope
 

@@ -15,20 +15,20 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
 _SOFTMAX, _SIGMOID = 1, 2
-_SCORING = {0: "softmax", _SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
+_SCORING = {0: "", _SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 _FIXED = {"expert_gating_func": (0, _SOFTMAX), "expert_weights_scale": (0, 1.0), "expert_weights_norm": (True,)}
 _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
+_FOLLOWING = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")  # families that read these options
 
 
-def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str) -> dict[str, Any]:
+def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str, num_layers: int) -> dict[str, Any]:
     """Return the options. `name`: the architecture's name in the file."""
     if family not in _OPTIONS:
         return {}
-    for key, followed in _FIXED.items() if not family.startswith("deepseek_v") else ():
+    for key, followed in _FIXED.items() if family not in _FOLLOWING else ():
         value = options.values.get(f"{name}.{key}")
         if value is not None and value not in followed:
             raise options.error(f"{name}.{key}", f"{value!r} is not supported; supported: {', '.join(map(repr, followed))}")
-    num_layers = options.count(f"{name}.block_count")
     sparse = [index for index in range(num_layers) if f"blk.{index}.ffn_gate_inp.weight" in file.tensors]
     if not sparse:
         raise CheckpointError(f"{file.path} has no blk.N.ffn_gate_inp.weight, so none of its layers has experts")
@@ -111,7 +111,7 @@ def _deepseek_v3(file: GgufModel, options: JsonOptions, name: str, sparse: list[
         "moe_intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
         "n_shared_experts": options.count(f"{name}.expert_shared_count", 0, least=0),
         "first_k_dense_replace": options.count(f"{name}.leading_dense_block_count", 0, least=0),
-        "scoring_func": _SCORING.get(options.count(f"{name}.expert_gating_func", _SOFTMAX, least=0), "unknown"),
+        "scoring_func": "softmax" if has_softmax_scores(file, options, name) else _scoring(options, name, "sigmoid"),
         "norm_topk_prob": options.flag(f"{name}.expert_weights_norm", False),
         "routed_scaling_factor": options.number(f"{name}.expert_weights_scale", 0.0) or 1.0,
         "n_group": options.count(f"{name}.expert_group_count", 0, least=0) or 1,
@@ -125,9 +125,30 @@ def _deepseek_v2(file: GgufModel, options: JsonOptions, name: str, sparse: list[
     return found | {"topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
 
 
-def has_softmax_scores(options: JsonOptions, name: str) -> bool:
-    """Return whether experts are chosen by softmax scores; older files, all of them of DeepSeek-V2, do not say."""
-    return options.values.get(f"{name}.expert_gating_func", 0) in (0, _SOFTMAX)
+def _glm4_moe(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return _deepseek_v3(file, options, name, sparse) | {"scoring_func": _scoring(options, name, "sigmoid")}
+
+
+def _minimax_m2(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    """Return the options of MiniMax-M2. Weights of experts are always normalized, and not scaled."""
+    return {
+        "num_local_experts": options.count(f"{name}.expert_count"),
+        "num_experts_per_tok": options.count(f"{name}.expert_used_count"),
+        "intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+        "scoring_func": _scoring(options, name, "sigmoid"),
+    }
+
+
+def has_softmax_scores(file: GgufModel, options: JsonOptions, name: str) -> bool:
+    """Return whether experts are chosen by softmax scores. Files that do not say are of DeepSeek-V2, or of GLM-4.7-Flash, which
+    corrects scores."""
+    default = "sigmoid" if any(tensor.endswith(".exp_probs_b.bias") for tensor in file.tensors) else "softmax"
+    return _scoring(options, name, default) == "softmax"
+
+
+def _scoring(options: JsonOptions, name: str, default: str) -> str:
+    """Return the function of scores; `default`: if the file does not say."""
+    return _SCORING.get(options.count(f"{name}.expert_gating_func", 0, least=0), "unknown") or default
 
 
 _Options = Callable[[GgufModel, JsonOptions, str, list[int]], dict[str, Any]]
@@ -141,4 +162,6 @@ _OPTIONS: dict[str, _Options] = {
     "ernie4_5_moe": _ernie4_5_moe,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
+    "glm4_moe": _glm4_moe,
+    "minimax_m2": _minimax_m2,
 }

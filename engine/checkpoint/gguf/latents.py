@@ -27,7 +27,6 @@ def latent_options(options: JsonOptions, name: str) -> dict[str, Any]:
         "qk_rope_head_dim": rotary_dim,
         "v_head_dim": options.count(f"{name}.attention.value_length{suffix}"),
         "rope_interleave": True,
-        "num_nextn_predict_layers": 0,
     }
 
 

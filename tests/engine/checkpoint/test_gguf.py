@@ -55,9 +55,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return path
 
 
-def write_small(path: Path, **metadata: Any) -> Path:
-    """Write a file with one tensor, for tests of metadata."""
-    writer = shape_writer(path, json.loads((DEMO / "config.json").read_text()))
+def write_small(path: Path, changes: dict[str, Any] | None = None, **metadata: Any) -> Path:
+    """Write a file with one tensor, for tests of metadata. `changes`: of config.json."""
+    writer = shape_writer(path, json.loads((DEMO / "config.json").read_text()) | (changes or {}))
     for key, value in metadata.items():
         writer.kv_data[0].pop(key.replace("__", "."), None)  # the package writes no key twice
         add_value(writer, key, value)
@@ -250,6 +250,23 @@ def test_rope_scaling(tmp_path: Path) -> None:
     assert (rope.rope_type, rope.factor, rope.rotary_dim) == ("linear", 2.0, 16)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "token", "lacks_encoder"),
+    [("qwen3_vl", "b", True), ("qwen3", "<|image_pad|>", False), ("gemma3_text", "<image_soft_token>", True)],
+)
+def test_model_that_lacks_its_encoder_is_known(model_type: str, token: str, lacks_encoder: bool, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+    changes = {"model_type": model_type, "sliding_window": 512, "rope_parameters": rope}
+    path = write_small(tmp_path / "a.gguf", changes, **PLAIN | {"tokenizer__ggml__tokens": ["a", token, "<|im_end|>"]})
+    assert ModelConfig.read(resolve_model(str(path))).lacks_encoder == lacks_encoder
+
+
+def test_pictures_need_another_checkpoint(tmp_path: Path) -> None:
+    options = read_options(["--model", str(write_small(tmp_path / "a.gguf", {"model_type": "qwen3_vl"}, **PLAIN))], {})
+    resolve(options)
+    assert options.notes == [f"{tmp_path}/a.gguf has the text model only: pictures need the model's safetensors checkpoint"]
+
+
 def test_templates_by_name(tmp_path: Path) -> None:
     metadata = {"tokenizer__chat_template": "{{ 1 }}", "tokenizer__chat_template__tool_use": "{{ 2 }}"}
     path = resolve_model(str(write_small(tmp_path / "a.gguf", **PLAIN, **metadata)))
@@ -267,6 +284,8 @@ def test_templates_by_name(tmp_path: Path) -> None:
         ({"qwen3__rope__scaling__type": "longrope"}, "rope.scaling.type: 'longrope' is not supported"),
         ({"qwen3__attention__value_length": 64}, "value_length: differs from attention.key_length, 32"),
         ({"qwen3__feed_forward_length": [1, 2]}, r"feed_forward_length: \[1, 2\] should be an integer"),
+        ({"general__architecture": "clip"}, "general.architecture: 'clip' reads pictures, .*; use the model's safetensors"),
+        ({"qwen3__nextn_predict_layers": 1}, "has only MTP layers; use the file with the whole model"),
         (
             {"general__architecture": "mamba"},
             "general.architecture: 'mamba' is not supported; expected one of llama, .*qwen2",

@@ -47,6 +47,16 @@ _INNER = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+}
+_OF_THE_TRUNK = {  # what an MTP layer takes from the trunk if it has none: names there, the first that exists
+    "shared_head.norm": ("model.norm",),
+    "shared_head.head": ("lm_head", "model.embed_tokens"),
 }
 _OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _OF_FUSED = {"qkv_proj": ("attn_qkv", "self_attn.qkv_proj"), "gate_up_proj": ("ffn_up", "mlp.gate_up_proj")}
@@ -58,11 +68,17 @@ def gguf_tensors(file: GgufModel, config: ModelConfig) -> dict[str, Tensor]:
     """Return tensors by Hugging Face name; unknown ones keep their own, for the loader's error."""
     named = (entry for name, tensor in file.tensors.items() if name not in _IN_THE_CONFIG for entry in _named(tensor, config))
     found = {name: _decoded(tensor, config) for name, tensor in named}
-    for index in range(config.num_layers if config.latents else 0):
+    num_layers = config.num_layers + config.num_draft_layers
+    for index in range(num_layers if config.latents else 0):
         whole = f"model.layers.{index}.self_attn.kv_b_proj.weight"
         keys, values = (found.pop(f"blk.{index}.attn_{part}_b.weight", None) for part in "kv")
         if keys and values and whole not in found:
             found[whole] = _keys_and_values(keys, values)
+    for index in range(config.num_layers, num_layers):
+        for own, others in _OF_THE_TRUNK.items():
+            shared = next((found[f"{other}.weight"] for other in others if f"{other}.weight" in found), None)
+            if shared is not None:
+                found.setdefault(f"model.layers.{index}.{own}.weight", shared)
     return dict(found)
 
 
@@ -117,7 +133,7 @@ def _plain_name(name: str, family: Family) -> str:
     module, _, suffix = name.rpartition(".")
     if module in _OUTER:
         return f"{_OUTER[module]}.{suffix}"
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", module)
+    match = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", module)
     if match and match[2] in _names_of(family):
         return f"model.layers.{match[1]}.{_names_of(family)[match[2]]}.{suffix}"
     return name

@@ -13,6 +13,7 @@ import pytest
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.locate import resolve_model
 from engine.checkpoint.model_config import ModelConfig
+from engine.config import SpeculativeConfig
 from engine.errors import CheckpointError
 from engine.messages import SamplingParams
 from ops.cpu.array import array_of
@@ -20,14 +21,21 @@ from ops.cpu.table import TABLE
 from ops.weight_format import WeightFormat
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tests.workers.checkpoints import TINY, drawn_tensors, to_gpt_oss_layout, write_checkpoint, write_config, write_safetensors
+from tests.workers.mtp import drafting, write_with_layers
 from tests.workers.serving import ARCHITECTURES, GOLDEN, ServedSequence, Serving, golden_cases, golden_sequences, make_runner
-from tests.workers.test_variants import VARIANTS
+from tests.workers.test_variants import ADDED_TOKENS, PROCESSOR, SEEING, VARIANTS
 from tests.workers.variants import dequantized, mxfp4
 from tests.workers.weights.formats.quantizers import DEMO
 from tests.workers.weights.formats.test_blocks import random_blocks
 from workers.models import declare_model
 from workers.models.loading import load_model
 from workers.weights.reader import Checkpoint
+
+PLAIN: dict[str, Any] = {  # metadata of a vocabulary that is not used
+    "tokenizer__ggml__model": "gpt2",
+    "tokenizer__ggml__tokens": ["a"],
+    "tokenizer__ggml__token_type": [1],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +80,7 @@ def test_mixed_superblocks_are_decoded(tmp_path: Path) -> None:
         stored[name] = blocks, gguf.GGMLQuantizationType[type_name]
         return stored[name]
 
-    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
-    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **PLAIN)
     checkpoint = checkpoint_of(resolve_model(str(tmp_path / "tiny.gguf")))
     for name, part in (("attn_v", "self_attn.v_proj"), ("ffn_down", "mlp.down_proj"), ("ffn_up", "mlp.up_proj")):
         expected = gguf.quants.dequantize(*stored[f"blk.1.{name}.weight"])
@@ -99,8 +106,7 @@ def test_mixed_superblocks_are_served(tmp_path: Path) -> None:
         blocks = random_blocks(type_name, values.size // 256).reshape(len(values), -1)
         return blocks, gguf.GGMLQuantizationType[type_name]
 
-    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
-    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **PLAIN)
     path = resolve_model(str(tmp_path / "tiny.gguf"))
     model_config = ModelConfig.read(path)
     model: Any = load_model(path, model_config, TABLE, 16, lambda done, total: None).model
@@ -142,8 +148,7 @@ def test_small_types_are_served(
         blocks = random_blocks(type_name, values.size // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0])
         return blocks.reshape(len(values), -1), gguf.GGMLQuantizationType[type_name]
 
-    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
-    write_gguf(tmp_path / "tiny.gguf", source, encode, **metadata)
+    write_gguf(tmp_path / "tiny.gguf", source, encode, **PLAIN)
     path = resolve_model(str(tmp_path / "tiny.gguf"))
     checkpoint = checkpoint_of(path)
     write_safetensors(source / "model.safetensors", {name: checkpoint.read(name) for name in drawn})
@@ -189,8 +194,7 @@ def test_mxfp4_experts_are_kept(tmp_path: Path) -> None:
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
         return as_type("MXFP4" if "_exps.weight" in name else "F32")(name, values)
 
-    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
-    write_gguf(tmp_path / "experts.gguf", tmp_path / "source", encode, **metadata)
+    write_gguf(tmp_path / "experts.gguf", tmp_path / "source", encode, **PLAIN)
     checkpoint, source = checkpoint_of(resolve_model(str(tmp_path / "experts.gguf"))), checkpoint_of(tmp_path / "source")
     for name in declare_model(model)[1].shapes():
         np.testing.assert_array_equal(checkpoint.read(name), source.read(name), err_msg=name)
@@ -230,19 +234,92 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "llama4_text",
             "ministral3 scaled queries, yarn",
             "gpt_oss",
+            "glm4_moe head norms, groups",
+            "glm4_moe biases, all layers sparse, plain weights",
+            "minimax_m2",
+            "olmo2 biases",
+            "olmo2 odd width",
+            "olmo3 windows, yarn in the other layers",
         ),
     ],
 )
 def test_variants_survive_conversion(name: str, tmp_path: Path) -> None:
     variant = VARIANTS[name]
     write_checkpoint(tmp_path, variant["config"])
-    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
-    write_gguf(tmp_path / "variant.gguf", tmp_path, as_type("F32"), **metadata)
+    write_gguf(tmp_path / "variant.gguf", tmp_path, as_type("F32"), **PLAIN)
     serving = Serving(make_runner(resolve_model(str(tmp_path / "variant.gguf")), max_model_len=128, num_kv_blocks=40))
     sequence = ServedSequence(variant["prompt_token_ids"], SamplingParams(temperature=0.0), len(variant["greedy_token_ids"]))
     serving.place(sequence, 1)
     serving.run([sequence])
     assert sequence.outputs == variant["greedy_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_shared"), [("glm4_moe head norms, groups", False), ("glm4_moe_lite", False), ("glm4_moe_lite", True)]
+)
+def test_mtp_layers_of_gguf_files_are_read(name: str, is_shared: bool, tmp_path: Path) -> None:
+    """`is_shared`: the layer that drafts has no head of its own in the file."""
+    config = VARIANTS[name]["config"] | {"mlp_layer_types": None, "first_k_dense_replace": 1}
+    tensors = write_with_layers(tmp_path, config)
+    head = "model.layers.2.shared_head.head.weight"
+    if is_shared:
+        write_safetensors(tmp_path / "model.safetensors", {key: value for key, value in tensors.items() if key != head})
+    write_gguf(tmp_path / "drafts.gguf", tmp_path, as_type("F32"), **PLAIN)
+    path = resolve_model(str(tmp_path / "drafts.gguf"))
+    found, original = ModelConfig.read(path), ModelConfig.read(tmp_path)
+    assert (found.num_layers, found.num_draft_layers) == (original.num_layers, original.num_draft_layers) == (2, 1)
+    _, weights = declare_model(found, has_drafts=True)
+    checkpoint = Checkpoint(path, found, weights)
+    expected = tensors | {head: tensors["lm_head.weight"]} if is_shared else tensors
+    for each in weights.shapes():
+        np.testing.assert_array_equal(checkpoint.read(each), expected[each], err_msg=each)
+    answers = []
+    for drafts in (SpeculativeConfig(), drafting(3)):
+        serving = Serving(make_runner(path, max_model_len=128, num_kv_blocks=40, speculative_config=drafts))
+        sequence = ServedSequence(VARIANTS[name]["prompt_token_ids"], SamplingParams(temperature=0.0), 8)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+        answers.append(sequence.outputs)
+    assert answers[0] == answers[1]
+
+
+def test_gguf_without_its_mtp_layers_is_read(tmp_path: Path) -> None:
+    """The file counts layers that it does not have."""
+    config = VARIANTS["glm4_moe head norms, groups"]["config"]
+    write_checkpoint(tmp_path, config | {"num_nextn_predict_layers": 1})
+    write_gguf(tmp_path / "trunk.gguf", tmp_path, as_type("F32"), **PLAIN)
+    path = resolve_model(str(tmp_path / "trunk.gguf"))
+    assert (ModelConfig.read(path).num_layers, ModelConfig.read(path).num_draft_layers) == (2, 0)
+    checkpoint_of(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2_vl flat and old, one KV head",
+        "qwen2_5_vl flat and old, tied, heads of 80, windows with a rest",
+        "qwen3_vl three inner layers, the last one too, heads of 72, biases, untied",
+        "qwen3_vl_moe a dense layer",
+        "mistral3 of ministral3, nine patches a token, tied, silu",
+    ],
+)
+def test_text_model_of_a_vision_gguf_is_served(name: str, tmp_path: Path) -> None:
+    """The answers about text are those of the whole model."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": ADDED_TOKENS}))
+    write_checkpoint(tmp_path, SEEING[name]["config"])
+    write_gguf(tmp_path / "text.gguf", tmp_path, as_type("F32"), **PLAIN)
+    path = resolve_model(str(tmp_path / "text.gguf"))
+    config = ModelConfig.read(path)
+    assert (config.vision, config.lacks_encoder, config.unknown_options) == (None, True, {})
+    answers = []
+    for place in (path, tmp_path):
+        serving = Serving(make_runner(place, max_model_len=128, num_kv_blocks=40))
+        sequence = ServedSequence(list(range(8, 60)), SamplingParams(temperature=0.0, num_logprobs=2), 8)
+        serving.place(sequence, 1)
+        serving.run([sequence])
+        answers.append(sequence.answer())
+    assert answers[0] == answers[1]
 
 
 def test_unknown_tensors_are_named(tmp_path: Path) -> None:
@@ -259,14 +336,13 @@ def test_replaced_gguf_file_is_checked(tmp_path: Path) -> None:
     """The directory was made from the earlier file; the present contents of the file count. The same model with other values is
     accepted."""
     path = tmp_path / "tiny.gguf"
-    metadata = {"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__tokens": ["a"], "tokenizer__ggml__token_type": [1]}
     source = tmp_path / "source"
 
     def write(theta: float, factor: float) -> None:
         config = write_config(source, {**TINY, "rope_parameters": {"rope_theta": theta, "rope_type": "default"}})
         tensors = {name: values * np.float32(factor) for name, values in drawn_tensors(config).items()}
         write_safetensors(source / "model.safetensors", tensors)
-        write_gguf(path, source, as_type("F32"), **metadata)
+        write_gguf(path, source, as_type("F32"), **PLAIN)
 
     write(10000.0, 1.0)
     directory = resolve_model(str(path))
