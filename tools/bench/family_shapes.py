@@ -12,7 +12,13 @@ from typing import Any
 from tools.bench.dense_shape import CHAT_TEMPLATE
 from tools.bench.shape import write
 
-_SAME: dict[str, Any] = {"bos_token_id": None, "dtype": "bfloat16", "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": "bfloat16"}
+_SAME: dict[str, Any] = {
+    "bos_token_id": None,
+    "dtype": "bfloat16",
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "torch_dtype": "bfloat16",
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma3-1b": {
         "architectures": ["Gemma3ForCausalLM"],
