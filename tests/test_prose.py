@@ -30,7 +30,7 @@ def files_of(folder: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a file says: docstrings and comments with their lines, and names of its tests."""
+    """Docstrings and comments of a file with their lines, and names of its tests."""
 
     texts: tuple[tuple[int, str], ...]
     tests: tuple[str, ...]
