@@ -11,9 +11,13 @@ import numpy as np
 
 from engine.checkpoint.adapters.layout import AdapterLayout
 from engine.checkpoint.model_config import ModelConfig
+from engine.messages import SamplingParams
 from tests.workers.checkpoints import write_safetensors
+from tests.workers.serving import ServedSequence, Serving
+from workers.engine.runner import ModelRunner
 from workers.weights.safetensors import SafetensorsFile
 
+GREEDY = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=3)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -70,3 +74,14 @@ def merge(directory: Path, model: Path, adapter: Path, scale: float = 2.0) -> Pa
         merged[name] = np.array(values)
     write_safetensors(directory / "model.safetensors", merged)
     return directory
+
+
+def answer(
+    runner: ModelRunner, prompt: list[int], adapter_slot: int, chunk: int = 512, num_outputs: int = 8
+) -> tuple[object, ...]:
+    """Return the answer of a sequence with the adapter in a slot, -1: none."""
+    serving = Serving(runner, chunk=chunk)
+    sequence = ServedSequence(prompt, GREEDY, num_outputs, adapter_slot=adapter_slot)
+    serving.place(sequence, 3)
+    serving.run([sequence])
+    return sequence.answer()

@@ -577,13 +577,16 @@ class CpuOps:
 
 
 def _adapted_panels(part: AdaptedPart, module: Linear) -> tuple[int, ...]:
-    """Return a part for the op, with the panels that have columns of this rank; empty if there are none."""
+    """Return a part for the op once for each range of panels that have columns of this rank. A panel is in one of them."""
+    ranges: list[tuple[int, int]] = []
     for begin, end in module.columns or ((0, module.width),):
         first, last = max(begin, part.first) - part.first, min(end, part.first + part.num_outputs) - part.first
         if first < last:
             panels = first // _cpu.PANEL, -(-last // _cpu.PANEL)
-            return part.first, part.num_outputs, part.index, part.a, part.b, *panels
-    return ()
+            done = ranges[-1][1] if ranges else 0
+            ranges.append((max(panels[0], done), max(panels[1], done)))
+    own = part.first, part.num_outputs, part.index, part.a, part.b
+    return tuple(number for begin, end in ranges if begin < end for number in (*own, begin, end))
 
 
 def _windows(rank_group: ExpertRankGroup) -> tuple[Any, ...]:

@@ -11,34 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.messages import SamplingParams
-from tests.adapters import merge, write_adapter
+from tests.adapters import GREEDY, answer, merge, write_adapter
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import write_checkpoint
 from tests.workers.rank_group.serving import serve, serve_all
-from tests.workers.rank_group.test_tensor_parallel import ODD, ODD_PARALLEL, ODD_PLAIN, PRECISIONS, on_each
+from tests.workers.rank_group.test_tensor_parallel import ODD, ODD_FUSED, ODD_PARALLEL, ODD_PLAIN, PRECISIONS, on_each
 from tests.workers.serving import ServedSequence, Serving, make_runner
 from tests.workers.test_golden import SINKS
-from workers.engine.runner import ModelRunner
+from tests.workers.variants import check_features
 from workers.extensions.adapters.columns import AdapterColumns
 
-GREEDY = SamplingParams(temperature=0.0, num_logprobs=5, num_prompt_logprobs=3)
 PROMPTS = [[(11 * number + 5 * index) % 300 + 3 for index in range(length)] for number, length in enumerate((40, 3, 17, 70, 9))]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def adapters_of(directory: Path, model: Path, count: int, **config: Any) -> list[Path]:
     return [write_adapter(directory / f"adapter{seed}", model, seed=seed, rank=5 + 3 * seed, **config) for seed in range(count)]
-
-
-def answer(
-    runner: ModelRunner, prompt: list[int], adapter_slot: int, chunk: int = 512, num_outputs: int = 8
-) -> tuple[object, ...]:
-    serving = Serving(runner, chunk=chunk)
-    sequence = ServedSequence(prompt, GREEDY, num_outputs, adapter_slot=adapter_slot)
-    serving.place(sequence, 3)
-    serving.run([sequence])
-    return sequence.answer()
 
 
 @pytest.mark.parametrize("ops", [{}, {"ops": "reference", "plan": "eager"}], ids=["native", "reference"])
@@ -57,6 +45,14 @@ def test_adapter_of_other_mlps_equals_merged_weights(config: dict[str, Any], tmp
     write_checkpoint(tmp_path / "model", {**config, "logit_scale": 1.0})
     targets = (*ATTENTION, "gate_proj", "up_proj", "down_proj", "c_fc", "c_proj")
     check_merged(tmp_path, tmp_path / "model", targets, {}, size=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["phi3", "glm4", "gemma4_text", "deepseek_v2", "glm4_moe_lite", "qwen2_moe", "llama4_text", "granitemoeshared"]
+)
+def test_adapter_of_every_linear_equals_merged_weights(name: str, tmp_path: Path) -> None:
+    """Fused projections, layers of several sizes, latent attention, and MLPs beside experts."""
+    check_features.adapter(check_features.configs()[name], tmp_path)
 
 
 def check_merged(directory: Path, model: Path, targets: Iterable[str], ops: dict[str, Any], size: float = 0.02) -> None:
@@ -104,6 +100,12 @@ def test_several_ranks_equal_one_rank(tmp_path: Path) -> None:
     jobs = [(tmp_path / "model", {"max_model_len": 256, "adapters": adapters, **each}) for each in options]
     expected = [serve(*job) for job in jobs]
     assert expected[0] == expected[1] == expected[3] != serve(tmp_path / "model", {"max_model_len": 256})
+    write_checkpoint(tmp_path / "fused", ODD_FUSED)
+    of_fused = write_adapter(
+        tmp_path / "of fused", tmp_path / "fused", targets=("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    )
+    jobs += [(tmp_path / "fused", {"max_model_len": 256, "adapters": [of_fused], **each}) for each in options[:2]]
+    expected += [serve(*job) for job in jobs[-2:]]
     for num_ranks in (2, 3):
         assert on_each(num_ranks, serve_all, jobs) == [expected] * num_ranks
 

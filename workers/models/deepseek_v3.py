@@ -12,6 +12,7 @@ from typing import Any
 from engine.checkpoint.model_config import ModelConfig
 from ops.modules import LatentShape, LayerCache, Linear, Norm, Tensor
 from ops.table import Inputs, OpTable
+from workers.models.adapted import linear
 from workers.models.llama import Llama
 from workers.models.mlp import feed_forward
 from workers.rank_group.share import query_columns
@@ -56,13 +57,13 @@ class DeepseekV3Layer:
     def store(self, ops: OpTable, inputs: Inputs, h: Tensor, angles: Any, cache: LayerCache) -> Tensor:
         x = h
         if self.query_down is not None and self.query_norm is not None:
-            x = ops.rms_norm(ops.all_gather(ops.linear(h, self.query_down)), self.query_norm)
-        queries, compressed = ops.linear(x, self.queries), ops.all_gather(ops.linear(h, self.compress))
+            x = ops.rms_norm(ops.all_gather(linear(ops, inputs, h, self.query_down)), self.query_norm)
+        queries, compressed = linear(ops, inputs, x, self.queries), ops.all_gather(linear(ops, inputs, h, self.compress))
         return ops.store_latent(inputs, queries, compressed, angles, self.latent_norm, self.shape, cache)
 
     def attend(self, ops: OpTable, step: Any, queries: Tensor, cache: LayerCache) -> Tensor:
         latents = ops.latent_attention(step, ops.head_linear(queries, self.absorb), queries, self.shape, cache)
-        return ops.all_gather(ops.linear(ops.all_gather(ops.head_linear(latents, self.values)), self.output))
+        return ops.all_gather(linear(ops, step, ops.all_gather(ops.head_linear(latents, self.values)), self.output))
 
 
 class DeepseekV3(Llama):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.checkpoint.families import FAMILIES
+from engine.checkpoint.families.family import Latents
 from engine.checkpoint.model_config import ModelConfig
 
 LINE = 16  # float32 values of a cache line: ranks, and outputs, that are computed side by side
@@ -66,10 +67,6 @@ class AdapterLayout(msgspec.Struct, frozen=True):
 
 def why_not_adaptable(config: ModelConfig) -> str:
     """Return why a model cannot have adapters; empty if it can."""
-    if config.latents is not None:
-        return "their attention is latent"
-    if config.layer_shapes:
-        return "their layers have different sizes"
     return "they are encoders" if config.position_tables is not None else ""
 
 
@@ -78,18 +75,51 @@ def whole_lines(count: int) -> int:
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, int, int]]:
-    """Return name, inputs and outputs of each linear, layer by layer: attention, and the MLP unless it has experts."""
+    """Return name, inputs and outputs of each linear, layer by layer: attention, and the MLP or that beside experts."""
     if why_not_adaptable(config):
         return []
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    sparse = {layer for experts in (config.experts, config.vision_experts) if experts for layer in experts.sparse_layers}
-    found = []
-    for layer in range(config.num_layers):
-        sizes = [("self_attn.q_proj", hidden, queries), ("self_attn.k_proj", hidden, keys), ("self_attn.v_proj", hidden, keys)]
-        sizes.append(("self_attn.o_proj", queries, hidden))
-        if layer not in sparse:
-            *first, last = FAMILIES[config.architecture].plain_mlp_names or ("gate_proj", "up_proj", "down_proj")
-            sizes += [*((f"mlp.{name}", hidden, inner) for name in first), (f"mlp.{last}", inner, hidden)]
-        found += [(f"model.layers.{layer}.{name}", num_inputs, num_outputs) for name, num_inputs, num_outputs in sizes]
-    return found
+    return [
+        (f"model.layers.{layer}.{name}", num_inputs, num_outputs)
+        for layer in range(config.num_layers)
+        for name, num_inputs, num_outputs in (*_of_attention(config, layer), *_of_mlp(config, layer))
+    ]
+
+
+def _of_attention(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    if config.latents is not None:
+        return _of_latents(config.latents, hidden, heads)
+    sizes = config.layer_shape(layer)
+    queries, keys = heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    output = ("self_attn.o_proj", queries, hidden)
+    if "qkv_proj" in FAMILIES[config.architecture].fused_names:
+        return [("self_attn.qkv_proj", hidden, queries + 2 * keys), output]
+    found = [("self_attn.q_proj", hidden, queries)]
+    if sizes.source == layer:
+        found.append(("self_attn.k_proj", hidden, keys))
+        found += [("self_attn.v_proj", hidden, keys)] if sizes.has_value_weights else []
+    return [*found, output]
+
+
+def _of_latents(latents: Latents, hidden: int, heads: int) -> list[tuple[str, int, int]]:
+    """Return the linears but for `kv_b_proj`, which is multiplied into queries and results."""
+    queries = heads * (latents.plain_dim + latents.rotary_dim)
+    found = [("self_attn.q_proj", hidden, queries)]
+    if latents.query_dim:
+        found = [("self_attn.q_a_proj", hidden, latents.query_dim), ("self_attn.q_b_proj", latents.query_dim, queries)]
+    compressed = ("self_attn.kv_a_proj_with_mqa", hidden, latents.latent_dim + latents.rotary_dim)
+    return [*found, compressed, ("self_attn.o_proj", heads * latents.value_dim, hidden)]
+
+
+def _of_mlp(config: ModelConfig, layer: int) -> list[tuple[str, int, int]]:
+    family, hidden, inner = FAMILIES[config.architecture], config.hidden_size, config.layer_shape(layer).intermediate_size
+    sparse = [experts for experts in (config.experts, config.vision_experts) if experts and layer in experts.sparse_layers]
+    prefix = "mlp"
+    if sparse and not family.has_mlp_beside_experts:
+        prefix, inner = "mlp.shared_experts", sparse[0].shared_intermediate_size
+    *first, last = family.plain_mlp_names or ("gate_proj", "up_proj", "down_proj")
+    widths = dict.fromkeys(first, inner)
+    if "gate_up_proj" in family.fused_names:
+        widths = {"gate_up_proj": 2 * inner}
+    found = [(f"{prefix}.{name}", hidden, width) for name, width in widths.items()]
+    return [*found, (f"{prefix}.{last}", inner, hidden)] if inner else []

@@ -106,6 +106,7 @@ class Family:
     has_parallel_mlp: bool = False  # the MLP reads what attention reads, and both are added to the residual
     mlp_width_name: str = "intermediate_size"  # in config.json
     plain_mlp_names: tuple[str, ...] = ()  # tensors of an MLP without a gate, inner(x) and outer(x); empty: it has one
+    has_mlp_beside_experts: bool = False  # sparse layers have an MLP of their own, too
     norm_offset: float = 0.0  # added to the stored weights of norms
     has_head_norm: bool = False  # each query and key head is normalized
     head_norm_option: str = ""  # of config.json, that says the same; empty: none

@@ -17,6 +17,7 @@ class Gemma4(Family):
     other_names = ("gemma4",)
     class_names = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")  # the second has encoders, which are not read
     gguf_name = None
+    has_mlp_beside_experts = True
     harmless_options = frozenset(
         (
             *("vision_config", "audio_config", "vision_soft_tokens_per_image"),

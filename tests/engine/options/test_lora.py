@@ -11,6 +11,7 @@ from engine.errors import OptionError
 from engine.options.resolve import resolve
 from engine.options.table import read_options
 from tests.paths import GOLDEN
+from tests.pooled import write_checkpoint
 
 QWEN3 = str(GOLDEN / "qwen3")
 
@@ -76,6 +77,6 @@ def test_invalid_options_are_refused(arguments: str, cause: str) -> None:
     assert cause in str(caught.value)
 
 
-def test_models_without_adapters() -> None:
-    with pytest.raises(OptionError, match="deepseek_v3 models do not support adapters, their attention is latent"):
-        config_of("--enable-lora", model=str(GOLDEN / "deepseek_v3"))
+def test_models_without_adapters(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="bert models do not support adapters, they are encoders"):
+        config_of("--enable-lora", model=str(write_checkpoint("bert classifier", tmp_path / "model")))

@@ -34,7 +34,7 @@ class AdapterArena:
 
     def bind(self, linears: Iterable[Linear]) -> None:
         """Point each adaptable linear at its part of the arena. All modules of the layout must be among `linears`."""
-        num_found = 0
+        found: set[str] = set()
         for linear in linears:
             parts, first = [], 0
             for name, num_outputs in zip(linear.names, linear.num_outputs, strict=True):
@@ -42,11 +42,12 @@ class AdapterArena:
                 if module is not None:
                     shape, own = (linear.num_inputs, num_outputs), (module.num_inputs, module.num_outputs)
                     assert shape == own, f"{name} has {shape} inputs and outputs, expected {own}"
+                    found.add(name)  # one that is used twice is of two parts
                     parts.append(AdaptedPart(first, num_outputs, module.index, module.a, module.b))
                 first += num_outputs
             linear.adapters = Adapters(tuple(parts), self.slots, self.ranks) if parts else None
-            num_found += len(parts)
-        assert num_found == len(self._modules), f"{num_found} of {len(self._modules)} modules are linears of the model"
+        missing = self._modules.keys() - found
+        assert not missing, f"no linears of the model: {sorted(missing)}"
 
     def write(self, slot: int, linears: Iterable[AdaptedLinear]) -> str:
         """Write an adapter into a slot that no row uses; return a digest of its numbers, in hexadecimal, which does not depend

@@ -148,6 +148,8 @@ class AdapterFiles:
         for pattern, cause in _CAUSES:
             if pattern.search(key):
                 return cause
+        if "kv_b_proj" in key:
+            return "is multiplied into queries and results of latent attention, and cannot be adapted; train without kv_b_proj"
         if "expert" in key:
             return "belongs to experts, which cannot be adapted"
         if "lm_head" in key or "embed_tokens" in key:
@@ -193,5 +195,6 @@ def _names_of(layout: AdapterLayout) -> dict[str, AdaptedModule]:
         rest = module.name.removeprefix("model.")
         for beginning in ("model.", "", "model.language_model.", "language_model.model.", "language_model."):
             found[f"{beginning}{rest}"] = module
-            found[f"{beginning}{rest.replace('.mlp.', '.feed_forward.')}"] = module  # Llama 4
+            for other in (rest, rest.replace(".shared_experts.", ".shared_expert.")):  # Qwen 2, Llama 4
+                found[f"{beginning}{other}"] = found[f"{beginning}{other.replace('.mlp.', '.feed_forward.')}"] = module
     return found

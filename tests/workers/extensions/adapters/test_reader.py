@@ -285,4 +285,9 @@ def test_expert_models_take_adapters_for_attention(tmp_path: Path) -> None:
     layout = AdapterLayout.of(ModelConfig.read(GOLDEN / "qwen3_moe"), 1, 16)
     names = {module.name.split(".", 3)[3] for module in layout.modules}
     assert names == {f"self_attn.{each}_proj" for each in "qkvo"}
-    assert AdapterLayout.of(ModelConfig.read(GOLDEN / "deepseek_v3"), 1, 16).modules == ()
+    layout = AdapterLayout.of(ModelConfig.read(GOLDEN / "deepseek_v3"), 1, 16)
+    names = {module.name.split(".", 3)[3] for module in layout.modules}
+    assert names == {
+        *(f"self_attn.{each}" for each in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")),
+        *(f"mlp.{prefix}{each}_proj" for prefix in ("", "shared_experts.") for each in ("gate", "up", "down")),
+    }
