@@ -10,6 +10,10 @@ class OptionError(TokamakError):
     """A command-line option, environment variable or configuration file is wrong: exit code 2."""
 
 
+class TooLargeError(OptionError):
+    """Memory needs of an engine with these options exceed what is available."""
+
+
 class MissingExtraError(OptionError):
     """The options need packages of an extra that is not installed."""
 

@@ -6,6 +6,7 @@ Called once by `engine/supervisor/launch.py`. Nothing is "auto" or missing after
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -13,15 +14,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.checkpoint.comm_spec import comm_bytes
 from engine.checkpoint.gguf.parts import stem_of
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.local import local_checkpoint
 from engine.checkpoint.locate import resolve_model
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.record import ModelRecord
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig, PoolingConfig
-from engine.errors import CheckpointError, OptionError
+from engine.errors import CheckpointError, OptionError, TooLargeError
 from engine.keys import key_digest
 from engine.kv_groups import KvGroup, longest_sequence, num_moving, num_pages
 from engine.options.idle import note_idle
@@ -40,17 +44,17 @@ from engine.options.resolve_files import with_files, with_revision
 from engine.options.resolve_http import resolve_http
 from engine.options.resolve_lora import resolve_lora
 from engine.options.resolve_media import resolve_media
-from engine.options.resolve_memory import affordable_cache_bytes, check_memory
+from engine.options.resolve_memory import LEAST_TOKENS, affordable_cache_bytes, check_memory, note_quantization
 from engine.options.resolve_parsers import resolve_parsers
 from engine.options.resolve_pooling import resolve_pooling, resolve_whole_prompts
 from engine.options.resolve_ranks import resolve_dispatch_rows, resolve_ranks, resolve_threads
 from engine.options.resolve_weights import (
     cache_directory,
     processor_flags,
+    quantizations,
     resolve_cache_directory,
     resolve_dtype,
     resolve_group_size,
-    resolve_quantization,
 )
 from engine.options.table import OptionValues
 from engine.process.nodes import memory_nodes
@@ -157,7 +161,34 @@ def resolve(
     device = resolve_device(values["device"], values["ops"], num_ranks, ask)
     ops = resolve_ops(values["ops"], device, allows_variant=values["allow_variant_ops"])
     dtype = resolve_dtype(values["dtype"], ops, processor_flags() if flags is None else flags, values["cpu_kernels"])
-    quantization = resolve_quantization(options, ops, model, model_path, dtype)
+    parts = _Parts(model_path, record, pooling, device, ops, dtype, num_ranks, ask, choose_kernels)
+    *others, last = quantizations(values["quantization"], ops, model, model_path)
+    for quantization in others:
+        with contextlib.suppress(TooLargeError):
+            return _configured(options, quantization, parts, checks_memory=True), record
+    return _configured(options, last, parts, checks_memory=values["check_memory"]), record
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """Results that do not depend on the quantization."""
+
+    path: Path
+    record: ModelRecord
+    pooling: PoolingConfig | None
+    device: str
+    ops: str
+    dtype: str
+    num_ranks: int
+    ask_paddle: AskPaddle
+    choose_kernels: ChooseKernels
+
+
+def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks_memory: bool) -> EngineConfig:
+    """Return the configuration with this quantization; values and notes of `given` are then those of it. Raises TooLargeError
+    if the engine does not fit into memory."""
+    options = msgspec.structs.replace(given, values=given.values | {"quantization": quantization}, notes=list(given.notes))
+    values, record, pooling, model_path = options.values, parts.record, parts.pooling, parts.path
+    device, ops, dtype, model = parts.device, parts.ops, parts.dtype, record.config
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
     kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow and not model.is_bidirectional)
     choose_drafts(options, model, ops, is_pooling=pooling is not None)
@@ -174,7 +205,7 @@ def resolve(
         groups = tuple(KvGroup(0, group.num_tables) for group in groups)
     plan = resolve_plan(values["plan"], ops, device)
     captures = resolve_captures(options, plan)
-    card_bytes = 0 if device == "cpu" or is_cache_asked(values) else ask().memory.get(device, 0)
+    card_bytes = 0 if device == "cpu" or is_cache_asked(values) else parts.ask_paddle().memory.get(device, 0)
     if card_bytes:
         from engine.options.resolve_card import card_blocks, card_needs  # needed only with a device
 
@@ -185,10 +216,6 @@ def resolve(
     else:
         longest_blocks = _blocks_for(values, groups, limit)
         num_kv_blocks = _num_kv_blocks(values, longest_blocks, kv_cache.bytes_per_block)
-        if values["max_model_len"] == 0 and not is_cache_asked(values):
-            affordable = affordable_cache_bytes(options, model, model_path, dtype, quantization)
-            num_blocks = affordable // kv_cache.bytes_per_block - 1
-            num_kv_blocks = max(num_kv_blocks, min(longest_blocks, num_blocks))
     note_idle(options, model, device, is_cache_asked=is_cache_asked(values), is_card_known=card_bytes > 0)
     _check_key_priorities(values["api_key_priority"], values["api_key"])
     _check_draft_budget(values["speculative_config"].max_drafts, values["max_num_batched_tokens"])
@@ -209,7 +236,7 @@ def resolve(
         quantization=quantization,
         quantization_group_size=resolve_group_size(options, quantization),
         weight_cache_dir=resolve_cache_directory(options, ops),
-        max_model_len=_fitting_length(options, limit, groups, num_kv_blocks),
+        max_model_len=limit,
         pooling=pooling,
         load_format="safetensors" if values["load_format"] == "auto" else values["load_format"],
         chat_template=chat_template,
@@ -226,13 +253,13 @@ def resolve(
         plan=plan,
         **captures,
         is_cache_estimated=card_bytes > 0,
-        cpu_kernels=_kernels(options, ops, kv_cache_dtype, choose_kernels),
+        cpu_kernels=_kernels(options, ops, kv_cache_dtype, parts.choose_kernels),
         memory_nodes=nodes,
-        threads=resolve_threads(options, num_ranks, nodes),
+        threads=resolve_threads(options, parts.num_ranks, nodes),
         comm_bytes=comm_bytes(
             model,
             tensor_ranks,
-            num_ranks,
+            parts.num_ranks,
             values["max_num_batched_tokens"],
             values["max_num_seqs"],
             values["enable_expert_parallel"],
@@ -253,9 +280,20 @@ def resolve(
         **{f"{key}_s": values[key] for key in _SECONDS},
         max_step_time_ms=values["max_step_time"],
     )
-    if values["check_memory"]:
+    if values["max_model_len"] == 0 and not is_cache_asked(values) and not card_bytes:
+        num_kv_blocks = _automatic_blocks(values, config, model, kv_cache.bytes_per_block, groups, num_kv_blocks)
+    config = msgspec.structs.replace(
+        config,
+        num_kv_blocks=num_kv_blocks,
+        kv_cache_bytes=kv_cache.arena_bytes(num_kv_blocks),
+        max_model_len=_fitting_length(options, limit, groups, num_kv_blocks),
+    )
+    if given.values["quantization"] == "auto":
+        note_quantization(options, config, model)
+    if checks_memory:
         check_memory(options, config, model)
-    return config, record
+    given.values, given.notes = values, options.notes
+    return config
 
 
 def _collector(given: str) -> str:
@@ -391,6 +429,21 @@ def _num_kv_blocks(values: dict[str, Any], longest_blocks: int, block_bytes: int
     most = min(MAX_DEFAULT_CACHE_BYTES, available_memory_bytes() // 4 // values["data_parallel_size"])
     affordable: int = (most - index_bytes) // (block_bytes + values["block_size"] * token_bytes) - 1
     return max(1, min(wanted, affordable))
+
+
+def _automatic_blocks(
+    values: dict[str, Any], config: EngineConfig, model: ModelConfig, block_bytes: int, groups: Sequence[KvGroup], default: int
+) -> int:
+    """Return the number of blocks for `--max-model-len auto`: enough for the longest sequence if there is room, and fewer than
+    the default if it does not fit."""
+    block_bytes += values["block_size"] * values["speculative_config"].index_bytes[1]
+    limit = config.max_model_len
+    room = affordable_cache_bytes(config, model) // block_bytes - 1
+    if room < default and affordable_cache_bytes(config, model, share=1.0) // block_bytes - 1 >= default:
+        return default
+    if room < min(default, _blocks_for(values, groups, min(limit, LEAST_TOKENS))):
+        return default  # too little: the check reports it
+    return min(room, max(default, _blocks_for(values, groups, limit)))
 
 
 def _fitting_length(options: OptionValues, limit: int, groups: Sequence[KvGroup], num_kv_blocks: int) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.checkpoint.comm_spec import max_logit_rows, max_rows
 from engine.checkpoint.model_config import ModelConfig
-from engine.errors import OptionError
+from engine.errors import TooLargeError
 from shm.sizes import size_text
 
 _BYTES = 4  # per value
@@ -77,10 +77,10 @@ def _weights_bytes(model: ModelConfig, num_weights: int, quantization: str) -> i
 
 
 def card_blocks(card_bytes: int, utilization: float, needs: CardNeeds, block_bytes: int) -> int:
-    """Return the number of blocks that fit, without the dummy block. Raises OptionError if not even one fits."""
+    """Return the number of blocks that fit, without the dummy block. Raises TooLargeError if not even one fits."""
     num_blocks = int((card_bytes * utilization - needs.total) // block_bytes) - 1
     if num_blocks < 1:
-        raise OptionError(
+        raise TooLargeError(
             f"--gpu-memory-utilization {utilization:g} of {size_text(card_bytes)} GPU memory leaves no room for a "
             f"KV cache: {needs.text}, and {size_text(2 * block_bytes)} for two blocks; raise it, lower "
             "--max-num-batched-tokens, --max-num-seqs or --max-model-len, or use a larger GPU"

@@ -19,7 +19,7 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig
-from engine.errors import OptionError
+from engine.errors import TooLargeError
 from engine.options.table import OptionValues
 from engine.process.segments import MediaMemory
 from engine.process.topology import SHARED_BUDGET_BYTES, default_plan, role_of
@@ -33,8 +33,7 @@ _VALUE_BYTES = 4
 _HIDDEN_BUFFERS, _INNER_BUFFERS, _LOGIT_BUFFERS = 8, 3, 2  # buffers that exist at once, per row of a step
 _LARGEST_GROWTH = 4  # loaded weights are at most this many times as large as the files: 8-bit floats become float32
 _SPARE_SHARE = 0.95  # share of the available memory that `auto` plans with
-_LEAST_TOKENS = 2048  # of a cache that is suggested
-_FEW_PROCESSES = 8
+LEAST_TOKENS = 2048  # of a cache that is suggested
 _MAPPED_BYTES = 512 << 20  # address space of a worker without its cache and weights
 
 
@@ -48,6 +47,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True):
     media: int = 0
     adapters: int = 0
     ranks: int = 0
+    drafts: int = 0
 
     @property
     def total(self) -> int:
@@ -79,7 +79,14 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
         media=sum(media.slab_bytes.get(role_of(name), 0) for name in names) + replicas * media.encoder_bytes if media else 0,
         adapters=config.adapter_bytes,
         ranks=config.comm_bytes * replicas if config.num_ranks > 1 else 0,
+        drafts=_drafts_bytes(config) * replicas,
     )
+
+
+def _drafts_bytes(config: EngineConfig) -> int:
+    """Return the bytes of a replica's indexes for drafting."""
+    index_bytes, token_bytes = config.speculative_config.index_bytes
+    return index_bytes + token_bytes * config.num_kv_blocks * config.block_size
 
 
 def _processes_bytes(config: EngineConfig, names: Sequence[str]) -> int:
@@ -102,7 +109,7 @@ def check_memory(
     limits: Sequence[MemoryLimit] | None = None,
     of_process: Sequence[MemoryLimit] | None = None,
 ) -> None:
-    """Raise OptionError if the engine does not fit, with the sum by part and settings that fit. `limits`: on all processes
+    """Raise TooLargeError if the engine does not fit, with the sum by part and settings that fit. `limits`: on all processes
     together, `of_process`: on each process; None: those of this machine."""
     least = min(memory_limits() if limits is None else limits, key=lambda limit: limit.available_bytes)
     largest = memory_needs(config, model, _LARGEST_GROWTH * _file_bytes(Path(config.model)))
@@ -111,7 +118,7 @@ def check_memory(
         needs = memory_needs(config, model, stored.num_bytes(model, config.dtype, config.quantization))
         if needs.total > least.available_bytes:
             fitting = _fitting(options, config, model, stored, least.available_bytes)
-            raise OptionError(
+            raise TooLargeError(
                 f"--model {config.model}: it needs {_rounded(needs.total)} of memory ({needs.text}), but "
                 f"{_rounded(least.available_bytes)} are available ({least.name}); "
                 + (f"this would fit: {fitting}" if fitting else "no setting makes it fit, use a smaller model or more memory")
@@ -127,7 +134,7 @@ def _check_process(config: EngineConfig, limits: Sequence[MemoryLimit]) -> None:
         if limit.name == "ulimit -v":
             needed, what = needed + _MAPPED_BYTES, "a worker with its KV cache"
         if needed > limit.available_bytes:
-            raise OptionError(
+            raise TooLargeError(
                 f"{limit.name} allows {_rounded(limit.available_bytes)}, but {what} needs at least {_rounded(needed)}; "
                 f"raise it (`{limit.name} unlimited`), or lower --kv-cache-memory"
             )
@@ -136,7 +143,7 @@ def _check_process(config: EngineConfig, limits: Sequence[MemoryLimit]) -> None:
 def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, stored: StoredWeights, available: int) -> str:
     """Return the settings that change the least and fit; empty if there are none."""
     spec = KVCacheSpec.of(model, config.block_size, config.kv_cache_dtype, config.speculative_config.has_mtp)
-    least_cache = spec.arena_bytes(math.ceil(min(config.max_model_len, _LEAST_TOKENS) / config.block_size))
+    least_cache = spec.arena_bytes(math.ceil(min(config.max_model_len, LEAST_TOKENS) / config.block_size))
     can_round = config.ops in ("native", "cuda") and config.quantization == "none" and not stored.integer_bytes
     quantizations = QUANTIZATIONS if can_round else (config.quantization,)
     for replicas, quantization in itertools.product(dict.fromkeys((config.data_parallel_size, 1)), quantizations):
@@ -161,26 +168,19 @@ def _fitting(options: OptionValues, config: EngineConfig, model: ModelConfig, st
 # ------------------------------------------------------------------------------------------------------------- auto
 
 
-def choose_quantization(options: OptionValues, model: ModelConfig, path: Path, dtype: str) -> str:
-    """Return the first of QUANTIZATIONS with which weights and a small cache fit, and note the choice; the last one if none
-    does."""
-    stored = stored_weights(path, options.values["load_format"], model)
-    block_size: int = options.values["block_size"]
-    small_cache = KVCacheSpec.of(model, block_size, "float32").arena_bytes(_LEAST_TOKENS // block_size)
-    room = int(_SPARE_SHARE * available_memory_bytes()) - small_cache - _FEW_PROCESSES * _PROCESS_BYTES
-    sizes = {name: stored.num_bytes(model, dtype, name) for name in QUANTIZATIONS}
-    chosen = next((name for name, num_bytes in sizes.items() if num_bytes <= room), QUANTIZATIONS[-1])
-    options.notes.append(f"--quantization auto: {chosen}, the weights take {_rounded(sizes[chosen])}")
-    return chosen
+def note_quantization(options: OptionValues, config: EngineConfig, model: ModelConfig) -> None:
+    """Note the choice of `--quantization auto`."""
+    stored = stored_weights(Path(config.model), config.load_format, model)
+    size = _rounded(stored.num_bytes(model, config.dtype, config.quantization))
+    options.notes.append(f"--quantization auto: {config.quantization}, the weights take {size}")
 
 
-def affordable_cache_bytes(options: OptionValues, model: ModelConfig, path: Path, dtype: str, quantization: str) -> int:
-    """Return the bytes of each replica that weights and processes leave for a cache."""
-    replicas: int = options.values["data_parallel_size"]
-    stored = stored_weights(path, options.values["load_format"], model)
-    weights = stored.num_bytes(model, dtype, quantization) * (1 if options.values["weight_cache"] else replicas)
-    room = int(_SPARE_SHARE * available_memory_bytes()) - weights - (_FEW_PROCESSES + replicas) * _PROCESS_BYTES
-    return max(0, room // replicas)
+def affordable_cache_bytes(config: EngineConfig, model: ModelConfig, share: float = _SPARE_SHARE) -> int:
+    """Return the bytes of each replica that everything else leaves for a cache, of this share of the available memory."""
+    stored = stored_weights(Path(config.model), config.load_format, model)
+    weights = stored.num_bytes(model, config.dtype, config.quantization)
+    others = memory_needs(msgspec.structs.replace(config, num_kv_blocks=0, kv_cache_bytes=0), model, weights).total
+    return max(0, int(share * available_memory_bytes()) - others) // config.data_parallel_size
 
 
 def stored_weights(path: Path, load_format: str, model: ModelConfig) -> StoredWeights:

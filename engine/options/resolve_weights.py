@@ -11,7 +11,7 @@ from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, OptionError
-from engine.options.resolve_memory import choose_quantization
+from engine.options.resolve_memory import QUANTIZATIONS
 from engine.options.table import OptionValues
 
 _BFLOAT16_FLAG = "avx512_bf16"  # Linux's name of the flag
@@ -33,12 +33,12 @@ def resolve_dtype(asked: str, ops: str, processor_flags: frozenset[str], kernels
     return asked
 
 
-def resolve_quantization(options: OptionValues, ops: str, model: ModelConfig, path: Path, dtype: str) -> str:
-    """Return the quantization. Weights that are stored as integers are never quantized again."""
-    asked: str = options.values["quantization"]
+def quantizations(asked: str, ops: str, model: ModelConfig, path: Path) -> tuple[str, ...]:
+    """Return the quantization, or with "auto" those to be tried in order. Weights that are stored as integers are never
+    quantized again."""
     has_kernels = ops in ("native", "cuda")
     if asked == "none" or (asked == "auto" and not has_kernels):
-        return "none"
+        return ("none",)
     if not has_kernels:
         raise OptionError(
             f"--quantization {asked} needs native ops (--ops cuda on GPUs), but the ops are {ops}; use --quantization none"
@@ -48,13 +48,13 @@ def resolve_quantization(options: OptionValues, ops: str, model: ModelConfig, pa
     except CheckpointError as error:
         raise OptionError(f"--model {path}: {error}") from error
     if asked == "auto":
-        return "none" if stored else choose_quantization(options, model, path, dtype)
+        return ("none",) if stored else QUANTIZATIONS
     if stored:
         raise OptionError(
             f"--quantization {asked}: the weights in {path} are already quantized ({stored}) and are used as they "
             "are; remove the option, or use the original checkpoint"
         )
-    return asked
+    return (asked,)
 
 
 def resolve_group_size(options: OptionValues, quantization: str) -> int:

@@ -363,7 +363,7 @@ VALUES: dict[str, dict[str, tuple[str, str]]] = {  # option -> vLLM's value -> o
         "float": ("float32", ""),
     },
     "quantization": dict.fromkeys(
-        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "fp8", "gguf", "auto", "None"), ("none", _STORED)
+        ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "fp8", "gguf", "None"), ("none", _STORED)
     ),
     "runner": dict.fromkeys(("embed", "embedding", "score", "classify"), ("pooling", "")),
     "load_format": dict.fromkeys(("gguf", "fastsafetensors", "hf"), ("auto", "")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig
-from engine.errors import OptionError
+from engine.errors import OptionError, TooLargeError
 from engine.options.resolve import resolve
-from engine.options.resolve_memory import affordable_cache_bytes, check_memory, choose_quantization, memory_needs
+from engine.options.resolve_memory import affordable_cache_bytes, check_memory, memory_needs
 from engine.options.table import OptionValues, read_options
-from shm.memory import MemoryLimit, available_memory_bytes
+from shm.memory import MemoryLimit
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, write_checkpoint
 from tests.workers.test_variants import VARIANTS
@@ -128,12 +129,77 @@ def test_small_model_is_not_measured(tmp_path: Path) -> None:
     assert least.weights == 0
 
 
-@pytest.mark.parametrize(("gib", "expected"), [(40, "none"), (14, "wint8"), (8, "wint4"), (1, "wint4")])
-def test_automatic_quantization(gib: int, expected: str, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.options.resolve_memory.available_memory_bytes", lambda: gib * GIB)
-    options = read_options([str(large), "--load-format", "dummy"], {})
-    assert choose_quantization(options, ModelConfig.read(large), large, "bfloat16") == expected
-    assert options.notes == [n for n in options.notes if n.startswith(f"--quantization auto: {expected}, the weights take ")]
+@pytest.fixture
+def with_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that sets the memory of the machine in GiB."""
+
+    def set_memory(gib: float) -> None:
+        limit = MemoryLimit("the machine", int(gib * GIB))
+        monkeypatch.setattr("engine.options.resolve_memory.memory_limits", lambda: [limit])
+        for module in ("resolve", "resolve_memory"):
+            monkeypatch.setattr(f"engine.options.{module}.available_memory_bytes", lambda: limit.available_bytes)
+
+    return set_memory
+
+
+DUMMY = ("--load-format", "dummy", "--dtype", "bfloat16")
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(40, "none"), (14, "wint8"), (8, "wint4")])
+def test_automatic_quantization(gib: int, expected: str, large: Path, with_memory: Callable[[float], None]) -> None:
+    with_memory(gib)
+    options, config, _ = configured(str(large), *DUMMY, "--quantization", "auto")
+    assert config.quantization == options.values["quantization"] == expected
+    notes = [note for note in options.notes if "--quantization" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"--quantization auto: {expected}, the weights take ")
+
+
+def test_automatic_quantization_without_room_is_refused(large: Path, with_memory: Callable[[float], None]) -> None:
+    with_memory(1)
+    with pytest.raises(TooLargeError, match=r"weights 5\.\S+ GiB.* no setting makes it fit"):
+        configured(str(large), *DUMMY, "--quantization", "auto")
+    config = configured(str(large), *DUMMY, "--quantization", "auto", "--no-check-memory")[1]
+    assert config.quantization == "wint4"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--max-model-len 8192",
+        "--max-model-len auto",
+        "--max-model-len auto --data-parallel-size 2",
+        "--max-model-len auto -tp 2",
+        "--max-model-len auto --enable-lora --max-loras 2 --max-lora-rank 256",
+        "--max-model-len auto --max-num-batched-tokens 8192 --max-num-seqs 256",
+        "--max-model-len auto --api-processes 8 --tokenizer-processes 8",
+        '--max-model-len auto --speculative-config {"method":"ngram,suffix"}',
+    ],
+)
+def test_automatic_choices_pass_the_check(options: str, large: Path, with_memory: Callable[[float], None]) -> None:
+    for gib in (13, 17, 24, 40, 80):
+        with_memory(gib)
+        config = configured(str(large), *DUMMY, "--quantization", "auto", *options.split())[1]
+        assert config.max_model_len >= 2048
+
+
+def test_automatic_length_may_take_a_smaller_cache(large: Path, with_memory: Callable[[float], None]) -> None:
+    options = (str(large), *DUMMY, "--quantization", "wint4", "--kv-cache-dtype", "bfloat16")
+    with_memory(20)
+    needed = memory_needs(*configured(*options)[1:], 0).total + StoredWeights.of_config(ModelConfig.read(large)).num_bytes(
+        ModelConfig.read(large), "bfloat16", "wint4"
+    )
+    with_memory((needed - 64 * MIB) / GIB)
+    with pytest.raises(TooLargeError):
+        configured(*options)
+    assert 2048 <= configured(*options, "--max-model-len", "auto")[1].max_model_len < 8192
+
+
+def test_indexes_of_drafts_need_memory() -> None:
+    plain, drafting = (configured(str(MODEL), "--speculative-config", text)[1] for text in ("{}", '{"method": "suffix"}'))
+    model = ModelConfig.read(MODEL)
+    assert memory_needs(plain, model, 0).drafts == 0
+    assert memory_needs(drafting, model, 0).drafts > 64 * MIB
 
 
 def test_automatic_quantization_leaves_stored_integers() -> None:
@@ -141,14 +207,14 @@ def test_automatic_quantization_leaves_stored_integers() -> None:
     assert configured(str(MODEL), "--quantization", "auto", "--ops", "reference")[1].quantization == "none"
 
 
-def test_automatic_length_gets_a_larger_cache(large: Path) -> None:
-    plain, automatic = (configured(str(large), *PLAIN, *more)[1] for more in ((), ("--max-model-len", "auto")))
-    assert plain.kv_cache_bytes <= GIB
-    assert automatic.max_model_len >= plain.max_model_len
-    options = read_options([str(large), *PLAIN], {})
-    room = affordable_cache_bytes(options, ModelConfig.read(large), large, "bfloat16", "none")
-    assert room < max(available_memory_bytes() - 15 * GIB, 1)
-    blocks = min(131072 // 16, room // (automatic.kv_cache_bytes // (automatic.num_kv_blocks + 1)) - 1)
-    assert automatic.num_kv_blocks == pytest.approx(max(plain.num_kv_blocks, blocks), rel=0.1)
-    small = configured(str(MODEL), "--max-model-len", "auto")[1]
-    assert small.max_model_len == 2048
+def test_automatic_length_gets_a_larger_cache(large: Path, with_memory: Callable[[float], None]) -> None:
+    for gib, expected in ((40, 131072), (24, 0), (17, 8176)):
+        with_memory(gib)
+        plain, automatic = (configured(str(large), *PLAIN, *more)[1] for more in ((), ("--max-model-len", "auto")))
+        assert plain.max_model_len == 8176
+        assert plain.max_model_len <= automatic.max_model_len
+        assert automatic.max_model_len == expected or not expected
+        room = affordable_cache_bytes(automatic, ModelConfig.read(large))
+        assert room < (gib - 15) * GIB
+        assert automatic.kv_cache_bytes <= max(room, plain.kv_cache_bytes)
+    assert configured(str(MODEL), "--max-model-len", "auto")[1].max_model_len == 2048

@@ -16,10 +16,19 @@ from engine.options.other_hosts import OTHER_HOSTS
 from engine.options.resolve import resolve
 from engine.options.table import OPTIONS, read_options
 from engine.options.vllm import LONG, table
-from engine.options.vllm_flags import VLLM_FLAGS
+from engine.options.vllm_flags import VALUES, VLLM_FLAGS
 from tests.paths import GOLDEN
 
 MODEL = GOLDEN / "qwen3"
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_own_values_are_not_replaced(key: str) -> None:
+    """A value that an option has itself never becomes another one of vLLM's."""
+    own = OPTIONS[key].kind.metavar.strip("{}").split(",")
+    assert not set(own) & set(VALUES[key])
+    for value in own:
+        assert read_options([f"--{key.replace('_', '-')}", value], {}).values[key] == value
 
 
 @pytest.mark.parametrize(
