@@ -7,6 +7,7 @@ Used by the models (which declare them), the loader (which fills them) and the o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -131,6 +132,7 @@ class EmbeddingPart(Embedding):
     stored_name: str = ""
     first_column: int = 0
     stored_width: int = 0
+    same_rows: tuple[tuple[int, int], ...] = ()  # rows that equal another one, whatever is stored: both
 
 
 class TypedPositions(Embedding):
@@ -156,6 +158,7 @@ class Norm(msgspec.Struct):
     width: int
     epsilon: float
     offset: float = 0.0  # added to the stored weight
+    has_weight: bool = True  # False: it is 1
     weight: Tensor = None
 
 
@@ -182,6 +185,7 @@ class PatchLinear(Linear):
     means: tuple[float, ...] = (0.0, 0.0, 0.0)
     deviations: tuple[float, ...] = (1.0, 1.0, 1.0)
     has_stored_bias: bool = False
+    are_channels_last: bool = False  # as stored: [out, patch, patch, 3]
 
     @property
     def name(self) -> str:
@@ -191,6 +195,8 @@ class PatchLinear(Linear):
     def folded(self, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Return [out, frames * patch * patch * 3] and [out] from the stored weight and bias."""
         side = round((weight.size / (len(weight) * 3 * self.stored_frames)) ** 0.5)
+        if self.are_channels_last:
+            weight = weight.reshape(len(weight), -1, 3).swapaxes(1, 2)
         of_pixels = weight.reshape(len(weight), 3, self.stored_frames, side, side).astype(np.float64)
         if self.frames < self.stored_frames:
             of_pixels = of_pixels.sum(axis=2, keepdims=True)
@@ -207,8 +213,63 @@ class PositionTable(msgspec.Struct):
     name: str
     side: int
     width: int
-    has_aligned_corners: bool
-    values: np.ndarray | None = None  # float32 [side * side, width]: read when a call is prepared, not by ops
+    has_aligned_corners: bool = False
+    values: np.ndarray | None = None  # float32, of `shape`: read when a call is prepared, not by ops
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.side * self.side, self.width
+
+
+class AxisPositionTables(PositionTable):
+    """A learned row for each of `side` columns of patches, and one for each row of patches, which are added."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return 2, self.side, self.width
+
+
+class ColumnRules(msgspec.Struct):
+    """A rule for each column of some tensors side by side: x * factor + shift, between a lowest and a highest value."""
+
+    name: str
+    widths: tuple[int, ...]  # columns of each tensor
+    weight: Tensor = None  # float32 [4, width]: factors, shifts, lowest and highest values
+
+    @property
+    def width(self) -> int:
+        return sum(self.widths)
+
+
+class Limits(ColumnRules):
+    """Limits of the `side` of linears that were trained with them, one for each name."""
+
+    names: tuple[str, ...] = ()
+    side: Literal["input", "output"] = "input"
+
+    @property
+    def stored_names(self) -> list[tuple[str, str]]:
+        return [(f"{name}.{self.side}_min", f"{name}.{self.side}_max") for name in self.names]
+
+    def rules(self, limits: Sequence[tuple[float, float]]) -> np.ndarray:
+        """Return the rules, from the limits of each name."""
+        columns = np.repeat(np.array(limits, np.float32), self.widths, axis=0).T
+        return np.concatenate([np.ones((1, self.width)), np.zeros((1, self.width)), columns]).astype(np.float32)
+
+
+class Standardization(ColumnRules):
+    """(x * factor - stored bias) * stored scale."""
+
+    factor: float = 1.0
+
+    @property
+    def stored_names(self) -> tuple[str, str]:
+        return f"{self.name}_bias", f"{self.name}_scale"
+
+    def rules(self, bias: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        limits = np.full((2, self.width), np.inf)
+        limits[0] *= -1
+        return np.stack([scale * self.factor, -bias * scale, *limits]).astype(np.float32)
 
 
 class HeadNorm(msgspec.Struct):
@@ -341,7 +402,19 @@ class Sinks(msgspec.Struct):
 
 
 Module = (
-    Linear | HeadLinear | Embedding | Norm | LayerNorm | PositionTable | HeadNorm | Rotary | Router | Experts | Sinks | Factor
+    Linear
+    | HeadLinear
+    | Embedding
+    | Norm
+    | LayerNorm
+    | PositionTable
+    | ColumnRules
+    | HeadNorm
+    | Rotary
+    | Router
+    | Experts
+    | Sinks
+    | Factor
 )
 
 
@@ -370,6 +443,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     own: HeadRange | None = None  # on this rank; None: all
     sinks: Sinks | None = None  # scores beside those of the keys, after scale and cap; None: none
     has_keys: bool = True  # False: the layer reads the keys and values that another one stored
+    has_bounds: bool = True  # False: it is causal, also for rows that have bounds
 
     @property
     def score_scale(self) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ops.modules import (
     AttentionShape,
+    ColumnRules,
     Embedding,
     Experts,
     Factor,
@@ -137,7 +138,7 @@ class OpTable(msgspec.Struct, frozen=True):
     # HeadLinear (the whole of the checkpoint's linear); "weight" and "bias" of a LayerNorm; "queries", "keys" of a HeadNorm;
     # "cosines", "sines", "partners" and perhaps "query_factors" of a Rotary; "weight", "bias", "correction" and "scales" of a
     # Router; "gate_up.0", "down.0", "gate_up.1", ... of Experts, and their biases "gate_up.0.bias", ...; "weight" of Sinks and
-    # Factor
+    # Factor; "rules" of ColumnRules
     pack: Callable[[Module, Mapping[str, Source], Store], None]
 
     # describes the layout of `pack` on this machine in full; packed weights with another description are unusable. None: `pack`
@@ -211,6 +212,8 @@ class OpTable(msgspec.Struct, frozen=True):
     # same memory
     join_rows: Callable[[Tensor, int, np.ndarray], Tensor]
     mean_rows: Callable[[Tensor, int, np.ndarray], Tensor]  # as join_rows, but the mean of the rows, [R / how many, n]
+    # tensors [R, n] of the widths of the rules -> side by side, each column by its rule
+    adjust_columns: Callable[[Sequence[Tensor], ColumnRules], Tensor]
 
     def sync_free(self) -> OpTable:
         """Return the table for graphs and few rows, in which no op waits for the device."""

@@ -67,6 +67,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     latents: Latents | None = None
     layer_shapes: tuple[LayerShape, ...] = ()  # empty: all layers are alike
     layer_inputs_dim: int = 0  # width of each layer's own embedding of a token; 0: layers have none
+    same_inputs: tuple[tuple[int, int], ...] = ()  # tokens that take the layers' own embedding of another token: both
+    causal_layers: tuple[int, ...] = ()  # causal also within pictures that other layers see whole
     num_draft_layers: int = 0  # stored after the last layer; loaded only if requested
     vision: VisionConfig | None = None  # vision-language models only
     vision_experts: ExpertsConfig | None = None  # experts of media tokens, stored after those of text
@@ -219,6 +221,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         latents=latents,
         layer_shapes=shapes,
         layer_inputs_dim=family.layer_inputs_dim(text, num_layers),
+        same_inputs=family.same_inputs(options, text),
+        causal_layers=family.causal_layers(text, windows),
         num_draft_layers=family.num_draft_layers(text),
         vision=vision,
         vision_experts=_used(family.vision_experts(text, num_layers)),

@@ -50,6 +50,8 @@ class VisionConfig(msgspec.Struct, frozen=True):
     depth: int
     hidden_size: int
     num_heads: int
+    num_kv_heads: int
+    head_dim: int
     intermediate_size: int
     activation: str
     out_hidden_size: int  # width of features: that of the text model
@@ -65,7 +67,12 @@ class VisionConfig(msgspec.Struct, frozen=True):
     full_attention_layers: tuple[int, ...] = ()  # with windows: the layers that attend to the whole image
     position_table_side: int = 0  # side of the square of learned positions; 0: none
     deepstack_layers: tuple[int, ...] = ()  # their outputs are added to the text model's first layers
+    num_places: int = 0  # learned positions of columns, and as many of rows; 0: none
     has_alternating_frequencies: bool = False  # rows rotate by every other frequency, columns by those between
+    rotates_halves: bool = False  # columns rotate the first half of a head, rows the second, with pairs within each
+    has_limits: bool = False  # inputs and outputs of linears have stored limits
+    is_standardized: bool = False  # merged patches are standardized with stored numbers
+    sees_whole_units: bool = False  # tokens of a unit attend to all of it
     projector_activation: str = "gelu"
     has_projector_bias: bool = True
 
@@ -84,10 +91,6 @@ class VisionConfig(msgspec.Struct, frozen=True):
     @property
     def end_token_id(self) -> int:
         return self.tokens.end
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     @property
     def frames_per_unit(self) -> int:
@@ -125,14 +128,15 @@ class VisionConfig(msgspec.Struct, frozen=True):
         return (height // self.spatial_merge_size) * (width // self.spatial_merge_size)
 
 
-def read_pixel_scale(directory: Path) -> PixelScale:
-    """Read the pixel scale from the checkpoint's processor files. Raises CheckpointError if there are none."""
+def read_pixel_scale(directory: Path, *, is_optional: bool = False) -> PixelScale:
+    """Read the pixel scale from the checkpoint's processor files. Raises CheckpointError if there are none, unless they are
+    `is_optional`: then pixels become 0 to 1 by default."""
     files = {name: read_file(directory / name) for name in (PROCESSOR, IMAGE_PROCESSOR) if (directory / name).is_file()}
     options = picture_options(files, directory)
-    if not files:
+    if not files and not is_optional:
         raise CheckpointError(f"{options.path} is missing; it defines how images are resized")
     means, deviations = [0.0] * 3, [1.0] * 3
-    if options.flag("do_normalize", True):
+    if options.flag("do_normalize", not is_optional):
         means, deviations = list(options.numbers("image_mean")), list(options.numbers("image_std"))
     if len(means) != 3 or len(deviations) != 3 or min(deviations) <= 0:
         raise options.error("image_mean", f"{means} and image_std {deviations} should be 3 numbers each, image_std positive")
@@ -161,6 +165,8 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     activation: str  # default
     out_hidden_size: int
+    num_kv_heads: int = 0  # 0: those of queries
+    head_dim: int = 0  # 0: hidden_size / heads
     temporal_patch_size: int
     text_norm_eps: float = 1e-6
     intermediate_size: int = 0  # default; 0: it must be in the checkpoint
@@ -171,7 +177,12 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     full_attention_layers: tuple[int, ...] = ()
     num_positions: int = 0  # learned positions of a square
     has_rotary: bool = True
+    num_places: int = 0
     has_alternating_frequencies: bool = False
+    rotates_halves: bool = False
+    has_limits: bool = False
+    is_standardized: bool = False
+    sees_whole_units: bool = False
     projector_activation: str = "gelu"
     has_projector_bias: bool = True
     deepstack_layers: tuple[int, ...] = ()
@@ -183,15 +194,20 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
     hidden_size = options.count("hidden_size")
     num_heads = options.count(_first(options, "num_heads", "num_attention_heads"))
     multiple = 4 if spec.has_rotary else 2
-    if hidden_size % num_heads or hidden_size // num_heads % multiple:
-        what = ", for rotary embeddings in two dimensions" if spec.has_rotary else ""
+    what = ", for rotary embeddings in two dimensions" if spec.has_rotary else ""
+    head_dim = spec.head_dim or hidden_size // num_heads
+    if spec.head_dim % multiple:
+        raise options.error("head_dim", f"{head_dim} should be a multiple of {multiple}{what}")
+    if not spec.head_dim and (hidden_size % num_heads or head_dim % multiple):
         raise options.error("hidden_size", f"{hidden_size} should be {num_heads} heads of a multiple of {multiple}{what}")
+    if spec.num_kv_heads and num_heads % spec.num_kv_heads:
+        raise options.error("num_key_value_heads", f"{spec.num_kv_heads} does not divide num_attention_heads {num_heads}")
     channels = options.count(_first(options, "in_channels", "in_chans", "num_channels"), 3)
     if channels != 3:
         raise options.error("in_channels", f"{channels} is not supported; expected 3 (RGB)")
     rope = options.within("rope_parameters")
     rope_type = rope.text("rope_type", "axial")
-    if rope_type != "axial":
+    if rope_type not in ("axial", "default"):  # the second is its name in older files
         raise rope.error("rope_type", f"{rope_type!r} is not supported; expected 'axial'")
     patch_size = options.count("patch_size", 14, most=_MAX_SIDE)
     merge_size = options.count("spatial_merge_size", 2, most=_MAX_SIDE)
@@ -215,6 +231,8 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
         depth=depth,
         hidden_size=hidden_size,
         num_heads=num_heads,
+        num_kv_heads=spec.num_kv_heads or num_heads,
+        head_dim=head_dim,
         intermediate_size=options.count("intermediate_size", spec.intermediate_size or None),
         activation=read_activation(options, "hidden_act", spec.activation),
         out_hidden_size=spec.out_hidden_size,
@@ -232,7 +250,12 @@ def read_vision(kind: str, options: JsonOptions, tokens: MediaTokens, pixels: Pi
         full_attention_layers=spec.full_attention_layers,
         position_table_side=side,
         deepstack_layers=spec.deepstack_layers,
+        num_places=spec.num_places,
         has_alternating_frequencies=spec.has_alternating_frequencies,
+        rotates_halves=spec.rotates_halves,
+        has_limits=spec.has_limits,
+        is_standardized=spec.is_standardized,
+        sees_whole_units=spec.sees_whole_units,
         projector_activation=spec.projector_activation,
         has_projector_bias=spec.has_projector_bias,
     )

@@ -24,14 +24,16 @@ from engine.checkpoint.vision_config import VisionConfig
 from engine.errors import CheckpointError, OptionError, RequestError
 from engine.media.frames import FrameChoice
 from engine.media.refusal import refuse
-from engine.media.sizes import Rule, edge_size, shared_size, square_size, usual_size, widened_size
+from engine.media.sizes import Rule, budget_size, edge_size, shared_size, square_size, usual_size, widened_size
 
 _FPS = 2.0
-_RULES = {"area": usual_size, "widened area": widened_size, "square": square_size, "edge": edge_size}
+_RULES = {"area": usual_size, "widened area": widened_size, "square": square_size, "edge": edge_size, "budget": budget_size}
 _MOST = 1 << 40
 _PIXEL_KEYS = ("min_pixels", "max_pixels", "size")
 _FRAME_KEYS = ("fps", "num_frames", "min_frames", "max_frames", "do_sample_frames")
 _KEYS = (*_PIXEL_KEYS, *_FRAME_KEYS)
+_BUDGET = "max_soft_tokens"  # of pictures, the only setting with sizing by "budget"
+_BUDGETS = (70, 140, 280, 560, 1120)
 _GROUPS = ("images_kwargs", "videos_kwargs")  # of settings for a single kind
 
 
@@ -144,9 +146,10 @@ class MediaSettings(msgspec.Struct, frozen=True):
         for kind in given:
             for name, values in ((f"{kind}s_kwargs", processor_kwargs), (kind, io_kwargs)):
                 given[kind] |= _asked(lambda values, name=name: _object(name, values.get(name)), values)
-        unknown = {*io_kwargs} - {*given} | {*given["image"], *given["video"]} - {*_KEYS, *_GROUPS}
+        keys = (_BUDGET,) if media_rules(self.picture.kind).sizing == "budget" else _KEYS
+        unknown = {*io_kwargs} - {*given} | {*given["image"], *given["video"]} - {*keys, *_GROUPS}
         if unknown:
-            raise refuse(f"unknown setting {', '.join(sorted(unknown))}; available: {', '.join(_KEYS)}", "invalid_value")
+            raise refuse(f"unknown setting {', '.join(sorted(unknown))}; available: {', '.join(keys)}", "invalid_value")
         picture = msgspec.structs.replace(self.picture, **_changed_pixels(self.picture, given["image"]))
         frames = msgspec.structs.replace(self.clip.frames, **_changed_frames(given["video"]))
         clip = msgspec.structs.replace(self.clip, frames=frames, **_changed_pixels(self.clip, given["video"]))
@@ -188,7 +191,8 @@ def _clip_settings(vision: VisionConfig, file: Mapping[str, Any], files: Mapping
 
 
 def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, int]) -> dict[str, Any]:
-    for name, expected in (("patch_size", vision.patch_size), ("merge_size", vision.spatial_merge_size)):
+    merge = vision.spatial_merge_size
+    for name, expected in (("patch_size", vision.patch_size), ("merge_size", merge), ("pooling_kernel_size", merge)):
         given = file.get(name, expected)
         if given not in (expected, {"height": expected, "width": expected}):
             raise ValueError(f"{name} {given} differs from the model's {expected}")
@@ -201,6 +205,13 @@ def _common(vision: VisionConfig, file: Mapping[str, Any], limits: tuple[int, in
         side = vision.square_side
         _check_square(file, side)
         pixels = {"min_pixels": side * side, "max_pixels": side * side}
+    elif rules.sizing == "budget":
+        pixels |= _budget(file, vision.merged_pixels) or {"max_pixels": _BUDGETS[2] * vision.merged_pixels**2}
+        longest = pixels["max_pixels"] // vision.merged_pixels**2 * merge
+        if longest > vision.num_places:
+            raise ValueError(f"{longest} patches of the longest side are more than position_embedding_size {vision.num_places}")
+        if not file.get("do_resize", True):
+            raise ValueError("do_resize false is not supported; remove it")
     else:
         pixels |= _pixels(file, rules.sizing == "edge")
     return {
@@ -242,7 +253,19 @@ def _pixels(given: Mapping[str, Any], is_edge: bool = False) -> dict[str, int]:
     return found
 
 
+def _budget(given: Mapping[str, Any], side: int) -> dict[str, int]:
+    """Return the pixel limit of a number of tokens, squares of `side` pixels each; nothing if it is not given."""
+    value = given.get(_BUDGET)
+    if value is None:
+        return {}
+    if isinstance(value, bool) or value not in _BUDGETS:
+        raise ValueError(f"{_BUDGET} {value!r} should be one of {', '.join(map(str, _BUDGETS))}")
+    return {"max_pixels": int(value) * side * side}
+
+
 def _changed_pixels(settings: PictureSettings, given: Mapping[str, Any]) -> dict[str, int]:
+    if media_rules(settings.kind).sizing == "budget":
+        return _asked(lambda given: _budget(given, settings.factor), given)
     is_edge = media_rules(settings.kind).sizing == "edge"
     found = _asked(lambda given: _pixels(given, is_edge), given)
     if settings.is_square and any(given.get(name) is not None for name in _PIXEL_KEYS):

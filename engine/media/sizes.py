@@ -49,6 +49,18 @@ def edge_size(height: int, width: int, factor: int, min_pixels: int, max_pixels:
     return math.ceil(height / factor) * factor, math.ceil(width / factor) * factor
 
 
+def budget_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
+    """Return the size by Gemma4ImageProcessor: as many pixels as allowed; a side shorter than `factor` is extended to it."""
+    scale = math.sqrt(max_pixels / (height * width))
+    rows, columns = (math.floor(scale * side / factor) for side in (height, width))
+    longest = max_pixels // factor**2
+    if not rows:
+        rows, columns = 1, max(1, min(width // height, longest))
+    elif not columns:
+        rows, columns = max(1, min(height // width, longest)), 1
+    return rows * factor, columns * factor
+
+
 def shared_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int) -> tuple[int, int]:
     """Return the size by Qwen3VLVideoProcessor: pixels of all frames together, at least two frames."""
     if height < factor or width < factor:

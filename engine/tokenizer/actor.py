@@ -472,7 +472,16 @@ def preparation_for(config: EngineConfig, record: ModelRecord) -> tuple[Preparat
         config.max_grammar_bytes,
         *(_ids_of(parsers.thinking, vocabulary) if parsers.thinking else ()),
     )
-    return Preparation(vocabulary, encoder, rules, formats, parsers, config.max_model_len), vocabulary, templates
+    preparation = Preparation(
+        vocabulary,
+        encoder,
+        rules,
+        formats,
+        parsers,
+        config.max_model_len,
+        has_causal_layers=bool(model.causal_layers),
+    )
+    return preparation, vocabulary, templates
 
 
 def _ids_of(thinking: ThinkingFamily, vocabulary: Vocabulary) -> tuple[bytes, bytes]:

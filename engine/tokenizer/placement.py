@@ -135,15 +135,17 @@ class Placement:
         num_taken = 0
         for run, spans, has_labels in self._bound(list(self._runs(token_ids, are_single)), items, param, is_labelled):
             start, end = run.start, run.start + run.length
+            lacks_start = self._rules.adds_markers and (not start or token_ids[start - 1] != start_id)
+            lacks_end = self._rules.adds_markers and (end >= len(token_ids) or token_ids[end] != end_id)
             if has_labels:  # each frame gets its own start and end
                 start -= start > num_taken and token_ids[start - 1] == start_id
                 end += end < len(token_ids) and token_ids[end] == end_id
             placed.extend(token_ids[num_taken:start])
             for span in spans:
-                placed.extend((*encode(span.label), start_id) if has_labels else ())
+                placed.extend((*encode(span.label), start_id) if has_labels else (start_id,) * lacks_start)
                 units.extend(self._units(span, items[span.item], len(placed)))
                 placed.extend(self._tokens_of(span, items[span.item], run))
-                placed.extend((end_id,) if has_labels else ())
+                placed.extend((end_id,) if has_labels else (end_id,) * lacks_end)
             num_taken = end
         placed.extend(token_ids[num_taken:])
         return Placed(placed, tuple(units), num_item_tokens)
@@ -220,7 +222,7 @@ class Placement:
                 width,
                 self._time_of(number, item),
                 number > 0,
-                self._rules.sees_whole_units,
+                self._vision.sees_whole_units,
             )
 
     def _time_of(self, number: int, item: MediaItem) -> int:

@@ -97,13 +97,17 @@ class Preparation:
         formats: AnswerFormats,
         parsers: Parsers,
         max_model_len: int,
+        *,
+        has_causal_layers: bool = False,
     ) -> None:
+        """`has_causal_layers`: the model cannot take key bounds of clients."""
         self._vocabulary = vocabulary
         self._encoder = encoder
         self._rules = rules
         self._formats = formats
         self.parsers = parsers
         self._max_model_len = max_model_len
+        self._has_causal_layers = has_causal_layers
 
     def answer(self, record: bytes) -> bytes:
         """Do a helper's work: take an encoded message, return an encoded answer."""
@@ -168,6 +172,13 @@ class Preparation:
             second_start = placed.second_start
             if second_start and len(kept) < len(placed.token_ids):
                 second_start = max(1, second_start - (len(placed.token_ids) - len(kept)))
+            if shared.mask_bounds and self._has_causal_layers:
+                raise RequestError(
+                    "attention_mask_offset is not supported for this model, because some of its layers are always causal; "
+                    "remove it",
+                    code="invalid_value",
+                    param="attention_mask_offset",
+                )
             _check_bounds(shared.mask_bounds, len(kept))
             token_ids = kept.tobytes()
             parsing = shared.text.parsing

@@ -19,6 +19,7 @@ from ops.cpu.array import Array, array_of
 from ops.cpu.cuts import cut
 from ops.cpu.int_packing import KINDS, IntPacking
 from ops.modules import (
+    ColumnRules,
     Columns,
     Embedding,
     Experts,
@@ -53,12 +54,13 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.weight = _kept(module.name, sources["weight"], (1,), store)
         case Sinks():
             module.weight = _kept(module.name, sources["weight"], (module.num_heads,), store)
+        case ColumnRules():
+            module.weight = _kept(module.name, sources["rules"], (4, module.width), store)
         case LayerNorm():
             module.weight = _kept(module.name, sources["weight"], (module.width,), store)
             module.bias = _kept(f"{module.name} bias", sources["bias"], (module.width,), store)
         case PositionTable():
-            shape_of_table = (module.side * module.side, module.width)
-            module.values = _kept(module.name, sources["weight"], shape_of_table, store).owner
+            module.values = _kept(module.name, sources["weight"], module.shape, store).owner
         case HeadNorm():
             shape = (module.width,)
             module.weight = (

@@ -7,6 +7,7 @@ the sequences of the step and their block tables.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from ops.cpu.work import (
 from ops.modules import (
     AdaptedPart,
     AttentionShape,
+    ColumnRules,
     Embedding,
     Experts,
     Factor,
@@ -65,6 +67,7 @@ from ops.table import (
 KV_TYPES = ("float32", "bfloat16", "int8")  # as `KvType` in native/kernels.h
 # as `Activation` in native/kernels.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "tanh", "sigmoid")
+_NO_BOUNDS = np.zeros(1, np.int32)
 assert KEY_SPLIT == _cpu.KEY_SPLIT, "ops/table.py and native/kernels.h split keys differently"
 
 
@@ -79,10 +82,10 @@ def clear_block(cache: KvCache, block: int) -> None:
         layer.values[block] = 0
 
 
-def _paging(inputs: AttentionMetadata, cache: LayerCache) -> tuple[Tensor, ...]:
+def _paging(inputs: AttentionMetadata, cache: LayerCache, *, has_bounds: bool = True) -> tuple[Tensor, ...]:
     """Return the positions, block tables and visible keys of each sequence, as the attention ops take them."""
     tables = inputs.block_tables[cache.table]
-    bounds = inputs.host_counts[HAS_BOUNDS:], inputs.first_keys, inputs.last_keys
+    bounds = inputs.host_counts[HAS_BOUNDS:] if has_bounds else _NO_BOUNDS, inputs.first_keys, inputs.last_keys
     return inputs.sequence_slots, inputs.sequence_offsets, inputs.sequence_starts, tables, tables.shape[1], *bounds
 
 
@@ -320,7 +323,7 @@ class CpuOps:
             queries,
             cache.keys,
             cache.values,
-            *_paging(inputs, cache),
+            *_paging(inputs, cache, has_bounds=shape.has_bounds),
             shape.heads.count,
             shape.heads.kv_count,
             shape.head_dim,
@@ -469,6 +472,14 @@ class CpuOps:
     def mean_rows(self, x: Tensor, count: int, counter: np.ndarray) -> Array:
         y = self._executor.allocate(self._executor.rows(counter, 0, rows_of(x).limit // count), x.shape[1])
         self._executor.emit(_cpu.mean_rows, y, x, count, x.shape[1], rows=y.rows)
+        return y
+
+    def adjust_columns(self, parts: Sequence[Tensor], module: ColumnRules) -> Array:
+        y = self._executor.allocate(rows_of(parts[0]), module.width)
+        at = 0
+        for x, width in zip(parts, module.widths, strict=True):
+            self._executor.emit(_cpu.adjust_columns, y, x, module.weight, width, at, y.width, rows=y.rows)
+            at += width
         return y
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -645,6 +656,7 @@ def make_table(executor: Executor) -> OpTable:
         activate=ops.activate,
         join_rows=ops.join_rows,
         mean_rows=ops.mean_rows,
+        adjust_columns=ops.adjust_columns,
     )
 
 

@@ -92,7 +92,7 @@ def _slot_bytes(cache: LayerCache) -> int:
 
 def attention_work(y: Array, queries: Array, inputs: AttentionMetadata, shape: AttentionShape, cache: LayerCache) -> Work:
     """Return the work: every sequence's keys and values once, and two products for each query and visible key."""
-    num_seen, num_read = _seen_and_read(inputs, shape.sliding_window)
+    num_seen, num_read = _seen_and_read(inputs, shape.sliding_window, shape.has_bounds)
     num_operations = 4 * shape.num_heads * shape.head_dim * num_seen
     return Work(bytes_of(y, queries) + num_read * _slot_bytes(cache), num_operations, _multiplied(cache))
 
@@ -110,7 +110,7 @@ def _multiplied(cache: LayerCache) -> WeightFormat:
     return FLOAT32 if cache.dtype == "float32" else BFLOAT16  # type to which bytes are widened
 
 
-def _seen_and_read(inputs: AttentionMetadata, sliding_window: int) -> tuple[int, int]:
+def _seen_and_read(inputs: AttentionMetadata, sliding_window: int, has_bounds: bool = True) -> tuple[int, int]:
     """Return the number of pairs of a query and a visible key, and of keys visible to any query of their sequence."""
     num_sequences = int(inputs.host_counts[NUM_SEQUENCES])
     starts = np.asarray(inputs.sequence_starts[:num_sequences], np.int64)
@@ -119,7 +119,7 @@ def _seen_and_read(inputs: AttentionMetadata, sliding_window: int) -> tuple[int,
     window = sliding_window or 1 << 40
     positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
     first, last = np.zeros_like(positions), positions
-    if inputs.host_counts[HAS_BOUNDS]:
+    if has_bounds and inputs.host_counts[HAS_BOUNDS]:
         first, last = (np.asarray(keys[: len(positions)], np.int64) for keys in (inputs.first_keys, inputs.last_keys))
     num_seen = int((last + 1 - np.maximum(first, positions + 1 - window)).sum())
     num_read = int(np.minimum(starts + counts, window + counts - 1)[counts > 0].sum())

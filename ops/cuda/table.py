@@ -519,7 +519,7 @@ class _Rows:
         num_parts = -(-inputs.num_key_splits * KEY_SPLIT // KEYS_OF_PART)
         num_numbers = inputs.num_rows * heads.count * num_parts * (value_dim + 2)
         has_parts = num_parts > 1 and num_numbers <= _MAX_PART_NUMBERS
-        has_bounds = bool(inputs.host_counts[HAS_BOUNDS])
+        has_bounds = bool(inputs.host_counts[HAS_BOUNDS]) and (isinstance(shape, LatentShape) or shape.has_bounds)
         return self._run(
             "Attention",
             type=TYPES["float32"],

@@ -33,6 +33,7 @@ from ops.modules import (
     AdaptedPart,
     Adapters,
     AttentionShape,
+    ColumnRules,
     Columns,
     Embedding,
     Experts,
@@ -149,6 +150,8 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
             module.weight = ExpertChunks(parts["gate_up"], parts["down"], *biases)
         case Sinks() | Factor():
             module.weight = paddle.to_tensor(values["weight"])
+        case ColumnRules():
+            module.weight = paddle.to_tensor(values["rules"])
 
 
 def stacked_biases(module: Experts, part: str, values: Mapping[str, np.ndarray]) -> paddle.Tensor | None:
@@ -225,7 +228,7 @@ class AttentionStep:
     # by these, the number of KV heads of the cache and the rank's range: int32 [T, S * heads * KEY_SPLIT]
     head_slots: dict[tuple[int, int, int, range], paddle.Tensor] = field(default_factory=dict)
     # by window, whether it is a chunk, and whether it is two-sided: float32 [T, Q, S, 1, 1, KEY_SPLIT], 0 or -inf
-    masks: dict[tuple[int, bool, bool], paddle.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, bool, bool, bool], paddle.Tensor] = field(default_factory=dict)
 
 
 def begin(inputs: Inputs, cache: KvCache) -> AttentionStep:
@@ -291,8 +294,8 @@ def _arange(values: range) -> paddle.Tensor:
     return paddle.arange(values.start, values.stop, dtype="int32")
 
 
-def _mask(step: AttentionStep, window: int, has_chunks: bool, is_two_sided: bool) -> paddle.Tensor:
-    key = window, has_chunks, is_two_sided
+def _mask(step: AttentionStep, window: int, has_chunks: bool, is_two_sided: bool, has_bounds: bool) -> paddle.Tensor:
+    key = window, has_chunks, is_two_sided, has_bounds
     mask = step.masks.get(key)
     if mask is None:
         inputs = step.inputs
@@ -301,7 +304,7 @@ def _mask(step: AttentionStep, window: int, has_chunks: bool, is_two_sided: bool
         keys = _expand(paddle.arange(num_keys, dtype="int32"), shape)
         queries = _expand(step.query_positions, shape)
         is_hidden = keys > queries
-        if inputs.host_counts[HAS_BOUNDS]:
+        if has_bounds and inputs.host_counts[HAS_BOUNDS]:
             row_ids = inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows]
             first, last = (
                 _expand(paddle.gather(bound, row_ids).reshape([*shape[:2], 1]), shape)
@@ -565,7 +568,9 @@ def _attend_pages(
     if inputs.tile_rows > 1:
         queries = paddle.gather(queries, inputs.tile_row_ids[: inputs.num_tiles * inputs.tile_rows])
     queries = queries.reshape([inputs.num_tiles, inputs.tile_rows, 1, *queries.shape[1:]])
-    kind = (shape.has_chunks, shape.is_two_sided) if isinstance(shape, AttentionShape) else (False, False)
+    kind = (False, False, True)
+    if isinstance(shape, AttentionShape):
+        kind = (shape.has_chunks, shape.is_two_sided, shape.has_bounds)
     rows, mask = _head_slots(step, shape, *reach), _mask(step, reach[1], *kind)
     num_scores = inputs.num_tiles * inputs.tile_rows * inputs.num_key_splits * KEY_SPLIT * heads * group
     num_passes = min(inputs.num_tiles, -(-num_scores // MAX_SCORES))
@@ -708,6 +713,12 @@ def join_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tenso
 
 def mean_rows(x: paddle.Tensor, count: int, counter: np.ndarray) -> paddle.Tensor:
     return paddle.add_n(paddle.unbind(x.reshape([-1, count, x.shape[1]]), axis=1)) * (1.0 / count)
+
+
+def adjust_columns(parts: Sequence[paddle.Tensor], module: ColumnRules) -> paddle.Tensor:
+    x = parts[0] if len(parts) == 1 else paddle.concat(list(parts), axis=1)
+    factors, shifts, lows, highs = (_expand(rule, x.shape) for rule in paddle.split(module.weight, 4))
+    return paddle.minimum(paddle.maximum(x * factors + shifts, lows), highs)
 
 
 def take_rows(x: paddle.Tensor, row_ids: paddle.Tensor) -> paddle.Tensor:
@@ -909,4 +920,5 @@ TABLE = OpTable(
     activate=activate,
     join_rows=join_rows,
     mean_rows=mean_rows,
+    adjust_columns=adjust_columns,
 )

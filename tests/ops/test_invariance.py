@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,20 @@ import numpy as np
 import paddle
 import pytest
 
-from ops.modules import AttentionShape, Factor, GateClamp, HeadNorm, LayerNorm, Linear, Norm, Rotary, Sinks
+from ops.modules import (
+    AttentionShape,
+    ColumnRules,
+    Factor,
+    GateClamp,
+    HeadNorm,
+    LayerNorm,
+    Limits,
+    Linear,
+    Norm,
+    Rotary,
+    Sinks,
+    Standardization,
+)
 from ops.table import ROW_TILE, OpTable
 from tests.ops.packing import pack
 from tests.ops.steps import HandMadeStep
@@ -101,6 +115,26 @@ def test_mean_rows(k: OpTable, width: int) -> None:
     counter = np.array([k.row_tile], np.int32)
     found = k.mean_rows(paddle.to_tensor(rows), 9, counter).numpy()
     np.testing.assert_allclose(found, rows.reshape(-1, 9, width).mean(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [(64, 16), (37, 3, 5), (20,)])
+def test_adjusted_columns(k: OpTable, widths: tuple[int, ...]) -> None:
+    names = tuple(map(str, range(len(widths))))
+    limits, standard = Limits("l", widths, names=names), Standardization("s", widths, factor=2.5)
+    bias, scale = random(limits.width, seed=1), random(limits.width, seed=2)
+    pack(k, limits, rules=limits.rules([(-0.4 - index, 0.3) for index in range(len(widths))]))
+    pack(k, standard, rules=standard.rules(bias, scale))
+    rows = random(NUM_ROWS, limits.width)
+    ends = np.cumsum([0, *widths])
+
+    def of(module: ColumnRules) -> Callable[[paddle.Tensor], paddle.Tensor]:
+        return lambda x: k.adjust_columns([x[:, a:b].contiguous() for a, b in itertools.pairwise(ends.tolist())], module)
+
+    for module in (limits, standard):
+        assert_row_alone(of(module), rows, k.row_tile)
+    lows = np.repeat([-0.4 - index for index in range(len(widths))], widths).astype(np.float32)
+    np.testing.assert_array_equal(of(limits)(paddle.to_tensor(rows)).numpy(), np.clip(rows, lows, np.float32(0.3)))
+    np.testing.assert_allclose(of(standard)(paddle.to_tensor(rows)).numpy(), (rows * 2.5 - bias) * scale, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [64, 37])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.checkpoint.families import media_rules
 from engine.messages import MediaUnit, SamplingParams
 from engine.messages.media import Encode, EncoderCall
 from shm.slab import SlabHandle
@@ -59,7 +58,7 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
     runner, _ = make_seeing_runner(tmp_path, ops=ops, max_model_len=128, num_kv_blocks=40, **plan)
     encoder = encoder_of(runner)
     assert encoder is not None
-    sees_all = media_rules(vision.kind).sees_whole_units
+    sees_all = vision.sees_whole_units
     units, encodes, pixels, row = [], [], {}, 3
     for index, given in enumerate(variant["units"]):
         frames, height, width = given["frames"], given["height"], given["width"]

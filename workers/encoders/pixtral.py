@@ -33,7 +33,7 @@ class Pixtral(Tower):
             weights.encoder_linear(attention, hidden, [hidden] * 3, has_bias=False),
             weights.encoder_linear([f"{prefix}.attention.o_proj"], hidden, [hidden], has_bias=False),
             weights.norm(f"{prefix}.ffn_norm", hidden, _EPSILON),
-            GatedMlp(self.config, f"{prefix}.mlp", weights, has_bias=False),
+            GatedMlp.of(self.config, f"{prefix}.mlp", weights, has_bias=False),
         )
 
     def finish(self, ops: OpTable, call: Call) -> list[Tensor]:

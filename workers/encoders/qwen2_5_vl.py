@@ -31,7 +31,7 @@ class Qwen2_5VL(Tower):
             weights.encoder_linear([f"{prefix}.attn.qkv"], hidden, [3 * hidden]),
             weights.encoder_linear([f"{prefix}.attn.proj"], hidden, [hidden]),
             weights.norm(f"{prefix}.norm2", hidden, _EPSILON),
-            GatedMlp(self.config, f"{prefix}.mlp", weights),
+            GatedMlp.of(self.config, f"{prefix}.mlp", weights),
         )
 
     def finish(self, ops: OpTable, call: Call) -> list[Tensor]:

@@ -100,6 +100,7 @@ class LlamaLayer:
                 config.is_bidirectional,
                 sinks=sinks,
                 has_keys=sizes.source == index,
+                has_bounds=index not in config.causal_layers,
             )
         )
         queries, keys = self.shape.queries_width, self.shape.keys_width

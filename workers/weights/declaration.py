@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,7 @@ from engine.checkpoint.rope_config import RopeConfig
 from engine.checkpoint.vision_config import PixelScale
 from ops.modules import (
     AttentionShape,
+    AxisPositionTables,
     Columns,
     Embedding,
     EmbeddingPart,
@@ -26,6 +28,7 @@ from ops.modules import (
     HeadNorm,
     LatentShape,
     LayerNorm,
+    Limits,
     Linear,
     LinearPart,
     Norm,
@@ -35,6 +38,7 @@ from ops.modules import (
     Router,
     RoutingRule,
     Sinks,
+    Standardization,
     TypedPositions,
 )
 from workers.rank_group.share import TensorShare
@@ -53,6 +57,7 @@ class Weights(msgspec.Struct):
     layer_norms: list[LayerNorm] = []
     patch_linears: list[PatchLinear] = []
     position_tables: list[PositionTable] = []
+    column_rules: list[Limits | Standardization] = []
     encoder_linears: list[Linear] = []
     head_norms: list[HeadNorm] = []
     sinks: list[Sinks] = []
@@ -118,7 +123,15 @@ class Weights(msgspec.Struct):
         return module
 
     def patch_linear(
-        self, name: str, stored_shape: tuple[int, ...], stored_frames: int, frames: int, pixels: PixelScale, has_bias: bool
+        self,
+        name: str,
+        stored_shape: tuple[int, ...],
+        stored_frames: int,
+        frames: int,
+        pixels: PixelScale,
+        has_bias: bool,
+        *,
+        are_channels_last: bool = False,
     ) -> PatchLinear:
         num_outputs, num_inputs = stored_shape[0], math.prod(stored_shape[1:]) // stored_frames * frames
         module = PatchLinear(
@@ -133,6 +146,7 @@ class Weights(msgspec.Struct):
             means=pixels.means,
             deviations=pixels.deviations,
             has_stored_bias=has_bias,
+            are_channels_last=are_channels_last,
         )
         self.patch_linears.append(module)
         return module
@@ -145,6 +159,22 @@ class Weights(msgspec.Struct):
     def position_table(self, name: str, side: int, width: int, has_aligned_corners: bool) -> PositionTable:
         module = PositionTable(name, side, width, has_aligned_corners)
         self.position_tables.append(module)
+        return module
+
+    def axis_positions(self, name: str, num_places: int, width: int) -> AxisPositionTables:
+        module = AxisPositionTables(name, num_places, width)
+        self.position_tables.append(module)
+        return module
+
+    def limits(self, names: Sequence[str], side: Literal["input", "output"], widths: Sequence[int]) -> Limits:
+        """Declare the limits of the inputs or outputs of these linears, side by side."""
+        module = Limits("+".join(f"{name}.{side}" for name in names), tuple(widths), names=tuple(names), side=side)
+        self.column_rules.append(module)
+        return module
+
+    def standardization(self, name: str, width: int, factor: float) -> Standardization:
+        module = Standardization(name, (width,), factor=factor)
+        self.column_rules.append(module)
         return module
 
     def head_linear(
@@ -162,8 +192,10 @@ class Weights(msgspec.Struct):
         self.embeddings.append(module)
         return module
 
-    def embedding_columns(self, name: str, num_rows: int, width: int, count: int) -> list[EmbeddingPart]:
-        """Declare one table as `count` tables with `width` columns each."""
+    def embedding_columns(
+        self, name: str, num_rows: int, width: int, count: int, same_rows: tuple[tuple[int, int], ...] = ()
+    ) -> list[EmbeddingPart]:
+        """Declare one table as `count` tables with `width` columns each. `same_rows`: as in `EmbeddingPart`."""
         parts = [
             EmbeddingPart(
                 f"{name}.{index}",
@@ -172,6 +204,7 @@ class Weights(msgspec.Struct):
                 stored_name=name,
                 first_column=index * width,
                 stored_width=count * width,
+                same_rows=same_rows,
             )
             for index in range(count)
         ]
@@ -192,8 +225,8 @@ class Weights(msgspec.Struct):
         self.typed_positions.append(module)
         return module
 
-    def norm(self, name: str, width: int, epsilon: float) -> Norm:
-        module = Norm(name, width, epsilon, self.norm_offset)
+    def norm(self, name: str, width: int, epsilon: float, *, has_weight: bool = True) -> Norm:
+        module = Norm(name, width, epsilon, self.norm_offset, has_weight)
         self.norms.append(module)
         return module
 
@@ -293,13 +326,18 @@ class Weights(msgspec.Struct):
         for positions in self.typed_positions:
             shapes[f"{positions.name}.weight"] = (positions.num_stored_rows, positions.width)
             shapes[f"{positions.types_name}.weight"] = (positions.num_types, positions.width)
-        for norm in self.norms:
+        for norm in (norm for norm in self.norms if norm.has_weight):
             shapes[f"{norm.name}.weight"] = (norm.width,)
         for layer_norm in self.layer_norms:
             names = [f"{layer_norm.name}.{part}" for part in (("weight", "bias") if layer_norm.has_bias else ("weight",))]
             shapes |= dict.fromkeys(names, (layer_norm.width,))
         for table in self.position_tables:
-            shapes[f"{table.name}.weight"] = (table.side * table.side, table.width)
+            shapes[f"{table.name}.weight"] = table.shape
+        for rules in self.column_rules:
+            if isinstance(rules, Limits):
+                shapes |= {name: () for names in rules.stored_names for name in names}
+            else:
+                shapes |= dict.fromkeys(rules.stored_names, (rules.width,))
         for patches in self.patch_linears:
             (name,) = patches.names
             shapes[f"{name}.weight"] = patches.stored_shape

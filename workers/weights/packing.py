@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from ops.modules import (
+    ColumnRules,
     Embedding,
     Experts,
     Factor,
@@ -68,6 +69,7 @@ class WeightPacking:
         self._modules: list[Module] = [*weights.norms, *weights.head_norms, *weights.linears, *weights.embeddings]
         self._modules += [*weights.typed_positions, *weights.sinks, *weights.factors, *weights.routers, *weights.mixtures]
         self._modules += weights.head_linears
+        self._modules += weights.column_rules
         self._modules += [*weights.patch_linears, *weights.position_tables, *weights.layer_norms, *weights.encoder_linears]
         # linears grouped by common format
         self._matrices: list[Sequence[Linear | HeadLinear | Embedding]] = [*weights.formatted()]
@@ -212,6 +214,8 @@ def _num_bytes(module: Module) -> int:
         case Factor():
             return 4
         case PositionTable():
-            return 4 * module.side * module.side * module.width
+            return 4 * math.prod(module.shape)
+        case ColumnRules():
+            return 16 * module.width
         case _:
             raise AssertionError(f"{module} has no weights in a checkpoint")

@@ -56,7 +56,8 @@ _RENAMES = (
     (re.compile(r"^language_model\."), ""),  # Llama 4
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),
     (re.compile(r"^(model\.)?vision_tower\.(vision_model\.)?"), "vision_tower."),
-    (re.compile(r"^model\.multi_modal_projector\."), "multi_modal_projector."),
+    (re.compile(r"^vision_tower\.patch_embedder\.position_embedding_table$"), r"\g<0>.weight"),  # Gemma 4
+    (re.compile(r"^model\.(multi_modal_projector|embed_vision)\."), r"\1."),
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
     (re.compile(r"\.(block_sparse_moe|feed_forward)\."), ".mlp."),  # Mixtral, Llama 4
@@ -74,7 +75,7 @@ _RENAMES = (
     (re.compile(r"(\.experts\.\d+\.)w2\."), r"\1down_proj."),
     (re.compile(r"(\.experts\.\d+\.)w3\."), r"\1up_proj."),
 )
-_ENCODER = re.compile(r"^(visual|vision_model|vision_tower|multi_modal_projector|mlp_AR|model\.resampler_model)\.")
+_ENCODER = re.compile(r"^(visual|vision_model|vision_tower|multi_modal_projector|embed_vision|mlp_AR|model\.resampler_model)\.")
 _UNUSED_BY_ENCODERS = r"^(visual\.vision_model|vision_tower)\.(head\.|embeddings\.packing_position_embedding\.)"
 _MERGING = "multi_modal_projector.patch_merger.merging_layer.weight"
 _MAX_LISTED = 20
@@ -121,7 +122,8 @@ class Checkpoint:
         """Read a tensor as float32, float16, or uint16 (the bits of bfloat16), as stored, so that large tensors need no
         copy."""
         part = self._parts[name]
-        return self._turned(name, self._checked(part.of(part.tensor.read_plain()), name))
+        values = part.of(part.tensor.read_plain())
+        return self._turned(name, values if not part.shape else self._checked(values, name))  # limits may be infinite
 
     def has_rows(self, name: str) -> bool:
         """Return whether `read_rows` reads only the requested rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Protocol
@@ -17,6 +17,7 @@ from ops.modules import (
     HeadLinear,
     HeadNorm,
     LayerNorm,
+    Limits,
     Linear,
     LinearPart,
     Module,
@@ -25,6 +26,7 @@ from ops.modules import (
     PositionTable,
     Router,
     Sinks,
+    Standardization,
     TypedPositions,
 )
 from ops.weight_format import QuantizedWeight, Source, SourceByRows, Values, WeightFormat, float32
@@ -91,22 +93,31 @@ class ModuleSources:
                 return {"weight": partial(self._values_of_positions, module)}
             case EmbeddingPart():
                 columns = slice(module.first_column, module.first_column + module.width)
-                return {"weight": self._source_by_rows(module, [f"{module.stored_name}.weight"], (module.num_rows,), columns)}
+                source = self._source_by_rows(module, [f"{module.stored_name}.weight"], (module.num_rows,), columns)
+                return {"weight": _with_same_rows(source, module.same_rows)}
             case Embedding():
                 return {"weight": self._source_by_rows(module, [f"{module.name}.weight"], (module.num_rows,))}
             case Norm():
                 return {"weight": partial(self._values_of_norm, module, module.name)}
+            case Limits() | Standardization():
+                return {"rules": partial(self._rules, module)}
             case HeadLinear() | PositionTable() | Sinks() | Factor():
                 return {"weight": partial(self._values, module, [f"{module.name}.weight"])}
             case _:
                 raise AssertionError(f"{module} has no weights in a checkpoint")
 
     def _values_of_norm(self, module: Norm | HeadNorm, name: str) -> Values:
-        if isinstance(module, HeadNorm) and not (module.has_weight and name):
+        if not (module.has_weight and name):
             return np.ones(module.width, np.float32)
         values = self._values(module, [f"{name}.weight"])
         is_added = module.offset != 0 and not self._stored.has_offset_norms
         return float32(values) + np.float32(module.offset) if is_added else values
+
+    def _rules(self, module: Limits | Standardization) -> np.ndarray:
+        read = self._stored.read_plain
+        if isinstance(module, Standardization):
+            return module.rules(*(float32(read(name)) for name in module.stored_names))
+        return module.rules([(float(float32(read(low))), float(float32(read(high)))) for low, high in module.stored_names])
 
     def _values_of_positions(self, module: TypedPositions) -> np.ndarray:
         return module.added(*(float32(self._stored.read_plain(f"{name}.weight")) for name in (module.name, module.types_name)))
@@ -174,3 +185,31 @@ class ModuleSources:
         if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
             return side_by_side([self._stored.read_integers(name, format) for name in names], format)
         return joined([self._stored.read_plain(name) for name in names], format)
+
+
+def _with_same_rows(source: Source, same_rows: tuple[tuple[int, int], ...]) -> Source:
+    """Return a source of the same float rows, with some of them equal to another one."""
+    if not same_rows:
+        return source
+
+    def changed(values: Values, begin: int, row_of: Callable[[int], np.ndarray]) -> np.ndarray:
+        assert isinstance(values, np.ndarray), "tables of embeddings are floats"
+        found: np.ndarray = values.copy()
+        for row, other in same_rows:
+            if begin <= row < begin + len(values):
+                found[row - begin] = row_of(other)
+        return found
+
+    if isinstance(source, SourceByRows):
+        read = source.read
+        return SourceByRows(
+            lambda begin, end: changed(read(begin, end), begin, lambda row: np.asarray(read(row, row + 1))[0]),
+            source.num_rows,
+            source.starts,
+        )
+
+    def whole() -> Values:
+        values = source()
+        return changed(values, 0, lambda row: np.asarray(values)[row])
+
+    return whole

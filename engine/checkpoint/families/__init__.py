@@ -19,6 +19,7 @@ from engine.checkpoint.families.gemma2 import Gemma2
 from engine.checkpoint.families.gemma3 import Gemma3
 from engine.checkpoint.families.gemma3_vision import Gemma3Vision
 from engine.checkpoint.families.gemma4 import Gemma4
+from engine.checkpoint.families.gemma4_vision import Gemma4Vision
 from engine.checkpoint.families.glm4 import Glm4
 from engine.checkpoint.families.glm4_moe import Glm4Moe, Glm4MoeLite
 from engine.checkpoint.families.gpt_oss import GptOss
@@ -92,6 +93,7 @@ _VISION = (
     Ernie4_5VLMoe(),
     PaddleOcrVL(),
     Gemma3Vision(),
+    Gemma4Vision(),
     Mistral3(),
     Pixtral(),
 )

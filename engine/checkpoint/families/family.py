@@ -183,6 +183,14 @@ class Family:
         """Return the width of each layer's own embedding of a token (Gemma 4); 0: layers have none."""
         return 0
 
+    def same_inputs(self, options: JsonOptions, text: JsonOptions) -> tuple[tuple[int, int], ...]:
+        """Return tokens that take the layers' own embedding of another token: pairs of both."""
+        return ()
+
+    def causal_layers(self, options: JsonOptions, windows: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers that are causal also within pictures that other layers see whole."""
+        return ()
+
     def unrotated_layers(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
         """Return the layers that do not rotate queries and keys."""
         return ()

@@ -42,7 +42,6 @@ class Gemma3Vision(Gemma3):
         encoder="workers.encoders.siglip:SiglipPooled",
         sizing="square",
         resample=2,
-        sees_whole_units=True,
         text_around="\n\n",
     )
 
@@ -74,6 +73,7 @@ class Gemma3Vision(Gemma3):
                 norm_eps=vision.number("layer_norm_eps", 1e-6, least=0),
                 num_positions=side * side,
                 has_rotary=False,
+                sees_whole_units=True,
             ),
         )
 

@@ -14,16 +14,10 @@ _DEFAULT_KV_HEADS = 4
 
 class Gemma4(Family):
     name = "gemma4_text"
-    other_names = ("gemma4",)
-    class_names = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")  # the second has encoders, which are not read
-    gguf_name = None
+    class_names: tuple[str, ...] = ("Gemma4ForCausalLM",)
+    gguf_name: str | None = None
     has_mlp_beside_experts = True
-    harmless_options = frozenset(
-        (
-            *("vision_config", "audio_config", "vision_soft_tokens_per_image"),
-            *("num_experts", "top_k_experts", "moe_intermediate_size"),  # without enable_moe_block
-        )
-    )
+    harmless_options = frozenset(("num_experts", "top_k_experts", "moe_intermediate_size"))  # without enable_moe_block
     unused_tensors = (
         r"^(model\.)?(vision_tower|embed_vision|audio_tower|embed_audio)\."
         r"|\.self_attn\.([kv]_proj|[kv]_norm)\."  # of layers that read those of another
@@ -42,6 +36,14 @@ class Gemma4(Family):
     local_rope_theta = 10_000.0
     has_proportional_rope = True
     default_rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
+
+    @staticmethod
+    def sees_pictures_whole(options: JsonOptions) -> bool:
+        return bool(options.values.get("use_bidirectional_attention") == "vision")
+
+    def causal_layers(self, options: JsonOptions, windows: tuple[int, ...]) -> tuple[int, ...]:
+        is_bounded = not self.sees_pictures_whole(options)
+        return () if is_bounded else tuple(index for index, window in enumerate(windows) if not window)
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
         options.check_supported({"use_bidirectional_attention": "vision"})  # text is causal then

@@ -15,9 +15,9 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
     clip_pixels: tuple[int, int] = (1, 1 << 40)  # per frame of a video, or for all frames
     num_frames: tuple[int, int] = (4, 768)
     max_video_tokens: int = 1
-    sizing: Literal["area", "widened area", "square", "edge"] = "area"  # how the size of a picture is chosen (`sizes.py`)
+    sizing: Literal["area", "widened area", "square", "edge", "budget"] = "area"  # of pictures (`sizes.py`)
     resample: int = 3  # default filter, by Pillow's numbers
-    sees_whole_units: bool = False  # tokens of a unit attend to all of it
+    adds_markers: bool = False  # templates write the placeholder without start and end token
     text_around: str = ""  # before the start token and after the end token; then the start token alone is the placeholder
     shares_clip_pixels: bool = False  # the limits of a video apply to all its frames together
     frame_spacing: Literal["even", "whole rows", "steps"] = "steps"  # for sampled video frames

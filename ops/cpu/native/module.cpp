@@ -141,6 +141,10 @@ void bind_row_ops(nb::module_ &module) {
     define(module, "mean_rows", [](Address y, Address x, i64 joined, i64 width, Address rows, i64 count) {
         return Op{MeanRows{floats(y), floats(x), joined, width, rows_of(rows, count)}};
     });
+    define(module, "adjust_columns",
+           [](Address y, Address x, Address rules, i64 width, i64 at, i64 y_width, Address rows, i64 count) {
+               return Op{AdjustColumns{floats(y), floats(x), floats(rules), width, at, y_width, rows_of(rows, count)}};
+           });
     define(module, "multiply",
            [](Address y, Address x, Address factors, i64 row_factors, i64 width, i64 begin, i64 end, Address rows, i64 count) {
                return Op{Multiply{floats(y), floats(x), floats(factors), row_factors, width, begin, end, rows_of(rows, count)}};

@@ -240,6 +240,18 @@ void run_op(Engine &engine, const MeanRows &op) {
     });
 }
 
+void run_op(Engine &engine, const AdjustColumns &op) {
+    const float *factors = op.rules + op.at, *shifts = factors + op.y_width, *lows = shifts + op.y_width;
+    const float *highs = lows + op.y_width;
+    for_rows(engine, op.rows.get(), op.width, [&](i64 begin, i64 end) {
+        for (i64 row = begin; row < end; ++row) {
+            const float *x = op.x + row * op.width;
+            float *y = op.y + row * op.y_width + op.at;
+            for (i64 i = 0; i < op.width; ++i) y[i] = std::min(std::max(x[i] * factors[i] + shifts[i], lows[i]), highs[i]);
+        }
+    });
+}
+
 void run_op(Engine &engine, const Multiply &op) {
     for_rows(engine, op.rows.get(), op.end - op.begin, [&](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row) {

@@ -170,6 +170,15 @@ struct MeanRows {
     Rows rows;
 };
 
+// Columns [at, at + width) of y [rows, y_width]: those of x [rows, width], x * factor + shift between low and high. `rules`
+// [4, y_width]: factors, shifts, lows and highs of columns of y.
+struct AdjustColumns {
+    float *y;
+    const float *x, *rules;
+    i64 width, at, y_width;
+    Rows rows;
+};
+
 // y = x * factor of the row: columns [begin, end).
 struct Multiply {
     float *y;
@@ -284,7 +293,7 @@ struct ApplyExperts {
 };
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
-                        MeanRows, Multiply, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent,
+                        MeanRows, AdjustColumns, Multiply, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent,
                         AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.

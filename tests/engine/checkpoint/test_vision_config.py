@@ -87,6 +87,16 @@ GEMMA: dict[str, Any] = {
     "mm_tokens_per_image": 9,
     "vision_config": {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 4, "image_size": 96, "patch_size": 8},
 }
+GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "text_config": {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "head_dim": 16},
+    "image_token_id": 5,
+    "boi_token_id": 3,
+    "eoi_token_id": 4,
+    "vision_config": {"num_attention_heads": 6, "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default"}},
+    "audio_config": {"model_type": "gemma4_audio"},
+}
+GEMMA4["text_config"] |= {"hidden_size_per_layer_input": 0, "pad_token_id": 7}
 MISTRAL: dict[str, Any] = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "text_config": {"model_type": "ministral3", **{name: TEXT[name] for name in TEXT if not name.startswith("rope")}},
@@ -206,6 +216,20 @@ def test_gemma3_leaves_out_defaults(tmp_path: Path) -> None:
     assert (vision.rope_theta, vision.square_side, vision.num_tokens_of(12, 12)) == (0.0, 96, 9)
 
 
+def test_gemma4_pictures_have_any_aspect_ratio(tmp_path: Path) -> None:
+    """Pixels become -1 to 1 after the processor's scale; tokens of pictures take the layers' embedding of padding."""
+    found = read(tmp_path, GEMMA4, {})
+    vision = found.vision
+    assert vision is not None
+    assert (vision.tokens, vision.spatial_merge_size, vision.num_kv_heads) == (MediaTokens(5, -1, 3, 4, 3, 4), 3, 2)
+    assert (vision.rope_theta, vision.num_places, vision.head_dim) == (100.0, 10_240, 64)
+    assert vision.pixels == PixelScale(1 / 255, (0.5,) * 3, (0.5,) * 3)
+    assert (found.same_inputs, found.causal_layers, found.unknown_options) == (((5, 7),), (), {})
+    whole = {**GEMMA4, "text_config": {**GEMMA4["text_config"], "use_bidirectional_attention": "vision"}}
+    assert read(tmp_path, whole).causal_layers == (5,)
+    assert read(tmp_path, {**GEMMA4, "vision_config": None}).vision is None
+
+
 def test_mistral3_counts_tokens_between_rows(tmp_path: Path) -> None:
     found = read(tmp_path, MISTRAL)
     vision = found.vision
@@ -275,6 +299,9 @@ def test_processor_files(tmp_path: Path) -> None:
         (GEMMA, "vision_config.image_size", 100, "100 should be a multiple of patch_size, 8"),
         (GEMMA, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'siglip_vision_model'"),
         (GEMMA, "vision_config.num_attention_heads", 8, "24 should be 8 heads of a multiple of 2"),
+        (GEMMA4, "vision_config.head_dim", 66, "66 should be a multiple of 4, for rotary embeddings in two dimensions"),
+        (GEMMA4, "vision_config.num_key_value_heads", 4, "4 does not divide num_attention_heads 6"),
+        (GEMMA4, "vision_config.rope_parameters.rope_type", "yarn", "'yarn' is not supported; expected 'axial'"),
         (MISTRAL, "text_config.model_type", "qwen2", "'qwen2' is not supported; expected 'mistral' or 'ministral3'"),
         (MISTRAL, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'pixtral'"),
         (MISTRAL, "vision_config.head_dim", 32, "32 is not supported; supported: 16"),

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.processor_files import IMAGE_PROCESSOR, PROCESSOR, VIDEO_PROCESSOR
+from engine.checkpoint.record import ModelRecord
 from engine.errors import CheckpointError, OptionError, RequestError
 from engine.media.frames import FrameChoice
 from engine.media.settings import MediaSettings
+from engine.media.sizes import budget_size
 from tests.engine.media.visions import record_of
+
+GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "image_token_id": 5,
+    "boi_token_id": 3,
+    "eoi_token_id": 4,
+    "text_config": {
+        **{"vocab_size": 400, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "head_dim": 16},
+        **{"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision", "sliding_window": 16},
+    },
+    "vision_config": {
+        **{"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+        **{"patch_size": 6, "pooling_kernel_size": 2, "position_embedding_size": 600},
+    },
+}
 
 
 def of(files: dict[str, Any], **processor_kwargs: Any) -> MediaSettings:
@@ -85,3 +104,48 @@ def test_requests_may_only_lower_the_options() -> None:
         with pytest.raises(RequestError, match=message) as caught:
             asked(mm_processor_kwargs=wrong)
         assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "factor", "max_tokens", "expected"),
+    [
+        ((480, 640), 48, 280, (672, 912)),
+        ((1, 1), 48, 70, (384, 384)),
+        ((3000, 20), 48, 280, (9792, 48)),
+        ((20, 3000), 48, 70, (48, 3360)),
+        ((1000, 1333), 28, 140, (280, 364)),
+        ((777, 777), 48, 1120, (1584, 1584)),
+    ],
+)
+def test_budget_of_tokens_is_used_up(given: tuple[int, int], factor: int, max_tokens: int, expected: tuple[int, int]) -> None:
+    """The sizes of Gemma4ImageProcessor."""
+    assert budget_size(*given, factor, 1, max_tokens * factor**2, 1) == expected
+
+
+def test_pictures_of_gemma4_have_a_budget(tmp_path: Path) -> None:
+    """Other settings are refused; the default needs no processor file."""
+    record = gemma4_record(tmp_path)
+    settings = MediaSettings.of(record, {}, {})
+    assert settings.picture.size_of(480, 640) == (168, 228)
+    less = settings.for_request(b'{"mm_processor_kwargs": {"max_soft_tokens": 70}}')
+    assert less.picture.size_of(480, 640) == (84, 108)
+    for wrong, message in (
+        ({"max_soft_tokens": 560}, "max_pixels of images 80640 is more than the server's 40320"),
+        ({"max_soft_tokens": 71}, "max_soft_tokens 71 should be one of 70, 140, 280, 560, 1120"),
+        ({"max_pixels": 10}, "unknown setting max_pixels; available: max_soft_tokens"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            settings.for_request(json.dumps({"mm_processor_kwargs": wrong}).encode())
+    for content, message in (
+        ({"max_soft_tokens": 1120}, "2240 patches of the longest side are more than position_embedding_size 600"),
+        ({"pooling_kernel_size": 3}, "pooling_kernel_size 3 differs from the model's 2"),
+        ({"do_resize": False}, "do_resize false is not supported"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            MediaSettings.of(gemma4_record(tmp_path, content), {}, {})
+
+
+def gemma4_record(directory: Path, processor: dict[str, Any] | None = None) -> ModelRecord:
+    (directory / "config.json").write_text(json.dumps(GEMMA4))
+    files = {} if processor is None else {IMAGE_PROCESSOR: json.dumps(processor).encode()}
+    return ModelRecord(str(directory), ModelConfig.read(directory), files)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ from engine.messages import (
     TokensPrompt,
 )
 from engine.tokenizer.actor import preparation_for
+from engine.tokenizer.placement import Placement
 from engine.tokenizer.preparation import Preparation, Prepared, PreparedPrompt, Refusal
 from tests.configurations import engine_config
 from tests.paths import GOLDEN
@@ -349,6 +351,46 @@ def test_mask_offsets_are_one_for_each_token() -> None:
     error = refusal("qwen2_5_vl", tokens(1, IMAGE, 2), item("image", 1, 2, 4), mask_bounds=bounds)
     assert re.search(r"has 6 entries, but the prompt has 4 tokens", error.message)
     assert error.param == "attention_mask_offset"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((1, IMAGE, IMAGE, 2), (1, START, *[IMAGE] * 4, END, START, *[IMAGE] * 4, END, 2)),
+        ((START, IMAGE, 1, IMAGE, END), (START, *[IMAGE] * 4, END, 1, START, *[IMAGE] * 4, END)),
+        ((START, *[IMAGE] * 4, END, IMAGE), (START, *[IMAGE] * 4, END, START, *[IMAGE] * 4, END)),
+    ],
+)
+def test_bare_placeholders_get_markers(given: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """A template of Gemma 4 writes only the placeholder."""
+    vision = gemma4_record().config.vision
+    assert vision is not None
+    placement = Placement(vision, [None] * 16, {})
+    items = [item("image", 1, 4, 4)] * 2
+    found = placement.place(
+        array("i", given), items, param="prompt", max_tokens=99, encode=lambda _: (), are_single=given[0] == 1
+    )
+    assert found.token_ids.tolist() == list(expected)
+    assert [found.token_ids[unit.start - 1] for unit in found.units] == [START] * 2
+
+
+def test_mask_offsets_need_layers_with_bounds() -> None:
+    record = gemma4_record()
+    config = msgspec.structs.replace(record.config, causal_layers=(0,))
+    prepared = of_record(ModelRecord(record.path, config, record.files))
+    answer = prepared.prepare(submit_of(tokens(1, 2), mask_bounds=array("i", [0, 1, 0, 1]).tobytes()))
+    assert isinstance(answer, Prepared)
+    (found,) = answer.prompts
+    assert isinstance(found, Refusal)
+    assert (found.status, found.param) == (400, "attention_mask_offset")
+
+
+def gemma4_record() -> ModelRecord:
+    """Return the record of another model with Gemma 4's rules for pictures."""
+    record = ModelRecord.read(GOLDEN / "qwen2_5_vl")
+    assert record.config.vision is not None
+    vision = msgspec.structs.replace(record.config.vision, kind="gemma4")
+    return ModelRecord(record.path, msgspec.structs.replace(record.config, vision=vision), record.files)
 
 
 def test_counted_text_may_lack_its_pictures() -> None:

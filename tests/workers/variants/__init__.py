@@ -18,14 +18,20 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the weight `name`: normal numbers that depend on the name alone; norms and learned factors around 1."""
+    """Return the weight `name`: normal numbers that depend on the name alone; norms and learned factors around 1; limits on
+    both sides of 0."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32) * np.float32(SCALE)
-    return drawn + np.float32(1) if re.search("norm|layer_scalar|router.scale|per_expert_scale", name) else drawn
+    if not shape:
+        limit = np.float32(0.5) + np.abs(np.asarray(drawn))
+        return -limit if name.endswith("_min") else limit
+    return drawn + np.float32(1) if re.search("norm|layer_scalar|router.scale|per_expert_scale|std_scale", name) else drawn
 
 
 def published_name(name: str) -> str:
     """Return the older of two names that a weight of a vision model may have."""
     name = name.replace(".feed_forward.", ".mlp.")
+    name = re.sub(r"^model\.(vision_tower|embed_vision)\.", r"\1.", name)
+    name = re.sub(r"(position_embedding_table|layer_scalar|router\.scale)$", r"\1.weight", name)
     name = re.sub(r"^language_model\.", "", re.sub(r"^model\.language_model\.", "model.", name))
     return re.sub(
         r"^model\.(visual|vision_model)\.", r"\1.", name.replace("mm_input_projection_weight", "mm_input_projection.weight")

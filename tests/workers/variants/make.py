@@ -621,7 +621,7 @@ def values_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.n
     if config["model_type"] == "gpt_oss":
         return values_of_gpt_oss(name, shape, "quantization_config" in config)
     is_turned = config["model_type"] == "llama4_text"  # experts as [in, out]
-    if config["model_type"] == "gemma4_text":
+    if config["model_type"].startswith("gemma4"):
         name = re.sub(r"(layer_scalar|router\.scale)$", r"\1.weight", name.replace(".experts.", ".mlp.experts."))
     for theirs, ours in RENAMES.items():
         name = name.replace(theirs, ours)

@@ -52,6 +52,8 @@ MISTRAL: dict[str, Any] = {"model_type": "mistral3", "architectures": ["Mistral3
 MISTRAL |= {"image_token_index": IMAGE, "vision_feature_layer": -1}
 LLAVA: dict[str, Any] = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
 LLAVA |= {"image_token_index": IMAGE, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+GEMMA4: dict[str, Any] = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None}
+GEMMA4 |= {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": 7, "boi_token_id": START, "eoi_token_id": END}
 BREAK = 7  # between rows, in the tokenizer's files
 
 
@@ -243,11 +245,40 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_attention_heads": 2, "image_size": 96, "patch_size": 6,
         },
     },
+    "gemma4 pictures seen whole in layers with a window, own inputs of layers, limits": {
+        **GEMMA4,
+        "text_config": {
+            **GEMMA_TEXT, "model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 5, "global_head_dim": 24,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 96, "num_kv_shared_layers": 1,
+            "use_bidirectional_attention": "vision", "pad_token_id": 9,
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "patch_size": 6, "pooling_kernel_size": 2,
+            "position_embedding_size": 40, "use_clipped_linears": True,
+        },
+    },
+    "gemma4 causal, standardized, nine patches a token, keys as values": {
+        **GEMMA4,
+        "vision_soft_tokens_per_image": 280,
+        "text_config": {
+            **GEMMA_TEXT, "model_type": "gemma4_text", "num_hidden_layers": 3, "sliding_window": 64, "global_head_dim": 16,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True, "num_key_value_heads": 1, "final_logit_softcapping": 5.0,
+        },
+        "vision_config": {
+            "hidden_size": 36, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 3,
+            "num_key_value_heads": 3, "head_dim": 8, "patch_size": 4, "position_embedding_size": 25, "standardize": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "rms_norm_eps": 1e-5,
+        },
+    },
 }  # fmt: skip
 NUM_OUTPUTS = 10
-IN_ROWS = ("paddleocr_vl", "gemma3", "mistral3", "llava")  # patches in rows, and no video
+IN_ROWS = ("paddleocr_vl", "gemma3", "gemma4", "mistral3", "llava")  # patches in rows, and no video
 WITH_BREAKS = ("mistral3", "llava")  # a token between two rows
-WITHOUT_AXES = ("gemma3", "mistral3", "llava")  # whole pictures, and positions of one number
+WITHOUT_AXES = ("gemma3", "gemma4", "mistral3", "llava")  # whole pictures, and positions of one number
+PLAIN_SCALE = {"rescale_factor": 1 / 255, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
 SCALE_OF_PIXELS = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.25, 0.26, 0.27]}
 
 
@@ -255,7 +286,7 @@ class Case:
     """A prompt with its media: `units` as tests take them, positions as the model needs them."""
 
     def __init__(self, config: dict[str, Any], seed: int, scale: dict[str, Any] = SCALE_OF_PIXELS) -> None:
-        self.scale = scale
+        self.scale = PLAIN_SCALE if config["model_type"] == "gemma4" else scale
         self.kind, vision = config["model_type"], config["vision_config"]
         self.kind = {"qwen3_vl_moe": "qwen3_vl"}.get(self.kind, self.kind)
         self.patch, self.merge = vision["patch_size"], vision.get("spatial_merge_size", 2)
@@ -263,6 +294,8 @@ class Case:
         if self.kind == "gemma3":
             self.side = isqrt(config["mm_tokens_per_image"])
             self.merge = vision["image_size"] // vision["patch_size"] // self.side
+        if self.kind == "gemma4":
+            self.merge = vision.get("pooling_kernel_size", 3)
         if self.kind in WITH_BREAKS:
             self.merge = config.get("spatial_merge_size", 2 if self.kind == "mistral3" else 1)
         self.per_patch = vision.get("temporal_patch_size", 2) if self.kind.startswith("qwen") else 1
@@ -322,7 +355,10 @@ class Case:
         self.pixels[token].append(in_rows(found, *grid, self.merge, self.patch) if self.has_rows else found)
         if self.kind in WITHOUT_AXES:
             rows = self.pixels[token][-1].reshape(*grid, 3, self.patch, self.patch)
-            self.pixels[token][-1] = rows.permute(2, 0, 3, 1, 4).reshape(1, 3, *(self.patch * side for side in grid))
+            if self.kind == "gemma4":
+                self.pixels[token][-1] = rows.permute(0, 1, 3, 4, 2).reshape(*grid, -1)
+            else:
+                self.pixels[token][-1] = rows.permute(2, 0, 3, 1, 4).reshape(1, 3, *(self.patch * side for side in grid))
         times = frames // self.per_patch if frames > 1 else 1
         if is_continued:
             self.grids[token][-1][0] += times
@@ -335,7 +371,7 @@ class Case:
         prompt = np.concatenate(self.positions, axis=1)
         media = {
             key: torch.cat(self.pixels[token]) for key, token in (("pixel_values", IMAGE), ("pixel_values_videos", VIDEO))
-            if self.pixels[token] and self.kind not in WITH_BREAKS
+            if self.pixels[token] and self.kind not in (*WITH_BREAKS, "gemma4")
         } | {
             key: torch.tensor(self.grids[token]) for key, token in (("image_grid_thw", IMAGE), ("video_grid_thw", VIDEO))
             if self.grids[token]
@@ -347,8 +383,11 @@ class Case:
             options: dict[str, Any] = {"mm_token_type_ids": torch.tensor([kinds])}
             if self.kind in WITHOUT_AXES:
                 places = places[0]
-                options = {"token_type_ids": torch.tensor([kinds])} if self.kind == "gemma3" else {}
+                name = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}.get(self.kind)
+                options = {name: torch.tensor([kinds])} if name else {}
                 media.pop("image_grid_thw", None)
+            if self.kind == "gemma4":
+                media |= self.padded_patches()
             if self.kind in WITH_BREAKS:
                 sizes = [[int(side) for side in pixels.shape[-2:]] for pixels in self.pixels[IMAGE]]
                 most = [max(each) for each in zip(*sizes, strict=True)]
@@ -373,6 +412,18 @@ class Case:
             if tokens[-1] in (IMAGE, VIDEO):
                 break
         return {"greedy_token_ids": tokens[len(self.prompt) :], "top_logprobs": tops}
+
+    def padded_patches(self) -> dict[str, Any]:
+        """Return the patches of each picture and their places, padded to one length."""
+        grids = [pixels.shape[:2] for pixels in self.pixels[IMAGE]]
+        most = max(height * width for height, width in grids)
+        patches = torch.zeros(len(grids), most, 3 * self.patch**2)
+        places = torch.full((len(grids), most, 2), -1)
+        for index, (height, width) in enumerate(grids):
+            patches[index, : height * width] = self.pixels[IMAGE][index].flatten(0, 1)
+            columns, rows = torch.meshgrid(torch.arange(width), torch.arange(height), indexing="xy")
+            places[index, : height * width] = torch.stack([columns, rows], dim=-1).flatten(0, 1)
+        return {"pixel_values": patches, "image_position_ids": places}
 
 
 def expected_of(config: dict[str, Any], seed: int = 1) -> dict[str, Any]:
@@ -402,7 +453,7 @@ def expected_of(config: dict[str, Any], seed: int = 1) -> dict[str, Any]:
 def drawn_of(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> Any:
     if name.endswith("mm_input_projection_weight"):
         return torch.from_numpy(values_of(published_name(name), shape[::-1], config).T.copy())
-    return torch.from_numpy(values_of(published_name(name), shape, config))
+    return torch.from_numpy(np.asarray(values_of(published_name(name), shape, config)))
 
 
 def shapes_of(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:

@@ -17,12 +17,13 @@ import numpy as np
 from engine.checkpoint.vision_config import VisionConfig
 from engine.messages.media import SLICE_ROWS, Encode, EncoderCall
 from ops.cpu.executors import Tape
+from ops.modules import AxisPositionTables, PositionTable
 from workers.devices.device import Device
 from workers.encoders.tower import Tower
 from workers.engine.plan import telling
 from workers.extensions.media.encoder_inputs import EncoderInputs, UnitPatches, pieces
 from workers.extensions.media.encoder_plans import Plan
-from workers.extensions.media.geometry import pixels_of, stretched
+from workers.extensions.media.geometry import Patches, added_positions, pixels_of, stretched
 from workers.weights.formats.floats import bfloat16_bits
 
 _LEAST_ROWS, _LEAST_SEGMENTS = 1024, 64
@@ -155,10 +156,7 @@ class Encoder:
             pixels = np.pad(pixels, ((0, -count % self._device.ops.row_tile), (0, 0)))
             embedded = self._ops.linear(self._device.tensor(pixels), tower.patches[per_patch]).numpy()[:count]
             if tower.positions is not None:
-                table = tower.positions
-                assert table.values is not None
-                corners = (unit.patches.height, unit.patches.width, table.has_aligned_corners)
-                embedded = embedded + stretched(table.values, table.side, patches, *corners)
+                embedded = embedded + _positions(tower.positions, patches, unit.patches)
             found.append(embedded)
         return np.concatenate(found)
 
@@ -189,6 +187,14 @@ class Encoder:
         else:
             rows[...] = features
         self._arena.publish(encode.first_row, encode.unit_hash, encode.num_rows, self._version)
+
+
+def _positions(table: PositionTable, patches: Patches, unit: UnitPatches) -> np.ndarray:
+    """Return the learned positions of some patches of a unit."""
+    assert table.values is not None
+    if isinstance(table, AxisPositionTables):
+        return added_positions(table.values, patches)
+    return stretched(table.values, table.side, patches, unit.height, unit.width, table.has_aligned_corners)
 
 
 def _shares(units: Sequence[Encode], num_ranks: int) -> list[list[Encode]]:

@@ -238,8 +238,15 @@ class EncoderInputs:
         self.slice_rows = self.padded(slice_rows)
         self.picture_tables = Tables(device, max_segments, max_rows)
         self.window_tables = Tables(device, max_segments, max_rows) if config.window_size else self.picture_tables
-        self.angles = Angles(config.head_dim, config.rope_theta, _MAX_PLACES, is_alternating=config.has_alternating_frequencies)
-        self.rotary = Rotary(config.head_dim, partners=device.tensor(partners_of(config.head_dim)), is_by_row=True)
+        self.angles = Angles(
+            config.head_dim,
+            config.rope_theta,
+            _MAX_PLACES,
+            is_alternating=config.has_alternating_frequencies,
+            are_halves=config.rotates_halves,
+        )
+        partners = device.tensor(partners_of(config.head_dim, are_halves=config.rotates_halves))
+        self.rotary = Rotary(config.head_dim, partners=partners, is_by_row=True)
         self.cache = self._make_cache(kv_dtype)
         self.units: Sequence[UnitPatches] = []
         self.num_rows = 0  # patches without padding
@@ -252,7 +259,7 @@ class EncoderInputs:
         """Allocate keys and values of two layers."""
         ops, config = self.device.ops, self.config
         num_blocks = -(-self.max_rows // _BLOCK_SIZE) + self.max_segments + 1
-        block_bytes = _BLOCK_SIZE * config.hidden_size * (4 if dtype == "float32" else 2)
+        block_bytes = _BLOCK_SIZE * config.num_kv_heads * config.head_dim * (4 if dtype == "float32" else 2)
         views = [ops.cache_view(np.zeros((num_blocks, block_bytes), np.uint8), _BLOCK_SIZE) for _ in range(4)]
         tensors = list(map(self.device.tensor, views))
         layers = [LayerCache(tensors[index], tensors[index + 1], _BLOCK_SIZE, dtype) for index in (0, 2)]

@@ -48,9 +48,12 @@ class Angles:
     """Rotary angles of row and column: a quarter of a head's pairs each; the numbers of a pair are half a head apart. Computed
     once per number, so that a patch's angles do not depend on its neighbours."""
 
-    def __init__(self, head_dim: int, theta: float, num_places: int, *, is_alternating: bool = False) -> None:
-        """`theta` 0: no rotation. `is_alternating`: as `VisionConfig.has_alternating_frequencies`."""
-        self._head_dim = head_dim
+    def __init__(
+        self, head_dim: int, theta: float, num_places: int, *, is_alternating: bool = False, are_halves: bool = False
+    ) -> None:
+        """`theta` 0: no rotation. `is_alternating`: as `VisionConfig.has_alternating_frequencies`; `are_halves`: as
+        `VisionConfig.rotates_halves`."""
+        self._head_dim, self._are_halves = head_dim, are_halves
         half = head_dim // 2
         frequencies = 1.0 / np.float32(theta or 1.0) ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
         if not theta:
@@ -63,6 +66,12 @@ class Angles:
 
     def of(self, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and signed sines [n, head_dim], as `ops.modules.Rotary` has them."""
+        if self._are_halves:
+            (of_columns, of_rows), (lifts, falls) = (
+                (table[1][columns], table[0][rows]) for table in (self._cosines, self._sines)
+            )
+            cosines = np.concatenate([of_columns, of_columns, of_rows, of_rows], axis=1)
+            return cosines, np.concatenate([-lifts, lifts, -falls, falls], axis=1)
         cosines = np.concatenate([self._cosines[0][rows], self._cosines[1][columns]], axis=1)
         sines = np.concatenate([self._sines[0][rows], self._sines[1][columns]], axis=1)
         half = self._head_dim // 2  # without a rotation a head may have an odd number of pairs
@@ -70,8 +79,16 @@ class Angles:
         return np.concatenate([cosines, cosines], axis=1), np.concatenate([-sines, sines], axis=1)
 
 
-def partners_of(head_dim: int) -> np.ndarray:
-    return np.roll(np.arange(head_dim, dtype=np.int32), head_dim // 2)
+def partners_of(head_dim: int, *, are_halves: bool = False) -> np.ndarray:
+    """Return the other number of each one's pair."""
+    parts = np.arange(head_dim, dtype=np.int32).reshape(2 if are_halves else 1, 2, -1)
+    return parts[:, ::-1].ravel()
+
+
+def added_positions(tables: np.ndarray, patches: Patches) -> np.ndarray:
+    """Return for each patch the sum of the learned rows of its column and of its row: `tables` [2, places, n]."""
+    found: np.ndarray = tables[0][patches.columns] + tables[1][patches.rows]
+    return found
 
 
 def stretched(table: np.ndarray, side: int, patches: Patches, height: int, width: int, has_aligned_corners: bool) -> np.ndarray:
