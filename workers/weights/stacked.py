@@ -9,6 +9,7 @@ import msgspec
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
+from workers.weights.formats.stacked_floats import StackedFloats
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
@@ -21,7 +22,7 @@ class Matrix(msgspec.Struct, frozen=True):
     """One matrix [out, in]: `tensor`, or rows [begin, end) of it after it is turned."""
 
     name: str
-    tensor: StoredTensor
+    tensor: Tensor
     turned_rows: tuple[int, int] | None = None
 
 
@@ -29,34 +30,36 @@ def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
     """Return the matrices of a tensor that has several, or one that is turned; none for other tensors."""
     if isinstance(tensor, StoredTensor) and (match := _TURNED.fullmatch(name)) and len(tensor.shape) == 2:
         return [Matrix(f"{match[1]}.weight", tensor, (0, tensor.shape[1]))]
-    if not isinstance(tensor, StoredTensor) or config.experts is None:
+    if not isinstance(tensor, StoredTensor | StackedFloats) or config.experts is None:
         return []
-    if (match := _SHARED.fullmatch(name)) and len(tensor.shape) == 2:
+    if isinstance(tensor, StoredTensor) and (match := _SHARED.fullmatch(name)) and len(tensor.shape) == 2:
         return list(_halves(match[1], tensor))
     if (match := _EXPERTS.fullmatch(name)) and len(tensor.shape) == 3:
         return list(_experts(match[1], match[2], tensor, config, config.experts.intermediate_size))
     return []
 
 
-def _experts(prefix: str, part: str, tensor: StoredTensor, config: ModelConfig, inner: int) -> Iterator[Matrix]:
+def _experts(prefix: str, part: str, tensor: StoredTensor | StackedFloats, config: ModelConfig, inner: int) -> Iterator[Matrix]:
     is_gated = part == "gate_up_proj"
     straight = (2 * inner, config.hidden_size) if is_gated else (config.hidden_size, inner)
     is_turned = FAMILIES[config.architecture].has_turned_experts
     if tensor.shape[1:] != (straight[::-1] if is_turned else straight):
         is_turned = not is_turned
+    num_rows, num_outputs = tensor.shape[1], tensor.shape[2 if is_turned else 1]
+    parts = {"gate_proj": (0, num_outputs // 2), "up_proj": (num_outputs // 2, num_outputs)}
     for index in range(tensor.shape[0]):
-        expert = msgspec.structs.replace(_rows(tensor, index, index + 1), shape=tensor.shape[1:])
-        name = f"{prefix}.{index}"
-        if not is_turned:
-            yield from _halves(name, expert) if is_gated else [Matrix(f"{name}.down_proj.weight", expert)]
-            continue
-        num_outputs = tensor.shape[2]
-        if not is_gated:
-            yield Matrix(f"{name}.down_proj.weight", expert, (0, num_outputs))
-            continue
-        half = num_outputs // 2
-        yield Matrix(f"{name}.gate_proj.weight", expert, (0, half))
-        yield Matrix(f"{name}.up_proj.weight", expert, (half, num_outputs))
+        for name, (begin, end) in parts.items() if is_gated else (("down_proj", (0, num_outputs)),):
+            rows = (0, num_rows) if is_turned else (begin, end)
+            own = (begin, end) if is_turned else None
+            yield Matrix(f"{prefix}.{index}.{name}.weight", _of_expert(tensor, index, *rows), own)
+
+
+def _of_expert(tensor: StoredTensor | StackedFloats, index: int, begin: int, end: int) -> Tensor:
+    """Return rows [begin, end) of one expert."""
+    if isinstance(tensor, StackedFloats):
+        return tensor.rows(index, begin, end)
+    expert = msgspec.structs.replace(_rows(tensor, index, index + 1), shape=tensor.shape[1:])
+    return _rows(expert, begin, end)
 
 
 def _halves(prefix: str, tensor: StoredTensor) -> Iterator[Matrix]:

@@ -22,12 +22,14 @@ from tests.ggufs import as_type, write_gguf
 from tests.ops.packing import pack
 from tests.ops.test_int_linear import unpacked
 from tests.workers.checkpoints import TINY, drawn_tensors, to_paddle_layout, write_checkpoint, write_config, write_safetensors
-from tests.workers.weights.formats.quantizers import FORMATS, write_quantized, write_tensors
+from tests.workers.weights.formats.quantizers import FORMATS, e4m3_value, fp8_blocks, fp8_tensor, write_quantized, write_tensors
+from workers.models import declare_model
 from workers.models.loading import LoadedModel, load_model
 from workers.models.mlp import Mixture
 from workers.weights.cache import WeightCache
 from workers.weights.loader import LoadOptions
 from workers.weights.precision import Precision
+from workers.weights.reader import Checkpoint
 
 MOE: dict[str, Any] = {
     **TINY,
@@ -267,6 +269,35 @@ def test_random_experts_depend_on_the_seed(tmp_path: Path) -> None:
     values = [mixture_of(loaded)[1].weight.down.values.numpy() for loaded in found]
     assert (values[0] != values[2]).any()
     assert len({part.tobytes() for part in np.split(values[0].reshape(-1), 5)}) == 5
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(("suffix", "block"), [("_scale_inv", 64), ("_scale_inv", 0), ("_weight_scale", 0), ("_scale", None)])
+def test_stacked_experts_of_8_bit_floats_are_read(suffix: str, block: int | None, is_turned: bool, tmp_path: Path) -> None:
+    """Scales of blocks; of gate and up, or of each expert; and one for all (None). Outputs first, or inputs."""
+    format = fp8_blocks(64, 64) if block else fp8_tensor()
+    model = write_config(tmp_path, MOE | {"moe_intermediate_size": 192, "quantization_config": format.config})
+    tensors = {name: tensor for name, tensor in drawn_tensors(model).items() if not name.startswith(EXPERTS)}
+    generator, values_of = np.random.default_rng(0), np.array([e4m3_value(code) for code in range(256)], np.float32)
+    worth: dict[str, np.ndarray] = {}
+    for part, shape, names in (("gate_up", (384, 128), ("gate_proj", "up_proj")), ("down", (128, 192), ("down_proj",))):
+        steps = (block, block) if block else (192 if suffix == "_scale_inv" and part == "gate_up" else shape[0], shape[1])
+        grid = tuple(-(-size // step) for size, step in zip(shape, steps, strict=True))
+        codes = generator.integers(0, 120, (5, *shape), np.uint8)
+        scales = generator.uniform(0.001, 0.002, () if block is None else (5, *grid)).astype(np.float32)
+        wide = np.broadcast_to(scales, (5, *grid)).repeat(steps[0], axis=1).repeat(steps[1], axis=2)
+        values = values_of[codes] * wide[:, : shape[0], : shape[1]]
+        for expert in range(5):
+            halves = np.split(values[expert], len(names))
+            worth |= {f"{EXPERTS}.{expert}.{name}.weight": half for name, half in zip(names, halves, strict=True)}
+        if is_turned:
+            codes, scales = codes.swapaxes(1, 2), scales.swapaxes(1, 2) if scales.ndim else scales
+        tensors |= {f"{EXPERTS}.{part}_proj": codes, f"{EXPERTS}.{part}_proj{suffix}": scales}
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    checkpoint = Checkpoint(tmp_path, model, declare_model(model)[1])
+    for name, expected in worth.items():
+        np.testing.assert_array_equal(checkpoint.read(name), expected, err_msg=name)
+    load_model(tmp_path, model, TABLE, 16, lambda done, total: None)
 
 
 @pytest.mark.parametrize("suffix", ["", ".weight", "_packed"])

@@ -17,6 +17,7 @@ from workers.weights.formats.float4 import float4_weight
 from workers.weights.formats.gptq import gptq_weight
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
 from workers.weights.formats.scaled import float_weight, int_weight, packed_weight
+from workers.weights.formats.stacked_floats import StackedFloats, scales_name, stacked_floats
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
@@ -59,17 +60,22 @@ def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dic
     """Return `tensors` with the weights [out, in] of quantized modules in place of their stored tensors. Raises
     CheckpointError."""
     by_module: dict[str, dict[str, StoredTensor]] = {}
+    stacked = _stacked_floats(tensors, config)
+    used = {each.name for experts in stacked.values() for each in (experts.codes, experts.scales)}
+    used |= {f"{name}_{suffix}" for name in stacked for suffix in ("input_scale", "activation_scale")}  # ignored
     for name, tensor in tensors.items():
+        if name in used:
+            continue
         if config.method != "mxfp4" and not tensor.is_float and len(tensor.shape) > 1 and _STACKED.search(name):
             raise CheckpointError(
                 f"{name} has the quantized experts of a layer in one tensor ({tensor.dtype} {list(tensor.shape)}), which is "
-                "supported only for MXFP4; use a checkpoint with separate tensors for each expert, or the unquantized model "
-                "with --quantization wint4 or wint8"
+                "supported only for MXFP4, and for FP8 with scales beside it; use a checkpoint with separate tensors for each "
+                "expert, or the unquantized model with --quantization wint4 or wint8"
             )
         module_name, separator, part = name.partition(".weight.")
         module_name, suffix = (module_name, f"weight.{part}") if separator else _split(name)
         by_module.setdefault(module_name, {})[suffix] = tensor
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = dict(stacked)
     for module_name, parts in by_module.items():
         module = _quantized_module(module_name, parts, config)
         if module:
@@ -77,6 +83,19 @@ def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dic
         hidden = {*_OF_ACTIVATIONS, *(_OTHERS if module else ()), *(_MAIN[module.scheme.storage] if module else ())}
         found.update({f"{module_name}.{suffix}": part for suffix, part in parts.items() if suffix not in hidden})
     return _without_empty_biases(found, config)
+
+
+def _stacked_floats(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dict[str, StackedFloats]:
+    """Return the experts of a layer that are stored as one tensor of 8-bit floats, with scales beside it."""
+    found = {}
+    for name, tensor in tensors.items():
+        match = _STACKED.search(name)
+        if match is None or match[2] or tensor.dtype != "F8_E4M3" or len(tensor.shape) != 3:
+            continue
+        scheme, scales = config.scheme_of(name), scales_name(name, tensors)
+        if scheme is not None and scheme.storage == "float" and scales:
+            found[name] = stacked_floats(tensor, tensors[scales], scheme)
+    return found
 
 
 def _split(name: str) -> tuple[str, str]:
