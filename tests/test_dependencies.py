@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -40,10 +41,14 @@ IMAGE_READERS = ("engine/media/", "tools/bench/transformers_pictures.py", "tools
 PADDLE_USERS = ("ops/cuda/table.py", "ops/paddle/", "workers/devices/", "workers/rank_group/gloo.py")
 
 
+packages_distributions = cache(importlib.metadata.packages_distributions)
+
+
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@cache
 def declared(extra: str = "") -> set[str]:
     """Return the distributions that `pip install tokamak` brings, or that an extra adds."""
     condition = f'extra == "{extra}"' if extra else ""
@@ -68,7 +73,7 @@ def imported(path: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_declared(package: str) -> None:
-    distributions = importlib.metadata.packages_distributions()
+    distributions = packages_distributions()
     undeclared = []
     for file in sorted((REPOSITORY / package).rglob("*.py")):
         path = str(file.relative_to(REPOSITORY))

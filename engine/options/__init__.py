@@ -1,4 +1,5 @@
 """Options from the command line, the environment and a file, resolved into the frozen `EngineConfig`.
 
-Used by the launcher alone. Read `table.py` first (the options), then `resolve.py` (resolving them together).
+Used by the launcher alone. Read `table.py` first (the options), then `read.py` (each value by itself), then `resolve.py` (all
+together).
 """

@@ -1,6 +1,6 @@
 """The command-line parser of all tools: argparse with suggestions for mistyped options and commands.
 
-Used by `table.py` for the options of the engine, and by the tools.
+Used by `read.py` for the options of the engine, and by the tools.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Options by which other engines (vLLM, FastDeploy) use several hosts. They are known here, so that a user of such an option
-gets an explanation and not just "unknown option". Used by `engine/options/table.py`."""
+gets an explanation and not just "unknown option". Used by `engine/options/read.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Command lines of `vllm serve`: their spelling, their values, and the table that `tokamak serve --vllm-flags` prints.
 
-Used by `engine/options/table.py`. `vllm_flags.py` has the handling of each flag.
+Used by `engine/options/read.py`. `vllm_flags.py` has the handling of each flag.
 """
 
 from __future__ import annotations

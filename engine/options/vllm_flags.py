@@ -1,6 +1,6 @@
 """Handling of each flag of `vllm serve`: another name of our option, no effect, or rejected with the reason.
 
-Data, read by `vllm.py` and `table.py`. A flag that is not listed has the same name and meaning as ours; flags for several hosts
+Data, read by `vllm.py` and `read.py`. A flag that is not listed has the same name and meaning as ours; flags for several hosts
 are in `other_hosts.py`. `tests/engine/options/vllm_flags.json` has the flags of vLLM's two newest versions, read from its
 wheels by `python -m tools.vllm_flags`; each must be known. Flags that vLLM has dropped stay here while recipes use them.
 """

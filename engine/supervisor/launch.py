@@ -23,8 +23,8 @@ from engine.errors import MissingExtraError, OptionError, StartError, TokamakErr
 from engine.installation import command, program, relative
 from engine.keys import hide_arguments, without_secrets
 from engine.messages import AdaptersRecord
+from engine.options.read import read_options
 from engine.options.resolve import ChooseKernels, as_built, resolve
-from engine.options.table import read_options
 from engine.process.run_directory import Manifest, Run, WeightsRecord
 from engine.process.segments import RunSegments
 from engine.process.topology import SCHEDULER, SUPERVISOR, ActorPlan, actors_of, default_plan

@@ -55,9 +55,9 @@ def body_of(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_one_by_one_with_logprobs(served: tuple[str, str, EngineProcess]) -> None:
-    """Twice each: the second time the prefix cache is warm (where it is on)."""
+    """Twice each in one model: the second time the prefix cache is warm (where it is on)."""
     architecture, condition, engine = served
-    for case in golden_cases(architecture) * 2:
+    for case in golden_cases(architecture) * (2 if architecture == "qwen3" else 1):
         body = body_of(case) | ({"prompt_logprobs": 2} if case.get("prompt_logprobs") else {})
         choice = httpx.post(f"{engine.url}/v1/completions", json=body, timeout=120).raise_for_status().json()["choices"][0]
         assert choice["token_ids"] == case["greedy_token_ids"]
@@ -68,7 +68,7 @@ def test_one_by_one_with_logprobs(served: tuple[str, str, EngineProcess]) -> Non
             assert sorted(best.values(), reverse=True)[:5] == pytest.approx([value for _, value in expected], abs=TOLERANCE)
         if case.get("prompt_logprobs"):
             check_prompt_logprobs(choice["prompt_logprobs"], case)
-    if condition == "plain":
+    if (architecture, condition) == ("qwen3", "plain"):
         assert engine.metric("prefix_cache_hits_total") > 0
 
 

@@ -14,7 +14,7 @@ from tests.e2e.precisions import PRECISIONS
 from tests.e2e.workload import Answer, Body, answers, answers_together, mixed_bodies
 
 MODEL = GOLDEN / "qwen3"
-BODIES: list[Body] = mixed_bodies(24, seed=20)
+BODIES: list[Body] = mixed_bodies(15, seed=20)
 CALLS = [Call(path, body) for path, body in protocols.conversations(max_tokens=32)]
 
 
@@ -96,5 +96,5 @@ def test_precisions_differ() -> None:
 def test_sampling_is_spread(alone: tuple[list[Answer], list[Json]]) -> None:
     """The comparison would mean little if all requests got the same answer."""
     completions, _ = alone
-    assert len({tuple(answer.token_ids) for answer in completions}) > 20
+    assert len({tuple(answer.token_ids) for answer in completions}) > 12
     assert all(answer.num_completion_tokens == 32 for answer in completions)

@@ -26,7 +26,7 @@ def test_answers_do_not_depend_on_drafts(tmp_path: Path) -> None:
     """Streams survive kills of every actor behind the api, alone, two at once and during a reload, and of the api before they
     begin; also after sleep, a reload, and refused weights without such layers; and in a small cache, with prefix hits and all
     blocks free afterwards."""
-    bodies = mixed_bodies(8, seed=5, max_tokens=200, max_prompt=90)
+    bodies = mixed_bodies(8, seed=5, max_tokens=120, max_prompt=90)
     with EngineProcess(MODEL, "--max-model-len", "400") as engine:
         undisturbed = answers(engine, bodies)
     with EngineProcess(MODEL, "--max-model-len", "400", "--num-kv-blocks", "90", "--restart-limit", "100", *DRAFTS) as engine:

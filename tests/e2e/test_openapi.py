@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.e2e.engine_process import GOLDEN, OPERATOR, REPOSITORY, EngineProcess
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -20,16 +22,17 @@ def fuzz(engine: EngineProcess, *options: str) -> None:
     command += ["--seed", "7", "--request-timeout", "120", "--generation-database", "none"]
     command += ["--suppress-health-check", "all", "--header", f"authorization: {OPERATOR['authorization']}"]
     command += ["--checks", CHECKS]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
 
 
+@pytest.mark.timeout(1800)  # a busy machine takes long for thousands of requests
 def test_the_document_holds() -> None:
     with EngineProcess(GOLDEN / "qwen3", "--max-model-len", "256") as engine:
         others = f"{ORDERS}|^/(v1/messages|v1/responses|api/)|{POOLING_ROUTES}"
-        fuzz(engine, "--exclude-path-regex", others, "--phases", "examples,coverage,fuzzing", "--max-examples", "8")
+        fuzz(engine, "--exclude-path-regex", others, "--phases", "examples,coverage,fuzzing", "--max-examples", "4")
         # each field of these was covered once (4,003 requests, minutes); it is chat that answers them
-        fuzz(engine, "--include-path-regex", TRANSLATED_ROUTES, "--phases", "fuzzing", "--max-examples", "3")
+        fuzz(engine, "--include-path-regex", TRANSLATED_ROUTES, "--phases", "fuzzing", "--max-examples", "2")
         assert engine.metric("http_responses_total", status="5xx") == 0
-        fuzz(engine, "--include-path-regex", ORDERS, "--phases", "examples,coverage,fuzzing", "--max-examples", "5")
+        fuzz(engine, "--include-path-regex", ORDERS, "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
         assert engine.metric("http_responses_total", status="5xx") == 0

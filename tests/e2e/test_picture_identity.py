@@ -17,7 +17,7 @@ from tests.e2e.workload import Body, answers, answers_together, mixed_bodies
 MODEL = GOLDEN / "qwen3_vl"
 START, END, IMAGE, VIDEO = 3, 4, 5, 6
 UNIT_TOKENS = 12
-NUM_ALIKE = 16
+NUM_ALIKE = 10
 OPTIONS = ("--max-model-len", "400", "--mm-processor-kwargs", f'{{"max_pixels": {UNIT_TOKENS * 32 * 32}}}')
 # how much a step takes, and what is short: with each precision one engine more than the one that sets the measure
 CROWDED = {

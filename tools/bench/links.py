@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 
 from api.media.download import Fetcher, download
 from engine.errors import RequestError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from tools.demo import MODEL
 
 CONTENT = bytes(100_000)

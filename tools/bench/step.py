@@ -26,8 +26,8 @@ from engine.config import EngineConfig, SpeculativeConfig
 from engine.errors import OptionError, TokamakError
 from engine.messages import SamplingParams
 from engine.options.argument_parser import ArgumentParser
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from ops import _cpu
 from ops.cpu.work import Work
 from tools.bench.drafts import ACCEPTANCES, drafts_document, render_drafts

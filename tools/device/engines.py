@@ -37,7 +37,6 @@ from tools.device.findings import Finding, Findings, Outcome, least
 
 MODEL = GOLDEN / "qwen3"
 CAPTURED_BAR = 2.0  # ratio of steps per second, captured to op by op
-_ROUNDS = 5
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -138,7 +137,7 @@ def golden(target: Target, ops: str, models: Iterable[str]) -> Findings:
         yield Finding.of(what, num_other == 0 and furthest <= TOLERANCE, text)
 
 
-def captured_speed(target: Target, ops: str, model: Path, num_tokens: int) -> Findings:
+def captured_speed(target: Target, ops: str, model: Path, num_tokens: int, num_rounds: int) -> Findings:
     """Measure decode steps per second of one stream, captured and op by op in turns."""
     common = ("--max-model-len", str(num_tokens + 64), "--max-num-seqs", "4", "--num-kv-blocks", str(num_tokens // 16 + 16))
     captured = ("--plan", "captured", "--cudagraph-capture-sizes", "1")
@@ -147,13 +146,13 @@ def captured_speed(target: Target, ops: str, model: Path, num_tokens: int) -> Fi
         target.engine(model, ops, *common, *captured) as replaying,
     ):
         rates: dict[str, list[float]] = {eager.url: [], replaying.url: []}
-        for number in range(1 + _ROUNDS):  # the first is not counted
+        for number in range(1 + num_rounds):  # the first is not counted
             for url, found in rates.items():
                 rate = asyncio.run(_steps_a_second(url, num_tokens))
                 found += [rate] if number else []
     op_by_op, replayed = (median(found) for found in rates.values())
     beside = least(f"--ops {ops}: captured beside op by op at batch 1", replayed / op_by_op, CAPTURED_BAR)
-    text = f"{beside.text}, {replayed:.1f} and {op_by_op:.1f} tokens a second, medians of {_ROUNDS} turns"
+    text = f"{beside.text}, {replayed:.1f} and {op_by_op:.1f} tokens a second, medians of {num_rounds} turns"
     yield msgspec.structs.replace(beside, text=text)
 
 

@@ -164,12 +164,12 @@ def _golden(target: engines.Target, options: Options) -> Findings:
 
 def _captured(target: engines.Target, options: Options) -> Findings:
     with tempfile.TemporaryDirectory() as directory:
-        model, num_tokens = GOLDEN / "qwen3", 24
+        model, num_tokens, num_rounds = GOLDEN / "qwen3", 24, 1
         if not options.is_small:
-            model, num_tokens = Path(directory) / "model", 256
+            model, num_tokens, num_rounds = Path(directory) / "model", 256, 5
             shape.write(model, dense_shape.CONFIG, dense_shape.CHAT_TEMPLATE, seed=0)
         for ops in _tables(options):
-            yield from engines.captured_speed(target, ops, model, num_tokens)
+            yield from engines.captured_speed(target, ops, model, num_tokens, num_rounds)
 
 
 PARTS: dict[str, Part] = {

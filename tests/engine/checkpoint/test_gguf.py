@@ -20,8 +20,8 @@ from engine.checkpoint.gguf.file import shortest
 from engine.checkpoint.locate import resolve_model
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from engine.tokenizer.vocabulary import Vocabulary
 from tests.engine.tokenizer.vocabularies import CORPUS, sentencepiece_model, settings_of, vocabulary_of, write_checkpoint
 from tests.ggufs import (

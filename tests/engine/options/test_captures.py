@@ -9,8 +9,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from tests.paths import GOLDEN
 
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')

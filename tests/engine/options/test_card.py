@@ -12,10 +12,10 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
 from engine.options.resolve_card import CardNeeds, card_blocks, card_needs
 from engine.options.resolve_device import InstalledPaddle
-from engine.options.table import read_options
 from tests.paths import GOLDEN
 from tools.demo import MODEL
 

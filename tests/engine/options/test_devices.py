@@ -9,9 +9,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
 from engine.options.resolve_device import InstalledPaddle
-from engine.options.table import read_options
 from tools.demo import MODEL, VISION_MODEL
 
 CPU_WHEEL = InstalledPaddle("3.3.1", {})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from tests.e2e.engine_process import GOLDEN
 from tools.demo import MODEL
 

@@ -8,8 +8,8 @@ import pytest
 
 from engine.config import EngineConfig, LoraModule
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from tests.paths import GOLDEN
 from tests.pooled import write_checkpoint
 

@@ -16,10 +16,11 @@ from engine.config import EngineConfig
 from engine.errors import OptionError
 from engine.keys import key_digest
 from engine.options.other_hosts import FLAGS, OTHER_HOSTS
+from engine.options.read import make_parser, read_options
 from engine.options.resolve import MAX_DEFAULT_CACHE_BYTES, resolve
 from engine.options.resolve_device import installed_paddle
 from engine.options.resolve_ranks import available_cores
-from engine.options.table import GROUPS, OPTIONS, Option, make_parser, read_options
+from engine.options.table import GROUPS, OPTIONS, Option
 from engine.process.topology import default_plan
 from shm.rank_group import buffers_at
 from tests.engine.echo_engine import REPOSITORY

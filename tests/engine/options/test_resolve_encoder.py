@@ -7,8 +7,8 @@ import pytest
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from tests.engine.echo_engine import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden"

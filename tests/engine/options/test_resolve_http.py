@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve_http import resolve_http
-from engine.options.table import read_options
 from tests.paths import REPOSITORY
 
 TLS = REPOSITORY / "tests" / "api" / "tls"

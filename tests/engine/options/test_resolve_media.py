@@ -6,8 +6,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import read_options
 from engine.process.topology import default_plan
 from tests.paths import GOLDEN
 

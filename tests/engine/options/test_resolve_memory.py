@@ -13,9 +13,10 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.stored_weights import StoredWeights
 from engine.config import EngineConfig
 from engine.errors import OptionError, TooLargeError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
 from engine.options.resolve_memory import affordable_cache_bytes, check_memory, memory_needs
-from engine.options.table import OptionValues, read_options
+from engine.options.table import OptionValues
 from shm.memory import MemoryLimit
 from tests.paths import GOLDEN
 from tests.workers.checkpoints import TINY, write_checkpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine.options.read import read_options
 from engine.options.resolve_ranks import available_cores, resolve_threads
-from engine.options.table import read_options
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from engine.checkpoint.locate import resolve_model
 from engine.config import EngineConfig
 from engine.errors import OptionError
+from engine.options.read import read_options
 from engine.options.resolve import resolve
 from engine.options.resolve_weights import processor_flags
-from engine.options.table import read_options
 from tests.ggufs import as_type, original_metadata, write_gguf
 from tools.demo import MODEL as DEMO
 from tools.demo import MODELS

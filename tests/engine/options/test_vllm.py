@@ -13,8 +13,9 @@ from engine.checkpoint.sampling_defaults import SamplingDefaults
 from engine.config import SpeculativeConfig
 from engine.errors import OptionError
 from engine.options.other_hosts import OTHER_HOSTS
+from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.table import OPTIONS, read_options
+from engine.options.table import OPTIONS
 from engine.options.vllm import LONG, table
 from engine.options.vllm_flags import VALUES, VLLM_FLAGS
 from tests.paths import GOLDEN

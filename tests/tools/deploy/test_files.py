@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from api.routes import routes
 from engine.metrics import BY_ROLE
-from engine.options.table import ENVIRONMENT_PREFIX, OPTIONS
+from engine.options.read import ENVIRONMENT_PREFIX
+from engine.options.table import OPTIONS
 from engine.supervisor.launch import EXIT_BAD_OPTIONS
 from tests.tools.deploy.files import (
     DEPLOY,
