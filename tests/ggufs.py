@@ -63,6 +63,17 @@ _SPECIAL_PARTS = {
         name: {"post_attention_layernorm": "post_attention_norm"}
         for name in ("gemma2", "gemma3_text", "exaone4", "seed_oss", "glm4_moe", "olmo2", "olmo3")
     },
+    "gemma4_text": {
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "layer_scalar": "layer_output_scale",
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+        "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    },
     "gpt_oss": {"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
@@ -80,6 +91,7 @@ _ARCHITECTURES = {
     "qwen3_vl_moe": "qwen3vlmoe",
     "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "qwen2_moe": "qwen2moe",
     "llama4_text": "llama4",
     "qwen3_moe": "qwen3moe",
@@ -100,13 +112,26 @@ def tensors_of(path: Path) -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in SafetensorsFile(path / "model.safetensors").tensors.items()}
 
 
+_OUTER = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
+_SCALES = {"router.scale.weight": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # Gemma 4
+
+
 def gguf_name(name: str, model_type: str = "") -> str:
-    for outer, short in (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")):
+    for outer, short in _OUTER.items():
         if name.startswith(f"{outer}."):
             return name.replace(outer, short)
     if name.endswith(".e_score_correction_bias"):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     _, _, layer, *part, suffix = name.split(".")
+    if (scale := ".".join([*part, suffix])) in _SCALES:
+        return f"blk.{layer}.{_SCALES[scale]}"
     parts = _PARTS | _SPECIAL_PARTS.get(model_type, {})
     return f"blk.{layer}.{parts['.'.join(part)]}.{suffix}"
 
@@ -137,7 +162,10 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
         add_value(writer, key, value)
     worth = {}
     tensors = {name: tensor for name, tensor in tensors_of(source).items() if name.startswith(("model.", "lm_head."))}
-    for name, tensor in _heads_apart(_experts_together(tensors), config).items():
+    together = _experts_together(tensors)
+    if config["model_type"] == "gemma4_text":
+        together = _gates_with_ups(together)
+    for name, tensor in _heads_apart(together, config).items():
         num_heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         short = gguf_name(name, config["model_type"])
         if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
@@ -147,6 +175,10 @@ def write_gguf(path: Path, source: Path, encode: Encode, tensors_per_part: int =
         writer.add_tensor(short, raw, raw_dtype=kind)
         worth[name] = gguf.quants.dequantize(encode(short, tensor)[0], kind)
     rope = full_rope(config)
+    if rope["rope_type"] == "proportional":
+        dim = config["global_head_dim"]
+        rotated = int(dim * rope["partial_rotary_factor"] / 2)
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (dim // 2 - rotated), np.float32))
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config, rope))
     for kind in ("long", "short") if rope["rope_type"] == "longrope" else ():
@@ -167,6 +199,8 @@ def full_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the rope parameters of layers without a window."""
     if config["model_type"] == "gpt_oss":
         return {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+    if config["model_type"] == "gemma4_text" and "rope_parameters" not in config:
+        return {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
     older = {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e4), **config.get("rope_scaling", {})}
     rope: dict[str, Any] = config.get("rope_parameters", older)
     return rope.get("full_attention", rope)
@@ -273,6 +307,8 @@ def shape_writer(path: Path, config: dict[str, Any], tensors_per_part: int = 0) 
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if config["model_type"] == "gemma4_text":
+        _add_gemma4(writer, config)
     if config["model_type"] in _WITH_LATENTS:
         _add_latents(writer, config)
     if config["model_type"] in (*_WITH_LATENTS, "glm4_moe"):
@@ -316,6 +352,45 @@ def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    for key in ("feed_forward_length", "attention.head_count_kv", "attention.key_length", "attention.value_length"):
+        writer.kv_data[0].pop(f"gemma4.{key}", None)
+    every_sixth = [index % 6 != 5 for index in range(config["num_hidden_layers"])]
+    is_local = [kind == "sliding_attention" for kind in config.get("layer_types", [])] or every_sixth
+    is_local[-1] = False  # as transformers writes it
+    num_shared, count, width = config.get("num_kv_shared_layers", 0), len(is_local), config["intermediate_size"]
+    of_full = config.get("num_global_key_value_heads")
+    of_layers = [dict(config.get("per_layer_config", {}).get(str(index), {})) for index in range(count)]
+    if of_full is None:
+        of_full = next((each["num_key_value_heads"] for each in of_layers if "num_key_value_heads" in each), None)
+    kv_heads = config["num_key_value_heads"]
+    writer.add_head_count_kv(kv_heads if of_full is None else [kv_heads if local else of_full for local in is_local])
+    is_wide = config.get("use_double_wide_mlp", False)
+    widths = [width * (2 if index >= count - num_shared else 1) for index in range(count)]
+    writer.add_feed_forward_length(widths if is_wide else width)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(is_local)
+    writer.add_shared_kv_layers(num_shared)
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input") or 0)
+    for add, dim in (
+        (writer.add_key_length, config["global_head_dim"]),
+        (writer.add_value_length, config["global_head_dim"]),
+        (writer.add_key_length_swa, config["head_dim"]),
+        (writer.add_value_length_swa, config["head_dim"]),
+        (writer.add_rope_dimension_count, config["global_head_dim"]),
+        (writer.add_rope_dimension_count_swa, config["head_dim"]),
+    ):
+        add(dim)
+    local_rope = config.get("rope_parameters", {}).get("sliding_attention", {})
+    writer.add_rope_freq_base_swa(local_rope.get("rope_theta", 10_000.0))
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config.get("enable_moe_block"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def _add_grouped_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -377,6 +452,18 @@ def _experts_together(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         elif not name.startswith("model.mtp_"):
             found[name] = tensor.reshape(-1) if name.endswith("e_score_correction_bias") else tensor
     return found | {name: np.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()}
+
+
+def _gates_with_ups(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Join the two projections of all experts of a layer."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_proj.weight"):
+            up = tensors[name.replace("gate_proj", "up_proj")]
+            found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate([tensor, up], axis=1)
+        elif not name.endswith(".experts.up_proj.weight"):
+            found[name] = tensor
+    return found
 
 
 def _gpt_oss_parts(name: str, tensor: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

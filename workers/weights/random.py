@@ -48,6 +48,9 @@ class RandomWeights:
                 block[:] = drawn
         return values
 
+    def read_columns(self, name: str, columns: slice) -> np.ndarray:
+        return self.read_plain(name)[:, columns]
+
     def has_rows(self, name: str) -> bool:
         return False
 

@@ -38,6 +38,7 @@ from workers.weights.declaration import Weights, stored_inputs
 from workers.weights.formats.floats import is_finite
 from workers.weights.formats.gguf import gguf_tensors
 from workers.weights.formats.interleaved import split_experts
+from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.quantized import decoded
 from workers.weights.formats.tensor import Kept, Tensor
 from workers.weights.safetensors import SafetensorsFile, StoredTensor
@@ -124,6 +125,13 @@ class Checkpoint:
         part = self._parts[name]
         values = part.of(part.tensor.read_plain())
         return self._turned(name, values if not part.shape else self._checked(values, name))  # limits may be infinite
+
+    def read_columns(self, name: str, columns: slice) -> np.ndarray:
+        """Return columns of the result of `read_plain`; of a quantized file only these are decoded."""
+        part = self._parts[name]
+        if isinstance(part.tensor, DecodedTensor) and part.tensor.read_columns and part.columns is None and not part.is_turned:
+            return self._checked(part.tensor.read_columns(columns), name)
+        return self.read_plain(name)[:, columns]
 
     def has_rows(self, name: str) -> bool:
         """Return whether `read_rows` reads only the requested rows."""

@@ -44,6 +44,7 @@ class Stored(Protocol):
     has_offset_norms: bool  # the weights of norms already have their offset
 
     def read_plain(self, name: str) -> np.ndarray: ...
+    def read_columns(self, name: str, columns: slice) -> np.ndarray: ...
     def has_rows(self, name: str) -> bool: ...
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray: ...
     def kept(self, name: str) -> Kept: ...
@@ -169,7 +170,7 @@ class ModuleSources:
         if self._given is None or not all(map(self._given.has_rows, names)):
             if columns is None:
                 return partial(self._values, module, names)
-            return lambda: joined([self._stored.read_plain(names[0])[:, columns]], module.format)
+            return lambda: joined([self._stored.read_columns(names[0], columns)], module.format)
         *starts, num_rows = accumulate(counts, initial=0)
 
         def read(begin: int, end: int) -> Values:

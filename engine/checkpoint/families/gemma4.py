@@ -3,6 +3,9 @@ of earlier ones, an embedding of each token for every layer, and experts beside 
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Any
+
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
 from engine.checkpoint.families.family import Family, LayerShape, Multipliers, NormNames
 from engine.checkpoint.families.gemma3 import Gemma3
@@ -15,7 +18,23 @@ _DEFAULT_KV_HEADS = 4
 class Gemma4(Family):
     name = "gemma4_text"
     class_names: tuple[str, ...] = ("Gemma4ForCausalLM",)
-    gguf_name: str | None = None
+    gguf_name: str | None = "gemma4"
+    gguf_options = frozenset(
+        ("attention.sliding_window", "final_logit_softcapping", "feed_forward_length", "attention.head_count_kv")
+    )
+    gguf_names = MappingProxyType(
+        {
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "ffn_gate_inp.scale": "router.scale.weight",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+        }
+    )
     has_mlp_beside_experts = True
     harmless_options = frozenset(("num_experts", "top_k_experts", "moe_intermediate_size"))  # without enable_moe_block
     unused_tensors = (
@@ -36,6 +55,35 @@ class Gemma4(Family):
     local_rope_theta = 10_000.0
     has_proportional_rope = True
     default_rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
+
+    def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:
+        is_local = options.values.get("attention.sliding_window_pattern")
+        if not isinstance(is_local, list) or len(is_local) != num_layers:
+            raise options.error(
+                "attention.sliding_window_pattern", f"{is_local!r} should have a flag for each of {num_layers} layers"
+            )
+        kv_heads, widths = (_per_layer(options, key, num_layers) for key in ("attention.head_count_kv", "feed_forward_length"))
+        full = {
+            str(index): {"head_dim": options.count("attention.key_length"), "num_key_value_heads": kv_heads[index]}
+            for index in range(num_layers)
+            if not is_local[index]
+        }
+        of_local = [kv_heads[index] for index in range(num_layers) if is_local[index]]
+        return {
+            self.activation_name: self.activation,
+            "layer_types": ["sliding_attention" if each else "full_attention" for each in is_local],
+            "sliding_window": options.count("attention.sliding_window"),
+            "rope_local_base_freq": options.number("rope.freq_base_swa", 10_000.0),
+            "head_dim": options.count("attention.key_length_swa"),
+            "num_key_value_heads": (of_local or kv_heads)[0],
+            "per_layer_config": full,
+            "num_kv_shared_layers": options.count("attention.shared_kv_layers", 0, least=0),
+            "intermediate_size": widths[0],
+            "use_double_wide_mlp": widths[-1] != widths[0],
+            "hidden_size_per_layer_input": options.count("embedding_length_per_layer_input", 0, least=0),
+            "vocab_size_per_layer_input": 0,  # the same
+            "final_logit_softcapping": options.number("final_logit_softcapping", 0.0, least=0),
+        }
 
     @staticmethod
     def sees_pictures_whole(options: JsonOptions) -> bool:
@@ -59,7 +107,8 @@ class Gemma4(Family):
 
     def layer_inputs_dim(self, options: JsonOptions, num_layers: int) -> int:
         dim = options.count("hidden_size_per_layer_input", 256, least=0)
-        rows, vocab_size = options.count("vocab_size_per_layer_input", 262_144), options.count("vocab_size")
+        vocab_size = options.count("vocab_size")
+        rows = options.count("vocab_size_per_layer_input", 262_144, least=0) or vocab_size
         if dim and rows != vocab_size:
             raise options.error("vocab_size_per_layer_input", f"{rows} should be vocab_size, {vocab_size}")
         return dim
@@ -92,6 +141,16 @@ class Gemma4(Family):
             scales="router.per_expert_scale",
             is_normalized=True,
         )
+
+
+def _per_layer(options: JsonOptions, key: str, num_layers: int) -> list[int]:
+    """Return a number for each layer, from a list of GGUF files, or from one for all."""
+    values = options.values.get(key)
+    if not isinstance(values, list):
+        return [options.count(key)] * num_layers
+    if len(values) != num_layers or not all(type(value) is int and value > 0 for value in values):
+        raise options.error(key, f"{values!r} should be {num_layers} positive integers")
+    return values
 
 
 def _sources(options: JsonOptions, windows: tuple[int, ...]) -> list[int]:

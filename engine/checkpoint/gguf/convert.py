@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import struct
 import tempfile
@@ -41,8 +42,10 @@ _NORM_EPSILONS = {
 _ONLY_PICTURES = ("clip", "paddleocr", "cogvlm")  # of encoders, and of models that are of no use without pictures
 _TOKENS_OF_PICTURES = {  # of architectures that models with and without pictures have: a token of the former
     "gemma3": "<image_soft_token>",
+    "gemma4": "<|image|>",
     "llama4": "<|image|>",
 }
+_UNROTATED = 1e30  # factor of frequencies of pairs that are not rotated
 _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn"}
 
 
@@ -124,17 +127,19 @@ def model_options(file: GgufModel) -> dict[str, Any]:
     if not latents and options.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise options.error(f"{name}.attention.value_length", f"differs from attention.key_length, {head_dim}")
     rope = _rope(file, options, name, head_dim) | family.rope_of_gguf(_within(options, name))
+    if family.has_proportional_rope and rope["frequency_factors"]:
+        rope |= _proportional(rope["frequency_factors"], head_dim)
     has_bias = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     return {
         "architectures": [family.class_names[0]],
         "model_type": family.name,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": options.count(f"{name}.feed_forward_length"),
+        "intermediate_size": _count(options, family, name, "feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_nextn_predict_layers": num_drafts,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": options.count(f"{name}.attention.head_count_kv", num_heads),
+        "num_key_value_heads": _count(options, family, name, "attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         family.activation_name: "silu",
         "max_position_embeddings": options.count(f"{name}.context_length"),
@@ -147,6 +152,7 @@ def model_options(file: GgufModel) -> dict[str, Any]:
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "use_sliding_window": False,
+        "attention_k_eq_v": _has_keys_as_values(file),
         "lacks_encoder": _lacks_encoder(options, name),
         "dtype": "float32",
         **experts,
@@ -192,6 +198,27 @@ def _lacks_encoder(options: JsonOptions, name: str) -> bool:
     tokens = options.values.get("tokenizer.ggml.tokens")
     token = _TOKENS_OF_PICTURES.get(name)
     return name in GGUF_NAMES_WITH_PICTURES or (token is not None and isinstance(tokens, list) and token in tokens)
+
+
+def _count(options: JsonOptions, family: Family, name: str, key: str, default: int | None = None) -> int:
+    """Return a number; of a list with a number for each layer the first, if the family reads the others."""
+    values = options.values.get(f"{name}.{key}")
+    if key in family.gguf_options and isinstance(values, list) and values:
+        return JsonOptions({f"{name}.{key}": values[0]}, options.path).count(f"{name}.{key}")
+    return options.count(f"{name}.{key}", default)
+
+
+def _has_keys_as_values(file: GgufModel) -> bool:
+    """Return whether some layer has keys, but no values of its own."""
+    keys = (tensor for tensor in file.tensors if re.fullmatch(r"blk\.\d+\.attn_k\.weight", tensor))
+    return any(tensor.replace("attn_k", "attn_v") not in file.tensors for tensor in keys)
+
+
+def _proportional(factors: list[float], head_dim: int) -> dict[str, Any]:
+    """Return the rope that rotates only the first pairs of a head, which files say by the factors of the others."""
+    num_rotated = sum(factor < _UNROTATED for factor in factors)
+    share = (2 * num_rotated + 0.5) / head_dim  # rounded down to pairs when it is read
+    return {"rope_type": "proportional", "partial_rotary_factor": share, "frequency_factors": factors[:0]}
 
 
 def _within(options: JsonOptions, name: str) -> JsonOptions:

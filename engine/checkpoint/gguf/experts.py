@@ -21,9 +21,12 @@ _FIXED |= {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1)}
 _FOLLOWING = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")  # families that read these options
 
 
+_OPTIONAL = ("gemma4_text",)  # families of models with and without experts
+
+
 def expert_options(file: GgufModel, options: JsonOptions, family: str, name: str, num_layers: int) -> dict[str, Any]:
     """Return the options. `name`: the architecture's name in the file."""
-    if family not in _OPTIONS:
+    if family not in _OPTIONS or (family in _OPTIONAL and not options.values.get(f"{name}.expert_count")):
         return {}
     for key, followed in _FIXED.items() if family not in _FOLLOWING else ():
         value = options.values.get(f"{name}.{key}")
@@ -139,6 +142,15 @@ def _minimax_m2(file: GgufModel, options: JsonOptions, name: str, sparse: list[i
     }
 
 
+def _gemma4(file: GgufModel, options: JsonOptions, name: str, sparse: list[int]) -> dict[str, Any]:
+    return {
+        "enable_moe_block": True,
+        "num_experts": options.count(f"{name}.expert_count"),
+        "top_k_experts": options.count(f"{name}.expert_used_count"),
+        "moe_intermediate_size": options.count(f"{name}.expert_feed_forward_length"),
+    }
+
+
 def has_softmax_scores(file: GgufModel, options: JsonOptions, name: str) -> bool:
     """Return whether experts are chosen by softmax scores. Files that do not say are of DeepSeek-V2, or of GLM-4.7-Flash, which
     corrects scores."""
@@ -164,4 +176,5 @@ _OPTIONS: dict[str, _Options] = {
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "minimax_m2": _minimax_m2,
+    "gemma4_text": _gemma4,
 }

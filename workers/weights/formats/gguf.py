@@ -7,6 +7,7 @@ stores query and key rows in another order; they are reordered here.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -25,7 +26,14 @@ from workers.weights.formats.integers import in_format
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.tensor import Kept, Tensor
 
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _INNER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -58,9 +66,15 @@ _OF_THE_TRUNK = {  # what an MTP layer takes from the trunk if it has none: name
     "shared_head.norm": ("model.norm",),
     "shared_head.head": ("lm_head", "model.embed_tokens"),
 }
-_OF_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_OF_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_down_exps": ("down_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+}
 _OF_FUSED = {"qkv_proj": ("attn_qkv", "self_attn.qkv_proj"), "gate_up_proj": ("ffn_up", "mlp.gate_up_proj")}
 _IN_THE_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_BLOCK_VALUES = {name: num_values for name, num_values, _ in BLOCKS.values()}
 _BLOCK_BYTES = {name: num_bytes for name, _, num_bytes in BLOCKS.values()}
 
 
@@ -102,11 +116,13 @@ def _named(tensor: GgufTensor, config: ModelConfig) -> Iterator[tuple[str, GgufT
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", tensor.name)
     layer = f"model.layers.{match[1]}" if match else ""
     if match and match[2] in _OF_EXPERTS and len(tensor.shape) == (2 if match[3] == "bias" else 3):
-        num_bytes = (tensor.end - tensor.begin) // tensor.shape[0]
-        for expert in range(tensor.shape[0]):
-            begin = tensor.begin + expert * num_bytes
-            name = f"{layer}.mlp.experts.{expert}.{_OF_EXPERTS[match[2]]}.{match[3]}"
-            yield name, msgspec.structs.replace(tensor, shape=tensor.shape[1:], begin=begin, end=begin + num_bytes)
+        parts = _OF_EXPERTS[match[2]]
+        num_bytes = (tensor.end - tensor.begin) // tensor.shape[0] // len(parts)
+        shape = (tensor.shape[1] // len(parts), *tensor.shape[2:])
+        for expert, (index, part) in itertools.product(range(tensor.shape[0]), enumerate(parts)):
+            begin = tensor.begin + (expert * len(parts) + index) * num_bytes
+            name = f"{layer}.mlp.experts.{expert}.{part}.{match[3]}"
+            yield name, msgspec.structs.replace(tensor, shape=shape, begin=begin, end=begin + num_bytes)
     elif match and match[2] == "exp_probs_b" and config.experts and tensor.shape == (config.experts.num_experts,):
         yield f"{layer}.{config.experts.correction}", msgspec.structs.replace(tensor, shape=config.experts.correction_shape)
     elif match and match[2] == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
@@ -134,6 +150,8 @@ def _plain_name(name: str, family: Family) -> str:
     if module in _OUTER:
         return f"{_OUTER[module]}.{suffix}"
     match = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", module)
+    if match and (whole := family.gguf_names.get(f"{match[2]}.{suffix}")):
+        return f"model.layers.{match[1]}.{whole}"
     if match and match[2] in _names_of(family):
         return f"model.layers.{match[1]}.{_names_of(family)[match[2]]}.{suffix}"
     return name
@@ -169,7 +187,15 @@ def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
         values = np.frombuffer(tensor.file.data, dtype, math.prod(tensor.shape), tensor.begin)
         return _in_order(values.reshape(tensor.shape), num_permuted)
 
-    return DecodedTensor(tensor.shape, read, read_plain, kept, read_integers)
+    def read_columns(columns: slice) -> np.ndarray:
+        size = _BLOCK_VALUES[tensor.type_name]
+        if tensor.type_name in PLAIN or num_permuted or columns.start % size or columns.stop % size:
+            return read_plain()[:, columns]
+        rows = _blocks(tensor).reshape(tensor.shape[0], -1, _BLOCK_BYTES[tensor.type_name])
+        blocks = rows[:, columns.start // size : columns.stop // size].reshape(-1, rows.shape[-1])
+        return dequantized_blocks(tensor.type_name, blocks).reshape(len(rows), -1)
+
+    return DecodedTensor(tensor.shape, read, read_plain, kept, read_integers, read_columns=read_columns)
 
 
 def _blocks(tensor: GgufTensor) -> np.ndarray:

@@ -28,6 +28,7 @@ class DecodedTensor:
     kept: Callable[[], Kept]
     read_integers: Callable[[WeightFormat], QuantizedWeight]
     is_float: bool = True
+    read_columns: Callable[[slice], np.ndarray] | None = None  # decodes only some columns; None: it decodes all
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,9 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "olmo2 biases",
             "olmo2 odd width",
             "olmo3 windows, yarn in the other layers",
+            "gemma4_text inputs of each layer, shared keys, wide MLP",
+            "gemma4_text keys as values",
+            "gemma4_text experts beside an MLP, odd head sizes",
         ),
     ],
 )
@@ -252,6 +255,26 @@ def test_variants_survive_conversion(name: str, tmp_path: Path) -> None:
     serving.place(sequence, 1)
     serving.run([sequence])
     assert sequence.outputs == variant["greedy_token_ids"]
+
+
+def test_columns_of_a_quantized_table_are_decoded_alone(tmp_path: Path) -> None:
+    """Gemma 4 has an embedding for each layer in one table: columns at whole blocks, and others."""
+    options = VARIANTS["gemma4_text inputs of each layer, shared keys, wide MLP"]["config"]
+    write_checkpoint(tmp_path, {**options, "hidden_size_per_layer_input": 32})
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        return as_type("Q8_0" if name == "per_layer_token_embd.weight" else "F32")(name, values)
+
+    expected = write_gguf(tmp_path / "table.gguf", tmp_path, encode, **PLAIN)
+    path = resolve_model(str(tmp_path / "table.gguf"))
+    config, checkpoint = ModelConfig.read(path), checkpoint_of(path)
+    assert (config.unknown_options, config.lacks_encoder) == ({}, False)
+    name = "model.embed_tokens_per_layer.weight"
+    for columns in (slice(0, 32), slice(64, 128), slice(40, 50)):
+        np.testing.assert_array_equal(checkpoint.read_columns(name, columns), expected[name][:, columns])
+    model: Any = load_model(path, config, TABLE, 16, lambda done, total: None).model
+    table = model.tables[2].weight.values.numpy().reshape(len(expected[name]), 32)
+    np.testing.assert_array_equal(table, expected[name][:, 64:96])
 
 
 @pytest.mark.parametrize(
