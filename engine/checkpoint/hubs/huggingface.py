@@ -8,17 +8,53 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download, set_client_factory, snapshot_download
 from huggingface_hub.errors import (
+    FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils._http import default_client_factory
 
 from engine.checkpoint.hubs.hub import OTHER_FORMATS
 from engine.errors import CheckpointError
+
+_TIMEOUT_S = 60.0  # of a connection and between two parts of an answer, where the client sets none
+_NAMING_HEADERS = ("etag", "x-linked-etag", "x-repo-commit")  # their values become names of files in the cache
+
+
+def _limit_wait(request: httpx2.Request) -> None:
+    given = request.extensions.get("timeout") or {}
+    request.extensions["timeout"] = {name: given.get(name) or _TIMEOUT_S for name in ("connect", "read", "write", "pool")}
+
+
+def _check_names(response: httpx2.Response) -> None:
+    """Raise ValueError for a name that the client uses as a file's and that leads out of its cache."""
+    names = {header: response.headers.get(header, "").removeprefix("W/").strip('"') for header in _NAMING_HEADERS}
+    if response.is_success and "/api/" in response.url.path and "json" in response.headers.get("content-type", ""):
+        response.read()
+        answer = response.json()
+        names["sha"] = answer.get("sha") or "" if isinstance(answer, dict) else ""
+    for what, name in names.items():
+        if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"{response.url.host} answered with {what} {name!r}, which leads out of the cache")
+
+
+def _make_client() -> httpx2.Client:
+    client = default_client_factory()
+    hooks = client.event_hooks
+    client.event_hooks = {"request": [*hooks["request"], _limit_wait], "response": [*hooks["response"], _check_names]}
+    return client
+
+
+set_client_factory(_make_client)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 class HuggingFace:
@@ -66,9 +102,16 @@ class HuggingFace:
         except RevisionNotFoundError as error:
             raise CheckpointError(f"{repository} has no revision {revision!r} on the hub") from error
         except LocalEntryNotFoundError as error:
+            if isinstance(error.__cause__, HfHubHTTPError | FileMetadataError):  # it was reached
+                raise CheckpointError(f"{repository} cannot be downloaded: {_line(error.__cause__)}") from error
             raise CheckpointError(
                 f"{repository}: the hub at {place} cannot be reached and no snapshot is cached; check the connection, choose a "
                 "mirror with HF_ENDPOINT, or use a local directory"
             ) from error
         except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
-            raise CheckpointError(f"{repository} cannot be downloaded: {error}") from error
+            raise CheckpointError(f"{repository} cannot be downloaded: {_line(error)}") from error
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:  # the client checks no answer
+            raise CheckpointError(
+                f"{repository} cannot be downloaded: {place} does not answer as the Hugging Face hub does "
+                f"({type(error).__name__}: {_line(error)}); check HF_ENDPOINT"
+            ) from error

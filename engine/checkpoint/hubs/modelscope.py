@@ -72,4 +72,10 @@ class ModelScope:
                 "directory"
             ) from error
         except (errors.HubError, OSError, ValueError) as error:
-            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {error}") from error
+            text = " ".join(str(error).split())
+            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {text}") from error
+        except (LookupError, TypeError, AttributeError, RecursionError) as error:  # the client checks no answer
+            raise CheckpointError(
+                f"{repository} cannot be downloaded: the server does not answer as ModelScope does ({type(error).__name__}: "
+                f"{error}); check MODELSCOPE_ENDPOINT"
+            ) from error

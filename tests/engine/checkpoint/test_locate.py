@@ -78,6 +78,21 @@ class Hub(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class FalseHub(Hub):
+    """Hub that gives other answers than it should: `answers` by part of the path, as status, body and headers."""
+
+    answers: dict[str, tuple[int, bytes, dict[str, str]]] = {}
+
+    def do_GET(self) -> None:
+        for part, answer in self.answers.items():
+            if part in self.path:
+                self._answer(*answer)
+                return
+        super().do_GET()
+
+    do_HEAD = do_GET
+
+
 class ModelScopeHub(BaseHTTPRequestHandler):
     """ModelScope as its client sees it, with one repository."""
 
@@ -201,6 +216,45 @@ def test_gated(hub: HuggingFace) -> None:
 def test_hub_not_reachable(hub: HuggingFace) -> None:
     with pytest.raises(CheckpointError, match="cannot be reached"):
         resolve_model("owner/tiny", HuggingFace("http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "body", "headers", "message"),
+    [
+        ("/api/", 200, "[]", {}, "does not answer as the Hugging Face hub does .*; check HF_ENDPOINT"),
+        ("/api/", 200, "null", {}, "does not answer as the Hugging Face hub does"),
+        ("/api/", 200, "{}", {}, "does not answer as the Hugging Face hub does"),
+        ("/api/", 200, "no JSON", {"Content-Type": "text/plain"}, "cannot be downloaded: Expecting value"),
+        ("/api/", 200, '{"id": "owner/tiny", "sha": "../../x"}', {}, "answered with sha '../../x', which leads out"),
+        ("/api/", 401, "{}", {}, "cannot be downloaded: Client error '401 Unauthorized'"),
+        ("/api/", 500, "{}", {}, "cannot be downloaded: Server error '500"),
+        ("/resolve/", 200, "{}", {"X-Repo-Commit": COMMIT}, "cannot be downloaded: Distant resource does not have an ETag"),
+        (
+            "/resolve/",
+            200,
+            "{}",
+            {"X-Repo-Commit": COMMIT, "ETag": '"../../../out"'},
+            "etag '../../../out', which leads",
+        ),
+        (
+            "/resolve/",
+            200,
+            "{}",
+            {"X-Repo-Commit": "../../out", "ETag": '"a"'},
+            "x-repo-commit '../../out', which leads",
+        ),
+    ],
+)
+def test_false_answers_are_refused(
+    part: str, status: int, body: str, headers: dict[str, str], message: str, hub: HuggingFace, tmp_path: Path
+) -> None:
+    """Nothing is written outside of the cache."""
+    FalseHub.answers = {part: (status, body.encode(), headers)}
+    with serving(FalseHub) as url, pytest.raises(CheckpointError, match=message) as caught:
+        resolve_model("owner/tiny", HuggingFace(url))
+    assert "\n" not in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
+    assert not list(tmp_path.rglob("out*"))
 
 
 def test_gguf_file_is_chosen_by_quantization(hub: HuggingFace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
