@@ -85,20 +85,30 @@ class JsonOptions:
             raise self.error(name, f"{value} should be an integer of at most {most}")
         return value
 
-    def number(self, name: str, default: float | None, *, least: float | None = None, above: float | None = None) -> float:
+    def number(
+        self,
+        name: str,
+        default: float | None,
+        *,
+        least: float | None = None,
+        above: float | None = None,
+        most: float | None = None,
+    ) -> float:
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise self.error(name, f"{value!r} should be a finite number")
         if least is not None and value < least:
             raise self.error(name, f"{value!r} should be at least {least:g}")
         if above is not None and value <= above:
             raise self.error(name, f"{value!r} should be above {above:g}")
+        if most is not None and value > most:
+            raise self.error(name, f"{value!r} should be at most {most:g}")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
         value = self._get(name, [])
-        if not isinstance(value, list) or not all(isinstance(number, int | float) for number in value):
-            raise self.error(name, f"{value!r} should be a list of numbers")
+        if not isinstance(value, list) or not all(type(each) in (int, float) and _is_finite(each) for each in value):
+            raise self.error(name, f"{value!r} should be a list of finite numbers")
         return tuple(map(float, value))
 
     def counts(self, name: str, default: tuple[int, ...], *, or_one: int = 0) -> tuple[int, ...]:
@@ -147,6 +157,10 @@ class JsonOptions:
         if value is None:
             raise self.error(name, "is missing")
         return value
+
+
+def _is_finite(number: float) -> bool:
+    return abs(number) <= sys.float_info.max
 
 
 def read_json(path: Path) -> dict[str, Any]:

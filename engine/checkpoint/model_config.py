@@ -16,7 +16,7 @@ import msgspec
 from engine.checkpoint.activations import read_activation
 from engine.checkpoint.families import CLASS_NAMES, MODEL_TYPES, POOLED_NAMES
 from engine.checkpoint.families.experts import ExpertsConfig
-from engine.checkpoint.families.family import Family, Latents, LayerShape, Multipliers, PositionTables
+from engine.checkpoint.families.family import MAX_LAYERS, Family, Latents, LayerShape, Multipliers, PositionTables
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.checkpoint.model_task import ScoreActivation, Task, labels_of, num_labels_of, score_activation_of, task_of
 from engine.checkpoint.quantization_config import QuantizationConfig
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from engine.checkpoint.gguf.parts import GgufModel
 
 GENERATION_CONFIG = "generation_config.json"
-_MAX_LAYERS = 4096  # each takes memory before weights are read
 _CHECKPOINT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -149,6 +148,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
+    """Read a configuration. Raises CheckpointError, also for values that are valid one by one but not together."""
+    try:
+        return _model_config(options, generation)
+    except ArithmeticError as error:
+        raise CheckpointError(f"{options.path}: its values do not fit together: {error}; download it again") from error
+
+
+def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     """Read a configuration. In vision models the text model's options are within `text_config`, or beside the rest."""
     family = _family(options)
     text = options.within("text_config") if options.values.get("text_config") else options
@@ -163,7 +170,7 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     head_dim = latents.rotary_dim if latents else _head_dim(text, family, num_heads)
     tables = family.position_tables(text)
     max_positions = text.count("max_position_embeddings") - (tables.first_position if tables else 0)
-    num_layers = text.count("num_hidden_layers", most=_MAX_LAYERS)
+    num_layers = text.count("num_hidden_layers", most=MAX_LAYERS)
     found = [each.text("dtype", each.text("torch_dtype", "")) for each in (options, text)]
     dtype = next(filter(None, found), "float32")
     if dtype not in _CHECKPOINT_DTYPES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -106,7 +108,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     supported = [name for name in _ROPE_TYPES if name != "proportional" or family.has_proportional_rope]
     if kind not in supported:
         raise rope.error("rope_type", f"{kind!r} is not supported; expected one of {', '.join(supported)}")
-    share = rope.number("partial_rotary_factor", family.rotary_share(options))
+    share = rope.number("partial_rotary_factor", family.rotary_share(options), above=0, most=1)
     rotary_dim, rotated = int(head_dim * share), 0
     if kind == "proportional":
         rotary_dim, rotated = head_dim, rotary_dim // 2
@@ -125,7 +127,7 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     alpha = rope.number("alpha", 0.0, least=0) if family.has_rope_alpha else 0.0
     if kind == "dynamic" and alpha:
         kind = "default"
-        theta *= alpha ** (head_dim / (head_dim - 2))
+        theta = _scaled_base(rope, theta, alpha, head_dim)
     low_freq_factor = rope.number("low_freq_factor", None if kind == "llama3" else 1.0, above=0)
     return RopeConfig(
         rope_type=_ROPE_TYPES[kind],
@@ -153,6 +155,16 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
         mrope_sections=_mrope_sections(options, rope, family, rotary_dim // 2),
         query_scaling=family.query_scaling(options, rope, is_rotated=True),
     )
+
+
+def _scaled_base(rope: JsonOptions, theta: float, alpha: float, head_dim: int) -> float:
+    """Return the base of rotations in a context that is `alpha` times as long (NTK-aware scaling)."""
+    if head_dim <= 2:
+        raise rope.error("alpha", f"{alpha} needs a head_dim above 2, not {head_dim}")
+    scale = math.log(theta) + math.log(alpha) * head_dim / (head_dim - 2)
+    if scale > math.log(sys.float_info.max):
+        raise rope.error("alpha", f"{alpha} with rope_theta {theta:g} exceeds the range of numbers")
+    return float(theta * alpha ** (head_dim / (head_dim - 2)))
 
 
 def _mrope_sections(text: JsonOptions, rope: JsonOptions, family: Family, num_pairs: int) -> tuple[int, ...]:

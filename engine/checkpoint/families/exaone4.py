@@ -37,6 +37,8 @@ class Exaone4(Family):
         if not window:
             are_sliding = [False] * num_layers  # the pattern is 0 then
         elif isinstance(pattern, str):  # "LLLG": three local layers, one global
+            if not pattern or set(pattern) - {"L", "G"}:
+                raise options.error("sliding_window_pattern", f"{pattern!r} should consist of L (local) and G (global)")
             are_sliding = [pattern[index % len(pattern)] == "L" for index in range(num_layers)]
         else:
             are_sliding = all_but_every(options.count("sliding_window_pattern", 4), num_layers)

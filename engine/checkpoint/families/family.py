@@ -14,6 +14,7 @@ from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import VisionConfig
 
+MAX_LAYERS = 4096  # each takes memory before weights are read
 _MAX_DRAFT_LAYERS = 64
 
 

@@ -7,6 +7,8 @@ from engine.checkpoint.families.qwen2_5_vl import Qwen2_5VL
 from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.vision_config import VisionConfig, VisionSpec, read_media_tokens, read_pixel_scale, read_vision
 
+_MAX_RATIO = 1024.0  # of the MLP to the width; bounds what is reserved before weights are read
+
 
 class Qwen2VL(Qwen2_5VL):
     name = "qwen2_vl"
@@ -22,7 +24,8 @@ class Qwen2VL(Qwen2_5VL):
         """Read the encoder. Its width is `embed_dim`; `hidden_size` is that of the text model."""
         given = options.within("vision_config")
         width, out_width = given.count("embed_dim", 1280), given.count("hidden_size", 3584)
-        sizes = {"hidden_size": width, "intermediate_size": int(width * given.number("mlp_ratio", 4.0, above=0))}
+        ratio = given.number("mlp_ratio", 4.0, above=0, most=_MAX_RATIO)
+        sizes = {"hidden_size": width, "intermediate_size": int(width * ratio)}
         vision = given.replaced(sizes)
         return read_vision(
             self.name,

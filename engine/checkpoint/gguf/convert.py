@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.families import FAMILIES, GGUF_NAMES, GGUF_NAMES_WITH_PICTURES
-from engine.checkpoint.families.family import Family
+from engine.checkpoint.families.family import MAX_LAYERS, Family
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.experts import expert_options, has_softmax_scores
 from engine.checkpoint.gguf.file import shortest
@@ -184,7 +184,7 @@ def _family(file: GgufModel, options: JsonOptions, name: str) -> Family:
 
 def _num_layers(file: GgufModel, options: JsonOptions, name: str) -> tuple[int, int]:
     """Return the number of layers, and of MTP layers, which files count as blocks behind the others, even if they lack them."""
-    num_blocks = options.count(f"{name}.block_count")
+    num_blocks = options.count(f"{name}.block_count", most=MAX_LAYERS)
     num_drafts = options.count(f"{name}.nextn_predict_layers", 0, least=0, most=num_blocks - 1)
     first = num_blocks - num_drafts
     if num_drafts and "blk.0.attn_norm.weight" not in file.tensors:

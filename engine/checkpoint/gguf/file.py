@@ -11,6 +11,7 @@ it to write files, and to check what is read here.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import struct
@@ -28,6 +29,9 @@ _DEFAULT_ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _MAX_ARRAY_DEPTH = 8  # no known writer nests arrays
+# bound the memory and time that a damaged file takes; the largest vocabularies have 300,000 tokens
+_MAX_METADATA_BYTES, _MAX_ARRAY_LENGTH, _MAX_ENTRIES, _MAX_TENSORS = 1 << 28, 1 << 23, 1 << 16, 1 << 20
+_MAX_NAME_BYTES = 1024
 
 # type of a tensor's values: name, values per block, bytes per block
 BLOCKS = {
@@ -86,8 +90,12 @@ class GgufFile:
         try:
             num_tensors, num_entries = self._head()
             self.metadata: dict[str, Any] = {}
+            if num_entries > _MAX_ENTRIES or num_tensors > _MAX_TENSORS:
+                raise self._damaged(f"it should have {num_entries} metadata entries and {num_tensors} tensors")
             for _ in range(num_entries):
                 key = self._string()
+                if key in self.metadata:
+                    raise self._damaged(f"it has the metadata entry {key[:80]} twice")
                 self.metadata[key] = self._value(self._scalar("I"))
             entries = [self._tensor_entry() for _ in range(num_tensors)]
             self.tensors = self._placed(entries)
@@ -121,6 +129,7 @@ class GgufFile:
         begin, self._position = self._position, self._position + num_bytes
         if self._position > len(self.data):
             raise self._damaged(f"a string of {num_bytes} bytes at offset {begin} exceeds the file")
+        self._check_size()
         return self.data[begin : self._position].decode()
 
     def _value(self, kind: int, depth: int = 0) -> Any:
@@ -138,21 +147,30 @@ class GgufFile:
         if depth == _MAX_ARRAY_DEPTH:
             raise self._damaged(f"metadata arrays are nested deeper than {_MAX_ARRAY_DEPTH}")
         kind, length = self._scalar("I"), self._scalar("Q")
-        if length > len(self.data):
-            raise self._damaged(f"a metadata array of {length} values is longer than the file")
+        if length > min(len(self.data), _MAX_ARRAY_LENGTH):
+            raise self._damaged(f"a metadata array of {length} values is longer than the file or {_MAX_ARRAY_LENGTH} values")
         if kind not in _SCALARS:
             return [self._value(kind, depth + 1) for _ in range(length)]
         code = f"<{length}{_SCALARS[kind]}"
         values = struct.unpack_from(code, self.data, self._position)
         self._position += struct.calcsize(code)
+        self._check_size()
         return list(values)
+
+    def _check_size(self) -> None:
+        if self._position > _MAX_METADATA_BYTES:
+            raise self._damaged(f"its metadata exceeds {_MAX_METADATA_BYTES >> 20} MiB")
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
+        if len(name) > _MAX_NAME_BYTES:
+            raise self._damaged(f"a tensor's name, {name[:40]}..., has {len(name)} characters")
         num_dimensions = self._scalar("I")
-        if num_dimensions > 8:
+        if not 0 < num_dimensions <= 8:
             raise self._damaged(f"{name} has {num_dimensions} dimensions")
         shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
+        if not all(shape):
+            raise self._damaged(f"{name} has the shape {list(shape)}")
         kind = self._scalar("I")
         return name, shape, kind, self._scalar("Q")
 
@@ -174,7 +192,13 @@ class GgufFile:
             end = begin + math.prod(shape) // block_values * block_bytes
             if end > len(self.data):
                 raise self._damaged(f"{name} should end at byte {end}, but the file has {len(self.data)} bytes")
+            if name in tensors:
+                raise self._damaged(f"it has the tensor {name} twice")
             tensors[name] = GgufTensor(self, name, type_name, shape, begin, end)
+        ordered = sorted(tensors.values(), key=lambda tensor: tensor.begin)
+        for first, second in itertools.pairwise(ordered):
+            if second.begin < first.end:
+                raise self._damaged(f"{first.name} and {second.name} overlap at byte {second.begin}")
         return tensors
 
     def _damaged(self, text: str) -> CheckpointError:

@@ -17,6 +17,7 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
+_MAX_LISTED = 5  # names in an error
 _SHARED = "general.architecture"  # usually only in the first part; others must agree
 
 
@@ -32,7 +33,9 @@ def part_paths(path: Path) -> list[Path]:
     match = _PART.fullmatch(path.stem)
     if match is None:
         return [path]
-    count = int(match["count"])
+    number, count = int(match["number"]), int(match["count"])
+    if not 0 < number <= count:
+        raise CheckpointError(f"{path.name}: part {number} of {count} does not exist; rename the file")
     return [path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}{path.suffix}") for number in range(1, count + 1)]
 
 
@@ -47,7 +50,8 @@ class GgufModel:
     def __init__(self, paths: Sequence[Path]) -> None:
         missing = [path.name for path in paths if not path.exists()]
         if missing and len(paths) > 1:
-            raise CheckpointError(f"{paths[0].parent} lacks {', '.join(missing)}; the model has {len(paths)} parts")
+            listed = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
+            raise CheckpointError(f"{paths[0].parent} lacks {listed}; the model has {len(paths)} parts")
         self.path = paths[0]
         self._parts = [GgufFile(path) for path in paths]
         self.metadata: dict[str, Any] = self._parts[0].metadata

@@ -20,10 +20,12 @@ from engine.checkpoint.json_fields import JsonOptions
 from engine.errors import CheckpointError
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6  # token types; sentencepiece has the same
+_TYPES = frozenset(range(7))  # 0: undefined
 _ROLES = {
     **{"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "separator": "sep"},
     **{"mask": "mask", "cls": "cls"},
 }
+_MAX_SCORE = 3.4e38
 _SPACE = "\u2581"  # written for a space by tokenizers that are not byte-level
 _UTF8_DECODER = {
     "type": "Sequence",
@@ -74,9 +76,22 @@ def _types(options: JsonOptions) -> list[int]:
     """Return the type of each token."""
     tokens = _tokens(options)
     types = [int(kind) for kind in options.numbers("tokenizer.ggml.token_type")] or [1] * len(tokens)
+    if not set(types) <= _TYPES:
+        kind = min(set(types) - _TYPES)
+        raise options.error("tokenizer.ggml.token_type", f"{kind} is not a type of tokens; expected 0 to {max(_TYPES)}")
     if not tokens or len(types) != len(tokens):
         raise options.error("tokenizer.ggml.token_type", f"has {len(types)} values for {len(tokens)} tokens")
     return types
+
+
+def _scores(options: JsonOptions) -> tuple[float, ...]:
+    """Return the score of each token, a float32."""
+    scores, num_tokens = options.numbers("tokenizer.ggml.scores"), len(_tokens(options))
+    if len(scores) != num_tokens:
+        raise options.error("tokenizer.ggml.scores", f"has {len(scores)} values for {num_tokens} tokens")
+    if scores and max(map(abs, scores)) > _MAX_SCORE:
+        raise options.error("tokenizer.ggml.scores", f"{max(scores, key=abs):g} exceeds the range of float32")
+    return scores
 
 
 def _settings(options: JsonOptions) -> dict[str, Any]:
@@ -144,7 +159,7 @@ def _bpe(options: JsonOptions) -> dict[str, Any]:
             "byte_fallback": not rule.is_byte_level,
             "ignore_merges": rule.ignores_merges,
             "vocab": {token: index for index, token in enumerate(tokens) if types[index] != _UNUSED},
-            "merges": [_merged(merge) for merge in options.texts("tokenizer.ggml.merges")],
+            "merges": [_merged(options, merge) for merge in options.texts("tokenizer.ggml.merges")],
         },
     }
 
@@ -155,9 +170,11 @@ def _normalizer(rule: PreTokenizer) -> dict[str, Any] | None:
     return {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE} if rule.escapes_spaces else None
 
 
-def _merged(merge: str) -> list[str]:
+def _merged(options: JsonOptions, merge: str) -> list[str]:
     """Return the two halves; the first may begin with a space."""
-    at = merge.index(" ", 1)
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise options.error("tokenizer.ggml.merges", f"{merge[:80]!r} should be two tokens with a space between them")
     return [merge[:at], merge[at + 1 :]]
 
 
@@ -229,9 +246,7 @@ def _word_piece(options: JsonOptions) -> dict[str, Any]:
 
 def _unigram(options: JsonOptions) -> dict[str, Any]:
     """Return the tokenizer.json of a sentencepiece unigram model."""
-    tokens, scores = _tokens(options), options.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise options.error("tokenizer.ggml.scores", f"has {len(scores)} values for {len(tokens)} tokens")
+    tokens, scores = _tokens(options), _scores(options)
     normalizers: list[dict[str, Any]] = []
     charsmap = bytes(number & 0xFF for number in options.counts("tokenizer.ggml.precompiled_charsmap", ()))
     if charsmap:
@@ -273,9 +288,7 @@ _WRITERS: dict[str, Callable[[JsonOptions], dict[str, Any]]] = {
 def _sentencepiece(options: JsonOptions) -> bytes:
     """Return a serialized sentencepiece ModelProto: pieces (1), trainer_spec (2), normalizer_spec (3)."""
     tokens, types = _tokens(options), _types(options)
-    scores = options.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise options.error("tokenizer.ggml.scores", f"has {len(scores)} values for {len(tokens)} tokens")
+    scores = _scores(options)
     unknown = options.count("tokenizer.ggml.unknown_token_id", types.index(_UNKNOWN) if _UNKNOWN in types else -1, least=0)
     if unknown < 0:
         raise options.error("tokenizer.ggml.token_type", "has no unknown token, and unknown_token_id names none")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.checkpoint.gguf.file import shortest
+from engine.checkpoint.gguf.tokenizer import tokenizer_files
+from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.locate import resolve_model
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
@@ -37,6 +41,7 @@ from tests.ggufs import (
 )
 from tools.demo import MODEL as DEMO
 
+GIB = 1 << 30
 TEXTS = [
     *CORPUS[:5],
     "",
@@ -283,6 +288,9 @@ def test_templates_by_name(tmp_path: Path) -> None:
         ({"qwen3__expert_count": 8}, r"qwen3\.expert_count: 8 is not supported"),
         ({"qwen3__rope__scaling__type": "longrope"}, "rope.scaling.type: 'longrope' is not supported"),
         ({"qwen3__attention__value_length": 64}, "value_length: differs from attention.key_length, 32"),
+        ({"qwen3__block_count": 1 << 31}, r"qwen3\.block_count: 2147483648 should be an integer of at most 4096"),
+        ({"tokenizer__ggml__token_type": [-3]}, r"token_type: -3 is not a type of tokens; expected 0 to 6"),
+        ({"tokenizer__ggml__merges": ["ab"]}, r"merges: 'ab' should be two tokens with a space between them"),
         ({"qwen3__feed_forward_length": [1, 2]}, r"feed_forward_length: \[1, 2\] should be an integer"),
         ({"general__architecture": "clip"}, "general.architecture: 'clip' reads pictures, .*; use the model's safetensors"),
         ({"qwen3__nextn_predict_layers": 1}, "has only MTP layers; use the file with the whole model"),
@@ -296,6 +304,29 @@ def test_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None
     path = write_small(tmp_path / "small.gguf", **PLAIN | metadata)
     with pytest.raises(CheckpointError, match=message):
         resolve_model(str(path))
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_scores_that_no_float32_holds_are_refused(kind: str) -> None:
+    for score, problem in ((1e300, "1e+300 exceeds the range of float32"), (float("nan"), "[0.0, nan] should be a list of")):
+        values = {"model": kind, "tokens": ["a", "b"], "token_type": [2, 1], "scores": [0.0, score]}
+        options = JsonOptions({f"tokenizer.ggml.{name}": value for name, value in values.items()}, Path("a.gguf"))
+        with pytest.raises(CheckpointError, match=re.escape(problem)):
+            tokenizer_files(options)
+
+
+def text_of(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def entry(key: str, kind: int, *numbers: int) -> bytes:
+    """Return a metadata entry with an integer, the length of a string, or type and length of an array."""
+    return text_of(key) + struct.pack("<I", kind) + struct.pack({4: "<I", 8: "<Q", 9: "<IQ"}[kind], *numbers)
+
+
+def tensor(name: str, shape: tuple[int, ...], offset: int) -> bytes:
+    """Return the entry of a float32 tensor."""
+    return text_of(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
 
 
 class TestDamaged:
@@ -330,6 +361,34 @@ class TestDamaged:
     def test_header(self, data: bytes, message: str, tmp_path: Path) -> None:
         (tmp_path / "a.gguf").write_bytes(data)
         with pytest.raises(CheckpointError, match=message):
+            resolve_model(str(tmp_path / "a.gguf"))
+
+    @pytest.mark.parametrize(
+        ("entries", "tensors", "message"),
+        [
+            ([entry("a", 4, 1), entry("a", 4, 2)], [], "metadata entry a twice"),
+            ([], [tensor("t", (4,), 0), tensor("t", (4,), 32)], "tensor t twice"),
+            ([], [tensor("t", (16,), 0), tensor("u", (4,), 32)], "t and u overlap at byte"),
+            ([], [tensor("t", (1 << 60, 0), 0)], "t has the shape"),
+            ([], [tensor("t", (), 0)], "t has 0 dimensions"),
+            ([], [tensor("t" * 2000, (4,), 0)], "a tensor's name, tttt.* has 2000 characters"),
+            ([entry("a", 9, 0, (1 << 23) + 1)], [], "array of 8388609 values is longer than"),
+            ([entry("a", 8, 1 << 29)], [], "metadata exceeds 256 MiB"),
+        ],
+    )
+    def test_contents(self, entries: list[bytes], tensors: list[bytes], message: str, tmp_path: Path) -> None:
+        """Repeated, overlapping, empty and enormous parts, in a file of 1 GiB that takes no space."""
+        counts = struct.pack("<QQ", len(tensors), len(entries))
+        (tmp_path / "a.gguf").write_bytes(b"GGUF\3\0\0\0" + counts + b"".join([*entries, *tensors]))
+        os.truncate(tmp_path / "a.gguf", GIB)
+        with pytest.raises(CheckpointError, match=message):
+            resolve_model(str(tmp_path / "a.gguf"))
+
+    @pytest.mark.parametrize("num_tensors", [0, 1 << 60])
+    def test_counts(self, num_tensors: int, tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(b"GGUF\3\0\0\0" + struct.pack("<QQ", num_tensors, 1 << 59))
+        os.truncate(tmp_path / "a.gguf", GIB)
+        with pytest.raises(CheckpointError, match=f"should have {1 << 59} metadata entries and {num_tensors} tensors"):
             resolve_model(str(tmp_path / "a.gguf"))
 
     def test_type_of_a_tensor(self, tmp_path: Path) -> None:

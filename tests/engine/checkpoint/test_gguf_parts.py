@@ -94,6 +94,21 @@ def test_fewer_tensors_than_stated_are_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "a-00001-of-00002.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("a-00001-of-00000", "1 of 0"), ("a-00003-of-00002", "3 of 2"), ("a-00000-of-00001", "0 of 1")]
+)
+def test_part_with_an_impossible_number_is_refused(name: str, place: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{name}.gguf: part {place} does not exist"):
+        resolve_model(str(part(tmp_path / f"{name}.gguf", 0, 1, 1)))
+
+
+def test_few_of_many_missing_parts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"lacks a-00002-of-09999\.gguf, .*a-00006-of-09999\.gguf, \.\.\.; the model has 9999"
+    ):
+        resolve_model(str(part(tmp_path / "a-00001-of-09999.gguf", 0, 9999, 1)))
+
+
 @pytest.mark.parametrize("name", ["m-Q4_K_M.gguf", "m-Q4_K_M-00002-of-00003.gguf", "m-Q4_K_M-00002-of-00003.GGUF", "m-Q4_K_M"])
 def test_stem_has_no_part_number(name: str) -> None:
     assert stem_of(name) == "m-Q4_K_M"

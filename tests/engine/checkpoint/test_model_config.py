@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.rope_config import RopeConfig
 from engine.errors import CheckpointError
-from tests.paths import GOLDEN
+from tests.paths import GOLDEN, REPOSITORY
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -360,3 +363,53 @@ def test_kimi_is_read_as_deepseek_v3(directory: Path) -> None:
 def test_default_configurations_have_no_unknown_options(model_type: str, directory: Path) -> None:
     config = DEFAULTS[model_type] | {"architectures": [MODEL_TYPES[model_type].class_names[0]]}
     assert read(directory, config).unknown_options == {}
+
+
+VARIANTS: dict[str, Any] = json.loads((REPOSITORY / "tests" / "workers" / "variants" / "variants.json").read_text())
+SEEING: dict[str, Any] = json.loads((REPOSITORY / "tests" / "workers" / "variants" / "seeing.json").read_text())
+HOSTILE = (-1, 1e308, "", 1 << 70, [], float("nan"), 0, {"a": [1 << 70]}, True, [10**400], "x", float("-inf"), [None], 1 << 39)
+
+
+def places(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        yield (*path, name)
+        if isinstance(value, dict):
+            yield from places(value, (*path, name))
+
+
+def test_hostile_values_are_refused_or_read(directory: Path) -> None:
+    """Any option of any variant with a value of another kind or size: an error that names the file, nothing else."""
+    for number, variant in enumerate([*VARIANTS.values(), *SEEING.values()]):
+        for place, path in enumerate(places(variant["config"])):
+            config = copy.deepcopy(variant["config"])
+            options = config
+            for name in path[:-1]:
+                options = options[name]
+            options[path[-1]] = HOSTILE[(number + place) % len(HOSTILE)]
+            with contextlib.suppress(CheckpointError):
+                KVCacheSpec.of(read(directory, config), 16, "int8")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("exaone4", {"sliding_window_pattern": ""}, "sliding_window_pattern: '' should consist of L .local. and G .global."),
+        ("exaone4", {"sliding_window_pattern": "LLXG"}, "sliding_window_pattern: 'LLXG' should consist of L"),
+        ("phi3", {"partial_rotary_factor": 1e308}, r"partial_rotary_factor: 1e\+308 should be at most 1"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [10**400]}}, "short_factor: .* list of finite numbers"),
+        ("hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "alpha": 2.0}}, "alpha: 2.0 needs a head_dim"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 1e308}}, r"alpha: 1e\+308 with rope_theta"),
+    ],
+)
+def test_values_that_no_number_holds_are_named(family: str, changes: dict[str, Any], message: str, directory: Path) -> None:
+    config = next(each["config"] for name, each in VARIANTS.items() if name.startswith(family))
+    config = {name: value for name, value in config.items() if name != "rope_parameters"}
+    with pytest.raises(CheckpointError, match=message):
+        read(directory, config | changes)
+
+
+def test_mlp_ratio_is_bounded(directory: Path) -> None:
+    config = copy.deepcopy(next(each["config"] for name, each in SEEING.items() if name.startswith("qwen2_vl")))
+    config["vision_config"]["mlp_ratio"] = 1e308
+    with pytest.raises(CheckpointError, match=r"mlp_ratio: 1e\+308 should be at most 1024"):
+        read(directory, config)
