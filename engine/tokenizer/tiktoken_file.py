@@ -19,6 +19,7 @@ from engine.errors import CheckpointError
 from engine.tokenizer.settings import AddedToken
 
 _NUM_SPECIAL = 256
+_MAX_LINE_BYTES = 4096  # bounds the time that merges of a long token take
 _SPLIT_RULE = "kimi-k2"  # of llama.cpp, which is the same
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
@@ -54,6 +55,8 @@ def _ranks(data: bytes) -> dict[bytes, int]:
     for number, line in enumerate(data.splitlines()):
         if not line.strip():
             continue
+        if len(line) > _MAX_LINE_BYTES:
+            raise CheckpointError(f"line {number + 1} has {len(line)} bytes, at most {_MAX_LINE_BYTES} are supported")
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)

@@ -158,7 +158,9 @@ def _read_tokenizer_json(path: Path, data: bytes, settings: TokenizerSettings, k
         marks = {name: _mark() for name in names}
         tokenizer = tokenizers.Tokenizer.from_buffer(_renamed(data, marks))
         decoder = file.decoder
-    except Exception as error:  # `tokenizers` raises nothing more specific
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # `tokenizers` raises nothing more specific; a panic is not even an Exception
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -229,7 +231,7 @@ def _read_sentencepiece(path: Path, data: bytes, settings: TokenizerSettings, ki
     from sentencepiece import SentencePieceProcessor  # most models do without it
 
     try:
-        processor = SentencePieceProcessor(model_proto=data)
+        processor = SentencePieceProcessor(model_proto=data or b"\0")  # an empty model is not read, and fails later
     except RuntimeError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     pieces: list[str | None] = [processor.IdToPiece(token_id) for token_id in range(processor.GetPieceSize())]

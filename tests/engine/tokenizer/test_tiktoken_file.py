@@ -71,6 +71,7 @@ def test_special_tokens_follow_the_others(vocabulary: Vocabulary) -> None:
     ("lines", "problem"),
     [
         ("YQ== 0\nYg==\n", "line 2 is b'Yg==', expected a token in base64 and its rank"),
+        (f"YQ== 0\n{'YWFh' * 2000} 1\n", "line 2 has 8002 bytes, at most 4096 are supported"),
         ("YQ== 0\nYg== 2\n", "ranks of 2 tokens should be 0 to 1, each once"),
         ("YQ== 0\nYg== 1\n", "254 of the 256 single bytes are no tokens, the first is 0"),
     ],

@@ -145,6 +145,20 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path, name: str, text: str) -> N
         vocabulary_of(tmp_path)
 
 
+def test_empty_sentencepiece_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model cannot be read"):
+        vocabulary_of(tmp_path)
+
+
+def test_panic_of_the_library_is_named(tmp_path: Path) -> None:
+    """A panic of Rust code is no Exception."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(byte_level().to_str()), "normalizer": normalizer}))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: .*precompiled_charsmap"):
+        vocabulary_of(tmp_path)
+
+
 def test_ids_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     parts = json.loads(byte_level().to_str())
     parts["model"]["vocab"]["z"] = 4_000_000_000
