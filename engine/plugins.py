@@ -71,6 +71,8 @@ def _load(name: str, entry: EntryPoint) -> None:
             _register(entry.group, each() if isinstance(each, type) else each)
         except (ValueError, TypeError) as error:
             raise OptionError(f"{where}: {error}") from error
+        except Exception as error:  # the package's own
+            raise OptionError(f"{where} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def _register(group: str, found: Any) -> None:

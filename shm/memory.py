@@ -35,15 +35,15 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
     for version, group in group_directories("memory", root):
         names = _FILES[version]
         try:
-            limit = (group / names[0]).read_text().strip()
+            limit = _limit((group / names[0]).read_text().strip())
             used, stat = int((group / names[1]).read_text()), _table(group / "memory.stat")
         except (OSError, ValueError):
             continue
-        if limit == "max" or int(limit) >= _NO_LIMIT:
+        if limit >= _NO_LIMIT:
             continue
         reclaimable = sum(stat.get(name, 0) for name in names[2:])
         shown = "/" + str(group.relative_to(root / "sys/fs/cgroup"))
-        limits.append(MemoryLimit(f"the control group {shown}", max(0, int(limit) - used + reclaimable)))
+        limits.append(MemoryLimit(f"the control group {shown}", max(0, limit - used + reclaimable)))
     return limits
 
 
@@ -72,6 +72,11 @@ _FILES = {
 }  # by version: limit, usage, and lines of memory.stat
 
 
+def _limit(text: str) -> int:
+    """Parse a limit. Raises ValueError if it is none."""
+    return _NO_LIMIT if text == "max" else int(text)
+
+
 def _table(path: Path) -> dict[str, int]:
     """Parse a file of lines "name value ..."."""
-    return {name: int(value) for name, value, *_ in (line.split() for line in path.read_text().splitlines())}
+    return {name: int(value) for name, value, *_ in (line.split() for line in path.read_text().splitlines() if " " in line)}

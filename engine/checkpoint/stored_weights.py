@@ -5,14 +5,15 @@ Pure, except for the headers of the files. A file that cannot be read counts as 
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from engine.checkpoint.files import open_file
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 
@@ -29,6 +30,17 @@ GGUF_BYTES = {  # per value as kernels hold it: 4 or 8 bits, with a float32 scal
     **dict.fromkeys(("Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_XXS"), 1.125),
     **dict.fromkeys(("Q5_1", "Q5_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ2_S"), 1.25),
 }
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Entry of a tensor in the header of a .safetensors file."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
 
 
 class StoredWeights(msgspec.Struct, frozen=True):
@@ -84,15 +96,8 @@ class StoredWeights(msgspec.Struct, frozen=True):
 def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
     """Yield of each tensor its values, whether it is a matrix, and its bytes if it is stored as integers, else 0."""
     for file in sorted(path.glob("*.safetensors")):
-        try:
-            with file.open("rb") as opened:
-                (length,) = struct.unpack("<Q", opened.read(8))
-                header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
-            header.pop("__metadata__", None)
-            entries = [(name, value["dtype"], value["shape"], *value["data_offsets"]) for name, value in header.items()]
-        except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
-            continue
-        for name, dtype, shape, begin, end in entries:
+        header = _header(file)
+        for name, (dtype, shape, begin, end) in header.items():
             if dtype in ("U8", "F8_E4M3") and name.endswith(("_scales", "_scale")):  # of MXFP4 and NVFP4, held as float32
                 yield 0, False, 4 * (end - begin)
                 continue
@@ -104,6 +109,19 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
                 continue
             num_values = math.prod(shape) * _VALUES_IN.get(dtype, 1)
             yield num_values, len(shape) > 1, 0 if dtype in _FLOATS else end - begin
+
+
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
+    """Return type, shape and place of the tensors; none if the file cannot be read."""
+    try:
+        with open(open_file(file), "rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            entries = msgspec.json.decode(opened.read(min(length, _LONGEST_HEADER)), type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        found = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+    except (OSError, struct.error, ValueError, RecursionError):
+        return {}
+    return {name: (entry.dtype, entry.shape, *entry.data_offsets) for name, entry in found.items()}
 
 
 def _gguf_tensors(file: GgufModel) -> Iterator[tuple[int, bool, int]]:

@@ -99,6 +99,12 @@ def package(directory: Path, name: str, module: str, source: str, *entries: str)
             "parsers",
             "already a parser of reasoning named auto",
         ),
+        ("class FOUND:\n    def __init__(self): 1 / 0", "parsers", "cannot be used: ZeroDivisionError: division by zero"),
+        (
+            "from engine.checkpoint.families.family import Family\nclass FOUND(Family): name = 'other'",
+            "families",
+            "cannot be used: AttributeError: 'FOUND' object has no attribute 'class_names'",
+        ),
         ("class FOUND:\n    def __init__(self, a): pass", "parsers", "missing 1 required positional argument"),
     ],
 )

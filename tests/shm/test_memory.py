@@ -102,6 +102,7 @@ def test_container_sees_its_own_group_as_the_root(machine: Path) -> None:
         {"proc/self/cgroup": ""},
         {"proc/self/cgroup": "0::/gone\n"},
         {"proc/self/cgroup": "4:memory:/x\n", **under("memory/x/", {"memory.limit_in_bytes": "junk"})},
+        {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/cgroup.controllers": "memory", **under("a/", second_version("junk", 5))},
         {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cgroup.controllers": "cpu", **under("", {"memory.max": "5"})},
     ],
 )

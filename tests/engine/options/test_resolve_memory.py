@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,3 +221,32 @@ def test_automatic_length_gets_a_larger_cache(large: Path, with_memory: Callable
         assert room < (gib - 15) * GIB
         assert automatic.kv_cache_bytes <= max(room, plain.kv_cache_bytes)
     assert configured(str(MODEL), "--max-model-len", "auto")[1].max_model_len == 2048
+
+
+ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": ENTRY | {"shape": ["x"]}},
+        {"a": ENTRY | {"shape": [-5, 1 << 70]}},
+        {"a": ENTRY | {"shape": 5}},
+        {"a": ENTRY | {"dtype": ["F32"]}},
+        {"a": ENTRY | {"dtype": "I32", "data_offsets": ["a", "b"]}},
+        {"a": ENTRY | {"data_offsets": [0, 4, 8]}},
+        {"a": ENTRY | {"dtype": "U8", "data_offsets": [0.5, None]}, "a.absmax": ENTRY},
+        [],
+    ],
+)
+def test_header_of_other_types_counts_nothing(header: Any, tmp_path: Path) -> None:
+    """The loader reports the error."""
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert StoredWeights.read(tmp_path) == StoredWeights()
+
+
+def test_deep_header_and_pipe_count_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
+    os.mkfifo(tmp_path / "b.safetensors")
+    assert StoredWeights.read(tmp_path) == StoredWeights()
