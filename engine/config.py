@@ -120,6 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # "float32" | "bfloat16": of weights that are not integers
     quantization: str  # "none" | "wint8" | "wint4"
     quantization_group_size: int = 0  # inputs with one scale; 0: the default of the quantization
+    quantization_calibration: str = ""  # file of statistics; empty: none
+    calibration_digest: str = ""  # of the contents of this file when the engine started
     max_model_len: int
     load_format: str  # "safetensors" | "dummy"
     pooling: PoolingConfig | None = None  # None: the engine generates

@@ -413,6 +413,7 @@ def quantize_weight(
     num_outputs: int,
     num_inputs: int,
     group_size: int,  # 0: all inputs
+    importances: int,  # float32 [inputs]: what a squared error costs at each; 0: |w|
 ) -> None: ...
 def lay_integers(
     packed: int,

@@ -48,6 +48,8 @@ class Linear(msgspec.Struct):
     format: WeightFormat = FLOAT32
     columns: Columns = ()  # outputs that this rank computes
     is_looked_up: bool = False  # an embedding looks up its outputs as rows
+    # float32 [in]: what a squared error of rounding costs at each input; None: unknown
+    importances: np.ndarray | None = None
     adapters: Adapters | None = None  # None: no adapters
     bias_name: str = ""  # if it is not stored next to the weight, as for a head with tied embeddings
     weight: Tensor = None

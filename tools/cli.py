@@ -21,6 +21,7 @@ COMMANDS = {
     "launch": ("tools.launch", "start Claude Code, Codex or opencode with the running engine"),
     "run-batch": ("tools.batch.command", "answer the requests in a batch file"),
     "pull": ("tools.pull", "download a model from a hub"),
+    "calibrate": ("tools.calibrate.command", "write statistics of a model's activations, for better quantization"),
     "models": ("tools.models", "list or remove models on this machine"),
     "bench": ("", "measure"),
     "version": ("", "print the version"),

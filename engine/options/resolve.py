@@ -53,6 +53,7 @@ from engine.options.resolve_weights import (
     processor_flags,
     quantizations,
     resolve_cache_directory,
+    resolve_calibration,
     resolve_dtype,
     resolve_group_size,
 )
@@ -235,6 +236,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
         dtype=dtype,
         quantization=quantization,
         quantization_group_size=resolve_group_size(options, quantization),
+        **resolve_calibration(options, quantization),
         weight_cache_dir=resolve_cache_directory(options, ops),
         max_model_len=limit,
         pooling=pooling,

@@ -6,13 +6,15 @@ Called by `engine/options/resolve.py`. `workers/weights/precision.py` applies th
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from engine.checkpoint.files import user_cache
+from engine.checkpoint.files import read_file, user_cache
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError, OptionError
 from engine.options.resolve_memory import QUANTIZATIONS
 from engine.options.table import OptionValues
+from shm.blake2 import blake2b
 
 _BFLOAT16_FLAG = "avx512_bf16"  # Linux's name of the flag
 _BFLOAT16_KERNELS = ("avx512bf16", "amx")  # variants with products of bfloat16
@@ -66,6 +68,21 @@ def resolve_group_size(options: OptionValues, quantization: str) -> int:
         options.notes.append(f"--quantization-group-size {asked} has no effect: weights are not quantized (--quantization)")
         return 0
     return asked
+
+
+def resolve_calibration(options: OptionValues, quantization: str) -> dict[str, Any]:
+    """Return the file of statistics and the digest of its contents, so that all ranks and their later lives round alike."""
+    path: str = options.values["quantization_calibration"]
+    if not path:
+        return {}
+    if quantization == "none":
+        options.notes.append(f"--quantization-calibration {path} has no effect: weights are not quantized (--quantization)")
+        return {}
+    try:
+        contents = read_file(Path(path))
+    except OSError as error:
+        raise OptionError(f"--quantization-calibration {path} cannot be read: {error.strerror or error}") from error
+    return {"quantization_calibration": path, "calibration_digest": blake2b(contents, digest_size=16).hexdigest()}
 
 
 def resolve_cache_directory(options: OptionValues, ops: str) -> str:

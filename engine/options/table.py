@@ -135,6 +135,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             0,
             "inputs that share a scale with --quantization: 32, 64 or 128; 0: 64 for wint4, all for wint8",
         ),
+        Option(
+            "quantization-calibration",
+            path("FILE"),
+            "",
+            "statistics of the model over a text, by which --quantization rounds weights (`tokamak calibrate`)",
+        ),
         Option("hub", choice(*HUBS), "huggingface", "hub of models that are named owner/model"),
         Option("revision", text("NAME"), "", "branch, tag or commit of a model on the hub; default: its main branch"),
         Option(

@@ -26,7 +26,16 @@ class IntPacking:
     """Packing of matrices [num_outputs, num_inputs] from their sources into a store, one after another. Values are filled
     first, which reads the sources and also computes the scales."""
 
-    def __init__(self, name: str, format: WeightFormat, num_inputs: int, num_outputs: int, sources: Sequence[Source]) -> None:
+    def __init__(
+        self,
+        name: str,
+        format: WeightFormat,
+        num_inputs: int,
+        num_outputs: int,
+        sources: Sequence[Source],
+        importances: Sequence[np.ndarray | None] = (),
+    ) -> None:
+        """`importances`: of each matrix, `Linear.importances`."""
         self._name = name
         self._format = format
         self._kind = KINDS[format.kind]
@@ -34,6 +43,7 @@ class IntPacking:
         self._num_inputs = num_inputs
         self._num_outputs = num_outputs
         self._sources = sources
+        self._importances = importances or [None] * len(sources)
         self._made: dict[tuple[str, int], np.ndarray] = {}
         assert not format.is_folded or (format.kind, format.has_offsets) == ("int4", False), f"{name}: {format}"
         assert not format.is_folded or format.group_size in _cpu.FOLDED_GROUPS, f"{name}: {format}"
@@ -105,14 +115,15 @@ class IntPacking:
             address = multipliers.ctypes.data
         output_stride, input_stride = (stride // floats.itemsize for stride in floats.strides)
         source = (floats.ctypes.data, floats.dtype == np.uint16, output_stride, input_stride)
-        shape = (*floats.shape, self._format.group_size)
+        importances = self._importances[index]
+        shape = (*floats.shape, self._format.group_size, 0 if importances is None else importances.ctypes.data)
         _cpu.quantize_weight(packed.ctypes.data, scales.ctypes.data, address, self._kind, *source, *shape)
 
 
-def rounded(values: np.ndarray, format: WeightFormat) -> QuantizedWeight:
+def rounded(values: np.ndarray, format: WeightFormat, importances: np.ndarray | None = None) -> QuantizedWeight:
     """Return floats [out, in], or the bits of bfloat16, rounded to `format` as by this table, for other tables."""
     num_outputs, num_inputs = values.shape
-    packed, *others = IntPacking("", format, num_inputs, num_outputs, [lambda: values]).keep(Memory())
+    packed, *others = IntPacking("", format, num_inputs, num_outputs, [lambda: values], [importances]).keep(Memory())
     lines = packed.reshape(*packed.shape[:2], _cpu.PANEL, 4)
     if format.kind == "int4":
         lines = np.stack([lines & 15, lines >> 4], axis=2).reshape(len(lines), -1, _cpu.PANEL, 4)

@@ -177,7 +177,7 @@ def _pack_embedding(module: Embedding, source: Source, store: Store) -> None:
 
 
 def _pack_linear(module: Linear, sources: Mapping[str, Source], store: Store) -> None:
-    module.weight = _packed(module.name, module, [sources["weight"]], store)
+    module.weight = _packed(module.name, [module], [sources["weight"]], store)
     module.bias = _packed_biases(f"{module.name}.bias", module, [sources["bias"]], store) if module.has_bias else None
 
 
@@ -194,24 +194,26 @@ def _packed_biases(name: str, module: Linear, sources: Sequence[Source], store: 
 
 
 def _pack_experts(module: Experts, sources: Mapping[str, Source], store: Store) -> None:
-    def packed(part: str, linear: Linear) -> PackedWeight:
+    def packed(part: str, linears: Sequence[Linear]) -> PackedWeight:
         name, keys = f"{module.name}.{part}", [f"{part}.{index}" for index in range(module.num_experts)]
-        weight = _packed(name, linear, [sources[key] for key in keys], store)
+        weight = _packed(name, linears, [sources[key] for key in keys], store)
         if not module.has_bias:
             return weight
-        biases = _packed_biases(f"{name}.bias", linear, [sources[f"{key}.bias"] for key in keys], store)
+        biases = _packed_biases(f"{name}.bias", linears[0], [sources[f"{key}.bias"] for key in keys], store)
         return msgspec.structs.replace(weight, bias=biases)
 
-    gate_up, down = (packed(part, linears[0]) for part, linears in module.parts.items())
+    gate_up, down = (packed(part, linears) for part, linears in module.parts.items())
     module.weight = PackedExperts(gate_up, down, array_of(np.arange(module.num_experts, dtype=np.int32)))
 
 
-def _packed(name: str, module: Linear, sources: Sequence[Source], store: Store) -> PackedWeight:
-    """Pack matrices of the shape and format of `module`, one after another. A source is read when it is packed."""
+def _packed(name: str, linears: Sequence[Linear], sources: Sequence[Source], store: Store) -> PackedWeight:
+    """Pack matrices of one shape and format, one after another. A source is read when it is packed."""
+    module, importances = linears[0], [linear.importances for linear in linears]
     format = module.format
     if format.kind not in KINDS:
         return _packed_floats(name, module, sources, store)
-    found = IntPacking(name, format, module.num_inputs, module.width, sources).keep(store, _panels_read(module, len(sources)))
+    packing = IntPacking(name, format, module.num_inputs, module.width, sources, importances)
+    found = packing.keep(store, _panels_read(module, len(sources)))
     values, scales, multipliers, offsets = (None if kept is None else array_of(kept.reshape(-1)) for kept in found)
     assert values is not None
     return PackedWeight(KINDS[format.kind], values, scales, multipliers, offsets, format.group_size)

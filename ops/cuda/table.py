@@ -128,14 +128,14 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
     """Pack linears for the rows, and modules of reference ops as the reference does."""
     match module:
         case Linear():
-            module.weight = _packed(sources["weight"](), module.columns, module.format)
+            module.weight = _packed(sources["weight"](), module)
             if "bias" in sources:
                 module.bias = paddle.to_tensor(_own(float32(sources["bias"]()), module.columns))
         case HeadNorm():  # all queries have the same weight, and so have all keys
             values = [float32(sources[name]()).reshape(-1) for name in ("queries", "keys")]
             module.weight = paddle.to_tensor(np.stack([*values, np.ones_like(values[0])]))
         case Router():
-            module.linear.weight = _packed(sources["weight"](), (), module.linear.format)
+            module.linear.weight = _packed(sources["weight"](), module.linear)
             if "bias" in sources:
                 module.linear.bias = paddle.to_tensor(float32(sources["bias"]()))
             if "correction" in sources:
@@ -144,27 +144,22 @@ def pack(module: Module, sources: Mapping[str, Source], store: Store) -> None:
                 module.scales = paddle.to_tensor(float32(sources["scales"]()))
         case Experts():
             parts = {
-                part: _stacked(
-                    [
-                        _packed(sources[f"{part}.{index}"](), linear.columns, linear.format)
-                        for index, linear in enumerate(linears)
-                    ]
-                )
+                part: _stacked([_packed(sources[f"{part}.{index}"](), linear) for index, linear in enumerate(linears)])
                 for part, linears in module.parts.items()
             }
             biases = {name: float32(source()) for name, source in sources.items() if name.endswith(".bias")}
             of_each = [reference.stacked_biases(module, part, biases) for part in parts]
             module.weight = PackedExperts(parts["gate_up"], parts["down"], *of_each)
         case Embedding():  # uses the head's weights, if they are one matrix
-            numbers = _in_format(sources["weight"](), module.format)
+            numbers = _in_format(sources["weight"](), module.format, None if module.tied is None else module.tied.importances)
             reference.pack(module, {"weight": lambda: numbers}, store)
         case _:
             reference.pack(module, sources, store)
 
 
-def _in_format(values: Values, format: WeightFormat) -> Values:
+def _in_format(values: Values, format: WeightFormat, importances: np.ndarray | None) -> Values:
     """Round floats if the format has integers."""
-    return rounded(values, format) if isinstance(values, np.ndarray) and format.kind in INTEGERS else values
+    return rounded(values, format, importances) if isinstance(values, np.ndarray) and format.kind in INTEGERS else values
 
 
 def _stacked(linears: list[PackedLinear]) -> PackedLinear:
@@ -183,9 +178,10 @@ def _own(values: np.ndarray, columns: Columns) -> np.ndarray:
     return np.concatenate([values[begin:end] for begin, end in columns]) if columns else values
 
 
-def _packed(values: Values, columns: Columns, format: WeightFormat) -> PackedLinear:
+def _packed(values: Values, module: Linear) -> PackedLinear:
+    columns, format = module.columns, module.format
     scales = offsets = None
-    values = _in_format(values, format)
+    values = _in_format(values, format, module.importances)
     if isinstance(values, QuantizedWeight):
         kind, integers = values.format.kind, _own(values.values, columns)
         num_inputs = integers.shape[1]

@@ -1,5 +1,5 @@
 """A rank dies while it packs weights for all ranks: another one packs instead, and the engine serves either the old or the new
-weights.
+weights. They are rounded by statistics, which give the same bytes on one rank and on two.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from engine.checkpoint.model_config import ModelConfig
 from tests.e2e.checkpoints import other_weights
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_replicas import order
 from tests.e2e.workload import answers, mixed_bodies
 from tests.waiting import wait_until
 from tests.workers.checkpoints import write_checkpoint
+from workers.models import declare_model
+from workers.weights.calibration import calibrated, name_of, write_calibration
 
-OPTIONS = ("--quantization", "wint4", "--max-model-len", "400", "--restart-limit", "100")
+LIMITS = ("--max-model-len", "400", "--restart-limit", "100")
 BODIES = mixed_bodies(4, seed=5, max_tokens=24, max_prompt=40)
 RANKS = ("worker0", "worker1")
 
@@ -43,12 +47,22 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(models: list[Path], packed: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(models[0], *OPTIONS, "-tp", "2", "--threads", "1", "--weight-cache-dir", str(packed)) as running:
+def rounding(models: list[Path], packed: Path) -> tuple[str, ...]:
+    path, generator = packed / "statistics.safetensors", np.random.default_rng(0)
+    linears = calibrated(declare_model(ModelConfig.read(models[0]))[1])
+    write_calibration(path, {name_of(linear): generator.lognormal(0, 2, linear.num_inputs) for linear in linears}, {})
+    return "--quantization", "wint4", "--quantization-calibration", str(path)
+
+
+@pytest.fixture(scope="module")
+def engine(models: list[Path], packed: Path, rounding: tuple[str, ...]) -> Iterator[EngineProcess]:
+    with EngineProcess(
+        models[0], *LIMITS, *rounding, "-tp", "2", "--threads", "1", "--weight-cache-dir", str(packed)
+    ) as running:
         yield running
 
 
-def test_packing_rank_dies(engine: EngineProcess, models: list[Path], packed: Path) -> None:
+def test_packing_rank_dies(engine: EngineProcess, models: list[Path], packed: Path, rounding: tuple[str, ...]) -> None:
     truths = [logprobs(engine)]
     before = set(packed.glob("*.weights"))
     epochs = {rank: int(engine.actors()[rank]["epoch"]) for rank in RANKS}
@@ -66,7 +80,7 @@ def test_packing_rank_dies(engine: EngineProcess, models: list[Path], packed: Pa
     assert engine.metric("weight_cache_loads_total", found="miss") == num_packed  # by the rank that took over
     assert not list(packed.glob("*.partial"))
     assert len(list(packed.glob("*.weights"))) == 2
-    with EngineProcess(models[1], *OPTIONS, "--no-weight-cache") as fresh:
+    with EngineProcess(models[1], *LIMITS, *rounding, "--no-weight-cache") as fresh:
         assert logprobs(engine) == logprobs(fresh) != truths[0]
 
 

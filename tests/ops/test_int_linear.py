@@ -176,6 +176,26 @@ def test_every_variant_quantizes_alike(format: WeightFormat) -> None:
 
 
 @pytest.mark.parametrize("format", QUANTIZING, ids=named)
+def test_importances_lower_the_error_of_outputs(format: WeightFormat) -> None:
+    """For inputs with these mean squares, alike in every variant. Inputs that are never used cost nothing."""
+    weight = random(37, 300, seed=3)
+    importances = np.random.default_rng(4).lognormal(0, 2, 300).astype(np.float32)
+    importances[64:192] = 0
+
+    def error_of(found: np.ndarray) -> float:
+        return float((importances * (found - weight) ** 2).sum())
+
+    found = []
+    for variant in _cpu.variants():
+        with table(f"{variant}-2"):
+            found.append(values_of(rounded(weight, format, importances)))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    best = error_of(values_of(rounded(weight, format)))
+    assert error_of(found[0]) < (0.9 if format.group_size else 1.0) * best
+
+
+@pytest.mark.parametrize("format", QUANTIZING, ids=named)
 def test_other_tables_round_weights_alike(format: WeightFormat) -> None:
     weight = random(37, 300, seed=3)
     with table(f"{_cpu.variants()[-1]}-1") as k:

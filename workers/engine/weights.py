@@ -17,6 +17,7 @@ from workers.engine.plan import Plan
 from workers.models.loading import LoadedModel, load_model
 from workers.rank_group.peers import Peers
 from workers.weights.cache import WeightCache
+from workers.weights.calibration import Calibration
 from workers.weights.loader import LoadOptions
 from workers.weights.packed_file import PackedFile
 from workers.weights.packing import CacheOutcome, Progress
@@ -75,6 +76,7 @@ class ModelLoader:
             self._model.of_same_shape(Path(path), GgufModel.of_checkpoint(Path(path)))
         options = LoadOptions(
             precision=precision_of(config),
+            calibration=_calibration(config),
             random_seed=config.seed + version - 1 if is_random else None,
             cache=self._cache,
             contents=contents,
@@ -92,6 +94,11 @@ class ModelLoader:
                 has_encoder=self._has_encoder,
                 has_drafts=self._has_drafts,
             )
+
+
+def _calibration(config: EngineConfig) -> Calibration | None:
+    path = config.quantization_calibration
+    return Calibration(Path(path), config.calibration_digest) if path else None
 
 
 def _weight_cache(config: EngineConfig) -> WeightCache | None:

@@ -19,6 +19,7 @@ from ops.modules import Experts, Linear
 from ops.table import OpTable
 from ops.weight_format import Memory
 from workers.weights.cache import WeightCache
+from workers.weights.calibration import Calibration
 from workers.weights.checksums import Checksums
 from workers.weights.declaration import Weights
 from workers.weights.packed_file import PackedFile
@@ -36,6 +37,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     """
 
     precision: Precision = Precision()
+    calibration: Calibration | None = None
     random_seed: int | None = None
     cache: WeightCache | None = None
     contents: str = ""
@@ -74,7 +76,7 @@ def load_weights(
             f"{ops.max_head_dim}; use --ops reference"
         )
     outcome: CacheOutcome = "off"
-    precision, random_seed, cache, contents, node = msgspec.structs.astuple(options)
+    precision, calibration, random_seed, cache, contents, node = msgspec.structs.astuple(options)
     found = ""
     directory = cache if ops.layout is not None else None
     layout = ops.layout and digest_of(ops.layout())
@@ -83,6 +85,12 @@ def load_weights(
 
     if node:
         description["node"] = node
+    if calibration is not None:
+        description["calibration"] = calibration.digest
+
+    def calibrate() -> None:
+        if calibration is not None:
+            calibration.apply(weights, config)
 
     def of(contents: str) -> dict[str, Any]:
         return {"contents": contents} | description
@@ -90,13 +98,15 @@ def load_weights(
     if random_seed is not None:
         found = f"random {random_seed}"
         is_narrow = precision != Precision() and ops.layout is not None
-        loading = WeightPacking(source, weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress)
+        loading = WeightPacking(
+            source, weights, RandomWeights(weights, random_seed, is_narrow), ops, precision, on_progress, calibrate
+        )
         if directory is not None and directory.is_shared:
             loading.pack_with(directory, of(found))
         else:
             loading.pack_into_memory()
     else:
-        loading = WeightPacking(source, weights, None, ops, precision, on_progress)
+        loading = WeightPacking(source, weights, None, ops, precision, on_progress, calibrate)
         if contents and directory and loading.map_from(directory, of(contents)) == "hit":
             outcome, found = "hit", contents
         else:

@@ -48,7 +48,8 @@ CacheOutcome = Literal["hit", "miss", "damaged", "off"]
 class WeightPacking:
     """One load: fills every module of `weights` with values of `stored`, or from the cache.
 
-    `source`: the path and architecture that `tokamak models` shows. A description identifies a packed file.
+    `source`: the path and architecture that `tokamak models` shows. `calibrate`: sets importances of linears before weights
+    are rounded. A description identifies a packed file.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class WeightPacking:
         ops: OpTable,
         precision: Precision,
         on_progress: Progress,
+        calibrate: Callable[[], None] = lambda: None,
     ) -> None:
         self.stored = stored
+        self._calibrate = calibrate
         self._source = source
         self._weights = weights
         self._ops = ops
@@ -146,6 +149,7 @@ class WeightPacking:
         if not kinds:
             return  # the table converts everything to float32
         assert self.stored is not None, "formats depend on the stored ones"
+        self._calibrate()
         summary = choose_formats(self._weights, self._precision, self.stored.kept)
         if self._ops.layout is None:  # and everything except these integers
             for module in (each for matrices in self._matrices for each in matrices):

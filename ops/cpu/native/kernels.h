@@ -106,7 +106,8 @@ struct Matrix {
 
 // Conversion of a panel of weights to integers: int8, or int4 with multipliers.
 struct PanelRounding {
-    const float *weights;  // [inputs, padded to whole lines][PANEL]
+    const float *weights;      // [inputs, padded to whole lines][PANEL]
+    const float *importances;  // as in PackedIntegers, 0 up to whole lines
     i64 inputs, group_size;
     WeightKind kind;
     std::uint8_t *lines;

@@ -436,10 +436,10 @@ void bind_packing(nb::module_ &module) {
     define(
         module, "quantize_weight",
         [](Address packed, Address scales, Address multipliers, i32 kind, Address weight, bool is_bfloat16, i64 output_stride,
-           i64 input_stride, i64 outputs, i64 inputs, i64 group_size) {
+           i64 input_stride, i64 outputs, i64 inputs, i64 group_size, Address importances) {
             const Matrix matrix{floats(weight), is_bfloat16, output_stride, input_stride, outputs, inputs};
-            const PackedIntegers to{bytes(packed), floats(scales), integers(multipliers), static_cast<WeightKind>(kind),
-                                    group_size};
+            const PackedIntegers to{bytes(packed), floats(scales),     integers(multipliers), static_cast<WeightKind>(kind),
+                                    group_size,    floats(importances)};
             in_parallel((outputs + PANEL - 1) / PANEL, 4, [&](i64 begin, i64 end, int thread) {
                 quantize_panels(Engine::get(), to, matrix, begin, end, thread);
             });

@@ -180,9 +180,13 @@ void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &wei
     const i64 group_size = to.group_size == 0 ? weight.columns : to.group_size;
     const i64 num_groups = (weight.columns + group_size - 1) / group_size;
     const i64 num_scales = to.multipliers == nullptr ? num_groups : 1;
-    float *weights = engine.scratch(thread, (num_lines * in_line + 2 * num_groups) * PANEL);
-    float *group_scales = weights + num_lines * in_line * PANEL;
+    const i64 padded = num_lines * in_line;
+    float *weights = engine.scratch(thread, (padded + 2 * num_groups) * PANEL + padded);
+    float *group_scales = weights + padded * PANEL, *importances = group_scales + 2 * num_groups * PANEL;
     std::fill(weights + weight.columns * PANEL, group_scales, 0.0f);
+    if (to.importances != nullptr) {
+        std::fill(std::copy(to.importances, to.importances + weight.columns, importances), importances + padded, 0.0f);
+    }
     for (i64 panel = begin; panel < end; ++panel) {
         Matrix rows = weight;  // those of the panel
         const i64 skipped = panel * PANEL * weight.row_stride;
@@ -190,6 +194,7 @@ void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &wei
         rows.rows = weight.rows - panel * PANEL;
         pack_panels(weights, WeightKind::FLOAT32, rows, 0, 1);
         PanelRounding rounding{weights,
+                               nullptr,
                                weight.columns,
                                group_size,
                                to.kind,
@@ -197,6 +202,7 @@ void quantize_panels(Engine &engine, const PackedIntegers &to, const Matrix &wei
                                to.scales + panel * num_scales * PANEL,
                                nullptr,
                                group_scales};
+        if (to.importances != nullptr) rounding.importances = importances;
         if (to.multipliers != nullptr) rounding.multipliers = to.multipliers + panel * num_groups * PANEL;
         engine.kernels().quantize_panel(rounding);
     }

@@ -18,6 +18,7 @@ struct PackedIntegers {
     std::int8_t *multipliers;  // of int4
     WeightKind kind;
     i64 group_size;
+    const float *importances;  // of each input: what a squared error costs, usually its mean square; null: by |w|
 };
 
 // [outputs, inputs] -> panels [begin, end) of int8, or of int4 with multipliers.

@@ -57,6 +57,23 @@ def test_group_size() -> None:
     assert "--quantization-group-size 32 has no effect: weights are not quantized (--quantization)" in options.notes
 
 
+def test_calibration(tmp_path: Path) -> None:
+    file = tmp_path / "statistics.safetensors"
+    given = ("--quantization-calibration", str(file))
+    with pytest.raises(OptionError, match=r"statistics\.safetensors cannot be read: No such file or directory"):
+        configure("--quantization", "wint4", *given)
+    digests = []
+    for text in ("one", "two"):
+        file.write_text(text)
+        config = configure("--quantization", "wint4", *given)
+        assert config.quantization_calibration == str(file)
+        digests.append(config.calibration_digest)
+    assert digests[0] != digests[1]
+    options = read_options(given, {}, MODELS)
+    assert resolve(options)[0].quantization_calibration == ""
+    assert f"--quantization-calibration {file} has no effect: weights are not quantized (--quantization)" in options.notes
+
+
 def test_kernels(tmp_path: Path, user_cache: Path) -> None:
     """The given function chooses them, from the type of keys and values and the directory of stored choices."""
     asked = []
