@@ -180,6 +180,7 @@ def normalize_wide(
     query_weight: int,
     key_weight: int,
     epsilon: float,
+    head_dim: int,  # 0: queries are normalized as one
     queries: int,  # numbers of a row
     keys: int,
     values: int,

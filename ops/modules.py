@@ -154,14 +154,20 @@ class TypedPositions(Embedding):
 
 
 class Norm(msgspec.Struct):
-    """RMSNorm: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
+    """RMSNorm: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019). With a `head_dim`, the same for each head of
+    so many numbers, minus their mean (only for `normalize_wide`)."""
 
     name: str
     width: int
     epsilon: float
     offset: float = 0.0  # added to the stored weight
     has_weight: bool = True  # False: it is 1
+    head_dim: int = 0  # 0: x is normalized as one
     weight: Tensor = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        return (self.width // self.head_dim, self.head_dim) if self.head_dim else (self.width,)
 
 
 class LayerNorm(msgspec.Struct):

@@ -299,7 +299,15 @@ class CpuOps:
         y = self._executor.allocate(rows_of(qkv), qkv.shape[1])
         widths = shape.queries_width, shape.keys_width, shape.keys_width
         self._executor.emit(
-            _cpu.normalize_wide, y, qkv, query_norm.weight, key_norm.weight, query_norm.epsilon, *widths, rows=y.rows
+            _cpu.normalize_wide,
+            y,
+            qkv,
+            query_norm.weight,
+            key_norm.weight,
+            query_norm.epsilon,
+            query_norm.head_dim,
+            *widths,
+            rows=y.rows,
         )
         return y
 

@@ -494,13 +494,21 @@ def _normalize_heads(x: paddle.Tensor, norm: HeadNorm, shape: AttentionShape) ->
 
 def normalize_wide(qkv: paddle.Tensor, query_norm: Norm, key_norm: Norm, shape: AttentionShape) -> paddle.Tensor | Cut:
     queries, keys, values = paddle.split(qkv, [shape.queries_width, shape.keys_width, shape.keys_width], axis=-1)
-    parts = rms_norm(queries, query_norm), rms_norm(keys, key_norm), values
+    parts = _normalize_wide(queries, query_norm), _normalize_wide(keys, key_norm), values
     if shape.own is None:
         return paddle.concat(parts, axis=-1)
     own, dim = shape.own, shape.head_dim
     spans = ((own.first, own.count), (own.first_kv, own.kv_count), (own.first_kv, own.kv_count))
     own_parts = [part[:, first * dim : (first + count) * dim] for part, (first, count) in zip(parts, spans, strict=True)]
     return Cut(paddle.concat(own_parts, axis=-1), own.first * dim, qkv.shape[1])
+
+
+def _normalize_wide(x: paddle.Tensor, norm: Norm) -> paddle.Tensor:
+    if not norm.head_dim:
+        return rms_norm(x, norm)
+    heads = x.reshape([x.shape[0], -1, norm.head_dim])
+    centered = heads - paddle.mean(heads, axis=-1, keepdim=True)
+    return _normalize(centered, norm.weight.reshape([-1, norm.head_dim]), norm.epsilon).reshape(x.shape)
 
 
 def _store_heads(

@@ -160,14 +160,22 @@ def test_multiply_by_tensor_or_factor(k: OpTable, width: int) -> None:
     np.testing.assert_allclose(multiplied(paddle.to_tensor(rows)).numpy(), -0.7 * rows / (1 + np.exp(-rows)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_of_heads", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 20), (2, 2, 64)])
-def test_normalize_wide(k: OpTable, heads: int, kv_heads: int, head_dim: int) -> None:
+def test_normalize_wide(k: OpTable, heads: int, kv_heads: int, head_dim: int, is_of_heads: bool) -> None:
     shape = AttentionShape(heads, kv_heads, head_dim)
-    norms = [Norm(name, width, 1e-6) for name, width in (("q", shape.queries_width), ("k", shape.keys_width))]
+    sizes = (("q", shape.queries_width), ("k", shape.keys_width))
+    norms = [Norm(name, width, 1e-6, head_dim=head_dim if is_of_heads else 0) for name, width in sizes]
     for seed, norm in enumerate(norms):
         pack(k, norm, weight=random(norm.width, seed=seed))
     rows = random(NUM_ROWS, shape.queries_width + 2 * shape.keys_width)
     assert_row_alone(lambda x: k.normalize_wide(x, *norms, shape), rows, k.row_tile)
+    if is_of_heads:
+        found = k.normalize_wide(paddle.to_tensor(rows), *norms, shape).numpy()[:, : shape.queries_width]
+        parts = rows[:, : shape.queries_width].reshape(NUM_ROWS, heads, head_dim)
+        weights = random(shape.queries_width, seed=0).reshape(heads, head_dim)
+        expected = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 1e-6) * weights
+        np.testing.assert_allclose(found, expected.reshape(NUM_ROWS, -1), rtol=1e-4, atol=1e-5)
 
 
 SHAPES = [

@@ -110,22 +110,24 @@ class LlamaLayer:
             parts, widths = ["qkv_proj"], [sum(widths)]
         elif not self.shape.has_keys:
             parts, widths = parts[:1], widths[:1]
+        is_head_norm = family.has_head_norm_in(config.has_head_norm, index in config.other_rope_layers)
+        has_wide_norm = family.has_wide_norm or (is_head_norm and family.has_centered_head_norm)
         self.qkv = weights.linear(
             [f"{prefix}.self_attn.{name}" for name in parts],
             config.hidden_size,
             widths,
             config.has_qkv_bias,
-            () if family.has_wide_norm else head_columns(self.shape),
+            () if has_wide_norm else head_columns(self.shape),
         )
         self.wide_norms: tuple[Norm, Norm] | None = None
-        if family.has_wide_norm:
-            epsilon = config.rms_norm_eps
+        if has_wide_norm:
+            epsilon, head_dim = config.rms_norm_eps, sizes.head_dim if family.has_centered_head_norm else 0
             self.wide_norms = (
-                weights.norm(f"{prefix}.self_attn.q_norm", queries, epsilon),
-                weights.norm(f"{prefix}.self_attn.k_norm", keys, epsilon),
+                weights.norm(f"{prefix}.self_attn.q_norm", queries, epsilon, head_dim=head_dim),
+                weights.norm(f"{prefix}.self_attn.k_norm", keys, epsilon, head_dim=head_dim),
             )
         self.head_norm: HeadNorm | None = None
-        if family.has_head_norm_in(config.has_head_norm, index in config.other_rope_layers):
+        if is_head_norm and not has_wide_norm:
             of_queries, of_keys = family.head_norm_names
             self.head_norm = weights.head_norm(
                 f"{prefix}.self_attn.{of_queries}",

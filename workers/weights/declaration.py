@@ -225,8 +225,8 @@ class Weights(msgspec.Struct):
         self.typed_positions.append(module)
         return module
 
-    def norm(self, name: str, width: int, epsilon: float, *, has_weight: bool = True) -> Norm:
-        module = Norm(name, width, epsilon, self.norm_offset, has_weight)
+    def norm(self, name: str, width: int, epsilon: float, *, has_weight: bool = True, head_dim: int = 0) -> Norm:
+        module = Norm(name, width, epsilon, self.norm_offset, has_weight, head_dim)
         self.norms.append(module)
         return module
 
@@ -327,7 +327,7 @@ class Weights(msgspec.Struct):
             shapes[f"{positions.name}.weight"] = (positions.num_stored_rows, positions.width)
             shapes[f"{positions.types_name}.weight"] = (positions.num_types, positions.width)
         for norm in (norm for norm in self.norms if norm.has_weight):
-            shapes[f"{norm.name}.weight"] = (norm.width,)
+            shapes[f"{norm.name}.weight"] = norm.stored_shape
         for layer_norm in self.layer_norms:
             names = [f"{layer_norm.name}.{part}" for part in (("weight", "bias") if layer_norm.has_bias else ("weight",))]
             shapes |= dict.fromkeys(names, (layer_norm.width,))

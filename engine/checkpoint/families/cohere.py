@@ -1,5 +1,5 @@
-"""Command R (Cohere 2024): LayerNorms without bias, and attention and MLP side by side. Command R7B and Command A (Cohere 2)
-have sliding windows in most layers, and rotate only those."""
+"""Command R (Cohere 2024): LayerNorms without bias, in Command R+ also of each head; attention and MLP side by side. Command
+R7B and Command A (Cohere 2) have sliding windows in most layers, and rotate only those."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Cohere(Family):
     norm_names = NormNames(inner="")
     rms_norm_eps = 1e-5
     has_parallel_mlp = True
+    head_norm_option = "use_qk_norm"
+    has_centered_head_norm = True
     is_rotary_interleaved = True
     rope_theta = 500_000.0
     ties_word_embeddings = True
@@ -33,12 +35,12 @@ class Cohere(Family):
         return {"logit_scale": options.number("logit_scale", None)}
 
     def multipliers(self, options: JsonOptions) -> Multipliers:
-        options.check_supported({"use_qk_norm": False})
         return Multipliers(logits=options.number("logit_scale", 0.0625))
 
 
 class Cohere2(Cohere):
     name = "cohere2"
+    head_norm_option = ""
     gguf_name = ""
     class_names = ("Cohere2ForCausalLM",)
     gguf_options = frozenset(("logit_scale", "attention.sliding_window"))

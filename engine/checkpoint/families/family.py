@@ -114,6 +114,7 @@ class Family:
     head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     is_head_norm_after_rotation: bool = False  # otherwise before it
     has_head_norm_weights: bool = True
+    has_centered_head_norm: bool = False  # head norms subtract the mean, and each head has weights of its own
     has_value_norm: bool = False  # each value head is normalized, too, without a weight
     has_wide_norm: bool = False  # all queries of a token are normalized as one before they are rotated, and so are all keys
     has_sinks: bool = False  # each query head has a learned score that takes part in the softmax, without a value

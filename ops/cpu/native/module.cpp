@@ -130,10 +130,10 @@ void bind_row_ops(nb::module_ &module) {
                                    width, rows_of(rows, count)}};
            });
     define(module, "normalize_wide",
-           [](Address y, Address x, Address query_weight, Address key_weight, float epsilon, i64 queries, i64 keys, i64 values,
-              Address rows, i64 count) {
-               return Op{NormalizeWide{floats(y), floats(x), floats(query_weight), floats(key_weight), epsilon, queries, keys,
-                                       values, rows_of(rows, count)}};
+           [](Address y, Address x, Address query_weight, Address key_weight, float epsilon, i64 head_dim, i64 queries,
+              i64 keys, i64 values, Address rows, i64 count) {
+               return Op{NormalizeWide{floats(y), floats(x), floats(query_weight), floats(key_weight), epsilon, head_dim,
+                                       queries, keys, values, rows_of(rows, count)}};
            });
     define(module, "scale_and_add", [](Address y, Address x, Address other, float factor, i64 width, Address rows, i64 count) {
         return Op{ScaleAndAdd{floats(y), floats(x), floats(other), factor, width, rows_of(rows, count)}};

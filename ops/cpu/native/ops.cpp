@@ -203,8 +203,13 @@ void run_op(Engine &engine, const HeadLinear &op) { multiply_heads(engine, op); 
 
 void run_op(Engine &engine, const NormalizeWide &op) {
     const i64 width = op.queries + op.keys + op.values;
+    static const float no_bias[MAX_HEAD_DIM] = {};
     const auto norm = [&](i64 start, const float *weight, i64 count) {
-        engine.kernels().rms_norm(op.y + start, nullptr, op.x + start, nullptr, weight, op.epsilon, count, 0, 1);
+        float *y = op.y + start;
+        const float *x = op.x + start;
+        if (op.head_dim == 0) engine.kernels().rms_norm(y, nullptr, x, nullptr, weight, op.epsilon, count, 0, 1);
+        for (i64 i = 0; op.head_dim != 0 && i < count; i += op.head_dim)
+            engine.kernels().layer_norm(y + i, nullptr, x + i, nullptr, weight + i, no_bias, op.epsilon, op.head_dim, 0, 1);
     };
     for_rows(engine, op.rows.get(), width, [&](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row) {

@@ -144,11 +144,12 @@ struct HeadLinear {
     Rows rows;
 };
 
-// Rows [queries | keys | values]: queries and keys normalized, each as one vector.
+// Rows [queries | keys | values]: queries and keys normalized, each as one vector; with a head_dim, each head minus its mean.
 struct NormalizeWide {
     float *y;
     const float *x, *query_weight, *key_weight;
     float epsilon;
+    i64 head_dim;
     i64 queries, keys, values;
     Rows rows;
 };
@@ -293,8 +294,8 @@ struct ApplyExperts {
 };
 
 using Op = std::variant<Embed, LinearOp, RmsNorm, LayerNorm, MapSlots, RotateAndStore, Attend, NormalizeWide, ScaleAndAdd,
-                        MeanRows, AdjustColumns, Multiply, Activate, Gather, Collective, Route, Choose, ApplyExperts, StoreLatent,
-                        AttendLatents, HeadLinear, TakeFeatures, Adapt>;
+                        MeanRows, AdjustColumns, Multiply, Activate, Gather, Collective, Route, Choose, ApplyExperts,
+                        StoreLatent, AttendLatents, HeadLinear, TakeFeatures, Adapt>;
 
 // Memory that grows on demand and then loses its contents.
 class Memory {

@@ -532,6 +532,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "logit_scale": 1.0,
     },
+    "cohere norms of heads": {
+        **{key: value for key, value in COHERE.items() if key != "sliding_window"},
+        "model_type": "cohere",
+        "architectures": ["CohereForCausalLM"],
+        "use_qk_norm": True,
+        "logit_scale": 0.5,
+        "rope_theta": 10000.0,
+    },
     "cohere": {
         **{key: value for key, value in COHERE.items() if key != "sliding_window"},
         "model_type": "cohere",

@@ -227,6 +227,7 @@ def test_golden_models_survive_conversion(architecture: str, tmp_path: Path) -> 
             "deepseek_v2",
             "deepseek_v2 groups",
             "cohere",
+            "cohere norms of heads",
             "cohere2",
             "hunyuan_v1_dense",
             "starcoder2",
