@@ -52,6 +52,11 @@ class PictureSettings(msgspec.Struct, frozen=True):
         return self._sized(_RULES[media_rules(self.kind).sizing], height, width, self.max_pixels, 1)
 
     @property
+    def budget(self) -> int:
+        """Tokens that all images are resized to nearly; 0: there is no such number."""
+        return self.max_pixels // self.factor**2 if media_rules(self.kind).sizing == "budget" else 0
+
+    @property
     def is_square(self) -> bool:
         """Whether all images have the same size."""
         return media_rules(self.kind).sizing == "square"
@@ -126,6 +131,7 @@ class MediaSettings(msgspec.Struct, frozen=True):
         changed = self.changed(given.get("mm_processor_kwargs") or {}, given.get("media_io_kwargs") or {})
         asked, allowed = changed.clip.frames, self.clip.frames
         for name, value, limit in (
+            (_BUDGET, changed.picture.budget, self.picture.budget),
             ("max_pixels of images", changed.picture.max_pixels, self.picture.max_pixels),
             ("max_pixels of video", changed.clip.max_pixels, self.clip.max_pixels),
             ("fps", asked.fps, allowed.fps),

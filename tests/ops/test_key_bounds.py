@@ -8,6 +8,7 @@ import math
 from functools import lru_cache, partial
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import paddle
 import pytest
@@ -127,6 +128,13 @@ def test_causal_bounds_change_no_bit(k: OpTable, kv_dtype: str, shape: Attention
     plain = run(None, steps)
     np.testing.assert_array_equal(run(causal(), steps), plain)
     np.testing.assert_array_equal(run(causal(20), steps), plain)
+
+
+@pytest.mark.parametrize(("k", "kv_dtype"), CACHES_OF_TWO, indirect=["k"])
+def test_causal_layers_ignore_bounds(k: OpTable, kv_dtype: str) -> None:
+    run = partial(attended, k, kv_dtype, msgspec.structs.replace(SHAPES[0], has_bounds=False), 16)
+    steps = [[(SLOT, 0, 141), *COMPANY], [(SLOT, 141, 8), (7, 201, 1)], [(SLOT, 149, 1)]]
+    np.testing.assert_array_equal(run(spans(), steps), run(None, steps))
 
 
 @pytest.mark.parametrize(("k", "kv_dtype"), CACHES_OF_TWO, indirect=["k"])

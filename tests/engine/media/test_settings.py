@@ -130,7 +130,7 @@ def test_pictures_of_gemma4_have_a_budget(tmp_path: Path) -> None:
     less = settings.for_request(b'{"mm_processor_kwargs": {"max_soft_tokens": 70}}')
     assert less.picture.size_of(480, 640) == (84, 108)
     for wrong, message in (
-        ({"max_soft_tokens": 560}, "max_pixels of images 80640 is more than the server's 40320"),
+        ({"max_soft_tokens": 560}, "max_soft_tokens 560 is more than the server's 280; request less"),
         ({"max_soft_tokens": 71}, "max_soft_tokens 71 should be one of 70, 140, 280, 560, 1120"),
         ({"max_pixels": 10}, "unknown setting max_pixels; available: max_soft_tokens"),
     ):
