@@ -131,7 +131,7 @@ def main() -> None:
                     groups = f" --quantization-group-size {size}" if size else ""
                     options = {"quantization": quantization, "quantization_group_size": size, **also}
                     row(f"`--quantization {quantization}{groups}`{name}", bits_of(model, quantization, size), **options)
-        for name, bits in (("Q8_0", 8.5), ("Q4_0", 4.5), ("Q4_1", 5.0)):
+        for name, bits in (("Q8_0", 8.5), ("Q4_0", 4.5)):
             file = Path(folder, f"{name}.gguf")
             write_gguf(file, model, with_wide_embedding(name, "Q8_0"), **original_metadata(model))
             row(f"GGUF {name}", bits, resolve_model(str(file)))
