@@ -13,7 +13,7 @@ from engine.checkpoint.json_fields import JsonOptions
 
 # for training, bookkeeping and generation; biases, because the loader reports tensors that are not read
 _HARMLESS = re.compile(
-    r"_.*|unsloth_.*|auto_map|architectures|model_type|.*transformers_version|transformers\.js_config|torch_dtype|tokenizer_class"
+    r"_.*|unsloth_.*|auto_map|architectures|model_type|.*transformers_version|transformers\.js_config|(torch_)?dtype|tokenizer_class"
     r"|attn_implementation|use_flash_attn(ention)?.*|use_cache|use_return_dict|return_dict|chunk_size_feed_forward"
     r"|id2label|label2id|num_labels|problem_type|finetuning_task|task_specific_params|.*_token_ids?|.*_token_index|.*_token_list"
     r"|initializer_.*|.*init_std|.*dropout|.*_pdrop|gradient_checkpointing|pretraining_tp|seq_length|max_sequence_length"

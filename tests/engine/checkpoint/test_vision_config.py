@@ -93,7 +93,10 @@ GEMMA4: dict[str, Any] = {
     "image_token_id": 5,
     "boi_token_id": 3,
     "eoi_token_id": 4,
-    "vision_config": {"num_attention_heads": 6, "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default"}},
+    "vision_config": {
+        **{"num_attention_heads": 6, "num_key_value_heads": 2, "rope_parameters": {"rope_type": "default"}},
+        **{"dtype": "bfloat16", "default_output_length": 280, "global_head_dim": 64},  # without effect
+    },
     "audio_config": {"model_type": "gemma4_audio"},
 }
 GEMMA4["text_config"] |= {"hidden_size_per_layer_input": 0, "pad_token_id": 7}
