@@ -39,7 +39,7 @@ class Calibration(msgspec.Struct, frozen=True):
         model."""
         squares = self._read()
         linears = {name_of(linear): linear for linear in calibrated(weights)}
-        problems = [f"it has {name}, which the model has not" for name in squares if name not in linears]
+        problems = [f"{name} is unknown" for name in squares if name not in linears]
         for name, linear in linears.items():
             found = squares.get(name)
             if found is None:

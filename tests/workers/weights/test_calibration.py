@@ -83,7 +83,7 @@ def test_a_wrong_file_is_refused(checkpoint: tuple[Path, ModelConfig, Weights], 
     name = "model.layers.1.self_attn.q_proj"
     for changed, text in (
         ({key: value for key, value in squares.items() if key != name}, f"{name} is missing"),
-        (squares | {"model.layers.9.mlp.down_proj": np.ones(3)}, "model.layers.9.mlp.down_proj, which the model has not"),
+        (squares | {"model.layers.9.mlp.down_proj": np.ones(3)}, "model.layers.9.mlp.down_proj is unknown"),
         (squares | {name: np.ones(63)}, rf"{name} has shape \[63\], expected \[64\]"),
         (squares | {name: np.full(64, np.nan)}, f"{name} has values that are negative, NaN or infinite"),
         (squares | {name: np.full(64, -1.0)}, f"{name} has values that are negative, NaN or infinite"),
