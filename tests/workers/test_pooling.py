@@ -18,6 +18,7 @@ from engine.options.resolve_pooling import resolve_pooling
 from tests.pooled import MODELS, TOLERANCE, write_checkpoint
 from tests.workers import checkpoints, variants
 from tests.workers.serving import int32, make_runner
+from tests.workers.variants import check_features
 from workers.engine.runner import ModelRunner
 from workers.extensions.pooling import finished, sigmoid
 
@@ -168,3 +169,20 @@ def test_truncated_vectors_are_normalized(runner: ModelRunner) -> None:
 
 def test_sigmoid_handles_any_size() -> None:
     assert [sigmoid(value) for value in (0.0, 1e4, -1e4)] == [0.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("family", "beginning"), [("gemma3_text", "Gemma3"), ("gemma4_text", "Gemma4"), ("llama4_text", "Llama4")]
+)
+def test_text_models_published_alone_are_read(family: str, beginning: str, tmp_path: Path) -> None:
+    config = {
+        **check_features.configs()[family],
+        "architectures": [f"{beginning}TextForSequenceClassification"],
+        "num_labels": 1,
+    }
+    assert checkpoints.write_config(tmp_path / "classifier", config).task == "classify"
+    model = checkpoints.write_config(tmp_path, {**config, "architectures": [f"{beginning}TextModel"]})
+    assert (model.architecture, model.task) == (family, "embed")
+    tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoints.drawn_tensors(model).items()}
+    checkpoints.write_safetensors(tmp_path / "model.safetensors", tensors, metadata={"format": "pt"})
+    make_runner(tmp_path, pooling=resolve_pooling(ASKED, ModelRecord.read(tmp_path))[0])

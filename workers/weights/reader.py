@@ -52,7 +52,10 @@ _RENAMES = (
     (re.compile(r"^(bert|roberta)\."), ""),
     (re.compile(r"\bLayerNorm\.gamma$"), "LayerNorm.weight"),
     (re.compile(r"\bLayerNorm\.beta$"), "LayerNorm.bias"),
-    (re.compile(r"^(layers|embed_tokens|norm)\."), r"model.\1."),  # a trunk published alone, as embedding models are
+    (
+        re.compile(r"^(layers|embed_tokens(?:_per_layer)?|norm|per_layer_\w+)\."),
+        r"model.\1.",
+    ),  # a trunk published alone, as embedding models are
     (re.compile(r"^model\.language_model\."), "model."),
     (re.compile(r"^language_model\."), ""),  # Llama 4
     (re.compile(r"^model\.(visual|vision_model)\."), r"\1."),

@@ -125,7 +125,7 @@ def register(family: Family) -> None:
         GGUF_NAMES.setdefault(family.gguf_name or family.name, family)
     own_names = vars(type(family))
     GGUF_NAMES_WITH_PICTURES.update(dict.fromkeys(own_names.get("gguf_names_with_pictures", ()), family))
-    trunks = (name.removesuffix("ForCausalLM") for name in family.class_names)
+    trunks = (*(name.removesuffix("ForCausalLM") for name in family.class_names), *own_names.get("other_trunk_names", ()))
     POOLED_NAMES.update({trunk + ending: family for trunk in trunks for ending in _POOLED})
 
 

@@ -92,6 +92,7 @@ class Family:
     gguf_name: str | None = ""  # `general.architecture` in GGUF files; empty: the same; None: such files are not read
     gguf_names_with_pictures: tuple[str, ...] = ()  # the same, of models that take pictures and have this text model
     class_names: tuple[str, ...]  # in `architectures` of config.json; the first is written by converters
+    other_trunk_names: tuple[str, ...] = ()  # of classes that pool: before Model and ForSequenceClassification
     model: str = "workers.models.llama:Llama"  # the class that computes it, as module:class
     is_rotary_interleaved: bool = False  # pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2)
     has_training_options: bool = False  # config.json has any options of the training, so that unknown ones are no error

@@ -16,6 +16,7 @@ class Gemma3(Family):
     default_softcap_of_scores = 0.0
     default_softcap_of_logits = 0.0
     class_names: tuple[str, ...] = ("Gemma3ForCausalLM", "Gemma3TextModel")
+    other_trunk_names = ("Gemma3Text",)
     gguf_name: str | None = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"

@@ -17,6 +17,7 @@ _EXPERTS_WITHOUT_HEAD_NORM = 128  # llama.cpp knows Maverick by them
 class Llama4(Family):
     name = "llama4_text"
     other_names = ("llama4",)
+    other_trunk_names = ("Llama4Text",)
     gguf_name = "llama4"
     gguf_options = frozenset(("attention.sliding_window",))
     class_names = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")  # the second has an encoder, which is not read

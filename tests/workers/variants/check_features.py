@@ -4,13 +4,15 @@ python -m tests.workers.variants.check_features [--family NAME ...] [--feature N
 
 A small checkpoint with random weights of each family is served: with an adapter on every linear that one may change, beside
 merged weights; from quantized files, beside the numbers that they represent; on two ranks with an adapter, and with experts on
-two ranks that move before every step, beside one rank; with drafts of its MTP layers, beside none.
+two ranks that move before every step, beside one rank; with drafts of its MTP layers, beside none;
+by an engine of two ranks, with a JSON schema.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import traceback
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from engine.checkpoint.adapters.layout import AdapterLayout
@@ -25,6 +28,7 @@ from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TokamakError
 from tests.adapters import answer, merge, write_adapter
+from tests.e2e.engine_process import EngineProcess
 from tests.paths import GOLDEN
 from tests.workers import variants
 from tests.workers.checkpoints import drawn_tensors, to_gpt_oss_layout, write_checkpoint, write_safetensors
@@ -139,12 +143,28 @@ def drafts(config: dict[str, Any], folder: Path) -> None:
     assert serve(folder, {"speculative_config": drafting(3)})[:-1] == serve(folder, {}), "drafts change the answers"
 
 
+def served(config: dict[str, Any], folder: Path) -> None:
+    """Serve on two ranks, with the experts divided among them; the answer has the form that a JSON schema gives."""
+    model = write_checkpoint(folder, config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(GOLDEN / "llama" / name, folder / name)
+    options = ["--dtype", "float32", "--kv-cache-memory", "16MiB", "--no-weight-cache", "--tensor-parallel-size", "2"]
+    options += ["--threads", "1", *(["--enable-expert-parallel", "--enable-eplb"] if model.experts else [])]
+    schema = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"]}
+    body = {"prompt": "hello", "max_tokens": 60, "temperature": 0, "structured_outputs": {"json": schema}}
+    with EngineProcess(folder, *options) as engine:
+        answer = httpx.post(f"{engine.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.json()["choices"][0]["text"])["answer"] in ("yes", "no"), answer.text
+
+
 FEATURES: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "adapter": adapter,
     **{name: (lambda config, folder, name=name: quantized(name, config, folder)) for name in QUANTIZED},
     "ranks": ranks,
     "experts": experts,
     "drafts": drafts,
+    "served": served,
 }
 
 
