@@ -288,13 +288,23 @@ def digest_of(value: object) -> str:
     return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
+class _Index(msgspec.Struct):
+    """The part of model.safetensors.index.json that is read."""
+
+    weight_map: dict[str, str]  # the file of each tensor
+
+
 def _open_files(path: Path) -> Iterator[SafetensorsFile]:
     index_path = path / "model.safetensors.index.json"
     if index_path.is_file():
         try:
-            names = sorted(set(json.loads(read_file(index_path))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{index_path} cannot be read: {error!r}") from error
+            index = msgspec.json.decode(read_file(index_path), type=_Index)
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{index_path} cannot be read: {error}") from error
+        names = sorted(set(index.weight_map.values()))
+        for name in names:
+            if name.startswith("/") or ".." in name.split("/"):
+                raise CheckpointError(f"{index_path}: weight_map names {name!r}, which is outside of the checkpoint")
         paths = [path / name for name in names]
     else:
         paths = [path / "model.safetensors"]

@@ -266,7 +266,7 @@ def _compiled(name: str, source: str, marks: Mapping[str, str], write_calls: Wri
     try:
         return ChatTemplate(source, marks, write_calls)
     except Exception as error:  # jinja2's own errors, and Python's on deep nesting
-        raise CheckpointError(f"the model's chat template {name!r} does not compile: {error}") from error
+        raise CheckpointError(f"the model's chat template {name!r} does not compile: {failure_text(error)}") from error
 
 
 def _functions_text(tools: list[dict[str, Any]]) -> str:

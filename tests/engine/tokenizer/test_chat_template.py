@@ -242,6 +242,11 @@ def test_harmful_templates_fail_their_request_alone(name: str) -> None:
     assert templates.render(prompt(USER), NOW).startswith("<|im_start|>user")
 
 
+def test_own_template_that_needs_too_much_memory_is_named() -> None:
+    with pytest.raises(CheckpointError, match="template 'default' does not compile: it needs too much memory"):
+        ChatTemplates({"default": "{{ 'a' * 10**12 }}"}, {}, max_characters=100, trusts_requests=True)
+
+
 @pytest.mark.slow
 def test_no_garbage_is_collected_on_a_templates_time() -> None:
     """An error that the timer raised in a callback of the collector was lost, and a collection of the whole process counted."""

@@ -65,9 +65,16 @@ def test_shards_are_read(tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is missing"):
         checkpoint_of(tmp_path)
-    for text in ("{", "[" * 100_000):
+    for text, message in (
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("null", "cannot be read: Expected `object`, got `null`"),
+        ('{"weight_map": {"a": [1]}}', "cannot be read: Expected `str`, got `array`"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', "names '../b.safetensors', which is outside of the checkpoint"),
+        ('{"weight_map": {"a": "/b.safetensors"}}', "names '/b.safetensors', which is outside of the checkpoint"),
+    ):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+        with pytest.raises(CheckpointError, match=rf"index\.json.* {message}"):
             checkpoint_of(tmp_path)
 
 
