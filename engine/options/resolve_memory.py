@@ -59,7 +59,10 @@ class MemoryNeeds(msgspec.Struct, frozen=True):
         return ", ".join(f"{_NAMES.get(name, name)} {_rounded(num_bytes)}" for name, num_bytes in parts if num_bytes)
 
 
-_NAMES = {"kv_cache": "KV cache", "step": "buffers of a step", "media": "images and video", "ranks": "exchange between ranks"}
+_NAMES = {
+    **{"kv_cache": "KV cache", "step": "buffers of a step", "media": "images and video", "ranks": "exchange between ranks"},
+    "drafts": "indexes of drafts",
+}
 
 
 def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -> MemoryNeeds:
@@ -78,7 +81,7 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
         processes=_processes_bytes(config, names),
         media=sum(media.slab_bytes.get(role_of(name), 0) for name in names) + replicas * media.encoder_bytes if media else 0,
         adapters=config.adapter_bytes,
-        ranks=config.comm_bytes * replicas if config.num_ranks > 1 else 0,
+        ranks=config.comm_bytes * (1 if config.enable_expert_parallel else replicas) if config.num_ranks > 1 else 0,
         drafts=_drafts_bytes(config) * replicas,
     )
 

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import OptionError, TooLargeError
 from engine.options.read import read_options
 from engine.options.resolve import resolve
-from engine.options.resolve_memory import affordable_cache_bytes, check_memory, memory_needs
+from engine.options.resolve_memory import MemoryNeeds, affordable_cache_bytes, check_memory, memory_needs
 from engine.options.table import OptionValues
 from shm.memory import MemoryLimit
 from tests.paths import GOLDEN
@@ -196,6 +196,23 @@ def test_automatic_length_may_take_a_smaller_cache(large: Path, with_memory: Cal
     with pytest.raises(TooLargeError):
         configured(*options)
     assert 2048 <= configured(*options, "--max-model-len", "auto")[1].max_model_len < 8192
+
+
+def test_ranks_and_adapters_need_memory_of_their_own() -> None:
+    """Buffers and exchange of all ranks; the adapters once. Ranks that share experts have one exchange."""
+    model = ModelConfig.read(GOLDEN / "qwen3_moe")
+
+    def needs(*options: str) -> MemoryNeeds:
+        return memory_needs(configured(str(GOLDEN / "qwen3_moe"), *options)[1], model, MIB)
+
+    one, two, four = needs(), needs("-tp", "2"), needs("-tp", "2", "-dp", "2")
+    assert (one.adapters, one.ranks) == (0, 0)
+    assert (two.step, four.step) == (2 * one.step, 4 * one.step)
+    assert four.ranks == 2 * two.ranks > 0
+    config = configured(str(GOLDEN / "qwen3_moe"), "-tp", "2", "-dp", "2", "--enable-expert-parallel")[1]
+    assert memory_needs(config, model, MIB).ranks == config.comm_bytes > 0
+    config = configured(str(MODEL), "--enable-lora")[1]
+    assert memory_needs(config, ModelConfig.read(MODEL), MIB).adapters == config.adapter_bytes > 0
 
 
 def test_indexes_of_drafts_need_memory() -> None:
