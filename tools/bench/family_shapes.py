@@ -1,13 +1,19 @@
 """Writes a checkpoint with the shape of a published model, some with fewer layers, and random weights, for benchmarks:
 
 python -m tools.bench.family_shapes gemma3-1b|ministral3-3b|gpt-oss-20b|glm4.5-air DIRECTORY [--seed 0]
+
+gpt-oss gets random MXFP4 experts in tensors named as in the published checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tools.bench.dense_shape import CHAT_TEMPLATE
 from tools.bench.shape import write
@@ -128,13 +134,60 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+_BLOCK, _FIRST_EXPONENT = 32, 118  # values of a block; of its scale, 2^(exponent - 127)
+
+
+def packed_experts(layer: str, shape: dict[str, Any], rng: np.random.Generator) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield name, dtype and bits of a layer's experts. Blocks are [experts, outputs, blocks, 16], scales without the last."""
+    num_experts, hidden, inner = (shape[name] for name in ("num_local_experts", "hidden_size", "intermediate_size"))
+    for name, outputs, inputs in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+        size = (num_experts, outputs, inputs // _BLOCK)
+        yield f"{layer}.mlp.experts.{name}_blocks", "U8", rng.integers(0, 256, (*size, _BLOCK // 2), np.uint8)
+        yield f"{layer}.mlp.experts.{name}_scales", "U8", rng.integers(_FIRST_EXPONENT, _FIRST_EXPONENT + 3, size, np.uint8)
+        yield f"{layer}.mlp.experts.{name}_bias", "BF16", np.zeros((num_experts, outputs), np.uint16)
+
+
+def pack(directory: Path, shape: dict[str, Any], seed: int) -> None:
+    """Replace the experts of a checkpoint by random ones in MXFP4, and the other names by the published ones."""
+    path = directory / "model.safetensors"
+    content = np.memmap(path, np.uint8, "r")
+    start = 8 + int(content[:8].view(np.int64)[0])
+    tensors: dict[str, tuple[str, np.ndarray]] = {}
+    for name, entry in json.loads(bytes(content[8:start])).items():
+        if name != "__metadata__" and ".mlp.experts." not in name:
+            begin, end = entry["data_offsets"]
+            bits = content[start + begin : start + end].view(np.uint16).reshape(entry["shape"])
+            tensors[name.replace(".mlp.gate.", ".mlp.router.").replace("sinks.weight", "sinks")] = "BF16", bits
+    rng = np.random.default_rng(seed)
+    for layer in range(shape["num_hidden_layers"]):
+        tensors |= {name: (kind, bits) for name, kind, bits in packed_experts(f"model.layers.{layer}", shape, rng)}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (kind, bits) in tensors.items():
+        begin, end = end, end + bits.nbytes
+        header[name] = {"dtype": kind, "shape": bits.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (directory / "packed").open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, bits in tensors.values():
+            file.write(bits.tobytes())
+    (directory / "packed").replace(path)
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | MXFP4, indent=2))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.family_shapes", description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     options = parser.parse_args()
-    write(options.directory, _SAME | SHAPES[options.shape], CHAT_TEMPLATE, options.seed)
+    shape = SHAPES[options.shape]
+    write(options.directory, _SAME | shape, CHAT_TEMPLATE, options.seed)
+    if shape["model_type"] == "gpt_oss":
+        pack(options.directory, shape, options.seed)
 
 
 if __name__ == "__main__":
