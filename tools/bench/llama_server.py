@@ -2,10 +2,10 @@
 
 Run with an interpreter that has llama-cpp-python, starlette, uvicorn and orjson:
 
-    PYTHONPATH=. python -m tools.bench.llama_server FILE.gguf PORT
+    PYTHONPATH=. python -m tools.bench.llama_server FILE.gguf PORT [SEQUENCES CONTEXT]
 
 Continuous batching as in its own server: each step decodes a token of every stream and as much of the prompts as fits in the
-batch. LLAMA_CPP_LIB_PATH is the folder of a separately built libllama.so.
+batch. LLAMA_CPP_LIB_PATH is the folder of a separately built libllama.so. The sequences divide the context among them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Sequence:
 
 
 class Library(Engine):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, num_sequences: int = NUM_SEQUENCES, context: int = CONTEXT) -> None:
         super().__init__()
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         assert self._model, f"{path} was not loaded"
         options = llama_cpp.llama_context_default_params()
-        options.n_ctx, options.n_batch, options.n_seq_max = CONTEXT, BATCH, NUM_SEQUENCES
+        options.n_ctx, options.n_batch, options.n_seq_max = context, BATCH, num_sequences
         options.n_threads = options.n_threads_batch = NUM_THREADS
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
-        self._free = list(range(NUM_SEQUENCES))
+        self._free = list(range(num_sequences))
         self._streams: list[Stream] = []
 
     def run(self) -> None:
@@ -102,4 +102,4 @@ class Library(Engine):
 
 
 if __name__ == "__main__":
-    serve(Library(sys.argv[1]), int(sys.argv[2]))
+    serve(Library(sys.argv[1], *map(int, sys.argv[3:])), int(sys.argv[2]))
