@@ -1,5 +1,6 @@
 """Engines on the device over HTTP have the answers of the CPU place byte for byte, across chunks, caching, preemption, kills,
-stops and reloads. Layers that draft are in `test_steps.py`, across kills on the CPU in `tests/e2e/test_layers_that_draft.py`.
+and stops; across reloads in `tests/tools/test_device_whole.py`. Layers that draft are in `test_steps.py`, across kills on the
+CPU in `tests/e2e/test_layers_that_draft.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.devices import engines
 from tests.devices.board import Board
 from tests.devices.build import NAME, environment
 from tests.devices.child import Child
-from tests.devices.engines import BODIES, CAPTURED, CUT, DRAFTS, Expected, beside_a_kill, order, said
+from tests.devices.engines import BODIES, CAPTURED, CUT, DRAFTS, Expected, beside_a_kill, said
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.e2e.test_chaos import VICTIMS, Deltas, kill_in_turn, wait_for_503
 from tests.e2e.workload import Answer, answers, answers_together, stream_all
@@ -82,14 +83,6 @@ def test_streams_survive_every_kill(engine: EngineProcess, expected: Expected) -
         == {name for together in KILLS for name in together}
     )
     engine.wait_until_idle()
-
-
-def test_sleep_wake_and_reload(engine: EngineProcess, expected: Expected, board: Board) -> None:
-    captures = board.counts()["captures"]
-    for path in ("sleep", "wake", "reload"):
-        order(engine, path)
-    assert said(answers(engine, BODIES)) == expected
-    assert board.counts()["captures"] > captures, "with other weights graphs are made anew"
 
 
 def test_stopped_stream_is_reported_as_a_hang(engine: EngineProcess, expected: Expected, board: Board) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -139,25 +140,33 @@ def test_text_model_takes_no_picture(page: Browser, tmp_path: Path) -> None:
     assert not page.all("#files img")
 
 
-def test_image_is_attached_and_answered(chromium: Browser) -> None:
+HOSTILE_NAME = "<img src=x onerror=window.pwned=1>"
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[EngineProcess]:
+    with EngineProcess(VISION_MODEL, "--served-model-name", HOSTILE_NAME) as engine:
+        yield engine
+
+
+def test_image_is_attached_and_answered(chromium: Browser, seeing: EngineProcess) -> None:
     """Pictures are chosen, pasted and dropped."""
-    with EngineProcess(VISION_MODEL) as engine:
-        chromium.open_fresh(engine.url)
-        chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "enabled attach button")
-        chromium.find("file").send_keys(str(SHAPES))
-        chromium.until(lambda: chromium.all("#files img"), "the attached picture")
+    chromium.open_fresh(seeing.url)
+    chromium.until(lambda: chromium.find("attach").get_attribute("aria-disabled") == "false", "enabled attach button")
+    chromium.find("file").send_keys(str(SHAPES))
+    chromium.until(lambda: chromium.all("#files img"), "the attached picture")
+    chromium.say("How many red shapes are there?")
+    assert chromium.answered()[0].endswith(": 3")
+    chromium.shoot("picture")
+    file = base64.b64encode(SHAPES.read_bytes()).decode()
+    for way in ("paste", "drop"):
+        chromium.open_fresh(seeing.url)
+        assert chromium.check("bring", way, file) is False, "default action is prevented"
+        chromium.until(lambda: chromium.all("#files img"), f"attached image by {way}")
         chromium.say("How many red shapes are there?")
-        assert chromium.answered()[0].endswith(": 3")
-        chromium.shoot("picture")
-        file = base64.b64encode(SHAPES.read_bytes()).decode()
-        for way in ("paste", "drop"):
-            chromium.open_fresh(engine.url)
-            assert chromium.check("bring", way, file) is False, "default action is prevented"
-            chromium.until(lambda: chromium.all("#files img"), f"attached image by {way}")
-            chromium.say("How many red shapes are there?")
-            assert chromium.answered()[0].endswith(": 3"), way
-        assert chromium.complaints() == []
-        assert chromium.foreign_requests(engine.url) == []
+        assert chromium.answered()[0].endswith(": 3"), way
+    assert chromium.complaints() == []
+    assert chromium.foreign_requests(seeing.url) == []
 
 
 def test_dashboard_shows_actors_and_restarts_one(page: Browser, engine: EngineProcess) -> None:
@@ -315,20 +324,18 @@ def test_hostile_formulas_code_and_titles_run_nothing(page: Browser, tmp_path: P
     assert all("Content Security Policy" in text for text in page.complaints())  # blocked and logged
 
 
-def test_hostile_model_name_runs_nothing(chromium: Browser) -> None:
+def test_hostile_model_name_runs_nothing(chromium: Browser, seeing: EngineProcess) -> None:
     """The name is shown in the header, in an answer, and among the metrics of the engine."""
-    name = "<img src=x onerror=window.pwned=1>"
-    with EngineProcess(DEMO, "--served-model-name", name) as engine:
-        chromium.open_fresh(engine.url)
-        chromium.until(lambda: chromium.text("model") == name, "model name as plain text")
-        chromium.say("What are you?")
-        chromium.answered()
-        chromium.give_key(ADMIN_KEY, "admin-key")
-        chromium.click("show-engine")
-        chromium.until(lambda: chromium.texts("#engine td:first-child"), "dashboard metrics")
-        assert chromium.script("return typeof window.pwned") == "undefined"
-        assert not chromium.all("img[src=x]")
-        assert chromium.complaints() == []
+    chromium.open_fresh(seeing.url)
+    chromium.until(lambda: chromium.text("model") == HOSTILE_NAME, "model name as plain text")
+    chromium.say("What are you?")
+    chromium.answered()
+    chromium.give_key(ADMIN_KEY, "admin-key")
+    chromium.click("show-engine")
+    chromium.until(lambda: chromium.texts("#engine td:first-child"), "dashboard metrics")
+    assert chromium.script("return typeof window.pwned") == "undefined"
+    assert not chromium.all("img[src=x]")
+    assert chromium.complaints() == []
 
 
 def test_answer_under_way_survives_a_reload(page: Browser, engine: EngineProcess) -> None:
