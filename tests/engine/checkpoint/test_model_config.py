@@ -14,6 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from engine.checkpoint.families import MODEL_TYPES
+from engine.checkpoint.families.gemma3 import Gemma3
+from engine.checkpoint.json_fields import JsonOptions
 from engine.checkpoint.kv_cache_spec import KVCacheSpec
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.rope_config import RopeConfig
@@ -413,3 +415,17 @@ def test_mlp_ratio_is_bounded(directory: Path) -> None:
     config["vision_config"]["mlp_ratio"] = 1e308
     with pytest.raises(CheckpointError, match=r"mlp_ratio: 1e\+308 should be at most 1024"):
         read(directory, config)
+
+
+@pytest.mark.parametrize("name", ["use_rope", "use_rotary_embedding", "use_rotary", "rotary"])
+def test_false_may_change_answers(name: str, directory: Path) -> None:
+    """Other options are off if they are false."""
+    assert read(directory, LLAMA | {name: False, "use_other": False}).unknown_options == {name: False}
+
+
+@pytest.mark.parametrize(("num_layers", "scalar"), [(61, 128), (62, 168)])
+def test_gemma3_scales_scores_by_the_number_of_layers(num_layers: int, scalar: int) -> None:
+    """Scale as in llama.cpp: 27B by hidden_size / heads, others by the width of a head."""
+    values = {"attention.key_length": 128, "embedding_length": 5376, "attention.head_count": 32}
+    found = Gemma3().of_gguf(JsonOptions(values, Path("a.gguf")), num_layers)
+    assert found["query_pre_attn_scalar"] == scalar

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.stored_weights import StoredWeights
+from engine.checkpoint.stored_weights import GGUF_BYTES, StoredWeights
 from engine.config import EngineConfig
 from engine.errors import OptionError, TooLargeError
 from engine.options.read import read_options
@@ -25,6 +25,7 @@ from tests.workers.checkpoints import TINY, write_checkpoint
 from tests.workers.test_variants import VARIANTS
 from tests.workers.weights.formats.quantizers import FORMATS, demo_tensors, write_quantized_demo
 from tools.demo import MODEL
+from workers.weights.formats.block_types import INTEGERS
 
 MIB, GIB = 1 << 20, 1 << 30
 LLAMA_8B = {
@@ -267,3 +268,11 @@ def test_deep_header_and_pipe_count_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
     os.mkfifo(tmp_path / "b.safetensors")
     assert StoredWeights.read(tmp_path) == StoredWeights()
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_gguf_types_are_counted_as_kernels_hold_them(name: str) -> None:
+    """Integers, and a float32 scale (and offset) of each group."""
+    held = INTEGERS[name][0]
+    bits = 8 if held.kind == "int8" else 4
+    assert GGUF_BYTES[name] == bits / 8 + 4 * (1 + held.has_offsets) / held.group_size

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.parsers.python_literals import python_value
 from engine.parsers.registry import Parsers
 from tests.engine.parsers.answers import (
     CALL_FAMILIES,
@@ -315,3 +316,15 @@ def test_reasoning_of_each_family(name: str, text: str, expected: tuple[str, str
         for pieces in ([token_ids], [[token_id] for token_id in token_ids]):
             parts = parse(stream_of(parsers, vocabulary, submit_of()), pieces)
             assert (reasoning(parts), content(parts)) == expected
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{}</tool_call>", '<tool_call>{"name":"f"}</tool_call>'])
+def test_json_is_no_name_of_a_glm_function(text: str) -> None:
+    vocabulary = vocabulary_of([])
+    stream = stream_of(Parsers("glm45", "none", vocabulary.pieces), vocabulary, submit_of([{"function": {"name": "f"}}]))
+    assert content(parse(stream, [tokens_of(text, vocabulary)])) == text
+
+
+@pytest.mark.parametrize(("literal", "value"), [("007.5", "7.5"), ("00.5", "0.5"), ("0_0.5", "0.5"), ("-01e2", "-1.0e2")])
+def test_leading_zeros_of_python_floats_are_dropped(literal: str, value: str) -> None:
+    assert python_value(literal) == value
