@@ -3,6 +3,7 @@
 top/        live screen over the counters
 chat/       talk to the model in the terminal
 batch/      run the requests of a file, write their answers to another
+calibrate/  statistics of a model over a text, for rounding its weights
 trace/      what every actor did, for ui.perfetto.dev
 bench/      load generator, comparisons with other engines, benchmarks of steps and shared memory
 package/    `tokamak`, the package that users import

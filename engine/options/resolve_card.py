@@ -1,7 +1,7 @@
 """Number of KV blocks that fit a device beside the rest of a rank. Pure.
 
 Used by `resolve.py` if neither a number of blocks nor the cache size is given, and Paddle reports the device memory. This is a
-safe estimate for the reference ops (`ops/paddle/reference.py`, everything float32); the worker checks it with the largest step
+safe estimate for the reference ops (`ops/paddle/reference/`, everything float32); the worker checks it with the largest step
 when it has loaded the weights.
 """
 
