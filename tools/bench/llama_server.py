@@ -2,10 +2,11 @@
 
 Run with an interpreter that has llama-cpp-python, starlette, uvicorn and orjson:
 
-    PYTHONPATH=. python -m tools.bench.llama_server FILE.gguf PORT [SEQUENCES CONTEXT]
+    PYTHONPATH=. python -m tools.bench.llama_server FILE.gguf PORT [SEQUENCES CONTEXT [UNIFIED]]
 
 Continuous batching as in its own server: each step decodes a token of every stream and as much of the prompts as fits in the
-batch. LLAMA_CPP_LIB_PATH is the folder of a separately built libllama.so. The sequences divide the context among them.
+batch. LLAMA_CPP_LIB_PATH is the folder of a separately built libllama.so. The sequences divide the context among
+them, or share it (UNIFIED is 1).
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ class Sequence:
 
 
 class Library(Engine):
-    def __init__(self, path: str, num_sequences: int = NUM_SEQUENCES, context: int = CONTEXT) -> None:
+    def __init__(self, path: str, num_sequences: int = NUM_SEQUENCES, context: int = CONTEXT, unified: int = 0) -> None:
         super().__init__()
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         assert self._model, f"{path} was not loaded"
         options = llama_cpp.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_seq_max = context, BATCH, num_sequences
+        options.kv_unified, options.swa_full = bool(unified), False  # the latter as in its own server
         options.n_threads = options.n_threads_batch = NUM_THREADS
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
