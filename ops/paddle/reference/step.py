@@ -1,4 +1,4 @@
-"""What attention reads of a step: block tables, masks and positions on the device."""
+"""Metadata of a step for attention: block tables, masks and positions on the device."""
 
 from __future__ import annotations
 
