@@ -60,6 +60,7 @@ class StepRuns:
     def start(self, step: Step, received_ns: int) -> None:
         self._metrics.began(step.step_id)
         begin_ns = time.monotonic_ns()
+        self._runner.core.weights.check()  # another rank sends what this one computes, and may have mapped another file
         self._runner.start(step)
         if self._trace.is_on:
             self._trace.began(step, begin_ns)
@@ -106,6 +107,7 @@ class StepRuns:
 
     def run_without_rows(self, received_ns: int) -> None:
         """Run a step of the rank group without rows of this replica."""
+        self._runner.core.weights.check()
         self._runner.core.run_without_rows()
         self._runner.core.weights.check()
         self._metrics.ended_without_rows(time.monotonic_ns() - received_ns, self._group.communicators)

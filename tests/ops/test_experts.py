@@ -286,7 +286,7 @@ def test_reference_without_host_reads_is_equal(
     expected = k.experts(*given, None).numpy()
     assert expected.shape[1] == (columns[0][1] - columns[0][0] if columns else hidden)
     for num_at_once in (1 << 20, 5, 1):
-        monkeypatch.setattr(reference, "MAX_GATHERED", num_at_once * 2 * 64 * 112)
+        monkeypatch.setattr("ops.paddle.reference.expert_ops.MAX_GATHERED", num_at_once * 2 * 64 * 112)
         np.testing.assert_array_equal(k.sync_free().experts(*given, None).numpy(), expected)
 
 

@@ -211,7 +211,7 @@ def test_layers_share_a_block(k: OpTable, kv_dtype: str) -> None:
 @pytest.mark.parametrize("max_scores", [1 << 23, 1 << 14])
 def test_attention_in_passes(max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's, where the scores are too many to hold at once."""
-    monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
+    monkeypatch.setattr("ops.paddle.reference.attention_ops.MAX_SCORES", max_scores)
     test_attention(reference.TABLE, "float32", 70, 8, 16, has_chunks=False)
 
 
