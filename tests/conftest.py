@@ -31,7 +31,7 @@ settings.load_profile("any machine")
 
 _NAMESPACE = "test"  # of shared memory, with the pid: sessions side by side leave each other's engines alone
 _MANY_CASES = 5  # more cases of one test are variants of the kernels by shapes by precisions by numbers of rows
-_STRIDE = 17  # `--fast` takes every seventeenth of those: with lists of two to six entries, in the end every entry of each
+_STRIDE = 29  # `--fast` takes every twenty-ninth of those: with lists of two to six entries, in the end every entry of each
 REFERENCE = "reference"  # whole models through Paddle's ops take seconds; the ops alone stay
 LIMIT_S, ENGINE_LIMIT_S = 120, 300  # of a test that would hang: far beyond what any takes on a busy machine
 ENGINE_FOLDERS = ("devices", "e2e", "page")  # every test in them starts engines, or is marked as slow
@@ -40,7 +40,7 @@ ENGINES = ("tests.e2e.engine_process", "tests.engine.echo_engine")  # a test fil
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, metavar="DIR", help="keep pictures of the page's main states (tests/page)")
-    parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a seventeenth of many cases")
+    parser.addoption("--fast", action="store_true", help="no test that starts engines or is slow, a twenty-ninth of many cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:

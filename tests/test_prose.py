@@ -71,6 +71,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_named_files_exist() -> None:
     """A docstring names a file by its path, or by the end of it."""
     ends = {
