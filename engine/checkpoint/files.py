@@ -12,7 +12,7 @@ import errno
 import mmap
 import os
 import stat
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -20,6 +20,12 @@ from engine.errors import CheckpointError
 from shm.file_guard import FileGuard
 
 PARTIAL = ".partial"  # suffix of unfinished files
+
+
+def leads_outside(name: str) -> bool:
+    """Return whether a relative name, joined to a directory, may lead out of it."""
+    place = PurePath(name)
+    return place.is_absolute() or ".." in place.parts
 
 
 class MappedFile(msgspec.Struct, frozen=True, eq=False):

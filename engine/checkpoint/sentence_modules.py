@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from engine.checkpoint.files import read_file
+from engine.checkpoint.files import leads_outside, read_file
 from engine.checkpoint.json_fields import JsonOptions, read_json
 from engine.dense_module import DenseModule
 from engine.errors import CheckpointError
@@ -86,10 +86,9 @@ def _steps(path: Path) -> Iterator[tuple[str, JsonOptions]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error!r}") from error
     for kind, directory in steps:
-        place = PurePath(directory)
-        if place.is_absolute() or ".." in place.parts:
+        if leads_outside(directory):
             raise CheckpointError(f"{file}: the path {directory!r} points outside the checkpoint")
-        options = path / place / "config.json"
+        options = path / directory / "config.json"
         is_own = bool(directory) and options.is_file()  # the model's own config.json does not belong to a step
         yield kind, JsonOptions(read_json(options) if is_own else {}, options)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tools.bench.dense_shape import CHAT_TEMPLATE
 from tools.bench.shape import write
+from workers.weights.safetensors import SafetensorsFile, header_of
 
 _SAME: dict[str, Any] = {
     "bos_token_id": None,
@@ -151,26 +152,16 @@ def packed_experts(layer: str, shape: dict[str, Any], rng: np.random.Generator) 
 def pack(directory: Path, shape: dict[str, Any], seed: int) -> None:
     """Replace the experts of a checkpoint by random ones in MXFP4, and the other names by the published ones."""
     path = directory / "model.safetensors"
-    content = np.memmap(path, np.uint8, "r")
-    start = 8 + int(content[:8].view(np.int64)[0])
-    tensors: dict[str, tuple[str, np.ndarray]] = {}
-    for name, entry in json.loads(bytes(content[8:start])).items():
-        if name != "__metadata__" and ".mlp.experts." not in name:
-            begin, end = entry["data_offsets"]
-            bits = content[start + begin : start + end].view(np.uint16).reshape(entry["shape"])
-            tensors[name.replace(".mlp.gate.", ".mlp.router.").replace("sinks.weight", "sinks")] = "BF16", bits
+    tensors: dict[str, tuple[str, np.ndarray]] = {
+        name.replace(".mlp.gate.", ".mlp.router.").replace("sinks.weight", "sinks"): (tensor.dtype, tensor.read_stored())
+        for name, tensor in SafetensorsFile(path).tensors.items()
+        if ".mlp.experts." not in name
+    }
     rng = np.random.default_rng(seed)
     for layer in range(shape["num_hidden_layers"]):
         tensors |= {name: (kind, bits) for name, kind, bits in packed_experts(f"model.layers.{layer}", shape, rng)}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (kind, bits) in tensors.items():
-        begin, end = end, end + bits.nbytes
-        header[name] = {"dtype": kind, "shape": bits.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     with (directory / "packed").open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of(((name, kind, bits.shape) for name, (kind, bits) in tensors.items()), {"format": "pt"}))
         for _, bits in tensors.values():
             file.write(bits.tobytes())
     (directory / "packed").replace(path)

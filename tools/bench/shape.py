@@ -20,6 +20,7 @@ from engine.checkpoint.model_config import ModelConfig
 from workers.models import declare_model
 from workers.weights.formats.floats import bfloat16_bits
 from workers.weights.random import RandomWeights
+from workers.weights.safetensors import header_of
 
 PAD, END = "<|endoftext|>", "<|im_end|>"
 SPECIAL = (PAD, "<|im_start|>", END)  # ids 0 to 2; those of a shape follow
@@ -95,15 +96,9 @@ def write(
     for name, content in (documents | files).items():
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2))
     model_config = ModelConfig.read(directory)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in declare_model(model_config)[1].shapes().items():
-        begin, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    shapes = declare_model(model_config)[1].shapes()
     with (directory / "model.safetensors").open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of(((name, "BF16", shape) for name, shape in shapes.items()), {"format": "pt"}))
         can_be_answered = is_text(tokenizer, model_config.vocab_size)
         for _, bits in tensors(model_config, seed, can_be_answered, make_change(can_be_answered)):
             file.write(bits.tobytes())

@@ -85,9 +85,6 @@ class Reading:
         )
         self._runner.run(step)
 
-    def close(self) -> None:
-        self._runner.clear()
-
 
 def _int32(values: Any) -> bytes:
     return np.asarray(values, np.int32).tobytes()

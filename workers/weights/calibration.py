@@ -6,7 +6,6 @@ one float32 vector [inputs] for each linear, under the name of its (first) tenso
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from engine.errors import CheckpointError
 from ops.modules import Linear, LinearPart
 from shm.blake2 import blake2b
 from workers.weights.declaration import Weights
-from workers.weights.safetensors import SafetensorsFile
+from workers.weights.safetensors import SafetensorsFile, header_of
 
 FORMAT = "tokamak-calibration-1"
 SMOOTHING = 0.01  # share of the mean that is added to each importance, so that inputs that were never used count a little
@@ -95,16 +94,10 @@ def calibrated(weights: Weights) -> Iterable[Linear]:
 
 def write_calibration(path: Path, squares: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write the mean squares. Raises OSError."""
-    header: dict[str, object] = {"__metadata__": {"format": FORMAT, **metadata}}
-    end = 0
-    for name, values in squares.items():
-        begin, end = end, end + 4 * len(values)
-        header[name] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header = header_of(((name, "F32", values.shape) for name, values in squares.items()), {"format": FORMAT, **metadata})
     data = [np.ascontiguousarray(values, np.float32).tobytes() for values in squares.values()]
     unfinished = path.with_name(f"{path.name}{PARTIAL}")
-    unfinished.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *data]))
+    unfinished.write_bytes(b"".join([header, *data]))
     unfinished.replace(path)
 
 

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from engine.checkpoint.families import FAMILIES
-from engine.checkpoint.files import MappedFile, read_file
+from engine.checkpoint.files import MappedFile, leads_outside, read_file
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import CheckpointError
@@ -303,7 +303,7 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
             raise CheckpointError(f"{index_path} cannot be read: {error}") from error
         names = sorted(set(index.weight_map.values()))
         for name in names:
-            if name.startswith("/") or ".." in name.split("/"):
+            if leads_outside(name):
                 raise CheckpointError(f"{index_path}: weight_map names {name!r}, which is outside of the checkpoint")
         paths = [path / name for name in names]
     else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ _DTYPES: dict[str, np.dtype] = {
 }
 FLOATS = ("F32", "F16", "F64", "BF16", "U16")
 _BFLOAT16 = ("BF16", "U16")
+
+
+def header_of(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
+    """Return the beginning of a file with these tensors (name, dtype, shape), one after another, up to its data."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, dtype, shape in tensors:
+        begin, end = end, end + math.prod(shape) * _DTYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _PREFIX_BYTES)
+    return len(text).to_bytes(_PREFIX_BYTES, "little") + text
 
 
 class StoredTensor(msgspec.Struct, frozen=True):

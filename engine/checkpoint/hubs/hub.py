@@ -11,6 +11,11 @@ HUBS: tuple[HubName, ...] = get_args(HubName)
 OTHER_FORMATS = ("*/*",)  # subfolders have the same weights for other engines
 
 
+def one_line(error: BaseException) -> str:
+    """Return the text of a client's error as one line."""
+    return " ".join(str(error).split())
+
+
 class Hub(Protocol):
     """A hub with repositories `owner/model`; an empty revision is the default branch. All raise CheckpointError with a remedy:
     no such repository, no access, no connection."""

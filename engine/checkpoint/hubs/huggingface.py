@@ -19,7 +19,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils._http import default_client_factory
 
-from engine.checkpoint.hubs.hub import OTHER_FORMATS
+from engine.checkpoint.files import leads_outside
+from engine.checkpoint.hubs.hub import OTHER_FORMATS, one_line
 from engine.errors import CheckpointError
 
 _TIMEOUT_S = 60.0  # of a connection and between two parts of an answer, where the client sets none
@@ -39,7 +40,7 @@ def _check_names(response: httpx2.Response) -> None:
         answer = response.json()
         names["sha"] = answer.get("sha") or "" if isinstance(answer, dict) else ""
     for what, name in names.items():
-        if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
+        if not isinstance(name, str) or leads_outside(name):
             raise ValueError(f"{response.url.host} answered with {what} {name!r}, which leads out of the cache")
 
 
@@ -51,10 +52,6 @@ def _make_client() -> httpx2.Client:
 
 
 set_client_factory(_make_client)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 class HuggingFace:
@@ -103,15 +100,15 @@ class HuggingFace:
             raise CheckpointError(f"{repository} has no revision {revision!r} on the hub") from error
         except LocalEntryNotFoundError as error:
             if isinstance(error.__cause__, HfHubHTTPError | FileMetadataError):  # it was reached
-                raise CheckpointError(f"{repository} cannot be downloaded: {_line(error.__cause__)}") from error
+                raise CheckpointError(f"{repository} cannot be downloaded: {one_line(error.__cause__)}") from error
             raise CheckpointError(
                 f"{repository}: the hub at {place} cannot be reached and no snapshot is cached; check the connection, choose a "
                 "mirror with HF_ENDPOINT, or use a local directory"
             ) from error
         except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
-            raise CheckpointError(f"{repository} cannot be downloaded: {_line(error)}") from error
+            raise CheckpointError(f"{repository} cannot be downloaded: {one_line(error)}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:  # the client checks no answer
             raise CheckpointError(
                 f"{repository} cannot be downloaded: {place} does not answer as the Hugging Face hub does "
-                f"({type(error).__name__}: {_line(error)}); check HF_ENDPOINT"
+                f"({type(error).__name__}: {one_line(error)}); check HF_ENDPOINT"
             ) from error

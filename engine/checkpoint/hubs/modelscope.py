@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from engine.checkpoint.hubs.hub import OTHER_FORMATS
+from engine.checkpoint.hubs.hub import OTHER_FORMATS, one_line
 from engine.errors import CheckpointError, MissingExtraError
 from engine.installation import DISTRIBUTION
 
@@ -72,10 +72,9 @@ class ModelScope:
                 "directory"
             ) from error
         except (errors.HubError, OSError, ValueError) as error:
-            text = " ".join(str(error).split())
-            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {text}") from error
+            raise CheckpointError(f"{repository} cannot be downloaded from ModelScope: {one_line(error)}") from error
         except (LookupError, TypeError, AttributeError, RecursionError) as error:  # the client checks no answer
             raise CheckpointError(
                 f"{repository} cannot be downloaded: the server does not answer as ModelScope does ({type(error).__name__}: "
-                f"{error}); check MODELSCOPE_ENDPOINT"
+                f"{one_line(error)}); check MODELSCOPE_ENDPOINT"
             ) from error

@@ -9,7 +9,8 @@ Called by the loader; `workers/weights/stacked.py` finds the matrices in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -37,39 +38,36 @@ class StackedFloats(msgspec.Struct, frozen=True):
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
-    @property
-    def read(self) -> Callable[[], np.ndarray]:
-        return lambda: np.stack([self.rows(expert, 0, self.shape[1]).read() for expert in range(self.shape[0])])
+    def read(self) -> np.ndarray:
+        return np.stack([self.rows(expert, 0, self.shape[1]).read() for expert in range(self.shape[0])])
 
-    @property
-    def read_plain(self) -> Callable[[], np.ndarray]:
-        return self.read
+    read_plain = read
 
-    @property
-    def kept(self) -> Callable[[], Kept]:
-        return lambda: "8-bit floats"
+    def kept(self) -> Kept:
+        return "8-bit floats"
 
-    @property
-    def read_integers(self) -> Callable[[WeightFormat], QuantizedWeight]:
-        return self._no_integers
+    def read_integers(self, format: WeightFormat) -> QuantizedWeight:
+        raise AssertionError("8-bit floats are not integers")
 
     def rows(self, expert: int, begin: int, end: int) -> DecodedTensor:
         """Return rows [begin, end) of the matrix of one expert."""
         of_rows, of_columns = self.places
 
         def read() -> np.ndarray:
-            scales = self.scales.read()
-            own = scales.reshape(-1, of_rows.max() + 1, of_columns.max() + 1)
-            grid = own[expert if len(own) > 1 else 0]
             values = e4m3(self.codes.read_stored()[expert, begin:end])
-            values *= grid[of_rows[begin:end]][:, of_columns]
+            values *= self._scales_of(expert)[of_rows[begin:end]][:, of_columns]
             return values
 
-        return DecodedTensor((end - begin, self.shape[2]), read, read, self.kept, self._no_integers)
+        return DecodedTensor((end - begin, self.shape[2]), read, read, self.kept, self.read_integers)
 
-    @staticmethod
-    def _no_integers(format: WeightFormat) -> QuantizedWeight:
-        raise AssertionError("8-bit floats are not integers")
+    def _scales_of(self, expert: int) -> np.ndarray:
+        """Return the scales of the rectangles of one expert, [rows, columns]."""
+        grid = tuple(int(places.max()) + 1 for places in self.places)
+        own = math.prod(grid)
+        size = self.scales.num_bytes // math.prod(self.scales.shape) * own
+        is_for_all = math.prod(self.scales.shape) == own
+        begin = self.scales.begin + (0 if is_for_all else expert * size)
+        return msgspec.structs.replace(self.scales, shape=grid, begin=begin, end=begin + size).read()
 
 
 def scales_name(name: str, tensors: Mapping[str, StoredTensor]) -> str:
