@@ -343,11 +343,13 @@ def test_removed_directory_of_a_living_engine(root: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("pid", ["0", "-1", "9" * 30])
 def test_lock_with_an_impossible_owner_is_dead(root: Path, pid: str) -> None:
-    run, lock = create_run(new_run_id(), root / "01234567")
+    run_id = new_run_id()
+    run, lock = create_run(run_id, root / run_id)
     os.close(lock)
     run.lock_path.write_text(f"{pid} 1 {boot_id()}")
     assert run.owner() is None
-    assert run.directory.name in reap(root)
+    assert run_id in reap(root)
+    assert not run.directory.exists()
 
 
 def test_socket_paths_are_checked() -> None:
