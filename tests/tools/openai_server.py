@@ -24,6 +24,7 @@ class Behaviour:
     cut_every: int = 0  # the stream of every such request ends in the middle
     num_template_tokens: int = 0  # added to each prompt
     tokens_per_word: int = 1
+    num_more_tokens: int = 0  # of a word of five letters or more
     error_in_stream: str = ""
     hang_after: int = -1  # pieces, then nothing more until the client leaves
     hang_from: int = 0  # only requests of this number and above hang
@@ -136,7 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _usage(self, body: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         prompt = body["prompt"] if "prompt" in body else " ".join(map(_text_of, body["messages"]))
         behaviour = self.server_state.behaviour
-        num_prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split()) * behaviour.tokens_per_word
+        if isinstance(prompt, list):
+            num_prompt_tokens = len(prompt)
+        else:
+            long_words = sum(len(word) >= 5 for word in prompt.split())
+            num_prompt_tokens = len(prompt.split()) * behaviour.tokens_per_word + long_words * behaviour.num_more_tokens
         return {
             "prompt_tokens": num_prompt_tokens + behaviour.num_template_tokens,
             "completion_tokens": num_tokens,

@@ -73,6 +73,14 @@ def test_text_prompts_are_calibrated(tmp_path: Path, endpoint: str) -> None:
     assert len(streamed(server, "/v1/chat/completions" if endpoint == "chat" else "/v1/completions")) == 4
 
 
+def test_long_prompts_have_the_wanted_length(tmp_path: Path) -> None:
+    """Words differ in tokens: a mean over few of them is too far off for a prompt that nearly fills the context."""
+    behaviour = Behaviour(has_tokenize=False, num_more_tokens=1)
+    with openai_server(behaviour) as server:
+        result = bench(server, tmp_path, "--num-prompts", "2", "--input-len", "30000", "--output-len", "3")
+    assert result["num_prompt_tokens"] == pytest.approx(2 * 30000, rel=0.01)
+
+
 def test_pictures_go_with_chats(tmp_path: Path) -> None:
     options = ["--endpoint", "chat", "--num-prompts", "4", "--output-len", "2", "--seed", "7", "--image-size", "33x20"]
     with openai_server() as server:

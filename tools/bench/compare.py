@@ -68,7 +68,8 @@ class Workload:
     def figure(self, result: dict[str, Any]) -> float:
         """Return the figure of a `tokamak bench serve` result. TokamakError if it measured nothing."""
         if result["num_failed"] or not result["num_succeeded"]:
-            raise TokamakError(f"{result['num_failed']} of {result['num_requests']} requests failed")
+            first = "".join(f": {error['kind']}: {error['first']}" for error in result["errors"][:1])
+            raise TokamakError(f"{result['num_failed']} of {result['num_requests']} requests failed{first}")
         if self.kind == "decode":
             if result["decode_tokens_per_s"] is None:
                 raise TokamakError("the first stream ended before the last one started; ask for more output tokens")

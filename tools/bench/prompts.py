@@ -44,6 +44,7 @@ where white who whole wide wife will wind window winter wish with woman wood wor
 WORDS = tuple(_WORD_LIST.split())
 
 PROBE_LENGTHS = (8, 72)  # words; short, so that they fit any model
+LONG_PROMPT = 8 * len(WORDS)  # tokens; from here on the second probe is each word once: a mean over 72 words is too far off
 
 
 class Probe(msgspec.Struct):
@@ -84,15 +85,16 @@ class PromptMaker:
         return {"prompt": prompt}
 
 
-async def prepare(client: Client, model: str, endpoint: str, kind: str) -> PromptMaker:
-    """Return a prompt maker for a server. `kind`: "ids", "text" or "auto" (ids if the server supports them)."""
+async def prepare(client: Client, model: str, endpoint: str, kind: str, input_len: int) -> PromptMaker:
+    """Return a maker of prompts of `input_len` tokens for a server. `kind`: "ids", "text" or "auto" (ids if the server supports
+    them)."""
     if endpoint == "completions" and kind != "text":
         token_ids = await _token_ids(client, model)
         if token_ids:
             return PromptMaker(endpoint, token_ids)
         if kind == "ids":
             raise TokamakError("the server has no /tokenize to take token ids from; use --prompts text")
-    return await _calibrated(client, model, endpoint)
+    return await _calibrated(client, model, endpoint, input_len >= LONG_PROMPT)
 
 
 async def _token_ids(client: Client, model: str) -> tuple[int, ...]:
@@ -110,12 +112,15 @@ async def _token_ids(client: Client, model: str) -> tuple[int, ...]:
     return tuple(token_ids) if status == 200 else ()
 
 
-async def _calibrated(client: Client, model: str, endpoint: str) -> PromptMaker:
+async def _calibrated(client: Client, model: str, endpoint: str, is_long: bool) -> PromptMaker:
     maker = PromptMaker(endpoint)
+    probes = [maker.prompts(1, num_words, 0, seed=num_words)[0] for num_words in PROBE_LENGTHS]
+    lengths = list(PROBE_LENGTHS)
+    if is_long:
+        probes[1], lengths[1] = " " + " ".join(WORDS), len(WORDS)
     path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
     num_tokens = []
-    for num_words in PROBE_LENGTHS:
-        (prompt,) = maker.prompts(1, num_words, 0, seed=num_words)
+    for prompt in probes:
         status, body = await client.post(path, orjson.dumps({"model": model, "max_tokens": 1, **maker.body(prompt)}))
         if status != 200:
             raise TokamakError(f"{path} answers {status}: {error_text(body)}")
@@ -125,7 +130,7 @@ async def _calibrated(client: Client, model: str, endpoint: str) -> PromptMaker:
             raise TokamakError(f"{path} does not answer like OpenAI's API: {error}") from None
     if not all(num_tokens):
         return maker  # no usage: assume one token per word
-    tokens_per_word = (num_tokens[1] - num_tokens[0]) / (PROBE_LENGTHS[1] - PROBE_LENGTHS[0])
+    tokens_per_word = (num_tokens[1] - num_tokens[0]) / (lengths[1] - lengths[0])
     if tokens_per_word <= 0:
         return maker
-    return PromptMaker(endpoint, (), tokens_per_word, num_tokens[0] - tokens_per_word * PROBE_LENGTHS[0])
+    return PromptMaker(endpoint, (), tokens_per_word, num_tokens[0] - tokens_per_word * lengths[0])

@@ -151,7 +151,7 @@ async def _run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     path = PATHS[options.endpoint]
     try:
         options.model = options.model or await first_model(client)
-        maker = await prepare(client, options.model, options.endpoint, options.prompts)
+        maker = await prepare(client, options.model, options.endpoint, options.prompts, options.input_len)
         count = options.num_prompts + options.warmup
         prompts = maker.prompts(count, options.input_len, options.shared_prefix_len, options.seed)
         pictures = Pictures(options)
