@@ -158,7 +158,8 @@ def _read(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
 def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
     """Read a configuration. In vision models the text model's options are within `text_config`, or beside the rest."""
     family = _family(options)
-    text = options.within("text_config") if options.values.get("text_config") else options
+    stored = options.within("text_config") if options.values.get("text_config") else options
+    text = stored.with_defaults({name: stored.values.get(other) for other, name in family.other_option_names.items()})
     if defaults := family.text_defaults(text):
         text = text.with_defaults(defaults)
     biases = family.biases(text)
@@ -243,7 +244,7 @@ def _model_config(options: JsonOptions, generation: JsonOptions) -> ModelConfig:
         matryoshka_dimensions=options.counts("matryoshka_dimensions", ()),
         lacks_encoder=options.flag("lacks_encoder", False),
         # the last field: all others are read by now
-        unknown_options=unknown_options(options, text, family) if is_checked else {},
+        unknown_options=unknown_options(options, stored, family) if is_checked else {},
     )
 
 
@@ -306,6 +307,4 @@ def _head_dim(options: JsonOptions, family: Family, num_heads: int) -> int:
         if hidden_size % num_heads:
             raise options.error("head_dim", f"is missing, and hidden_size {hidden_size} is not a multiple of {num_heads} heads")
         head_dim = hidden_size // num_heads
-    if head_dim % 2:
-        raise options.error("head_dim", f"{head_dim} is odd; rotary embeddings need pairs")
     return head_dim

@@ -112,6 +112,8 @@ def _rope(options: JsonOptions, rope: JsonOptions, family: Family, head_dim: int
     rotary_dim, rotated = int(head_dim * share), 0
     if kind == "proportional":
         rotary_dim, rotated = head_dim, rotary_dim // 2
+    if head_dim % 2 and rotary_dim == head_dim:
+        raise options.error("head_dim", f"{head_dim} is odd; rotary embeddings need pairs")
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise rope.error(
             "partial_rotary_factor",

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 
 from engine.checkpoint.model_config import ModelConfig
+from engine.checkpoint.vision_config import VisionConfig
 from engine.messages import MediaUnit, SamplingParams
+from engine.messages.media import Encode, EncoderCall
 from shm.encoder_arena import EncoderArena
 from shm.segment import MemoryFile
-from tests.workers.serving import GOLDEN, ServedSequence, Serving, golden_cases, make_runner
+from shm.slab import SlabHandle
+from tests.golden.make_units import pixels_of
+from tests.workers.serving import GOLDEN, ServedSequence, Serving, encoder_of, golden_cases, make_runner
 from workers.engine.runner import ModelRunner
 from workers.extensions.media.features import Features
 from workers.weights.formats.floats import bfloat16_bits
@@ -103,3 +107,22 @@ def cut_at_units(serving: Serving, sequence: ServedSequence) -> None:
         serving.chunk = unit.start + unit.num_tokens - sequence.num_computed
         serving.step([sequence])
     serving.chunk = 5
+
+
+def encode_units(
+    runner: ModelRunner, vision: VisionConfig, given: Sequence[dict[str, Any]]
+) -> tuple[tuple[MediaUnit, ...], list[int], tuple[bytes, ...]]:
+    """Encode the units of a variant, with the pixels of their sizes; return them with their rows in the arena and hashes."""
+    encoder = encoder_of(runner)
+    assert encoder is not None
+    units, encodes, pixels, row = [], [], {}, 3
+    for index, unit in enumerate(given):
+        height, width = unit["height"], unit["width"]
+        grid = (height * vision.spatial_merge_size, width * vision.spatial_merge_size)
+        place = (unit["start"], vision.num_tokens_of(*grid), height, width, unit["time"], unit["is_continued"])
+        units.append(MediaUnit(index, 0, *place, vision.sees_whole_units))
+        encodes.append(Encode(hash_of(str(index)), row, units[-1].num_tokens, *grid, "media-0", SlabHandle(0, 0, 0, 0)))
+        pixels[hash_of(str(index))] = pixels_of(unit["frames"], *grid, vision.patch_size)
+        row += units[-1].num_tokens
+    encoder.run(EncoderCall(1, encodes, 0, vision.num_passes, vision.num_passes), pixels)
+    return tuple(units), [encode.first_row for encode in encodes], tuple(encode.unit_hash for encode in encodes)

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.messages import MediaUnit, SamplingParams
-from engine.messages.media import Encode, EncoderCall
-from shm.slab import SlabHandle
-from tests.golden.make_units import pixels_of
+from engine.messages import SamplingParams
 from tests.workers import variants
 from tests.workers.checkpoints import write_checkpoint
-from tests.workers.seeing import cut_at_units, hash_of, make_seeing_runner
-from tests.workers.serving import ServedSequence, Serving, encoder_of, make_runner
+from tests.workers.seeing import cut_at_units, encode_units, make_seeing_runner
+from tests.workers.serving import ServedSequence, Serving, make_runner
 from workers.models import declare_model
 
 VARIANTS: dict[str, dict[str, Any]] = json.loads(Path(variants.__file__).with_name("variants.json").read_text())
@@ -56,29 +53,14 @@ def test_vision_variant_agrees_with_transformers(name: str, ops: str, tmp_path: 
     assert shapes == variant["shapes"]
     plan = {"native": {"threads": 2}, "reference": {"plan": "eager"}}[ops]
     runner, _ = make_seeing_runner(tmp_path, ops=ops, max_model_len=128, num_kv_blocks=40, **plan)
-    encoder = encoder_of(runner)
-    assert encoder is not None
-    sees_all = vision.sees_whole_units
-    units, encodes, pixels, row = [], [], {}, 3
-    for index, given in enumerate(variant["units"]):
-        frames, height, width = given["frames"], given["height"], given["width"]
-        num_tokens = vision.num_tokens_of(height * vision.spatial_merge_size, width * vision.spatial_merge_size)
-        place = (given["start"], num_tokens, height, width, given["time"], given["is_continued"])
-        unit = MediaUnit(index, 0, *place, sees_all)
-        grid = (height * vision.spatial_merge_size, width * vision.spatial_merge_size)
-        units.append(unit)
-        encodes.append(Encode(hash_of(str(index)), row, unit.num_tokens, *grid, "media-0", SlabHandle(0, 0, 0, 0)))
-        pixels[hash_of(str(index))] = pixels_of(frames, *grid, vision.patch_size)
-        row += unit.num_tokens
-    encoder.run(EncoderCall(1, encodes, 0, vision.num_passes, vision.num_passes), pixels)
+    units, rows, hashes = encode_units(runner, vision, variant["units"])
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
     sequences = [ServedSequence(variant["prompt_token_ids"], sampling, len(variant["greedy_token_ids"])) for _ in range(2)]
     for sequence, chunk in zip(sequences, (512, 7), strict=True):
-        sequence.units, sequence.unit_rows = tuple(units), [encode.first_row for encode in encodes]
-        sequence.unit_hashes = tuple(encode.unit_hash for encode in encodes)
+        sequence.units, sequence.unit_rows, sequence.unit_hashes = units, list(rows), hashes
         serving = Serving(runner, chunk=chunk)
         serving.place(sequence, 1)
-        if sees_all and chunk < 512:
+        if vision.sees_whole_units and chunk < 512:
             cut_at_units(serving, sequence)
         serving.run([sequence])
     check(variant, *sequences)

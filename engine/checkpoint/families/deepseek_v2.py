@@ -3,12 +3,17 @@ best groups."""
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
+import msgspec
+
 from engine.checkpoint.families.deepseek_v3 import DeepseekV3
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
+from engine.checkpoint.families.family import Biases
 from engine.checkpoint.json_fields import JsonOptions
 
 # options that change the choice of experts, and their supported values
-_SUPPORTED = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
+_SUPPORTED = {"scoring_func": "softmax", "moe_layer_freq": 1}
 
 
 class DeepseekV2(DeepseekV3):
@@ -16,6 +21,12 @@ class DeepseekV2(DeepseekV3):
     class_names = ("DeepseekV2ForCausalLM",)
     gguf_name = "deepseek2"  # like V3; `gguf/convert.py` tells them apart by the scores of experts
     draft_names = None
+    # transformers reads norm_topk_prob, but does not apply it
+    harmless_options = DeepseekV3.harmless_options | {"norm_topk_prob"}
+    other_option_names = MappingProxyType({"num_experts": "n_routed_experts"})
+
+    def biases(self, options: JsonOptions) -> Biases:
+        return msgspec.structs.replace(super().biases(options), mlp=options.flag("mlp_bias", False))
 
     def is_interleaved(self, options: JsonOptions) -> bool:
         return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from engine.checkpoint.families.drafts import DEEPSEEK_V3, DraftNames
 from engine.checkpoint.families.experts import ExpertsConfig, RoutingDefaults, grouped_experts
 from engine.checkpoint.families.family import Biases, Family, Latents
@@ -15,6 +18,7 @@ class DeepseekV3(Family):
     class_names: tuple[str, ...] = ("DeepseekV3ForCausalLM",)
     model = "workers.models.deepseek_v3:DeepseekV3"
     draft_names: DraftNames | None = DEEPSEEK_V3
+    other_option_names: Mapping[str, str] = MappingProxyType({"num_mtp_layers": "num_nextn_predict_layers"})
     harmless_options = frozenset(("head_dim", "qk_head_dim"))
     routing = RoutingDefaults()
     latent_defaults = Latents(query_dim=1536, latent_dim=512, plain_dim=128, rotary_dim=64, value_dim=128)

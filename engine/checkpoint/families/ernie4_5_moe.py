@@ -4,6 +4,8 @@ tokens.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from engine.checkpoint.families.ernie4_5 import Ernie4_5
 from engine.checkpoint.families.experts import ExpertsConfig, num_chosen, num_experts
 from engine.checkpoint.families.family import Biases
@@ -17,6 +19,7 @@ class Ernie4_5Moe(Ernie4_5):
     name = "ernie4_5_moe"
     gguf_name = "ernie4_5-moe"
     class_names: tuple[str, ...] = ("Ernie4_5_MoeForCausalLM",)
+    other_option_names = MappingProxyType({"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"})
 
     def biases(self, options: JsonOptions) -> Biases:
         """Return the biases as in transformers: the head has one too, experts have none."""

@@ -101,6 +101,7 @@ class Family:
     has_proportional_rope: bool = False  # rope type "proportional" is supported
     has_rotary: bool = True  # queries and keys are rotated by position
     other_rope_types: Mapping[str, str] = MappingProxyType({})  # names that older files use for a rope type
+    other_option_names: Mapping[str, str] = MappingProxyType({})  # another name in config.json -> the name read here
     norm_epsilon_name: str = "rms_norm_eps"  # in config.json
     activation_name: str = "hidden_act"  # in config.json
     norm_names: NormNames = NormNames()

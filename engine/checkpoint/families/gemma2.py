@@ -18,7 +18,7 @@ class Gemma2(Gemma3):
     has_head_norm = False
     local_rope_theta = 0.0
     rope_theta = 10_000.0
-    default_softcap_of_scores = 50.0
+    caps_scores = True
     default_softcap_of_logits = 30.0
 
     def of_gguf(self, options: JsonOptions, num_layers: int) -> dict[str, Any]:

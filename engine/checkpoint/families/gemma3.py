@@ -13,14 +13,17 @@ from engine.checkpoint.json_fields import JsonOptions
 class Gemma3(Family):
     name = "gemma3_text"
     layers_of_27b = 62
-    default_softcap_of_scores = 0.0
+    caps_scores = False  # transformers reads attn_logit_softcapping, but does not apply it
+    caps_logits = True
     default_softcap_of_logits = 0.0
     class_names: tuple[str, ...] = ("Gemma3ForCausalLM", "Gemma3TextModel")
     other_trunk_names = ("Gemma3Text",)
     gguf_name: str | None = "gemma3"
     gguf_options = frozenset(("attention.sliding_window",))
     activation_name = "hidden_activation"
-    harmless_options = frozenset(("hidden_act", "sliding_window_size"))  # of older files, beside the names that are read
+    harmless_options = frozenset(
+        ("hidden_act", "sliding_window_size", "attn_logit_softcapping", "final_logit_softcapping")  # two of older files
+    )
     activation = "gelu_pytorch_tanh"
     ties_word_embeddings = True
     head_dim = 256
@@ -53,8 +56,10 @@ class Gemma3(Family):
         return Multipliers(
             embedding=options.count("hidden_size") ** 0.5,
             scores=scores,
-            softcap_of_scores=self.softcap(options, "attn_logit_softcapping", self.default_softcap_of_scores),
-            softcap_of_logits=self.softcap(options, "final_logit_softcapping", self.default_softcap_of_logits),
+            softcap_of_scores=self.softcap(options, "attn_logit_softcapping", 50.0) if self.caps_scores else 0.0,
+            softcap_of_logits=self.softcap(options, "final_logit_softcapping", self.default_softcap_of_logits)
+            if self.caps_logits
+            else 0.0,
         )
 
     @staticmethod

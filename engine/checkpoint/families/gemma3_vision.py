@@ -37,6 +37,7 @@ class Gemma3Vision(Gemma3):
     name = "gemma3"
     class_names = ("Gemma3ForConditionalGeneration",)
     gguf_name = None
+    caps_logits = False  # transformers caps those of the text model alone
     harmless_options = Gemma3.harmless_options | {"vision_use_head"}
     media = MediaRules(
         encoder="workers.encoders.siglip:SiglipPooled",

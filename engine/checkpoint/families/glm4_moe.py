@@ -18,6 +18,7 @@ class Glm4Moe(Family):
     gguf_name = "glm4moe"
     gguf_names = MappingProxyType({"post_attention_norm": "post_attention_layernorm"})
     head_norm_option = "use_qk_norm"
+    other_option_names = DeepseekV3.other_option_names
     partial_rotary_factor = 0.5
     rms_norm_eps = 1e-5
     draft_names = DEEPSEEK_V3

@@ -16,7 +16,7 @@ class Qwen3VLMoe(Qwen3VL):
     def experts(self, options: JsonOptions, num_layers: int) -> ExpertsConfig | None:
         count = num_experts(options, "num_experts", "num_local_experts", default=60)
         sparse = interleaved_layers(options, num_layers)
-        if not count or not sparse:
+        if not count:
             return None
         chosen = num_chosen(options, "num_experts_per_tok", 4, count)
         return ExpertsConfig(sparse, count, chosen, options.count("moe_intermediate_size", 1408), is_normalized=True)

@@ -423,6 +423,56 @@ def test_false_may_change_answers(name: str, directory: Path) -> None:
     assert read(directory, LLAMA | {name: False, "use_other": False}).unknown_options == {name: False}
 
 
+def test_gemma3_caps_what_transformers_caps(directory: Path) -> None:
+    """Scores are not capped, and logits only by the text model."""
+    caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+    text = next(each["config"] for name, each in VARIANTS.items() if name.startswith("gemma3_text"))
+    config = copy.deepcopy(next(each["config"] for name, each in SEEING.items() if name.startswith("gemma3 ")))
+    config["text_config"] |= caps
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    for found, logits in ((read(directory, text | caps), 2.0), (read(directory, config), 0.0)):
+        assert (found.multipliers.softcap_of_scores, found.multipliers.softcap_of_logits) == (0.0, logits)
+        assert found.unknown_options == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "other"),
+    [
+        ("deepseek_v2", "n_routed_experts", "num_experts"),
+        ("mixtral", "num_local_experts", "num_experts"),
+        ("glm4_moe", "n_routed_experts", "num_local_experts"),
+        ("ernie4_5_vl_moe", "moe_num_experts", "num_experts"),
+        ("ernie4_5_vl_moe", "moe_k", "num_experts_per_tok"),
+        ("qwen2_vl", "depth", "num_hidden_layers"),
+    ],
+)
+def test_other_names_of_options_are_read(family: str, name: str, other: str, directory: Path) -> None:
+    """Names in the `attribute_map` of transformers' configuration classes."""
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    variants = (VARIANTS | SEEING).items()
+    config = copy.deepcopy(next(each["config"] for title, each in variants if each["config"]["model_type"] == family))
+    expected = read(directory, config)
+    places = (config.get("vision_config", {}), config.get("text_config", {}), config)
+    options = next(place for place in places if name in place)
+    options[other] = options.pop(name)
+    assert read(directory, config) == expected
+
+
+def test_mtp_layers_have_two_names(directory: Path) -> None:
+    config = next(each["config"] for name, each in VARIANTS.items() if name.startswith("glm4_moe "))
+    for name in ("num_mtp_layers", "num_nextn_predict_layers"):
+        found = read(directory, config | {name: 2, "new_option": 3})
+        assert (found.num_draft_layers, found.unknown_options) == (2, {"new_option": 3})
+
+
+def test_experts_of_no_layer_are_read(directory: Path) -> None:
+    config = copy.deepcopy(next(each["config"] for name, each in SEEING.items() if name.startswith("qwen3_vl_moe")))
+    config["text_config"]["decoder_sparse_step"] = 9
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    found = read(directory, config)
+    assert (found.experts, found.unknown_options) == (None, {})
+
+
 @pytest.mark.parametrize(("num_layers", "scalar"), [(61, 128), (62, 168)])
 def test_gemma3_scales_scores_by_the_number_of_layers(num_layers: int, scalar: int) -> None:
     """Scale as in llama.cpp: 27B by hidden_size / heads, others by the width of a head."""

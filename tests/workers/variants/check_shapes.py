@@ -19,6 +19,7 @@ import numpy as np
 from engine.checkpoint.model_config import ModelConfig
 from engine.errors import TokamakError
 from engine.messages import SamplingParams
+from tests.workers.seeing import cut_at_units, encode_units, make_seeing_runner
 from tests.workers.serving import ServedSequence, Serving, make_runner
 
 TOLERANCE = 1e-3
@@ -27,16 +28,22 @@ TOLERANCE = 1e-3
 def differences(place: Path, ops: str) -> str:
     """Return what differs between the answers of a checkpoint and those of transformers, or nothing."""
     expected = json.loads((place / "expected.json").read_text())
-    if unknown := ModelConfig.read(place).unknown_options:
-        return f"options that are not read: {unknown}"
+    config = ModelConfig.read(place)
+    if config.unknown_options:
+        return f"options that are not read: {config.unknown_options}"
     options: dict[str, Any] = {"ops": "reference", "plan": "eager"} if ops == "reference" else {"ops": ops}
-    runner = make_runner(place, max_model_len=512, num_kv_blocks=80, **options)
+    vision, options = config.vision, options | {"max_model_len": 512, "num_kv_blocks": 80}
+    runner = make_runner(place, **options) if vision is None else make_seeing_runner(place, **options)[0]
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
     num_outputs = len(expected["greedy_token_ids"])
     whole, chunked = (ServedSequence(expected["prompt_token_ids"], sampling, num_outputs) for _ in range(2))
+    units, rows, hashes = encode_units(runner, vision, expected["units"]) if vision is not None else ((), [], ())
     for sequence, chunk in ((whole, 512), (chunked, 16)):
+        sequence.units, sequence.unit_rows, sequence.unit_hashes = units, list(rows), hashes
         serving = Serving(runner, chunk=chunk)
         serving.place(sequence, 1)
+        if vision is not None and vision.sees_whole_units and chunk < 512:
+            cut_at_units(serving, sequence)
         serving.run([sequence])
     if chunked.answer() != whole.answer():
         return "chunks change the answer"
@@ -52,11 +59,12 @@ def differences(place: Path, ops: str) -> str:
 
 
 def checkpoints(out: Path, families: Sequence[str] = (), count: int = 1000) -> list[Path]:
-    """Return the directories in `out`, the first `count` of each family."""
+    """Return the directories in `out`, the first `count` of each family; the first of all families, then the second."""
     places = sorted((path.name.rpartition("-")[0], int(path.name.rpartition("-")[2]), path) for path in out.iterdir())
     chosen = [group for group in places if not families or group[0] in families]
     grouped = itertools.groupby(chosen, key=lambda group: group[0])
-    return [path for _, group in grouped for _, _, path in itertools.islice(group, count)]
+    ranked = [(rank, *group) for _, group in grouped for rank, group in enumerate(itertools.islice(group, count))]
+    return [path for *_, path in sorted(ranked)]
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -285,7 +286,13 @@ SCALE_OF_PIXELS = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "im
 class Case:
     """A prompt with its media: `units` as tests take them, positions as the model needs them."""
 
-    def __init__(self, config: dict[str, Any], seed: int, scale: dict[str, Any] = SCALE_OF_PIXELS) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        seed: int,
+        scale: dict[str, Any] = SCALE_OF_PIXELS,
+        pictures: Sequence[tuple[int, int]] = ((2, 5), (3, 1)),
+    ) -> None:
         self.scale = PLAIN_SCALE if config["model_type"] == "gemma4" else scale
         self.kind, vision = config["model_type"], config["vision_config"]
         self.kind = {"qwen3_vl_moe": "qwen3_vl"}.get(self.kind, self.kind)
@@ -308,7 +315,7 @@ class Case:
         self.pixels: dict[int, list[Any]] = {IMAGE: [], VIDEO: []}
         self.grids: dict[int, list[list[int]]] = {IMAGE: [], VIDEO: []}
         self.text(*self.rng.integers(8, 96, 4).tolist())
-        for height, width in [(self.side, self.side)] * 2 if self.kind == "gemma3" else ((2, 5), (3, 1)):
+        for height, width in [(self.side, self.side)] * len(pictures) if self.kind == "gemma3" else pictures:
             self.text(START)
             self.unit(IMAGE, 1, height, width, 0, False)
             self.text(END, *self.rng.integers(8, 96, 2).tolist())

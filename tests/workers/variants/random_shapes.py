@@ -188,8 +188,6 @@ def gemma2(draw: Draw) -> Config:
 
 def gemma3_text(draw: Draw) -> Config:
     config = gemma2(draw)
-    config["attn_logit_softcapping"] = None
-    config["final_logit_softcapping"] = None
     for name in ("rope_theta", "rope_scaling", "rope_parameters"):
         config.pop(name, None)
     if draw.flag():

@@ -1,7 +1,10 @@
-"""Serves the checkpoints that random_shapes.py made over HTTP, each in several ways, and compares the answers with those of
-transformers:
+"""Serves the checkpoints that random_shapes.py made over HTTP and compares the answers with those of transformers:
 
-python -m tests.workers.variants.serve_shapes OUT [--family NAME ...] [--way NAME ...] [--count N]
+python -m tests.workers.variants.serve_shapes OUT ... [--family NAME ...] [--count N] [--jobs N] [--results FILE]
+
+Each checkpoint is served plain and with everything at once: two ranks, chunks of 16, draft tokens. Each request is sent
+twice; the second answer comes from the cache. Where something differs, the parts are tried one by one; where two ranks
+cannot share the heads, the other parts. A checkpoint that is in the results already is not served again.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import argparse
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +23,49 @@ import numpy as np
 from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.workers.variants.check_shapes import TOLERANCE, checkpoints
 
-WAYS = {
-    "plain": (),
+PARTS: dict[str, tuple[str, ...]] = {
     "chunks": ("--max-num-batched-tokens", "16", "--max-num-seqs", "8"),
     "ranks": ("--tensor-parallel-size", "2", "--threads", "1"),
     "drafts": ("--speculative-config", '{"method": "ngram,suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'),
 }
+ALL = "+".join(PARTS)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
-def problem(place: Path, way: str) -> str:
-    """Return what differs, or nothing. The second answer comes from the cache."""
-    expected = json.loads((place / "expected.json").read_text())
+def problems(place: Path) -> dict[str, str]:
+    """Return what differs or is refused, by the parts in use; empty: nothing."""
     for name in TOKENIZER:
         shutil.copyfile(GOLDEN / "llama" / name, place / name)
-    options = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--no-weight-cache", *WAYS[way])
+    found = {way: _problem(place, tuple(filter(None, way.split("+")))) for way in ("", ALL)}
+    if is_refusal(found[ALL]):
+        found["chunks+drafts"] = _problem(place, ("chunks", "drafts"))
+    elif found[ALL] and not found[""]:
+        found |= {part: _problem(place, (part,)) for part in PARTS}
+    return {way or "plain": text for way, text in found.items() if text}
+
+
+def is_refusal(text: str) -> bool:
+    """Say whether two ranks cannot share the heads."""
+    return "error: --tensor-parallel-size" in text
+
+
+def _problem(place: Path, parts: tuple[str, ...]) -> str:
+    expected = json.loads((place / "expected.json").read_text())
+    options = ["--dtype", "float32", "--kv-cache-memory", "16MiB", "--no-weight-cache"]
     body = {
         "prompt": expected["prompt_token_ids"],
         "max_tokens": len(expected["greedy_token_ids"]),
         **{"temperature": 0, "ignore_eos": True, "logprobs": 3, "return_token_ids": True},
     }
+    engine = EngineProcess(place, *options, *(option for part in parts for option in PARTS[part]))
     try:
-        with EngineProcess(place, *options) as engine:
+        with engine:
             answers = [httpx.post(f"{engine.url}/v1/completions", json=body, timeout=120) for _ in range(2)]
     except AssertionError as error:
-        return str(error).strip().rpartition("\n")[2]
+        engine.close()
+        return (engine.text or str(error)).strip().rpartition("\n")[2]
+    finally:
+        engine.close()
     for answer in answers:
         if answer.status_code != 200:
             return f"status {answer.status_code}: {answer.text}"
@@ -62,20 +84,28 @@ def _difference(choice: dict[str, Any], expected: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--family", nargs="+", default=[])
-    parser.add_argument("--way", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--count", type=int, default=1000, help="checkpoints of each family")
+    parser.add_argument("--count", type=int, default=1000, help="checkpoints of each family and directory")
+    parser.add_argument("--jobs", type=int, default=2, help="checkpoints served at a time")
+    parser.add_argument("--results", type=Path, help="file to which a JSON line is added for each checkpoint")
     options = parser.parse_args()
-    num_served = num_failed = 0
-    for place in checkpoints(options.out, options.family, options.count):
-        for way in options.way:
-            found = problem(place, way)
-            num_served, num_failed = num_served + 1, num_failed + bool(found)
-            if found:
-                print(f"{place.name} {way}: {found}", flush=True)
-    print(f"{num_served} engines, {num_failed} differ")
-    return bool(num_failed)
+    places = [place for out in options.out for place in checkpoints(out, options.family, options.count)]
+    found: dict[str, dict[str, str]] = {}
+    if options.results is not None and options.results.exists():
+        found = dict(json.loads(line) for line in options.results.read_text().splitlines())
+    left = [place for place in places if str(place) not in found]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for place, problem in zip(left, pool.map(problems, left), strict=True):
+            found[str(place)] = problem
+            for way, text in problem.items():
+                print(f"{place.name} {way}: {text}", flush=True)
+            if options.results is not None:
+                with options.results.open("a") as file:
+                    file.write(json.dumps([str(place), problem]) + "\n")
+    failed = [place for place in places if not all(map(is_refusal, found[str(place)].values()))]
+    print(f"{len(places)} checkpoints, {len(failed)} differ")
+    return bool(failed)
 
 
 if __name__ == "__main__":
