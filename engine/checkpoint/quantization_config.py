@@ -8,19 +8,20 @@ the engine computes in its own precision with the weights of the checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from engine.checkpoint.json_fields import JsonOptions
 
-Storage = Literal["awq", "gptq", "packed", "int", "float", "nvfp4", "mxfp4", "bnb4", "bnb8"]
+Storage = Literal["awq", "gptq", "packed", "int", "float", "nvfp4", "mxfp4", "bnb4", "bnb8", "torchao", "hqq"]
 
 
 class WeightScheme(msgspec.Struct, frozen=True):
-    """Storage of one kind of weights. `block` is the rectangle (outputs, inputs) that shares a scale; 0: the whole dimension.
-    `zero_offset` is added to stored zero points. With `is_reordered`, an index gives the group of each input."""
+    """Storage of one kind of weights. `num_bits` is 0 if each tensor has its own. `block` is the rectangle (outputs, inputs)
+    that shares a scale; 0: the whole dimension. `zero_offset` is added to stored zero points. With `is_reordered`, an index
+    gives the group of each input."""
 
     storage: Storage
     num_bits: int
@@ -169,6 +170,51 @@ def _read_bitsandbytes(options: JsonOptions) -> QuantizationConfig:
     return QuantizationConfig("bitsandbytes", (scheme,))
 
 
+# ---------------------------------------------------------------------------------------------------- torchao and HQQ
+
+
+def _read_torchao(options: JsonOptions) -> QuantizationConfig:
+    """Read what forbids loading; files of tensors say how each is stored."""
+    if isinstance(options.values.get("quant_type"), str):
+        raise options.error(
+            "quant_type",
+            f"{options.values['quant_type']!r} is the notation of older versions, which stored pickles; save the model again "
+            "with transformers 5, or use the unquantized model with --quantization wint4 or wint8",
+        )
+    for name, layout in _packing_formats(options.mapping("quant_type")):
+        if layout not in _TORCHAO_LAYOUTS:
+            raise options.error(
+                "quant_type",
+                f"{name} is {layout!r}, a layout for one device, which is not supported; quantize with "
+                f"{' or '.join(map(repr, _TORCHAO_LAYOUTS))}, or use the unquantized model with --quantization wint4 or wint8",
+            )
+    return QuantizationConfig("torchao", (WeightScheme("torchao", 0, (1, 0)),))
+
+
+_TORCHAO_LAYOUTS = ("PLAIN", "UNPACKED_TO_INT8")
+
+
+def _packing_formats(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the packing formats in nested configurations, with their names."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        if str(name).endswith("_packing_format"):
+            yield str(name), str(inner.get("_data") if isinstance(inner, dict) else inner).upper()
+        else:
+            yield from _packing_formats(inner)
+
+
+def _read_hqq(options: JsonOptions) -> QuantizationConfig:
+    """Read what forbids loading; each module stores its own bits and groups."""
+    config = options.mapping("quant_config")
+    for each in (config, *config.values()):
+        for name in ("scale_quant_params", "zero_quant_params"):
+            if isinstance(each, dict) and each.get(name):
+                raise options.error(
+                    "quant_config", f"{name} is set; quantized scales and zero points are not supported; quantize without them"
+                )
+    return QuantizationConfig("hqq", (WeightScheme("hqq", 0, (1, 0)),))
+
+
 # --------------------------------------------------------------------------------------------------------------- FP8
 
 
@@ -273,6 +319,8 @@ _METHODS: dict[str, Callable[[JsonOptions], QuantizationConfig]] = {
     "gptq": _read_gptq,
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
+    "hqq": _read_hqq,
     "modelopt": _read_modelopt,
+    "torchao": _read_torchao,
     "mxfp4": lambda options: QuantizationConfig("mxfp4", ()),  # its tensors have names of their own
 }

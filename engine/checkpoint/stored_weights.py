@@ -104,11 +104,25 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
             if f"{name}.absmax" in header:  # bitsandbytes: 4 bits, held in 8
                 yield 2 * (end - begin), True, math.ceil(2 * _BYTES_OF_4_BIT_BLOCKS * (end - begin))
                 continue
+            if name.endswith(".W_q"):
+                yield _hqq_weight(shape, header.get(f"{name.removesuffix('W_q')}scale"), end - begin)
+                continue
             if dtype == "F8_E4M3":  # held as floats
                 yield math.prod(shape), True, 0
                 continue
             num_values = math.prod(shape) * _VALUES_IN.get(dtype, 1)
             yield num_values, len(shape) > 1, 0 if dtype in _FLOATS else end - begin
+
+
+def _hqq_weight(
+    shape: tuple[int, ...], scales: tuple[str, tuple[int, ...], int, int] | None, size: int
+) -> tuple[int, bool, int]:
+    """Return what `_tensors` yields of HQQ's values, by the number of groups, which are rows (axis 1) or columns."""
+    groups = scales[1] if scales else ()
+    if len(groups) == 2 and groups[1] == 1 and len(shape) == 2:
+        num_values = groups[0] * shape[1]
+        return num_values, True, num_values if size >= num_values else num_values // 2
+    return 2 * size, True, 0
 
 
 def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:

@@ -221,7 +221,8 @@ class Checkpoint:
             return gguf_tensors(self._gguf, config)
         stored = {name: tensor for file in self._files for name, tensor in file.tensors.items()}
         try:
-            tensors: Mapping[str, Tensor] = decoded(stored, config.quantization) if config.quantization else stored
+            metadata = {key: value for file in self._files for key, value in file.metadata.items()}
+            tensors: Mapping[str, Tensor] = decoded(stored, config.quantization, metadata) if config.quantization else stored
             return split_experts(tensors) if FAMILIES[config.architecture].has_interleaved_experts else tensors
         except CheckpointError as error:
             raise CheckpointError(f"{self._path}: {error}") from error
@@ -311,8 +312,11 @@ def _open_files(path: Path) -> Iterator[SafetensorsFile]:
         if not paths[0].is_file():
             paths = sorted(path.glob("*.safetensors"))
     if not paths:
+        pickles = sorted(each.name for pattern in ("*.bin", "*.pt", "*.pth") for each in path.glob(pattern))
+        found = f", only {pickles[0]}, a pickle" if pickles else ""
         raise CheckpointError(
-            f"{path} has no safetensors file; other formats are not supported (--load-format dummy needs none)"
+            f"{path} has no safetensors file{found}; other formats are not supported: save the model again as safetensors "
+            "(--load-format dummy needs no file)"
         )
     return map(SafetensorsFile, paths)
 

@@ -202,7 +202,7 @@ def test_dtype(directory: Path) -> None:
         ({"eos_token_id": -5}, "eos_token_id: -5 should be a token id"),
         ({"eos_token_id": [2, 10**30]}, "eos_token_id: [2, 10"),
         ({"torch_dtype": "int8"}, "dtype: 'int8' is not supported"),
-        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method: 'hqq' is not supported"),
+        ({"quantization_config": {"quant_method": "quark"}}, "quantization_config.quant_method: 'quark' is not supported"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.short_factor: should be 8 positive numbers"),
         ({"rope_scaling": {"rope_type": "proportional"}}, "rope_scaling.rope_type: 'proportional' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: is missing"),

@@ -70,7 +70,11 @@ def test_mxfp4_is_held_in_4_bits_with_float32_scales(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bytes_per_value"), [("nvfp4", 0.75), ("nf4", 1.0625), ("llm.int8", 1.0), ("fp8 tensor", 0.0)]
+    ("name", "bytes_per_value"),
+    [
+        *(("nvfp4", 0.75), ("nf4", 1.0625), ("llm.int8", 1.0), ("fp8 tensor", 0.0)),
+        *(("torchao int8", 1.0), ("hqq 3", 0.5), ("hqq 4", 0.5), ("hqq 8", 1.0)),
+    ],
 )
 def test_formats_are_counted_as_held(name: str, bytes_per_value: float, tmp_path: Path) -> None:
     """FP8 becomes floats, so it counts with the plain matrices."""

@@ -260,8 +260,8 @@ class TestRefused:
             checkpoint_of(tmp_path)
 
     def test_undeclared_quantization_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="'hqq' is not supported"):
-            write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "hqq"}})
+        with pytest.raises(CheckpointError, match="'quark' is not supported"):
+            write_config(tmp_path, {**TINY, "quantization_config": {"quant_method": "quark"}})
 
 
 class TestRandomWeights:

@@ -5,7 +5,7 @@ Used by the formats beside this file. Shapes are checked when a module is create
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,9 +38,11 @@ class QuantizedModule:
     name: str
     scheme: WeightScheme
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the files
 
     def error(self, text: str) -> CheckpointError:
-        return CheckpointError(f"{self.name} ({self.scheme.storage}, {self.scheme.num_bits} bits): {text}")
+        bits = f", {self.scheme.num_bits} bits" if self.scheme.num_bits else ""
+        return CheckpointError(f"{self.name} ({self.scheme.storage}{bits}): {text}")
 
     def tensor(self, suffix: str, dtypes: Sequence[str], *shapes: tuple[int, ...]) -> StoredTensor:
         """Return the stored tensor, which must have one of `dtypes` and one of `shapes`, if any are given."""

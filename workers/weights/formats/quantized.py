@@ -7,7 +7,7 @@ stored quantized is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from engine.checkpoint.quantization_config import QuantizationConfig, Storage
 from engine.errors import CheckpointError
@@ -15,10 +15,12 @@ from workers.weights.formats.awq import awq_weight
 from workers.weights.formats.bitsandbytes import blocks_weight, bytes_weight
 from workers.weights.formats.float4 import float4_weight
 from workers.weights.formats.gptq import gptq_weight
+from workers.weights.formats.hqq import hqq_weight
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
 from workers.weights.formats.scaled import float_weight, int_weight, packed_weight
 from workers.weights.formats.stacked_floats import StackedFloats, scales_name, stacked_floats
 from workers.weights.formats.tensor import Tensor
+from workers.weights.formats.torchao import torchao_weight
 from workers.weights.safetensors import StoredTensor
 
 _WEIGHTS: dict[Storage, Callable[[QuantizedModule], DecodedTensor]] = {
@@ -31,6 +33,8 @@ _WEIGHTS: dict[Storage, Callable[[QuantizedModule], DecodedTensor]] = {
     "mxfp4": float4_weight,
     "bnb4": blocks_weight,
     "bnb8": bytes_weight,
+    "torchao": torchao_weight,
+    "hqq": hqq_weight,
 }
 _MAIN: dict[Storage, tuple[str, ...]] = {  # what a quantized module has one of
     "awq": ("qweight",),
@@ -42,6 +46,8 @@ _MAIN: dict[Storage, tuple[str, ...]] = {  # what a quantized module has one of
     "mxfp4": ("weight_packed",),
     "bnb4": ("weight",),
     "bnb8": ("weight",),
+    "torchao": ("_weight_qdata",),
+    "hqq": ("W_q",),
 }
 _OTHERS = (
     *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx"),
@@ -49,6 +55,17 @@ _OTHERS = (
     *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
     *("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"),
 )
+_OWN: dict[Storage, tuple[str, ...]] = {  # in place of _OTHERS
+    "torchao": (
+        *("_weight_scale", "_weight_zero_point", "_weight_act_pre_scale"),
+        *("_weight_act_quant_scale", "_weight_act_quant_zero_point"),  # of activations
+    ),
+    "hqq": (
+        *("scale", "zero", "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float"),
+        *("quant_scale", "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config"),
+        *("channel_wise", "optimize", "round_zero"),
+    ),
+}
 _STACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj|gate_proj|up_proj)(_\w+|\.\w+)?$")
 _OF_ACTIVATIONS = (  # quantization of activations, which is ignored
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
@@ -56,9 +73,11 @@ _OF_ACTIVATIONS = (  # quantization of activations, which is ignored
 )
 
 
-def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dict[str, Tensor]:
-    """Return `tensors` with the weights [out, in] of quantized modules in place of their stored tensors. Raises
-    CheckpointError."""
+def decoded(
+    tensors: dict[str, StoredTensor], config: QuantizationConfig, metadata: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """Return `tensors` with the weights [out, in] of quantized modules in place of their stored tensors; `metadata`: of the
+    files. Raises CheckpointError."""
     by_module: dict[str, dict[str, StoredTensor]] = {}
     stacked = _stacked_floats(tensors, config)
     used = {each.name for experts in stacked.values() for each in (experts.codes, experts.scales)}
@@ -77,10 +96,10 @@ def decoded(tensors: dict[str, StoredTensor], config: QuantizationConfig) -> dic
         by_module.setdefault(module_name, {})[suffix] = tensor
     found: dict[str, Tensor] = dict(stacked)
     for module_name, parts in by_module.items():
-        module = _quantized_module(module_name, parts, config)
+        module = _quantized_module(module_name, parts, config, metadata or {})
         if module:
             found[f"{module_name}.weight"] = _WEIGHTS[module.scheme.storage](module)
-        hidden = {*_OF_ACTIVATIONS, *(_OTHERS if module else ()), *(_MAIN[module.scheme.storage] if module else ())}
+        hidden = {*_OF_ACTIVATIONS, *(_own_suffixes(module.scheme.storage) if module else ())}
         found.update({f"{module_name}.{suffix}": part for suffix, part in parts.items() if suffix not in hidden})
     return _without_empty_biases(found, config)
 
@@ -98,19 +117,25 @@ def _stacked_floats(tensors: dict[str, StoredTensor], config: QuantizationConfig
     return found
 
 
+def _own_suffixes(storage: Storage) -> tuple[str, ...]:
+    return (*_OWN.get(storage, _OTHERS), *_MAIN[storage])
+
+
 def _split(name: str) -> tuple[str, str]:
     module_name, _, suffix = name.rpartition(".")
     return module_name, suffix
 
 
-def _quantized_module(name: str, parts: dict[str, StoredTensor], config: QuantizationConfig) -> QuantizedModule | None:
+def _quantized_module(
+    name: str, parts: dict[str, StoredTensor], config: QuantizationConfig, metadata: Mapping[str, str]
+) -> QuantizedModule | None:
     scheme = config.scheme_of(name)
     main = next((parts[suffix] for suffix in _MAIN[scheme.storage] if suffix in parts), None) if scheme else None
-    if scheme is None or main is None or main.is_float:
+    if scheme is None or main is None or (main.is_float and scheme.storage != "hqq"):  # HQQ may call its bytes floats
         return None
     if config.is_ignored(name):
         raise CheckpointError(f"{name} is stored quantized, but the checkpoint's list of unquantized modules has it")
-    return QuantizedModule(name, scheme, parts)
+    return QuantizedModule(name, scheme, parts, metadata)
 
 
 def _without_empty_biases(tensors: dict[str, Tensor], config: QuantizationConfig) -> dict[str, Tensor]:

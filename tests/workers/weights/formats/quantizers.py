@@ -22,10 +22,11 @@ NUM_LAYERS = json.loads((Path(DEMO) / "config.json").read_text())["num_hidden_la
 
 @dataclass
 class Quantized:
-    """Stored arrays of one weight [out, in], by suffix, and the weight that they represent."""
+    """Stored arrays of one weight [out, in], by suffix, the weight that they represent, and its entry in the metadata."""
 
     stored: dict[str, np.ndarray]
     weight: np.ndarray
+    description: str = ""
 
 
 Quantizer = Callable[[np.ndarray], Quantized]
@@ -44,9 +45,9 @@ def demo_tensors() -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in SafetensorsFile(DEMO / "model.safetensors").tensors.items()}
 
 
-def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write one safetensors file; uint8 arrays are float8, single bytes without a type (V1) are uint8."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     data = bytearray()
     for name, tensor in tensors.items():
         raw = np.ascontiguousarray(tensor).tobytes()
@@ -74,6 +75,7 @@ def write_quantized(
     stored: dict[str, np.ndarray] = {}
     plain: dict[str, np.ndarray] = {}
     worth: dict[str, np.ndarray] = {}
+    metadata: dict[str, str] = {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         is_linear = module.endswith(("_proj", "_with_mqa")) and "visual" not in module.split(".")
@@ -81,10 +83,11 @@ def write_quantized(
             quantized = format.quantize(tensor)
             stored |= {f"{module}.{suffix}": values for suffix, values in quantized.stored.items()}
             worth[name] = quantized.weight
+            metadata[name] = quantized.description
         else:
             plain[name] = worth[name] = tensor
     stored |= plain  # an existing bias replaces the empty one
-    write_tensors(path / "model.safetensors", stored)
+    write_tensors(path / "model.safetensors", stored, {name: text for name, text in metadata.items() if text})
     return worth
 
 
@@ -391,6 +394,75 @@ def float4(layout: str) -> Format:
     return compressed(f"{layout}-pack-quantized", {**weights, "strategy": "tensor_group"}, quantize, ignore=["lm_head"])
 
 
+# --------------------------------------------------------------------------------------------------- torchao and HQQ
+
+
+def torchao(kind: str, bits: int, group_size: int, is_symmetric: bool = True) -> Format:
+    """Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor (per output), or Int4Tensor with two values in a byte."""
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        attributes: dict[str, Any] = {"block_size": [1, group_size if group_size > 0 else weight.shape[1]]}
+        if kind == "Float8Tensor":
+            found = float8(1, 0)(weight)
+            stored = {"_weight_qdata": found.stored["weight"], "_weight_scale": found.stored["scale"]}
+            return Quantized(stored, found.weight, json.dumps({"_type": kind, "_data": attributes}))
+        size = group_size if group_size > 0 else weight.shape[1]
+        group = grouped(weight, bits, np.arange(weight.shape[1]) // size, is_symmetric, np.float32 if bits == 8 else np.float16)
+        middle = 1 << (bits - 1)
+        signed, zeros = (group.values.astype(np.int16) - middle).astype(np.int8), (group.zeros - middle).astype(np.int8)
+        if kind == "IntxUnpackedToInt8Tensor":
+            attributes["target_dtype"] = {"_type": "torch.dtype", "_data": f"int{bits}"}
+        stored = {"_weight_qdata": signed, "_weight_scale": group.scales, "_weight_zero_point": zeros}
+        worth = group.weight
+        if kind == "Int4Tensor":
+            points = (-zeros * group.scales.astype(np.float32)).astype(np.float16)
+            packed = np.array([[low & 15 | (high & 15) << 4 for low, high in row.reshape(-1, 2)] for row in signed.astype(int)])
+            stored = {"_weight_qdata": packed.astype(np.uint8).view(np.int8), "_weight_scale": group.scales.T}
+            stored["_weight_zero_point"] = points.T
+            of = np.arange(weight.shape[1]) // size
+            worth = signed.astype(np.float32) * group.scales.astype(np.float32)[:, of] + points.astype(np.float32)[:, of]
+        return Quantized(stored, worth, json.dumps({"_type": kind, "_data": attributes}))
+
+    config = {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": {"_data": "PLAIN"}}}}
+    return Format(quantize, {"quant_method": "torchao", "quant_type": config})
+
+
+def hqq(bits: int, group_size: int, axis: int = 1) -> Format:
+    """Values in groups, which are rows or columns; a word has values that are a fixed number of rows apart."""
+    packing = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8"}[bits]
+    per_word = 10 if bits == 3 else 8 // bits
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        cut = weight.reshape((-1, group_size) if axis else (group_size, -1))
+        low, high = cut.min(axis=axis, keepdims=True), cut.max(axis=axis, keepdims=True)
+        scales = ((high - low) / ((1 << bits) - 1)).astype(np.float16)
+        zeros = (-low / scales.astype(np.float32)).astype(np.float16)
+        factors, points = scales.astype(np.float32), zeros.astype(np.float32)
+        codes = np.clip(np.round(cut / factors + points), 0, (1 << bits) - 1).astype(np.int64)
+        rows = -(-len(codes) // per_word)
+        padded = np.zeros((rows * per_word, codes.shape[1]), np.int64)
+        padded[: len(codes)] = codes
+        words = np.zeros((rows, codes.shape[1]), np.int64)
+        for part in padded.reshape(per_word, rows, -1):
+            words = words << bits | part
+        stored: dict[str, np.ndarray] = {"W_q": words.astype(np.int32) if bits == 3 else words.astype(np.uint8).view("V1")}
+        stored |= {"scale": scales, "zero": zeros, "shape": np.array(weight.shape), "packing": _text(packing)}
+        numbers = {"nbits": bits, "group_size": group_size, "axis": axis}
+        stored |= {name: np.array(value, np.int32) for name, value in numbers.items()}
+        flags = ("view_as_float", "quant_scale", "quant_zero", "offload_meta", "encoded_state_dict", "stores_quant_config")
+        stored |= {name: np.array(name.endswith(("dict", "config")), np.uint8).view("V1") for name in flags}
+        stored |= {"compute_dtype": _text("torch.float16"), "unpack_view_dtype": _text("torch.uint8")}
+        return Quantized(stored, ((codes.astype(np.float32) - points) * factors).reshape(weight.shape))
+
+    parameters = {"nbits": bits, "group_size": group_size, "axis": axis, "channel_wise": True}
+    config = {"weight_quant_params": parameters, "scale_quant_params": None, "zero_quant_params": None}
+    return Format(quantize, {"quant_method": "hqq", "quant_config": config, "skip_modules": ["lm_head"]})
+
+
+def _text(value: str) -> np.ndarray:
+    return np.frombuffer(value.encode(), "V1")
+
+
 FORMATS: dict[str, Callable[[], Format]] = {
     "awq, groups of 32": lambda: awq(32),
     "awq, groups of 128": lambda: awq(128),
@@ -427,4 +499,14 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "float8 tensor": lambda: float_quantized("tensor"),
     "float8 channel": lambda: float_quantized("channel"),
     "float8 block": lambda: float_quantized("block"),
+    "torchao int8": lambda: torchao("Int8Tensor", 8, -1),
+    "torchao int8, groups": lambda: torchao("Int8Tensor", 8, 32, is_symmetric=False),
+    "torchao int4": lambda: torchao("Int4Tensor", 4, 64, is_symmetric=False),
+    "torchao int4, unpacked": lambda: torchao("IntxUnpackedToInt8Tensor", 4, 32),
+    "torchao float8": lambda: torchao("Float8Tensor", 8, -1),
+    "hqq 8": lambda: hqq(8, 64),
+    "hqq 4": lambda: hqq(4, 64),
+    "hqq 3": lambda: hqq(3, 32),
+    "hqq 2": lambda: hqq(2, 16),
+    "hqq 4, axis 0": lambda: hqq(4, 64, axis=0),
 }

@@ -43,6 +43,15 @@ KEPT = {
     "packed 8, asymmetric": "int8 32 offsets",
     "int8, channels": "int8 0",
     "int8, groups, asymmetric": "int8 64 offsets",
+    "torchao int8": "int8 0",
+    "torchao int8, groups": "int8 32 offsets",
+    "torchao int4": "int4 64 offsets",
+    "torchao int4, unpacked": "int4 32",
+    "hqq 8": "int8 64 offsets",
+    "hqq 4": "int4 64 offsets",
+    "hqq 3": "int4 32 offsets",
+    "hqq 2": "int4 16 offsets",
+    "hqq 4, axis 0": "groups across outputs",
 }
 BLOCKS_OF_4_BITS = ("nf4", "nf4, nested", "fp4")  # rounded to 8 bits
 NAMES = ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight", "model.layers.2.mlp.up_proj.weight")

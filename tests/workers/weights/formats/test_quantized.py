@@ -30,9 +30,11 @@ from tests.workers.weights.formats.quantizers import (
     float8,
     fp8_blocks,
     gptq,
+    hqq,
     int_quantized,
     llm_int8,
     pack_quantized,
+    torchao,
     write_quantized_demo,
     write_tensors,
 )
@@ -134,6 +136,7 @@ def test_quantized_checkpoint_equals_float_weights(format: Format, tmp_path: Pat
 # ----------------------------------------------------------------------------------------------------------- refused
 
 NF4, NF4_STATE = blocks_of_4_bits("nf4", is_nested=True), "weight.quant_state.bitsandbytes__nf4"
+AO, HQQ = torchao("Int8Tensor", 8, -1), hqq(4, 64)
 AWQ, GPTQ, PACKED, FP8 = awq(32), gptq(4, 32), pack_quantized(4, 32), fp8_blocks()
 
 
@@ -146,8 +149,20 @@ def with_weights(**changes: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         (
-            {"quant_method": "torchao"},
-            r"quant_method: 'torchao' is not supported; expected one of .*awq, .*serve the unquantized",
+            {"quant_method": "quanto"},
+            r"quant_method: 'quanto' is not supported; expected one of .*awq, .*serve the unquantized",
+        ),
+        (
+            {"quant_method": "torchao", "quant_type": "int4_weight_only"},
+            "quant_type: 'int4_weight_only' is the notation of older versions, which stored pickles; save the model again",
+        ),
+        (
+            {"quant_method": "torchao", "quant_type": {"default": {"_data": {"int4_packing_format": "tile_packed_to_4d"}}}},
+            "quant_type: int4_packing_format is 'TILE_PACKED_TO_4D', a layout for one device, .*quantize with 'PLAIN'",
+        ),
+        (
+            {"quant_method": "hqq", "quant_config": {"self_attn.q_proj": {"scale_quant_params": {"nbits": 8}}}},
+            "quant_config: scale_quant_params is set; quantized scales and zero points are not supported",
         ),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit: either load_in_4bit or load_in_8bit should be true"),
         (
@@ -198,6 +213,11 @@ def _stored_with(change: Callable[[dict[str, np.ndarray]], object], format: Form
     return Format(quantize, format.config, format.plain)
 
 
+def _described(format: Format, text: str) -> Format:
+    """Return `format` with another entry in the metadata."""
+    return Format(lambda weight: replace(format.quantize(weight), description=text), format.config)
+
+
 @pytest.mark.parametrize(
     ("format", "message"),
     [
@@ -227,6 +247,26 @@ def _stored_with(change: Callable[[dict[str, np.ndarray]], object], format: Form
                 lambda stored: stored.update({NF4_STATE: np.frombuffer(b'{"shape":[0,1],"blocksize":64}', "V1")}), NF4
             ),
             r"has shape \[0, 1\] and blocks of 64; expected positive sizes",
+        ),
+        (_described(AO, ""), "the file's metadata does not describe its weight; save the model again with transformers"),
+        (_described(AO, '{"_type": "NVFP4Tensor", "_data": {}}'), "NVFP4Tensor is not supported, .*supported are Int8Tensor"),
+        (
+            _stored_with(lambda stored: stored.update(_weight_scale=stored["_weight_scale"][1:]), AO),
+            r"_weight_scale has shape \[127, 1\], which does not fit a weight \[128, \d+\]",
+        ),
+        (_stored_with(lambda stored: stored.pop("packing"), HQQ), "packing is missing"),
+        (_stored_with(lambda stored: stored.update(axis=np.array(2, np.int32)), HQQ), "axis 2 and shape .* are not supported"),
+        (
+            _stored_with(lambda stored: stored.update(scale=stored["scale"][1:]), HQQ),
+            r"scale has shape \[\d+, 1\], which does not fit a weight",
+        ),
+        (
+            _stored_with(lambda stored: stored.update(W_q=stored["W_q"][1:]), HQQ),
+            r"W_q has \d+ bytes, which does not fit 4bit_u8",
+        ),
+        (
+            _stored_with(lambda stored: stored.update(quant_zero=np.ones((), np.uint8).view("V1")), HQQ),
+            "quant_zero is set, but quantized scales and zero points are not supported",
         ),
         (_stored_with(lambda stored: stored.pop("SCB"), llm_int8()), "SCB is missing"),
         (_stored_with(lambda stored: stored.pop("weight_scale_2"), float4("modelopt")), "weight_scale_2 is missing"),
