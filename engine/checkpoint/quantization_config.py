@@ -220,7 +220,11 @@ def _read_hqq(options: JsonOptions) -> QuantizationConfig:
 
 def _read_fp8(options: JsonOptions) -> QuantizationConfig:
     _choice(options, "fmt", options.text("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
-    block = _block(options, "weight_block_size") if options.values.get("weight_block_size") else (0, 0)
+    _choice(options, "scale_fmt", options.text("scale_fmt", "float"), ("float", "ue8m0"))
+    _choice(options, "expert_dtype", options.text("expert_dtype", "fp8"), ("fp8",))
+    block = (1, 32) if options.values.get("quant_method") == "mxfp8" else (0, 0)
+    if options.values.get("weight_block_size"):
+        block = _block(options, "weight_block_size")
     ignored = (*options.texts("modules_to_not_convert"), *options.texts("ignored_layers"))
     return QuantizationConfig("fp8", (WeightScheme("float", 8, block),), ignored)
 
@@ -228,9 +232,9 @@ def _read_fp8(options: JsonOptions) -> QuantizationConfig:
 def _read_modelopt(options: JsonOptions) -> QuantizationConfig:
     """Read the options of NVIDIA's Model Optimizer."""
     algorithm = options.text("quant_algo", None)
-    _choice(options, "quant_algo", algorithm, ("FP8", "NVFP4"))
-    if algorithm == "FP8":
-        return QuantizationConfig("modelopt", (WeightScheme("float", 8, (0, 0)),))
+    _choice(options, "quant_algo", algorithm, ("FP8", "MXFP8", "NVFP4"))
+    if algorithm != "NVFP4":
+        return QuantizationConfig("modelopt", (WeightScheme("float", 8, (1, 32) if algorithm == "MXFP8" else (0, 0)),))
     _choice(options, "group_size", options.count("group_size", 16), (16,))
     return QuantizationConfig("modelopt", (WeightScheme("nvfp4", 4, (1, 16)),))
 
@@ -250,6 +254,7 @@ _FORMATS: dict[str, Storage] = {
     "int-quantized": "int",
     "naive-quantized": "int",
     "float-quantized": "float",
+    "mxfp8-quantized": "float",
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
 }
@@ -320,6 +325,7 @@ _METHODS: dict[str, Callable[[JsonOptions], QuantizationConfig]] = {
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
     "hqq": _read_hqq,
+    "mxfp8": _read_fp8,
     "modelopt": _read_modelopt,
     "torchao": _read_torchao,
     "mxfp4": lambda options: QuantizationConfig("mxfp4", ()),  # its tensors have names of their own

@@ -98,7 +98,9 @@ def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:
     for file in sorted(path.glob("*.safetensors")):
         header = _header(file)
         for name, (dtype, shape, begin, end) in header.items():
-            if dtype in ("U8", "F8_E4M3") and name.endswith(("_scales", "_scale")):  # of MXFP4 and NVFP4, held as float32
+            if dtype in ("U8", "F8_E4M3", "F8_E8M0") and name.endswith(
+                ("_scales", "_scale")
+            ):  # of MXFP4 and NVFP4, held as float32
                 yield 0, False, 4 * (end - begin)
                 continue
             if f"{name}.absmax" in header:  # bitsandbytes: 4 bits, held in 8

@@ -40,8 +40,10 @@ _DTYPES: dict[str, np.dtype] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
     "F8_E4M3": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
 }
 FLOATS = ("F32", "F16", "F64", "BF16", "U16")
+SCALES = (*FLOATS, "F8_E8M0", "U8")  # of 8-bit floats (see `as_scales`)
 _BFLOAT16 = ("BF16", "U16")
 
 
@@ -90,7 +92,15 @@ class StoredTensor(msgspec.Struct, frozen=True):
         raw = self.read_stored()
         if self.dtype in _BFLOAT16:
             return (raw.astype(np.uint32) << 16).view(np.float32)
+        if self.dtype == "F8_E8M0":
+            powers = np.ldexp(np.float32(1), np.minimum(raw, 254).astype(np.int32) - 127)
+            return np.where(raw == 255, np.float32(np.nan), powers)
         return raw.astype(np.float32, copy=False)
+
+    @property
+    def as_scales(self) -> StoredTensor:
+        """Return these scales of 8-bit floats; bytes without a type are exponents (E8M0)."""
+        return msgspec.structs.replace(self, dtype="F8_E8M0") if self.dtype == "U8" else self
 
     def read_plain(self) -> np.ndarray:
         """Return the values as float32, float16 or the bits of bfloat16; a view of the mapping if they are stored so."""

@@ -272,9 +272,18 @@ def test_random_experts_depend_on_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_turned", [False, True])
-@pytest.mark.parametrize(("suffix", "block"), [("_scale_inv", 64), ("_scale_inv", 0), ("_weight_scale", 0), ("_scale", None)])
-def test_stacked_experts_of_8_bit_floats_are_read(suffix: str, block: int | None, is_turned: bool, tmp_path: Path) -> None:
-    """Scales of blocks; of gate and up, or of each expert; and one for all (None). Outputs first, or inputs."""
+@pytest.mark.parametrize(
+    ("suffix", "block", "powers"),
+    [
+        *(("_scale_inv", 64, ""), ("_scale_inv", 0, ""), ("_weight_scale", 0, ""), ("_scale", None, "")),
+        *(("_scale_inv", 64, "S1"), ("_weight_scale", 0, "V1")),
+    ],
+)
+def test_stacked_experts_of_8_bit_floats_are_read(
+    suffix: str, block: int | None, powers: str, is_turned: bool, tmp_path: Path
+) -> None:
+    """Scales of blocks; of gate and up, or of each expert; and one for all (None). Outputs first, or inputs. Powers of two may
+    be exponents, with or without their type."""
     format = fp8_blocks(64, 64) if block else fp8_tensor()
     model = write_config(tmp_path, MOE | {"moe_intermediate_size": 192, "quantization_config": format.config})
     tensors = {name: tensor for name, tensor in drawn_tensors(model).items() if not name.startswith(EXPERTS)}
@@ -285,6 +294,9 @@ def test_stacked_experts_of_8_bit_floats_are_read(suffix: str, block: int | None
         grid = tuple(-(-size // step) for size, step in zip(shape, steps, strict=True))
         codes = generator.integers(0, 120, (5, *shape), np.uint8)
         scales = generator.uniform(0.001, 0.002, () if block is None else (5, *grid)).astype(np.float32)
+        if powers:
+            exponents = generator.integers(116, 119, (5, *grid), np.uint8)
+            scales = np.exp2(exponents - np.float32(127))
         wide = np.broadcast_to(scales, (5, *grid)).repeat(steps[0], axis=1).repeat(steps[1], axis=2)
         values = values_of[codes] * wide[:, : shape[0], : shape[1]]
         for expert in range(5):
@@ -292,6 +304,8 @@ def test_stacked_experts_of_8_bit_floats_are_read(suffix: str, block: int | None
             worth |= {f"{EXPERTS}.{expert}.{name}.weight": half for name, half in zip(names, halves, strict=True)}
         if is_turned:
             codes, scales = codes.swapaxes(1, 2), scales.swapaxes(1, 2) if scales.ndim else scales
+        if powers:
+            scales = (np.log2(scales) + 127).astype(np.uint8).view(powers)
         tensors |= {f"{EXPERTS}.{part}_proj": codes, f"{EXPERTS}.{part}_proj{suffix}": scales}
     write_tensors(tmp_path / "model.safetensors", tensors)
     checkpoint = Checkpoint(tmp_path, model, declare_model(model)[1])

@@ -23,7 +23,7 @@ def float4_weight(module: QuantizedModule) -> DecodedTensor:
     shape = (packed.shape[0], 2 * packed.shape[1])
     if shape[1] % group_size:
         raise module.error(f"{shape[1]} inputs are not whole groups of {group_size}")
-    scales = module.tensor("weight_scale", ("U8",) if is_mx else ("F8_E4M3",), (shape[0], shape[1] // group_size))
+    scales = module.tensor("weight_scale", ("U8", "F8_E8M0") if is_mx else ("F8_E4M3",), (shape[0], shape[1] // group_size))
     divides = "weight_global_scale" in module.tensors
     suffix = "weight_global_scale" if divides else "weight_scale_2"
     common = None if is_mx else module.tensor(suffix, ("F32",), (1,), ())

@@ -79,7 +79,7 @@ def _packed_pair(name: str, tensors: Mapping[str, Tensor]) -> tuple[StoredTensor
     if not (isinstance(blocks, StoredTensor) and isinstance(scales, StoredTensor)):
         raise CheckpointError(f"{name}: MXFP4 needs both {name}_blocks and {name}_scales")
     expected = (*scales.shape, GROUP_SIZE // 2)
-    if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != expected:
+    if blocks.dtype != "U8" or scales.dtype not in ("U8", "F8_E8M0") or len(scales.shape) != 3 or blocks.shape != expected:
         raise CheckpointError(
             f"{name}_blocks is {blocks.dtype} {list(blocks.shape)} and {name}_scales {scales.dtype} {list(scales.shape)}; "
             f"expected U8 [experts, outputs, groups, {GROUP_SIZE // 2}] and U8 [experts, outputs, groups]"

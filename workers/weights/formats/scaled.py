@@ -4,7 +4,7 @@ and Qwen, and compressed-tensors (packed integers, integers, floats).
     packed  weight_packed int32 [out, in * bits / 32] from the lowest bits, 2^(bits - 1) added; weight_shape int64 [2];
             weight_zero_point int32 packed along the outputs, or int8
     int     weight int8 [out, in]; weight_zero_point int8
-    float   weight float8 e4m3 [out, in]
+    float   weight float8 e4m3 [out, in]; scales may be powers of two (E8M0, or bytes without a type)
 
 weight = (q - zero) * scale, with `weight_scale` (or its synonym `weight_scale_inv`) of shape [rows, columns] of rectangles.
 With act-order, weight_g_idx has the group of each input.
@@ -22,7 +22,7 @@ from workers.weights.formats.integers import in_format
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
 from workers.weights.formats.packing import unpacked
 from workers.weights.formats.tensor import Kept
-from workers.weights.safetensors import FLOATS, StoredTensor
+from workers.weights.safetensors import FLOATS, SCALES, StoredTensor
 
 _Read = Callable[[], np.ndarray]
 
@@ -67,7 +67,7 @@ def _scaled(
     height, width = module.scheme.block[0] or shape[0], module.scheme.block[1] or shape[1]
     grid = (-(-shape[0] // height), -(-shape[1] // width))
     name = "weight_scale_inv" if "weight_scale_inv" in module.tensors else "weight_scale"
-    scales = module.tensor(name, FLOATS, *_grid_shapes(grid))
+    scales = module.tensor(name, FLOATS if read_kept else SCALES, *_grid_shapes(grid)).as_scales
     read_zeros = _zero_points(module, grid) if module.scheme.has_zero_points else None
     group_index = module.group_index("weight_g_idx", shape[1])
     rows = np.arange(shape[0]) // height

@@ -21,7 +21,7 @@ from ops.weight_format import QuantizedWeight, WeightFormat
 from workers.weights.formats.float8 import e4m3
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.tensor import Kept
-from workers.weights.safetensors import FLOATS, StoredTensor
+from workers.weights.safetensors import SCALES, StoredTensor
 
 _SCALES = ("_scale_inv", "_weight_scale", "_scale")
 
@@ -79,12 +79,12 @@ def stacked_floats(codes: StoredTensor, scales: StoredTensor, scheme: WeightSche
     """Return the experts. Raises CheckpointError if the scales do not fit."""
     count, *sizes = codes.shape
     grid = scales.shape if len(scales.shape) == 3 else (*scales.shape, 1, 1)
-    if scales.dtype in FLOATS and (len(scales.shape) in (0, 3) or scales.shape in ((1,), (count,))):
+    if scales.dtype in SCALES and (len(scales.shape) in (0, 3) or scales.shape in ((1,), (count,))):
         if len(grid) == 2:
             grid = (1, *grid)
         of_rows, of_columns = (_places(size, parts, scheme) for size, parts in zip(sizes, grid[1:], strict=True))
         if grid[0] in (1, count) and of_rows is not None and of_columns is not None:
-            return StackedFloats(codes, scales, (of_rows, of_columns))
+            return StackedFloats(codes, scales.as_scales, (of_rows, of_columns))
     raise CheckpointError(
         f"{scales.name} has shape {list(scales.shape)} and dtype {scales.dtype}, which does not fit experts of shape "
         f"{list(codes.shape)} with scales for blocks of {list(scheme.block)}"

@@ -16,7 +16,16 @@ import numpy as np
 from tools.demo import MODEL as DEMO
 from workers.weights.safetensors import SafetensorsFile
 
-_DTYPES = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "F8_E4M3", "|V1": "U8", "float16": "F16", "float32": "F32"}
+_DTYPES = {
+    "int32": "I32",
+    "int64": "I64",
+    "int8": "I8",
+    "uint8": "F8_E4M3",
+    "|V1": "U8",
+    "|S1": "F8_E8M0",
+    "float16": "F16",
+    "float32": "F32",
+}
 NUM_LAYERS = json.loads((Path(DEMO) / "config.json").read_text())["num_hidden_layers"]
 
 
@@ -46,7 +55,8 @@ def demo_tensors() -> dict[str, np.ndarray]:
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Write one safetensors file; uint8 arrays are float8, single bytes without a type (V1) are uint8."""
+    """Write one safetensors file; uint8 arrays are float8 (e4m3), single bytes without a type (V1) are uint8, characters (S1)
+    e8m0."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     data = bytearray()
     for name, tensor in tensors.items():
@@ -343,6 +353,22 @@ def fp8_blocks(height: int = 128, width: int = 128) -> Format:
     return format
 
 
+def fp8_powers(dtype: str, height: int, width: int) -> Format:
+    """FP8 with scales that are powers of two, stored as their exponents."""
+
+    def quantize(weight: np.ndarray) -> Quantized:
+        grid = weight.reshape(len(weight) // height, height, -1, width)
+        powers = np.ceil(np.log2(np.abs(grid).max(axis=(1, 3), keepdims=True) / 448))
+        codes = e4m3_codes(grid / 2**powers)
+        worth = np.where(codes & 128, -_POSITIVE[codes & 127], _POSITIVE[codes & 127]) * 2**powers
+        exponents = (powers + 127).astype(np.uint8).reshape(grid.shape[0], grid.shape[2])
+        stored = {"weight": codes.reshape(weight.shape), "weight_scale_inv": exponents.view(dtype)}
+        return Quantized(stored, worth.reshape(weight.shape).astype(np.float32))
+
+    config = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [height, width]}
+    return Format(quantize, config)
+
+
 def fp8_tensor() -> Format:
     config = {"quant_method": "fp8", "activation_scheme": "static"}
     return Format(_renamed(float8(0, 0), "weight_scale", ()), config)
@@ -495,6 +521,8 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "int8, groups, asymmetric": lambda: int_quantized(64, is_symmetric=False),
     "fp8 blocks": fp8_blocks,
     "fp8 blocks with rests": lambda: fp8_blocks(96, 80),
+    "fp8 blocks, e8m0": lambda: fp8_powers("S1", 64, 128),
+    "fp8 rows, exponents as bytes": lambda: fp8_powers("V1", 1, 32),
     "fp8 tensor": fp8_tensor,
     "float8 tensor": lambda: float_quantized("tensor"),
     "float8 channel": lambda: float_quantized("channel"),

@@ -70,7 +70,7 @@ def test_invalid_scales_are_refused(name: str, tmp_path: Path) -> None:
         for suffix, values in found.stored.items():
             if values.dtype.kind == "f" and ("scale" in suffix or suffix.endswith(("absmax", "SCB"))):
                 values.flat[-1] = np.nan
-            elif name == "mxfp4" and suffix == "weight_scale":
+            elif (name == "mxfp4" or "exponents" in name or "e8m0" in name) and suffix.startswith("weight_scale"):
                 values.view(np.uint8).flat[-1] = 255
         return found
 
@@ -171,7 +171,7 @@ def with_weights(**changes: Any) -> dict[str, Any]:
         ),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
-            "quant_algo: 'W4A8_AWQ' is not supported; supported: 'FP8', 'NVFP4'",
+            "quant_algo: 'W4A8_AWQ' is not supported; supported: 'FP8', 'MXFP8', 'NVFP4'",
         ),
         (
             {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:llm_compressor"},
@@ -185,6 +185,8 @@ def with_weights(**changes: Any) -> dict[str, Any]:
         ({**GPTQ.config, "checkpoint_format": "marlin"}, "checkpoint_format: 'marlin' is not supported"),
         ({**GPTQ.config, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "dynamic: .* sets its own bits or group size"),
         ({**FP8.config, "fmt": "e5m2"}, "fmt: 'e5m2' is not supported; supported: 'e4m3'"),
+        ({**FP8.config, "scale_fmt": "e5m3"}, "scale_fmt: 'e5m3' is not supported; supported: 'float', 'ue8m0'"),
+        ({**FP8.config, "expert_dtype": "fp4"}, "expert_dtype: 'fp4' is not supported; supported: 'fp8'"),
         ({**FP8.config, "weight_block_size": [128]}, "weight_block_size: .* should be two positive integers"),
         ({**PACKED.config, "format": "marlin-24"}, "format: 'marlin-24' is not supported; supported: 'pack-quantized'"),
         ({**PACKED.config, "config_groups": {}}, "config_groups: is empty"),
