@@ -5,6 +5,9 @@ from __future__ import annotations
 from shm.errors import SharedMemoryError as SharedMemoryError
 from shm.errors import TokamakError as TokamakError
 
+EXIT_FAILED = 1
+EXIT_BAD_OPTIONS = 2  # or another mistake of the user: the same command fails again
+
 
 class OptionError(TokamakError):
     """A command-line option, environment variable or configuration file is wrong: exit code 2."""
@@ -12,6 +15,11 @@ class OptionError(TokamakError):
 
 class TooLargeError(OptionError):
     """Memory needs of an engine with these options exceed what is available."""
+
+
+def exit_code_of(error: TokamakError) -> int:
+    """Return the exit code of a command that ends with `error`."""
+    return EXIT_BAD_OPTIONS if isinstance(error, OptionError) else EXIT_FAILED
 
 
 class MissingExtraError(OptionError):

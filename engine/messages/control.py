@@ -181,13 +181,15 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class ActorState(msgspec.Struct, tag=True):
-    """An actor's event to the supervisor: READY, or FAILED with a cause, which may lie outside the engine."""
+    """An actor's event to the supervisor: READY, or FAILED with a cause, which may lie outside the engine or be a user's
+    mistake (an option, a damaged checkpoint)."""
 
     actor: str
     epoch: int
     state: str
     text: str = ""
     is_from_outside: bool = False
+    is_mistake: bool = False
 
 
 class Membership(msgspec.Struct, tag=True):

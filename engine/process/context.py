@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from engine.config import EngineConfig
-from engine.errors import OutsideError, TokamakError
+from engine.errors import CheckpointError, OptionError, OutsideError, TokamakError
 from engine.messages import ActorState
 from engine.process.events import EventSender
 from engine.process.outbox import Outbox
@@ -205,8 +205,9 @@ class ActorContext:
             self.log.error("%s", "".join(traceback.format_exception(error)))
         self.counters.errors.record(self.name, text)
         self.row.set_state(State.FAILED)
-        is_from_outside = isinstance(error, OutsideError)
-        self.events.send(ActorState(self.name, self.epoch, State.FAILED.name, text[:MAX_CAUSE_CHARACTERS], is_from_outside))
+        text, is_from_outside = text[:MAX_CAUSE_CHARACTERS], isinstance(error, OutsideError)
+        is_mistake = isinstance(error, OptionError | CheckpointError)
+        self.events.send(ActorState(self.name, self.epoch, State.FAILED.name, text, is_from_outside, is_mistake))
 
     def close(self) -> None:
         """Release the shared memory."""

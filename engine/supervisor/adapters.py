@@ -63,6 +63,7 @@ class AdapterCommands:
         self._starts = deque(config.lora_modules)
         self._leaving: list[_Leaving] = []
         self.failure = ""  # of the adapters named at start
+        self.is_mistake = False  # of the user
         if config.max_loras:
             self._version = counters.counter("adapters_version", SUPERVISOR)
             self._num_adapters = counters.counter("num_adapters", SUPERVISOR)
@@ -217,6 +218,7 @@ class AdapterCommands:
             self._starts.popleft()
         else:
             self.failure = f"--lora-modules {self._starts[0].name}: {reply.message}"
+            self.is_mistake = reply.status < 500
 
     def _begin_unload(self, command: Command, name: str) -> None:
         adapter = self._served(name)

@@ -39,6 +39,7 @@ class Child(msgspec.Struct):
     ready_s: float = 0.0  # monotonic: since when it accepts work
     failure: str = ""  # announced before it ended
     is_failure_from_outside: bool = False
+    is_mistake: bool = False  # of the user: exit code 2
     takes_part: bool = True  # in its rank group, once it is ready
     is_asked_to_end: bool = False  # by an operator, so not a crash
     kill_at_s: float = float("inf")  # monotonic: when SIGKILL follows SIGTERM

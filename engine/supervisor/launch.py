@@ -1,7 +1,8 @@
 """`tokamak serve`: makes a configuration from the options, a run from the configuration, starts the supervisor, and prints the
 ready lines.
 
-Called by `tools/serving.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options.
+Called by `tools/serving.py`. Exit codes: 0 asked to stop, 1 failed, 2 bad options or a checkpoint that cannot be
+served.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from engine.checkpoint.record import ModelRecord
 from engine.config import EngineConfig
-from engine.errors import MissingExtraError, OptionError, StartError, TokamakError
+from engine.errors import MissingExtraError, OptionError, StartError, TokamakError, exit_code_of
 from engine.installation import command, program, relative
 from engine.keys import hide_arguments, without_secrets
 from engine.messages import AdaptersRecord
@@ -37,8 +38,6 @@ from engine.supervisor.signals import SignalCatcher
 from engine.supervisor.supervisor import Supervisor
 from engine.supervisor.unix_socket import unix_socket
 
-EXIT_FAILED = 1
-EXIT_BAD_OPTIONS = 2
 STDOUT = 1
 
 
@@ -60,10 +59,10 @@ def main(
         if isinstance(error, MissingExtraError) and (script := os.environ.pop("TOKAMAK_SERVE_SCRIPT", "")):
             os.execve(script, [script, *arguments], {**os.environ, "TOKAMAK_ADDED_EXTRA": error.extra})
         print(f"tokamak serve: error: {error}", file=sys.stderr)
-        return EXIT_BAD_OPTIONS
+        return exit_code_of(error)
     except StartError as error:
         print(f"tokamak: error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return exit_code_of(error)
     except KeyboardInterrupt:  # while a model is downloaded
         print("stopping: SIGINT", file=sys.stderr)
         return 0
@@ -103,7 +102,7 @@ def serve(config: EngineConfig, model: ModelRecord, plan: Sequence[ActorPlan], p
         except TokamakError as error:
             progress.end()
             progress.note(f"tokamak: error: {error}")
-            return EXIT_BAD_OPTIONS if isinstance(error, OptionError) else EXIT_FAILED
+            return exit_code_of(error)
 
 
 @contextlib.contextmanager

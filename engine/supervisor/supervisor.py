@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import StartError, TokamakError
+from engine.errors import EXIT_BAD_OPTIONS, EXIT_FAILED, StartError, TokamakError
 from engine.messages import ActorState, Membership, Reply
 from engine.process.actor import LOOK_INTERVAL_NS, USAGE_INTERVAL_NS, write_usage
 from engine.process.events import EventChannel
@@ -215,7 +215,7 @@ class Supervisor:
         self._progress.show({plan.name: self._state_and_text(plan.name) for plan in self.plan})
         adapters = self._orders.adapters
         if adapters.failure:
-            self._end_start(adapters.failure)
+            self._end_start(adapters.failure, adapters.is_mistake)
         elif len(self.children) == len(self.plan) and all(child.is_ready for child in self.children.values()):
             if not adapters.is_started:
                 return
@@ -230,17 +230,18 @@ class Supervisor:
             return state, self._texts.get(name, "")
         return State.READY if state is State.RUNNING else state, ""
 
-    def _end_start(self, cause: str) -> None:
+    def _end_start(self, cause: str, is_mistake: bool) -> None:
         """Fail the start without a death: the engine cannot be what the options ask for."""
-        self._fail(f"the engine cannot start: {cause}", None)
+        self._fail(f"the engine cannot start: {cause}", None, is_mistake)
 
-    def _fail(self, cause: str, dead: Child | None) -> None:
-        """End the engine with exit code 1; print its cause and the dead child's last lines on stderr."""
+    def _fail(self, cause: str, dead: Child | None, is_mistake: bool = False) -> None:
+        """End the engine; print its cause and the dead child's last lines on stderr. `is_mistake`: the user's, which prevents
+        every start."""
         self._progress.end()
         lines = [f"  {dead.name}: {line}" for line in dead.last_lines()] if dead is not None else []
         self._progress.note("\n".join([*lines, f"tokamak: error: {cause}"]))
         self.segments.counters.errors.record(SUPERVISOR, cause)
-        self._exit_code = 1
+        self._exit_code = EXIT_BAD_OPTIONS if is_mistake else EXIT_FAILED
         is_starting = self._phase is Phase.STARTING
         self._begin_stop(cause)
         if is_starting:
@@ -307,7 +308,7 @@ class Supervisor:
         self._orders.actor_died(child.name, cause)
         if self._phase is Phase.STARTING and not child.is_ready and not child.is_asked_to_end:
             hint = LIKELY_OUT_OF_MEMORY if how == describe_exit(-SIGKILL) and not child.failure else ""
-            self._fail(f"the engine cannot start: {cause}{hint}", child)
+            self._fail(f"the engine cannot start: {cause}{hint}", child, child.is_mistake)
         elif child.is_asked_to_end or self._may_go_on(child):
             self._start_again(child, cause)
         else:
@@ -432,7 +433,7 @@ class Supervisor:
                 self.segments.set_member(child.name, child.takes_part)
             self._orders.actor_ready(child.name)
         elif event.state == State.FAILED.name:
-            child.failure, child.is_failure_from_outside = event.text, event.is_from_outside
+            child.failure, child.is_failure_from_outside, child.is_mistake = event.text, event.is_from_outside, event.is_mistake
         else:
             self._texts[child.name] = event.text
 

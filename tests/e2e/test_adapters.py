@@ -296,7 +296,7 @@ def test_invalid_adapter_ends_the_start(files: Path) -> None:
     engine = EngineProcess(MODEL, *OPTIONS, "--enable-lora", "--lora-modules", f"b={files / 'large'}")
     try:
         engine.launch()
-        assert engine.wait_for_exit() == 1
+        assert engine.wait_for_exit() == 2
         assert "the engine cannot start: --lora-modules b: " in engine.text
         assert "start with --max-lora-rank 17" in engine.text
     finally:

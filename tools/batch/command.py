@@ -22,15 +22,15 @@ from typing import NamedTuple
 import msgspec
 
 from api.batches.lines import ROUTES, Request, answer_line, requests_in
-from engine.errors import OptionError, TokamakError
+from engine.errors import EXIT_BAD_OPTIONS, EXIT_FAILED, OptionError, TokamakError
 from engine.options.argument_parser import ArgumentParser
 from tokamak.asking import MAX_CONCURRENCY, Asker, InOrder, LostError
 from tokamak.connection import Server
 from tokamak.launched import EngineDeadError, LaunchedEngine
 from tools.batch.ledger import Ledger
+from tools.exits import INTERRUPTED
 from tools.target import Target, error_text
 
-INTERRUPTED = 130
 DEFAULT_CONCURRENCY = 32
 AHEAD = 1024  # requests sent ahead of the first one without an answer
 SILENCE_LIMIT_S = 3600.0  # for servers started elsewhere
@@ -71,10 +71,10 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"answered {total} lines, {ledger.num_failed} of them with errors: {options.output_file}")
     except OptionError as error:
         _say(f"tokamak run-batch: error: {error}")
-        return 2
+        return EXIT_BAD_OPTIONS
     except (LostError, EngineDeadError, ChangedError, OSError) as error:
         _say(f"tokamak run-batch: error: {error}{_so_far(ledger)}")
-        return 1
+        return EXIT_FAILED
     except KeyboardInterrupt:
         _say(f"interrupted{_so_far(ledger)}")
         return INTERRUPTED

@@ -22,18 +22,18 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine.errors import OptionError, TokamakError
+from engine.errors import EXIT_FAILED, OptionError, TokamakError, exit_code_of
 from engine.options.argument_parser import ArgumentParser
 from tools.bench.connection import Client
 from tools.bench.pictures import Pictures, image_size
 from tools.bench.prompts import PromptMaker, prepare
 from tools.bench.report import render, summarize
 from tools.bench.timeline import Timeline
+from tools.exits import INTERRUPTED
 from tools.target import add_target_arguments, error_text, find_target
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 WARMUP_TOKENS = 4
-INTERRUPTED = 130
 
 
 class ModelCard(msgspec.Struct):
@@ -304,14 +304,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parse(argv)
     except TokamakError as error:
         console.print(f"tokamak bench serve: {error}", style="red", markup=False)
-        return 2 if isinstance(error, OptionError) else 1
+        return exit_code_of(error)
     try:
         result = uvloop.run(_run(options, console))
         if options.output:
             _write(options, result)
     except (TokamakError, OSError) as error:
         console.print(f"tokamak bench serve: {options.url}: {error}", style="red", markup=False)
-        return 1
+        return EXIT_FAILED
     except asyncio.CancelledError:
         return INTERRUPTED
     if options.output != "-":

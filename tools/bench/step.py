@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from rich.table import Table
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig, SpeculativeConfig
-from engine.errors import OptionError, TokamakError
+from engine.errors import OptionError
 from engine.messages import SamplingParams
 from engine.options.argument_parser import ArgumentParser
 from engine.options.read import read_options
@@ -37,6 +36,7 @@ from tools.bench.replays import Case, Replays, Timed, TimedOp
 from tools.bench.roofline import Roofline, measure
 from tools.bench.shares import on_paper, render_shares, shares_document
 from tools.demo import MODELS
+from tools.exits import exit_code
 from tools.units import seconds, share
 
 PHASES = ("decode", "prefill", "encode")
@@ -331,22 +331,16 @@ def _config(given: Sequence[str], wanted: Sequence[Case], kernels: KernelRates) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return exit code 0: measured; 1: the model cannot be loaded; 2: bad options; 130: interrupted."""
+    """Return exit code 0: measured; or as `tools/exits.py` says."""
     options, rest = _parser().parse_known_args(argv)
     wanted = cases(options)
-    try:
+
+    def measured() -> int:
         kernels = KernelRates()
         config, model = _config(rest, wanted, kernels)
-        wanted += pictures(options, config, model)
-        return _run(options, config, wanted, kernels)
-    except OptionError as error:
-        print(f"tokamak bench step: error: {error}", file=sys.stderr)
-        return 2
-    except TokamakError as error:
-        print(f"tokamak bench step: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        return _run(options, config, [*wanted, *pictures(options, config, model)], kernels)
+
+    return exit_code("tokamak bench step", measured)
 
 
 def _run(options: argparse.Namespace, config: EngineConfig, wanted: Sequence[Case], kernels: KernelRates) -> int:

@@ -27,6 +27,7 @@ from engine.options.resolve import resolve
 from engine.tokenizer.vocabulary import Vocabulary
 from tools.calibrate.reading import Reading
 from tools.demo import MODELS
+from tools.exits import exit_code
 from workers.weights.calibration import write_calibration
 
 _LEAST_TOKENS = 32  # of a text, and of its last piece
@@ -35,20 +36,15 @@ _REFUSED = ("ops", "device", "plan", "tensor_parallel_size", "data_parallel_size
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(argv)
-    try:
-        config, record = _config(options, rest)
-        pieces = pieces_of(_text(options.text), Vocabulary.of(record), config.max_model_len, options.max_tokens)
-        squares = _squares(config, record, pieces)
-        metadata = {"model": config.model, "text": str(options.text), "num_tokens": str(sum(map(len, pieces)))}
-        _write(options.output, squares, metadata)
-    except OptionError as error:
-        print(f"tokamak calibrate: error: {error}", file=sys.stderr)
-        return 2
-    except TokamakError as error:
-        print(f"tokamak calibrate: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("tokamak calibrate", lambda: _calibrate(options, rest))
+
+
+def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, record = _config(options, rest)
+    pieces = pieces_of(_text(options.text), Vocabulary.of(record), config.max_model_len, options.max_tokens)
+    squares = _squares(config, record, pieces)
+    metadata = {"model": config.model, "text": str(options.text), "num_tokens": str(sum(map(len, pieces)))}
+    _write(options.output, squares, metadata)
     print(options.output)
     print(
         f"use it with: {command('serve')} --model {options.model} --quantization wint4 --quantization-calibration "

@@ -19,6 +19,7 @@ from engine.errors import OptionError, TokamakError
 from engine.options.argument_parser import ArgumentParser
 from tools.chat.conversation import Conversation, Piece, printable
 from tools.chat.keys import ctrl_d_raises
+from tools.exits import exit_code
 from tools.target import add_target_arguments, find_target
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ HELP = "\n".join(
         f"{'Alt+Enter':<14}insert a line break",
     ]
 )
-INTERRUPTED = 130
 
 
 class Terminal:
@@ -193,27 +193,25 @@ def _messages(prompt: str, is_piped: bool) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: left, or answered; 1: no answer; 2: bad options; 130: interrupted."""
+    """Return exit code 0: left, or answered; or as `tools/exits.py` says."""
     options = _parser().parse_args(argv)
+    return exit_code("tokamak chat", lambda: _chat(options))
+
+
+def _chat(options: argparse.Namespace) -> int:
     given = {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": options.seed}
     prompt, is_piped = " ".join(options.prompt), not sys.stdin.isatty()
-    try:
-        target = find_target(options)
-        if prompt and is_piped:
-            prompt = "\n\n".join(part for part in (prompt, sys.stdin.read().strip()) if part)
-        messages = _messages(prompt, is_piped)
-        parameters = {name: value for name, value in given.items() if value is not None}
-        conversation = Conversation(target, options.model, options.system, parameters)
-        for path in options.image:
-            conversation.attach(path)
-        terminal = Terminal(conversation)
-        for message in messages:
-            terminal.answer(message)
-        if not prompt and not is_piped:
-            terminal.talk()
-    except TokamakError as error:
-        print(f"tokamak chat: {error}", file=sys.stderr)
-        return 2 if isinstance(error, OptionError) else 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    target = find_target(options)
+    if prompt and is_piped:
+        prompt = "\n\n".join(part for part in (prompt, sys.stdin.read().strip()) if part)
+    messages = _messages(prompt, is_piped)
+    parameters = {name: value for name, value in given.items() if value is not None}
+    conversation = Conversation(target, options.model, options.system, parameters)
+    for path in options.image:
+        conversation.attach(path)
+    terminal = Terminal(conversation)
+    for message in messages:
+        terminal.answer(message)
+    if not prompt and not is_piped:
+        terminal.talk()
     return 0

@@ -161,8 +161,9 @@ def test_file_that_kills_its_decoder_ends_no_engine(tmp_path: Path) -> None:
 
 
 def test_failed_child_ends_the_start_with_its_cause(tmp_path: Path) -> None:
+    """A checkpoint that cannot be served is the user's mistake, as a wrong option is."""
     with EchoEngine(tmp_path, "echo0=EchoActor,failing0=FailingActor,stubborn0=StubbornActor") as engine:
-        assert engine.wait_exit() == 1
+        assert engine.wait_exit() == 2
         assert "the engine cannot start: failing0 died: the weights are made of cheese; use others" in engine.text
         assert not any(line.startswith("ready") for line in engine.output)
         assert engine.run_directories() == []

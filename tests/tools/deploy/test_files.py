@@ -13,10 +13,10 @@ import yaml
 from starlette.routing import Route
 
 from api.routes import routes
+from engine.errors import EXIT_BAD_OPTIONS
 from engine.metrics import BY_ROLE
 from engine.options.read import ENVIRONMENT_PREFIX
 from engine.options.table import OPTIONS
-from engine.supervisor.launch import EXIT_BAD_OPTIONS
 from tests.tools.deploy.files import (
     DEPLOY,
     KUBERNETES,
