@@ -94,7 +94,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
             return (raw.astype(np.uint32) << 16).view(np.float32)
         if self.dtype == "F8_E8M0":
             powers = np.ldexp(np.float32(1), np.minimum(raw, 254).astype(np.int32) - 127)
-            return np.where(raw == 255, np.float32(np.nan), powers)
+            scales: np.ndarray = np.where(raw == 255, np.float32(np.nan), powers)
+            return scales
         return raw.astype(np.float32, copy=False)
 
     @property
