@@ -266,8 +266,11 @@ def _used(experts: ExpertsConfig | None) -> ExpertsConfig | None:
 
 def _ties_word_embeddings(options: JsonOptions, text: JsonOptions, family: Family) -> bool:
     """Read `tie_word_embeddings`. If both objects have it, it is correct only in the inner one in older files, and only in the
-    outer one in newer files."""
+    outer one in newer files, which transformers 5 writes."""
     said = [each.flag("tie_word_embeddings", False) for each in (options, text) if "tie_word_embeddings" in each.values]
+    is_new = options.text("transformers_version", "").partition(".")[0] not in ("", "0", "1", "2", "3", "4")
+    if is_new and "tie_word_embeddings" in options.values:
+        return said[0]
     return any(said) if said else family.ties_word_embeddings
 
 

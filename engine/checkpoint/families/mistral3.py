@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.checkpoint.activations import read_activation
-from engine.checkpoint.families.family import QueryScaling
+from engine.checkpoint.families.family import Biases, QueryScaling
+from engine.checkpoint.families.llama import Llama
 from engine.checkpoint.families.media_names import named_token_ids
 from engine.checkpoint.families.media_rules import MediaRules
 from engine.checkpoint.families.ministral3 import Ministral3
@@ -30,16 +31,17 @@ class Mistral3(Mistral):
     name = "mistral3"
     class_names = ("Mistral3ForConditionalGeneration",)
     harmless_options = Ministral3.harmless_options | {"image_size", "vision_feature_select_strategy"}
+    text_kinds: tuple[str, ...] = ("mistral", "ministral3")  # model types of the text model; the first is the default
     default_image_token = 10
     merge_size = 2  # default
     has_projector_bias = False  # default
     media = MediaRules(encoder="workers.encoders.pixtral:MergedPixtral", picture_pixels=(1, 1024 * 1024), sizing="edge")
 
     def text_defaults(self, text: JsonOptions) -> Mapping[str, Any]:
-        kind = text.text("model_type", "mistral")
-        if kind not in ("mistral", "ministral3"):
-            raise text.error("model_type", f"{kind!r} is not supported; expected 'mistral' or 'ministral3'")
-        if kind == "mistral":
+        kind = text.text("model_type", self.text_kinds[0])
+        if kind not in self.text_kinds:
+            raise text.error("model_type", f"{kind!r} is not supported; expected one of {', '.join(self.text_kinds)}")
+        if kind != "ministral3":
             return {}
         has_rope = text.values.get("rope_parameters") or text.values.get("rope_scaling")
         rope = {} if has_rope else {"rope_parameters": dict(Ministral3.default_rope)}
@@ -96,10 +98,21 @@ class Pixtral(Mistral3):
 
     name = "llava"
     class_names = ("LlavaForConditionalGeneration",)
+    harmless_options = Mistral3.harmless_options | {"image_seq_length"}  # the number of tokens is that of patches
+    text_kinds = ("llama", "mistral", "ministral3")
     default_image_token = 32_000
     merge_size = 1
     has_projector_bias = True
     media = MediaRules(encoder="workers.encoders.pixtral:Pixtral", picture_pixels=(1, 1024 * 1024), sizing="edge")
+
+    def biases(self, options: JsonOptions) -> Biases:
+        return _LLAMA.biases(options) if self.is_llama(options) else super().biases(options)
+
+    def sliding_windows(self, options: JsonOptions, num_layers: int) -> tuple[int, ...]:
+        return (0,) * num_layers if self.is_llama(options) else super().sliding_windows(options, num_layers)
+
+    def is_llama(self, text: JsonOptions) -> bool:
+        return text.text("model_type", self.text_kinds[0]) == "llama"
 
     @staticmethod
     def check_features(options: JsonOptions, depth: int) -> None:
@@ -114,4 +127,5 @@ class Pixtral(Mistral3):
             raise options.error("vision_config.model_type", "is missing; expected 'pixtral'")
 
 
+_LLAMA = Llama()
 _MINISTRAL = Ministral3()

@@ -465,6 +465,30 @@ def test_mtp_layers_have_two_names(directory: Path) -> None:
         assert (found.num_draft_layers, found.unknown_options) == (2, {"new_option": 3})
 
 
+@pytest.mark.parametrize(("version", "is_tied"), [("5.23.0", False), ("4.57.1", True), (None, True)])
+def test_version_of_a_file_says_which_object_ties(version: str | None, is_tied: bool, directory: Path) -> None:
+    config = json.loads((GOLDEN / "qwen3_vl" / "config.json").read_text())
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    config |= {"transformers_version": version, "tie_word_embeddings": False}
+    config["text_config"]["tie_word_embeddings"] = True
+    assert read(directory, config).tie_word_embeddings == is_tied
+
+
+@pytest.mark.parametrize("kind", [None, "llama", "mistral"])
+def test_llava_reads_each_kind_of_text_model(kind: str | None, directory: Path) -> None:
+    """Llama is the default; only Mistral has a window."""
+    config = copy.deepcopy(next(each["config"] for name, each in SEEING.items() if name.startswith("llava")))
+    (directory / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    names = {"4": {"content": "[IMG_END]"}, "7": {"content": "[IMG_BREAK]"}}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": names}))
+    config["text_config"] |= {"model_type": kind, "sliding_window": 8, "attention_bias": True, "mlp_bias": True}
+    found = read(directory, config | {"image_seq_length": 576})
+    is_mistral = kind == "mistral"
+    assert set(found.sliding_windows) == ({8} if is_mistral else {0})
+    assert found.has_qkv_bias == found.has_mlp_bias == (not is_mistral)
+    assert "image_seq_length" not in found.unknown_options
+
+
 def test_experts_of_no_layer_are_read(directory: Path) -> None:
     config = copy.deepcopy(next(each["config"] for name, each in SEEING.items() if name.startswith("qwen3_vl_moe")))
     config["text_config"]["decoder_sparse_step"] = 9

@@ -305,7 +305,7 @@ def test_processor_files(tmp_path: Path) -> None:
         (GEMMA4, "vision_config.head_dim", 66, "66 should be a multiple of 4, for rotary embeddings in two dimensions"),
         (GEMMA4, "vision_config.num_key_value_heads", 4, "4 does not divide num_attention_heads 6"),
         (GEMMA4, "vision_config.rope_parameters.rope_type", "yarn", "'yarn' is not supported; expected 'axial'"),
-        (MISTRAL, "text_config.model_type", "qwen2", "'qwen2' is not supported; expected 'mistral' or 'ministral3'"),
+        (MISTRAL, "text_config.model_type", "qwen2", "'qwen2' is not supported; expected one of mistral, ministral3"),
         (MISTRAL, "vision_config.model_type", "clip", "'clip' is not supported; supported: 'pixtral'"),
         (MISTRAL, "vision_config.head_dim", 32, "32 is not supported; supported: 16"),
         (MISTRAL, "vision_feature_layer", -2, "-2 is not supported; expected -1, the last layer"),

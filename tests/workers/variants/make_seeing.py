@@ -292,6 +292,8 @@ class Case:
         seed: int,
         scale: dict[str, Any] = SCALE_OF_PIXELS,
         pictures: Sequence[tuple[int, int]] = ((2, 5), (3, 1)),
+        has_video: bool = True,
+        around: Sequence[int] = (),
     ) -> None:
         self.scale = PLAIN_SCALE if config["model_type"] == "gemma4" else scale
         self.kind, vision = config["model_type"], config["vision_config"]
@@ -316,10 +318,10 @@ class Case:
         self.grids: dict[int, list[list[int]]] = {IMAGE: [], VIDEO: []}
         self.text(*self.rng.integers(8, 96, 4).tolist())
         for height, width in [(self.side, self.side)] * len(pictures) if self.kind == "gemma3" else pictures:
-            self.text(START)
+            self.text(*around, START)
             self.unit(IMAGE, 1, height, width, 0, False)
-            self.text(END, *self.rng.integers(8, 96, 2).tolist())
-        if not self.has_rows:
+            self.text(END, *around, *self.rng.integers(8, 96, 2).tolist())
+        if has_video and not self.has_rows:
             self.text(START)
             for index in range(2):
                 time = {"qwen2_5_vl": int(index * self.per_patch / 2 * per_second), "qwen3_vl": 0}.get(self.kind, index)

@@ -22,7 +22,9 @@ from tests.workers.variants import make_seeing, random_shapes
 from tests.workers.variants.make_seeing import PLAIN_SCALE, SCALE_OF_PIXELS, Case
 from tests.workers.variants.random_shapes import MARGIN, Config, Draw, experts, randomize
 
-MEDIA_TOKENS = {make_seeing.IMAGE, make_seeing.VIDEO, make_seeing.START, make_seeing.END}
+MEDIA_TOKENS = {make_seeing.IMAGE, make_seeing.VIDEO, make_seeing.START, make_seeing.END, make_seeing.BREAK}
+PARAGRAPH = 7  # in Gemma 3's vocabulary, around pictures
+ANY_SIZE = {"min_pixels": 1, "max_pixels": 1 << 24, "size": {"longest_edge": 4096}}
 ACTIVATIONS = ["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu"]
 
 
@@ -204,8 +206,8 @@ def gemma4(draw: Draw) -> Config:
         "model_type": "gemma4_vision",
         "head_dim": draw.choice([4, 8, 12, 24]),
         "num_key_value_heads": kv_heads,
-        "pooling_kernel_size": draw.choice([1, 2, 3]),
-        "position_embedding_size": draw.choice([40, 60]),
+        "pooling_kernel_size": draw.choice([2, 3]),  # transformers keeps no token with 1
+        "position_embedding_size": 210 + draw.choice([0, 3]),
         "use_clipped_linears": draw.flag(),
         "standardize": draw.flag(),
     }
@@ -285,20 +287,17 @@ def make(family: str, seed: int, place: Path) -> str:
     randomize(model, torch.Generator().manual_seed(seed))
     limit(model, torch.Generator().manual_seed(seed))
     model.tie_weights()
+    side = config["vision_config"].get("image_size", 0)
     full = json.loads(model.config.to_json_string(use_diff=False))
     pictures = tuple((draw.randrange(1, 5), draw.randrange(1, 6)) for _ in range(draw.choice([1, 2, 2, 3])))
+    served = [(7, 10)] if family == "gemma4" else pictures[:1]  # Gemma 4 enlarges pictures to 70 tokens
     try:
-        expected = None
-        for again in range(20):
-            case = Case(full, seed * 100 + again, pictures=pictures)
-            found = case.answered(model)
-            is_clear = all(top[0][1] - top[1][1] >= MARGIN for top in found["top_logprobs"])
-            if is_clear and not MEDIA_TOKENS & {*found["greedy_token_ids"]}:
-                expected = {"prompt_token_ids": case.prompt, "units": case.units, **found}
-                break
+        expected = answer(model, lambda number: Case(full, seed * 100 + number, pictures=pictures))
+        asked = {"pictures": served, "has_video": False, "around": [PARAGRAPH] * (family == "gemma3")}
+        request = answer(model, lambda number: Case(full, seed * 100 + number, **asked))
     except Exception as error:  # shapes that transformers cannot compute
         return f"{type(error).__name__}: {error}"
-    if expected is None:
+    if expected is None or request is None:
         return "no prompt with a clear answer"
     model.save_pretrained(place)
     if draw.flag():  # keep the file as somebody wrote it, instead of with every option
@@ -308,13 +307,50 @@ def make(family: str, seed: int, place: Path) -> str:
     if "spatial_merge_size" in full:
         settings["merge_size"] = full["spatial_merge_size"]
     settings |= PLAIN_SCALE if family == "gemma4" else SCALE_OF_PIXELS
+    settings |= {"gemma4": {"max_soft_tokens": 70}, "gemma3": {"size": {"height": side, "width": side}}}.get(family, ANY_SIZE)
     (place / "preprocessor_config.json").write_text(json.dumps(settings))
-    (place / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": TOKENS}))
-    (place / "expected.json").write_text(json.dumps(expected))
+    write_tokenizer(place, full["text_config"]["vocab_size"], family)
+    (place / "expected.json").write_text(json.dumps(expected | {"request": request}))
     return ""
 
 
-TOKENS = {"7": {"content": "[IMG_BREAK]"}, "4": {"content": "[IMG_END]"}}
+def answer(model: Any, cases: Callable[[int], Case]) -> Config | None:
+    """Return the prompt and the answer of the first case with a clear one."""
+    for number in range(20):
+        case = cases(number)
+        found = case.answered(model)
+        is_clear = all(top[0][1] - top[1][1] >= MARGIN for top in found["top_logprobs"])
+        if is_clear and not MEDIA_TOKENS & {*found["greedy_token_ids"]}:
+            return {"prompt_token_ids": case.prompt, "units": case.units, **found}
+    return None
+
+
+def write_tokenizer(place: Path, vocab_size: int, family: str) -> None:
+    """Write a vocabulary of numbers, and a template that writes the text, and for a picture what those of the family write: the
+    engine adds the END after rows, and all but START for Gemma 3."""
+    names = {number: f"<{number}>" for number in range(vocab_size)} | {
+        make_seeing.BREAK: "[IMG_BREAK]",
+        make_seeing.END: "[IMG_END]",
+    }
+    if family == "gemma3":
+        names[PARAGRAPH] = "\n\n"
+    added = [
+        {"id": number, "content": name, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for number, name in names.items()
+    ]
+    model = {"type": "WordLevel", "vocab": {name: number for number, name in names.items()}, "unk_token": "<0>"}
+    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"))
+    (place / "tokenizer.json").write_text(json.dumps({"version": "1.0", **parts, "added_tokens": added, "model": model}))
+    count = {"gemma3": 1, "mistral3": 2, "llava": 2}.get(family, 3)
+    picture = "".join(names[token] for token in (make_seeing.START, make_seeing.IMAGE, make_seeing.END)[:count])
+    template = (
+        "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}"
+        + picture
+        + "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    decoder = {str(number): {"content": name, "special": True} for number, name in names.items()}
+    (place / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder, "chat_template": template}))
 
 
 def main() -> None:

@@ -367,6 +367,29 @@ def granitemoe(draw: Draw) -> Config:
     return config
 
 
+def granitemoeshared(draw: Draw) -> Config:
+    return granitemoe(draw) | {"shared_intermediate_size": draw.choice([16, 20, 36])}
+
+
+def ernie4_5_moe(draw: Draw) -> Config:
+    config = draw.base(use_bias=draw.flag())
+    if draw.flag():
+        config["head_dim"] = draw.choice([8, 12, 16])
+    draw.rope(config, ("default", "linear", "dynamic"))
+    total, layers = draw.choice([4, 6]), config["num_hidden_layers"]
+    config |= {
+        "moe_num_experts": total,
+        "moe_k": draw.randrange(1, total),
+        "moe_num_shared_experts": draw.choice([1, 2]),
+        "moe_intermediate_size": draw.choice([12, 20]),
+        "moe_layer_interval": draw.choice([1, 1, 2]),
+        "moe_layer_start_index": draw.randrange(layers + 1),
+    }
+    if draw.flag():
+        config["moe_layer_end_index"] = draw.choice([-1, layers - 1])
+    return config
+
+
 def olmo2(draw: Draw) -> Config:
     config = draw.base(attention_bias=draw.flag())
     draw.rope(config)
@@ -476,7 +499,7 @@ FAMILIES: dict[str, Callable[[Draw], Config]] = {
         *(llama, qwen2, qwen3, qwen3_moe, qwen2_moe, ernie4_5, mistral, ministral3, mixtral, gemma2, gemma3_text),
         *(phi3, gemma4_text, glm4, glm4_moe, glm4_moe_lite, deepseek_v2, deepseek_v3, smollm3, granite, granitemoe),
         *(olmo2, olmo3, exaone4, seed_oss, minimax_m2, gpt_oss, cohere, cohere2, hunyuan_v1_dense),
-        *(starcoder2, llama4_text),
+        *(starcoder2, llama4_text, granitemoeshared, ernie4_5_moe),
     )
 }
 

@@ -10,6 +10,8 @@ cannot share the heads, the other parts. A checkpoint that is in the results alr
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import shutil
 import sys
@@ -19,8 +21,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+from PIL import Image
 
+from engine.checkpoint.model_config import ModelConfig
 from tests.e2e.engine_process import GOLDEN, EngineProcess
+from tests.golden.make_units import pixels_of
 from tests.workers.variants.check_shapes import TOLERANCE, checkpoints
 
 PARTS: dict[str, tuple[str, ...]] = {
@@ -35,7 +40,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 def problems(place: Path) -> dict[str, str]:
     """Return what differs or is refused, by the parts in use; empty: nothing."""
     for name in TOKENIZER:
-        shutil.copyfile(GOLDEN / "llama" / name, place / name)
+        if not (place / name).exists():
+            shutil.copyfile(GOLDEN / "llama" / name, place / name)
     found = {way: _problem(place, tuple(filter(None, way.split("+")))) for way in ("", ALL)}
     if is_refusal(found[ALL]):
         found["chunks+drafts"] = _problem(place, ("chunks", "drafts"))
@@ -52,15 +58,16 @@ def is_refusal(text: str) -> bool:
 def _problem(place: Path, parts: tuple[str, ...]) -> str:
     expected = json.loads((place / "expected.json").read_text())
     options = ["--dtype", "float32", "--kv-cache-memory", "16MiB", "--no-weight-cache"]
-    body = {
-        "prompt": expected["prompt_token_ids"],
-        "max_tokens": len(expected["greedy_token_ids"]),
-        **{"temperature": 0, "ignore_eos": True, "logprobs": 3, "return_token_ids": True},
-    }
+    request = expected.get("request", expected)
+    route, body = "/v1/completions", {"prompt": request["prompt_token_ids"], "logprobs": 3}
+    if request is not expected:
+        content = _content(place, request)
+        route, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "logprobs": True}
+    body |= {"max_tokens": len(request["greedy_token_ids"]), "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     engine = EngineProcess(place, *options, *(option for part in parts for option in PARTS[part]))
     try:
         with engine:
-            answers = [httpx.post(f"{engine.url}/v1/completions", json=body, timeout=120) for _ in range(2)]
+            answers = [httpx.post(f"{engine.url}{route}", json=body, timeout=120) for _ in range(2)]
     except AssertionError as error:
         engine.close()
         return (engine.text or str(error)).strip().rpartition("\n")[2]
@@ -69,16 +76,44 @@ def _problem(place: Path, parts: tuple[str, ...]) -> str:
     for answer in answers:
         if answer.status_code != 200:
             return f"status {answer.status_code}: {answer.text}"
-        if found := _difference(answer.json()["choices"][0], expected):
+        if found := _difference(answer.json(), request):
             return found
     return "" if answers[0].json()["choices"] == answers[1].json()["choices"] else "the cache changes the answer"
 
 
-def _difference(choice: dict[str, Any], expected: dict[str, Any]) -> str:
+def _content(place: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a message: text by the names of tokens, and pictures of the sizes of the units."""
+    vision = ModelConfig.read(place).vision
+    assert vision is not None
+    content: list[dict[str, Any]] = []
+    num_around = int(vision.kind == "gemma3")  # a paragraph before and after
+    next_token, tokens = 0, request["prompt_token_ids"]
+    for unit in request["units"]:
+        grid = (unit["height"] * vision.spatial_merge_size, unit["width"] * vision.spatial_merge_size)
+        content.append({"type": "text", "text": _text(tokens[next_token : unit["start"] - 1 - num_around])})
+        file = io.BytesIO()
+        Image.fromarray(pixels_of(1, *grid, vision.patch_size)[0]).save(file, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        content.append({"type": "image_url", "image_url": {"url": url}})
+        next_token = unit["start"] + vision.num_tokens_of(*grid) + 1 + num_around
+    return [*content, {"type": "text", "text": _text(tokens[next_token:])}]
+
+
+def _text(token_ids: list[int]) -> str:
+    return "".join(f"<{token_id}>" for token_id in token_ids)
+
+
+def _difference(answer: dict[str, Any], expected: dict[str, Any]) -> str:
+    choice = answer["choices"][0]
+    prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids") or expected["prompt_token_ids"]
+    if prompt != expected["prompt_token_ids"]:
+        return f"prompt {prompt}, expected {expected['prompt_token_ids']}"
     if choice["token_ids"] != expected["greedy_token_ids"]:
         return f"tokens {choice['token_ids']}, expected {expected['greedy_token_ids']}"
     wanted = np.array([tops[0][1] for tops in expected["top_logprobs"]])
-    largest = float(np.abs(np.array(choice["logprobs"]["token_logprobs"]) - wanted).max())
+    logprobs = choice["logprobs"]
+    given = logprobs.get("token_logprobs") or [each["logprob"] for each in logprobs["content"]]
+    largest = float(np.abs(np.array(given) - wanted).max())
     return f"log-probabilities differ by {largest:.2g}" if largest > TOLERANCE else ""
 
 
