@@ -191,7 +191,7 @@ def _configured(given: OptionValues, quantization: str, parts: _Parts, *, checks
     values, record, pooling, model_path = options.values, parts.record, parts.pooling, parts.path
     device, ops, dtype, model = parts.device, parts.ops, parts.dtype, record.config
     is_narrow = dtype != "float32" or quantization != "none" or model.quantization is not None
-    kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, is_narrow and not model.is_bidirectional)
+    kv_cache_dtype = _kv_cache_dtype(values["kv_cache_dtype"], ops, model, has_narrow_weights=is_narrow)
     choose_drafts(options, model, ops, is_pooling=pooling is not None)
     check_drafts(values, model, model_path)
     kv_cache = KVCacheSpec.of(model, values["block_size"], kv_cache_dtype, values["speculative_config"].has_mtp)
@@ -384,8 +384,8 @@ def _template(given: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- cache
 
 
-def _kv_cache_dtype(asked: str, ops: str, has_narrow_weights: bool) -> str:
-    """Return the type of keys and values for `asked`."""
+def _kv_cache_dtype(asked: str, ops: str, model: ModelConfig, *, has_narrow_weights: bool) -> str:
+    """Return the type of keys and values for `asked`. Heads with an odd number of elements need float32."""
     if ops not in ("native", "cuda"):
         if asked not in ("auto", "float32"):
             raise OptionError(
@@ -393,8 +393,15 @@ def _kv_cache_dtype(asked: str, ops: str, has_narrow_weights: bool) -> str:
                 "support only float32; use --kv-cache-dtype float32"
             )
         return "float32"
+    dims = [model.head_dim, *(shape.head_dim for shape in model.layer_shapes)] if model.latents is None else []
+    odd = next((dim for dim in dims if dim % 2), 0)
     if asked == "auto":
-        return "bfloat16" if has_narrow_weights else "float32"
+        return "bfloat16" if has_narrow_weights and not model.is_bidirectional and not odd else "float32"
+    if odd and asked != "float32":
+        raise OptionError(
+            f"--kv-cache-dtype {asked} needs heads with an even number of elements, but head_dim is {odd}; use "
+            "--kv-cache-dtype float32"
+        )
     return asked
 
 

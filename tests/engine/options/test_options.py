@@ -294,6 +294,16 @@ def test_kv_cache_dtype(model: Path) -> None:
         configure(model, "--ops", "reference", "--kv-cache-dtype", "int8")
 
 
+def test_odd_heads_need_a_float32_cache(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config |= {"head_dim": 9, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.9}}
+    (model / "config.json").write_text(json.dumps(config))
+    assert configure(model, "--dtype", "bfloat16").kv_cache_dtype == "float32"
+    for dtype in ("bfloat16", "int8"):
+        with pytest.raises(OptionError, match=f"--kv-cache-dtype {dtype} needs heads with an even .* head_dim is 9; use"):
+            configure(model, "--kv-cache-dtype", dtype)
+
+
 def test_model_limit_is_lowered_to_the_cache_size(model: Path) -> None:
     options = read_options([str(model), "--num-kv-blocks", "10"], {})
     assert resolve(options)[0].max_model_len == 160
