@@ -26,8 +26,10 @@ class Fingerprints:
             config.kernels_text,
             config.dtype,
             config.quantization,
+            config.quantization_group_size,
+            config.calibration_digest,
+            config.vision_quantization,
             config.kv_cache_dtype,
-            config.tensor_parallel_size,
         )
         self._path = config.model
         self._schedulers = actors_of(SCHEDULER, [actor.name for actor in default_plan(config)])

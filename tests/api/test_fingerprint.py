@@ -23,6 +23,10 @@ def test_fingerprint_follows_weights_and_precision(tmp_path: Path) -> None:
     assert len({found.of("1"), found.of("2"), found.of("1,2")}) == 3
     other = msgspec.structs.replace(config, kv_cache_dtype="other")
     assert Fingerprints(other, run).of("1") != found.of("1")
+    several = msgspec.structs.replace(config, tensor_parallel_size=2)
+    assert Fingerprints(several, run).of("1") == found.of("1")  # ranks change no byte
+    for other in ({"quantization_group_size": 32}, {"calibration_digest": "c"}, {"vision_quantization": "wint8"}):
+        assert Fingerprints(msgspec.structs.replace(config, **other), run).of("1") != found.of("1")
     assert found.of("1,3") == found.of("1")  # an answer across a reload of equal weights
     assert found.of("") == ""
 

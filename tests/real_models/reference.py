@@ -18,7 +18,7 @@ def greedy(model: str, texts: list[str]) -> list[dict[str, Any]]:
     import numpy as np
     from llama_cpp import Llama
 
-    llama = Llama(model, n_ctx=1024, logits_all=True, verbose=False, n_threads=2)
+    llama = Llama(model, n_ctx=1024, logits_all=True, verbose=False, n_threads=1)
     found = []
     for text in texts:
         prompt = llama.tokenize(text.encode(), add_bos=True, special=True)
