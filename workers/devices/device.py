@@ -149,9 +149,6 @@ class HostDevice:
 
     @contextlib.contextmanager
     def threads_of(self, num_ranks: int) -> Iterator[None]:
-        if num_ranks == 1:
-            yield
-            return
         os.sched_setaffinity(0, self._allowed)  # inherited by the new threads
         _cpu.set_num_threads(self._num_threads * num_ranks)
         try:

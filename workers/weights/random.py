@@ -51,7 +51,7 @@ class RandomWeights:
     def read_columns(self, name: str, columns: slice) -> np.ndarray:
         return self.read_plain(name)[:, columns]
 
-    def has_rows(self, name: str) -> bool:
+    def has_rows(self, name: str, is_whole: bool = True) -> bool:
         return False
 
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray:

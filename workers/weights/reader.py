@@ -136,15 +136,19 @@ class Checkpoint:
             return self._checked(part.tensor.read_columns(columns), name)
         return self.read_plain(name)[:, columns]
 
-    def has_rows(self, name: str) -> bool:
-        """Return whether `read_rows` reads only the requested rows."""
+    def has_rows(self, name: str, is_whole: bool = True) -> bool:
+        """Return whether `read_rows` reads only the requested rows. `is_whole`: every column of them is needed."""
         part = self._parts[name]
         is_turned = self.is_paddle_layout and name in self._is_linear
+        if isinstance(part.tensor, DecodedTensor):
+            return is_whole and part.tensor.read_rows is not None and part.columns is None and not part.is_turned
         return isinstance(part.tensor, StoredTensor) and part.tensor.is_view and part.columns is None and not is_turned
 
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray:
         """Return rows of the result of `read_plain`."""
-        values = self._parts[name].tensor.read_plain()[begin:end]
+        tensor = self._parts[name].tensor
+        read = tensor.read_rows if isinstance(tensor, DecodedTensor) else None
+        values = read(begin, end) if read else tensor.read_plain()[begin:end]
         return values if is_finite(values) else self.read_plain(name)[begin:end]  # reports everything wrong with it
 
     def kept(self, name: str) -> Kept:

@@ -45,7 +45,7 @@ class Stored(Protocol):
 
     def read_plain(self, name: str) -> np.ndarray: ...
     def read_columns(self, name: str, columns: slice) -> np.ndarray: ...
-    def has_rows(self, name: str) -> bool: ...
+    def has_rows(self, name: str, is_whole: bool = True) -> bool: ...
     def read_rows(self, name: str, begin: int, end: int) -> np.ndarray: ...
     def kept(self, name: str) -> Kept: ...
     def read_integers(self, name: str, format: WeightFormat) -> QuantizedWeight: ...
@@ -167,7 +167,8 @@ class ModuleSources:
     ) -> Source:
         """Return a source that reads rows [begin, end) of tensors with `counts` rows each, if the checkpoint supports reading
         rows. `columns`: of a single tensor, the only ones to read."""
-        if self._given is None or not all(map(self._given.has_rows, names)):
+        has_rows = self._given is not None and all(self._given.has_rows(name, columns is None) for name in names)
+        if not has_rows or self._keeps_integers(module, names):
             if columns is None:
                 return partial(self._values, module, names)
             return lambda: joined([self._stored.read_columns(names[0], columns)], module.format)
@@ -183,9 +184,14 @@ class ModuleSources:
     def _values(self, module: Module, names: list[str]) -> Values:
         """Return tensors of a checkpoint, joined along the outputs."""
         format = module.format if isinstance(module, _MATRICES) else WeightFormat("float32")
-        if format.kind in _INTEGERS and all(isinstance(self._stored.kept(name), WeightFormat) for name in names):
+        if self._keeps_integers(module, names):
             return side_by_side([self._stored.read_integers(name, format) for name in names], format)
         return joined([self._stored.read_plain(name) for name in names], format)
+
+    def _keeps_integers(self, module: Module, names: list[str]) -> bool:
+        """Return whether the module gets the integers that the checkpoint has."""
+        is_integer = isinstance(module, _MATRICES) and module.format.kind in _INTEGERS
+        return is_integer and all(isinstance(self._stored.kept(name), WeightFormat) for name in names)
 
 
 def _with_same_rows(source: Source, same_rows: tuple[tuple[int, int], ...]) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_paddle_installs_no_signal_handlers() -> None:
 
 
 def test_packing_rank_uses_threads_of_all_ranks() -> None:
-    before = _cpu.num_threads()
+    before, cores = _cpu.num_threads(), os.sched_getaffinity(0)
     device = make_device("cpu", "native", 2, place=1, num_beside=3)
     try:
         with device.threads_of(3):
@@ -84,5 +85,6 @@ def test_packing_rank_uses_threads_of_all_ranks() -> None:
         assert _cpu.num_threads() == 2
         with device.threads_of(1):
             assert _cpu.num_threads() == 2
+            assert os.sched_getaffinity(0) == cores, "threads that decode run on any core"
     finally:
         _cpu.set_num_threads(before)

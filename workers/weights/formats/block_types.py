@@ -1,4 +1,4 @@
-"""Types of tensors in GGUF files: plain floats, and blocks of integers with scales. Pure numpy.
+"""Types of tensors in GGUF files: plain floats, and blocks of integers with scales.
 
 Used by `gguf.py`. Integers are kept in 4 bits where that loses nothing, else in 8 (5 and 6 bits, IQ4 and most grids), because
 the kernels have nothing in between.
@@ -6,10 +6,13 @@ the kernels have nothing in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from ops import _cpu
 from ops.weight_format import DOUBLED_E2M1, WeightFormat
 from workers.weights.formats import blocks, grid_blocks, superblocks
 from workers.weights.formats.blocks import Parts
@@ -40,7 +43,16 @@ INTEGERS: dict[str, tuple[WeightFormat, Callable[[np.ndarray], Parts]]] = {
     "TQ2_0": (WeightFormat("int4", 128), superblocks.tq2_0),
     "MXFP4": (MXFP4, blocks.mxfp4),
 }
+_SLICE = 1 << 17  # bytes decoded at a time, so that a thread's intermediate results stay in its cache
 _ZERO = 8  # represents 0 in 4 bits without offsets
+
+
+def decoded_blocks(type_name: str, blocks: np.ndarray) -> Parts:
+    """Return the integers of blocks, uint8 [n, bytes of a block], with their scales and offsets (see `blocks.py`)."""
+    values, scales, offsets = _in_slices(INTEGERS[type_name][1], blocks)
+    assert values is not None
+    assert scales is not None
+    return values, scales, offsets
 
 
 def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
@@ -51,6 +63,32 @@ def dequantized_blocks(type_name: str, blocks: np.ndarray) -> np.ndarray:
         if type_name == "BF16":
             return (values.astype(np.uint32) << 16).view(np.float32)
         return values.astype(np.float32, copy=False)
+    (floats,) = _in_slices(lambda some: (_dequantized(type_name, some),), blocks)
+    assert floats is not None
+    return floats
+
+
+def _in_slices(
+    decode: Callable[[np.ndarray], tuple[np.ndarray | None, ...]], blocks: np.ndarray
+) -> Sequence[np.ndarray | None]:
+    """Return the arrays that `decode` returns, computed in slices by as many threads as the kernels use."""
+    size = max(_SLICE // blocks.shape[1], 1)
+    if len(blocks) <= size:
+        return decode(blocks)
+    first = decode(blocks[:1])
+    parts = [None if part is None else np.empty((len(blocks), *part.shape[1:]), part.dtype) for part in first]
+
+    def fill(begin: int) -> None:
+        for whole, part in zip(parts, decode(blocks[begin : begin + size]), strict=True):
+            if whole is not None and part is not None:
+                whole[begin : begin + size] = part
+
+    with ThreadPoolExecutor(_cpu.num_threads(), "decode") as pool:
+        deque(pool.map(fill, range(0, len(blocks), size)), maxlen=0)  # raises what a thread raised
+    return parts
+
+
+def _dequantized(type_name: str, blocks: np.ndarray) -> np.ndarray:
     format, decode = INTEGERS[type_name]
     integers, scales, offsets = decode(blocks)
     if format.kind == "float4":

@@ -21,7 +21,7 @@ from engine.checkpoint.gguf.file import BLOCKS, GgufTensor
 from engine.checkpoint.gguf.parts import GgufModel
 from engine.checkpoint.model_config import ModelConfig
 from ops.weight_format import QuantizedWeight, WeightFormat
-from workers.weights.formats.block_types import INTEGERS, PLAIN, dequantized_blocks
+from workers.weights.formats.block_types import INTEGERS, PLAIN, decoded_blocks, dequantized_blocks
 from workers.weights.formats.integers import in_format
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.tensor import Kept, Tensor
@@ -171,8 +171,7 @@ def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
         return INTEGERS[tensor.type_name][0] if tensor.type_name in INTEGERS else None
 
     def read_integers(format: WeightFormat) -> QuantizedWeight:
-        stored, decode = INTEGERS[tensor.type_name]
-        values, scales, offsets = decode(_blocks(tensor))
+        stored, values, scales, offsets = INTEGERS[tensor.type_name][0], *decoded_blocks(tensor.type_name, _blocks(tensor))
 
         def rows(part: np.ndarray) -> np.ndarray:
             return _in_order(part.reshape(tensor.shape[0], -1), num_permuted)
@@ -195,7 +194,18 @@ def _decoded(tensor: GgufTensor, config: ModelConfig) -> DecodedTensor:
         blocks = rows[:, columns.start // size : columns.stop // size].reshape(-1, rows.shape[-1])
         return dequantized_blocks(tensor.type_name, blocks).reshape(len(rows), -1)
 
-    return DecodedTensor(tensor.shape, read, read_plain, kept, read_integers, read_columns=read_columns)
+    def read_rows(begin: int, end: int) -> np.ndarray:
+        if tensor.type_name in PLAIN:
+            return read_plain()[begin:end]
+        rows = _blocks(tensor).reshape(tensor.shape[0], -1, _BLOCK_BYTES[tensor.type_name])[begin:end]
+        return dequantized_blocks(tensor.type_name, rows.reshape(-1, rows.shape[-1])).reshape(len(rows), -1)
+
+    has_rows = len(tensor.shape) == 2 and not num_permuted
+    return DecodedTensor(
+        *(tensor.shape, read, read_plain, kept, read_integers),
+        read_columns=read_columns,
+        read_rows=read_rows if has_rows else None,
+    )
 
 
 def _blocks(tensor: GgufTensor) -> np.ndarray:

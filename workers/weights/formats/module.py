@@ -29,6 +29,7 @@ class DecodedTensor:
     read_integers: Callable[[WeightFormat], QuantizedWeight]
     is_float: bool = True
     read_columns: Callable[[slice], np.ndarray] | None = None  # decodes only some columns; None: it decodes all
+    read_rows: Callable[[int, int], np.ndarray] | None = None  # the same of rows
 
 
 @dataclass(frozen=True, slots=True)

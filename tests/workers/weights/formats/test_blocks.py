@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.gguf.file import BLOCKS
-from workers.weights.formats.block_types import INTEGERS, dequantized_blocks
+from workers.weights.formats.block_types import INTEGERS, decoded_blocks, dequantized_blocks
 
 HALVES: dict[str, list[int]] = {
     "MXFP4": [],
@@ -52,6 +52,16 @@ def test_blocks_decode_like_the_gguf_package(name: str) -> None:
     found = dequantized_blocks(name, blocks)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]))
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K", "MXFP4"])
+def test_slices_of_blocks_equal_the_whole(name: str) -> None:
+    """Large tensors are decoded in slices, by several threads."""
+    blocks = random_blocks(name, 10_001)
+    for found, expected in zip(decoded_blocks(name, blocks), INTEGERS[name][1](blocks), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    parts = [dequantized_blocks(name, blocks[begin : begin + 100]) for begin in range(0, len(blocks), 100)]
+    np.testing.assert_array_equal(dequantized_blocks(name, blocks), np.concatenate(parts))
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])

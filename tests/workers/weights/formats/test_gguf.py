@@ -273,6 +273,8 @@ def test_columns_of_a_quantized_table_are_decoded_alone(tmp_path: Path) -> None:
     name = "model.embed_tokens_per_layer.weight"
     for columns in (slice(0, 32), slice(64, 128), slice(40, 50)):
         np.testing.assert_array_equal(checkpoint.read_columns(name, columns), expected[name][:, columns])
+    assert (checkpoint.has_rows(name), checkpoint.has_rows(name, is_whole=False)) == (True, False)
+    np.testing.assert_array_equal(checkpoint.read_rows(name, 3, 9), expected[name][3:9])
     model: Any = load_model(path, config, TABLE, 16, lambda done, total: None).model
     table = model.tables[2].weight.values.numpy().reshape(len(expected[name]), 32)
     np.testing.assert_array_equal(table, expected[name][:, 64:96])
