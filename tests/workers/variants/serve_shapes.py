@@ -28,8 +28,9 @@ from tests.e2e.engine_process import GOLDEN, EngineProcess
 from tests.golden.make_units import pixels_of
 from tests.workers.variants.check_shapes import TOLERANCE, checkpoints
 
+CHUNK = 16
 PARTS: dict[str, tuple[str, ...]] = {
-    "chunks": ("--max-num-batched-tokens", "16", "--max-num-seqs", "8"),
+    "chunks": ("--max-num-batched-tokens", str(CHUNK), "--max-num-seqs", "8"),
     "ranks": ("--tensor-parallel-size", "2", "--threads", "1"),
     "drafts": ("--speculative-config", '{"method": "ngram,suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'),
 }
@@ -64,7 +65,10 @@ def _problem(place: Path, parts: tuple[str, ...]) -> str:
         content = _content(place, request)
         route, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "logprobs": True}
     body |= {"max_tokens": len(request["greedy_token_ids"]), "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    engine = EngineProcess(place, *options, *(option for part in parts for option in PARTS[part]))
+    options += (option for part in parts for option in PARTS[part])
+    if "chunks" in parts and (longest := _longest_unit(place, request)) > CHUNK:
+        options += ("--max-num-batched-tokens", str(longest))
+    engine = EngineProcess(place, *options)
     try:
         with engine:
             answers = [httpx.post(f"{engine.url}{route}", json=body, timeout=120) for _ in range(2)]
@@ -97,6 +101,14 @@ def _content(place: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
         content.append({"type": "image_url", "image_url": {"url": url}})
         next_token = unit["start"] + vision.num_tokens_of(*grid) + 1 + num_around
     return [*content, {"type": "text", "text": _text(tokens[next_token:])}]
+
+
+def _longest_unit(place: Path, request: dict[str, Any]) -> int:
+    """Return the tokens of the largest picture that must be computed in one step; 0: none must."""
+    vision = ModelConfig.read(place).vision
+    if vision is None or not vision.sees_whole_units:
+        return 0
+    return max(unit["height"] * unit["width"] for unit in request["units"])
 
 
 def _text(token_ids: list[int]) -> str:
