@@ -65,7 +65,8 @@ _RENAMES = (
     (re.compile(r"^(model\.)?projector\."), "mlp_AR."),
     (re.compile(r"^resampler_model\."), "model.resampler_model."),
     (re.compile(r"\.(block_sparse_moe|feed_forward)\."), ".mlp."),  # Mixtral, Llama 4
-    (re.compile(r"\.mlp\.router\.(layer\.)?(weight|bias)$"), r".mlp.gate.\2"),  # Granite, gpt-oss
+    (re.compile(r"\.mlp\.router\.(layer\.|linear\.)?(weight|bias)$"), r".mlp.gate.\2"),  # Granite, gpt-oss
+    (re.compile(r"\.experts\.experts\."), ".experts."),  # gpt-oss as linears
     (re.compile(r"\.mlp\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
     (re.compile(r"\.mlp\.output_linear\.weight$"), ".mlp.experts.down_proj"),
     (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.shared_experts.gate_up_proj."),

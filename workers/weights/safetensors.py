@@ -83,6 +83,16 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Whether `read_plain` copies nothing."""
         return self.dtype != "F64"
 
+    def rows(self, begin: int, end: int) -> StoredTensor:
+        """Return rows [begin, end) of the first axis, in place."""
+        row_bytes = self.num_bytes // max(self.shape[0], 1)
+        place = {"begin": self.begin + begin * row_bytes, "end": self.begin + end * row_bytes}
+        return msgspec.structs.replace(self, shape=(end - begin, *self.shape[1:]), **place)
+
+    def at(self, index: int) -> StoredTensor:
+        """Return what the first axis has at `index`, in place."""
+        return msgspec.structs.replace(self.rows(index, index + 1), shape=self.shape[1:])
+
     def read_stored(self) -> np.ndarray:
         """Return the numbers as stored, a view of the mapping; 8-bit and brain floats as unsigned integers."""
         return np.frombuffer(self.data, _DTYPES[self.dtype], math.prod(self.shape), self.begin).reshape(self.shape)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 
 from engine.checkpoint.families import FAMILIES
 from engine.checkpoint.model_config import ModelConfig
+from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.stacked_floats import StackedFloats
+from workers.weights.formats.stacked_modules import StackedModules
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(?:\.weight)?")
 _TURNED = re.compile(r"(multi_modal_projector\.mm_input_projection)_weight")  # Gemma 3: [in, out] in all files
 _SHARED = re.compile(r"(.*\.mlp\.shared_experts)\.gate_up_proj\.weight")
+
+Stacked = StoredTensor | StackedFloats | StackedModules
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -30,7 +35,7 @@ def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
     """Return the matrices of a tensor that has several, or one that is turned; none for other tensors."""
     if isinstance(tensor, StoredTensor) and (match := _TURNED.fullmatch(name)) and len(tensor.shape) == 2:
         return [Matrix(f"{match[1]}.weight", tensor, (0, tensor.shape[1]))]
-    if not isinstance(tensor, StoredTensor | StackedFloats) or config.experts is None:
+    if not isinstance(tensor, Stacked) or config.experts is None:
         return []
     if isinstance(tensor, StoredTensor) and (match := _SHARED.fullmatch(name)) and len(tensor.shape) == 2:
         return list(_halves(match[1], tensor))
@@ -39,7 +44,7 @@ def matrices(name: str, tensor: Tensor, config: ModelConfig) -> list[Matrix]:
     return []
 
 
-def _experts(prefix: str, part: str, tensor: StoredTensor | StackedFloats, config: ModelConfig, inner: int) -> Iterator[Matrix]:
+def _experts(prefix: str, part: str, tensor: Stacked, config: ModelConfig, inner: int) -> Iterator[Matrix]:
     is_gated = part == "gate_up_proj"
     straight = (2 * inner, config.hidden_size) if is_gated else (config.hidden_size, inner)
     is_turned = FAMILIES[config.architecture].has_turned_experts
@@ -51,27 +56,18 @@ def _experts(prefix: str, part: str, tensor: StoredTensor | StackedFloats, confi
         for name, (begin, end) in parts.items() if is_gated else (("down_proj", (0, num_outputs)),):
             rows = (0, num_rows) if is_turned else (begin, end)
             own = (begin, end) if is_turned else None
-            yield Matrix(f"{prefix}.{index}.{name}.weight", _of_expert(tensor, index, *rows), own)
+            expert = _of_expert(tensor, index, *rows)
+            if is_turned and isinstance(expert, DecodedTensor):
+                expert = replace(expert, kept=lambda: "inputs come first")
+            yield Matrix(f"{prefix}.{index}.{name}.weight", expert, own)
 
 
-def _of_expert(tensor: StoredTensor | StackedFloats, index: int, begin: int, end: int) -> Tensor:
+def _of_expert(tensor: Stacked, index: int, begin: int, end: int) -> Tensor:
     """Return rows [begin, end) of one expert."""
-    if isinstance(tensor, StackedFloats):
-        return tensor.rows(index, begin, end)
-    expert = msgspec.structs.replace(_rows(tensor, index, index + 1), shape=tensor.shape[1:])
-    return _rows(expert, begin, end)
+    return tensor.at(index).rows(begin, end) if isinstance(tensor, StoredTensor) else tensor.rows(index, begin, end)
 
 
 def _halves(prefix: str, tensor: StoredTensor) -> Iterator[Matrix]:
     half = tensor.shape[0] // 2
-    yield Matrix(f"{prefix}.gate_proj.weight", _rows(tensor, 0, half))
-    yield Matrix(f"{prefix}.up_proj.weight", _rows(tensor, half, tensor.shape[0]))
-
-
-def _rows(tensor: StoredTensor, begin: int, end: int) -> StoredTensor:
-    """Return rows [begin, end) of the first axis, in place."""
-    row_bytes = tensor.num_bytes // max(tensor.shape[0], 1)
-    first = tensor.begin
-    return msgspec.structs.replace(
-        tensor, shape=(end - begin, *tensor.shape[1:]), begin=first + begin * row_bytes, end=first + end * row_bytes
-    )
+    yield Matrix(f"{prefix}.gate_proj.weight", tensor.rows(0, half))
+    yield Matrix(f"{prefix}.up_proj.weight", tensor.rows(half, tensor.shape[0]))

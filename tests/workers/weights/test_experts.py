@@ -17,7 +17,7 @@ from engine.errors import CheckpointError
 from ops.cpu.packing import WEIGHT_KINDS, PackedWeight
 from ops.cpu.table import TABLE
 from ops.modules import Experts, Linear, Router
-from ops.weight_format import WeightFormat
+from ops.weight_format import WeightFormat, float32
 from tests.ggufs import as_type, write_gguf
 from tests.ops.packing import pack
 from tests.ops.test_int_linear import unpacked
@@ -314,7 +314,61 @@ def test_stacked_experts_of_8_bit_floats_are_read(
     load_model(tmp_path, model, TABLE, 16, lambda done, total: None)
 
 
-@pytest.mark.parametrize("suffix", ["", ".weight", "_packed"])
+@pytest.mark.parametrize(
+    ("name", "prefix", "kept"),
+    [
+        ("packed 4", "_", "int4 32"),
+        ("packed 8, asymmetric", "_", "int8 32"),
+        ("torchao int8", "", "int8 0"),
+        ("torchao int4", "", "int4 64"),
+        ("torchao float8", "", "8-bit floats"),
+    ],
+)
+def test_stacked_quantized_experts_are_kept(name: str, prefix: str, kept: str, tmp_path: Path) -> None:
+    """Names are `gate_up_proj_packed` in compressed-tensors, `_gate_up_proj_qdata` in torchao."""
+    format = FORMATS[name]()
+    config = format.config | {"ignore": ["lm_head", "re:.*mlp.gate$"]}
+    model = write_config(tmp_path, MOE | {"quantization_config": config})
+    drawn = drawn_tensors(model)
+    tensors = {key: tensor for key, tensor in drawn.items() if not key.startswith(EXPERTS)}
+    worth, metadata = {}, {}
+    for part, names in PROJECTIONS.items():
+        matrices = [np.concatenate([drawn[f"{EXPERTS}.{index}.{each}.weight"] for each in names]) for index in range(5)]
+        found = [format.quantize(matrix) for matrix in matrices]
+        for suffix in found[0].stored.keys() - {"weight_shape"}:
+            own = f"{part}_proj{suffix.removeprefix('weight')}" if prefix else suffix.replace("weight", f"{part}_proj")
+            stacked = np.stack([each.stored[suffix] for each in found])
+            tensors[f"{EXPERTS}.{own}"] = stacked
+        metadata[f"{EXPERTS}.{part}_proj"] = found[0].description
+        for index, each in enumerate(found):
+            halves = zip(names, np.split(each.weight, len(names)), strict=True)
+            worth |= {f"{EXPERTS}.{index}.{half}.weight": values for half, values in halves}
+    write_tensors(tmp_path / "model.safetensors", tensors, metadata)
+    checkpoint = Checkpoint(tmp_path, model, declare_model(model)[1])
+    for tensor, expected in worth.items():
+        np.testing.assert_array_equal(checkpoint.read(tensor), expected, err_msg=tensor)
+        found_format = checkpoint.kept(tensor)
+        if isinstance(found_format, WeightFormat):
+            assert f"{found_format.kind} {found_format.group_size}" == kept
+            values = float32(checkpoint.read_integers(tensor, found_format))
+            np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
+        else:
+            assert found_format == kept
+    load_model(tmp_path, model, TABLE, 16, lambda done, total: None)
+
+
+def test_stacked_parts_of_other_counts_are_refused(tmp_path: Path) -> None:
+    model = write_config(tmp_path, MOE | {"quantization_config": FORMATS["packed 4"]().config})
+    tensors = {name: tensor for name, tensor in drawn_tensors(model).items() if not name.startswith(EXPERTS)}
+    stacked = {"packed": np.zeros((5, 256, 16), np.int32), "scale": np.zeros((4, 256, 4), np.float32)}
+    write_tensors(
+        tmp_path / "model.safetensors", tensors | {f"{EXPERTS}.gate_up_proj_{name}": part for name, part in stacked.items()}
+    )
+    with pytest.raises(CheckpointError, match=r"gate_up_proj_scale has shape \[4, 256, 4\], expected one matrix for each of 5"):
+        load_model(tmp_path, model, TABLE, 16, lambda done, total: None)
+
+
+@pytest.mark.parametrize("suffix", ["", ".weight", "_qweight"])
 def test_quantized_experts_in_one_tensor_are_refused(suffix: str, tmp_path: Path) -> None:
     model = write_config(tmp_path, MOE | {"quantization_config": FORMATS["fp8 tensor"]().config})
     tensors = {name: tensor for name, tensor in drawn_tensors(model).items() if not name.startswith(EXPERTS)}

@@ -2,6 +2,7 @@
 
     gate_up_proj [experts, in, 2 * inner], down_proj [experts, inner, out]: gate and up in alternating columns
     gate_up_proj_bias [experts, 2 * inner], down_proj_bias [experts, out]
+    gate_up_projs.3.weight [2 * inner, in], down_projs.3.weight [out, inner], .bias: the same as linears, as Unsloth writes them
     ..._blocks uint8 [experts, outputs, groups, 16] and ..._scales uint8 [experts, outputs, groups]: the same weights in MXFP4
 
 Called by the loader.
@@ -19,10 +20,12 @@ from engine.errors import CheckpointError
 from ops.weight_format import QuantizedWeight, WeightFormat, float32
 from workers.weights.formats.module import DecodedTensor
 from workers.weights.formats.mxfp4 import GROUP_SIZE, MXFP4, NAN, codes_of, scales_of
+from workers.weights.formats.stacked_modules import rows_of
 from workers.weights.formats.tensor import Tensor
 from workers.weights.safetensors import StoredTensor
 
 _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+_LINEAR = re.compile(r"(.+\.experts)\.(gate_up|down)_projs\.(\d+)\.(weight|bias)")
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -31,7 +34,12 @@ def split_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _STACKED.fullmatch(name)
-        if match is None:
+        if match is None and (linear := _LINEAR.fullmatch(name)):
+            prefix, stem, expert, suffix = linear.groups()
+            parts = _PARTS[f"{stem}_proj"]
+            for index, part in enumerate(parts):
+                found[f"{prefix}.{expert}.{part}.{suffix}"] = _rows(tensor, slice(index, None, len(parts)))
+        elif match is None:
             found[name] = tensor
         elif match[3] != "_scales" or name.replace("_scales", "_blocks") not in tensors:
             found.update(_split(name, match, tensor, tensors))
@@ -53,6 +61,17 @@ def _split(name: str, match: re.Match[str], tensor: Tensor, tensors: Mapping[str
             else:
                 suffix = "bias" if kind else "weight"
                 yield f"{prefix}.{expert}.{part}.{suffix}", _float_part(tensor, expert, rows)
+
+
+def _rows(tensor: Tensor, rows: slice) -> DecodedTensor:
+    """Return some rows of a linear's weight or bias."""
+    if isinstance(tensor, DecodedTensor):
+        return rows_of(tensor, rows)
+    shape = (len(range(tensor.shape[0])[rows]), *tensor.shape[1:])
+    integers = partial(_no_integers, shape)
+    return DecodedTensor(
+        shape, lambda: tensor.read()[rows], lambda: tensor.read_plain()[rows], lambda: None, integers, tensor.is_float
+    )
 
 
 def _float_part(tensor: Tensor, expert: int, columns: slice) -> DecodedTensor:

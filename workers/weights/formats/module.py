@@ -40,6 +40,7 @@ class QuantizedModule:
     scheme: WeightScheme
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the files
+    shape: tuple[int, int] | None = None  # of the weight, if it is not stored
 
     def error(self, text: str) -> CheckpointError:
         bits = f", {self.scheme.num_bits} bits" if self.scheme.num_bits else ""

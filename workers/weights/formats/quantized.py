@@ -19,6 +19,7 @@ from workers.weights.formats.hqq import hqq_weight
 from workers.weights.formats.module import DecodedTensor, QuantizedModule
 from workers.weights.formats.scaled import float_weight, int_weight, packed_weight
 from workers.weights.formats.stacked_floats import StackedFloats, scales_name, stacked_floats
+from workers.weights.formats.stacked_modules import stacked_modules
 from workers.weights.formats.tensor import Tensor
 from workers.weights.formats.torchao import torchao_weight
 from workers.weights.safetensors import StoredTensor
@@ -82,23 +83,27 @@ def decoded(
     stacked = _stacked_floats(tensors, config)
     used = {each.name for experts in stacked.values() for each in (experts.codes, experts.scales)}
     used |= {f"{name}_{suffix}" for name in stacked for suffix in ("input_scale", "activation_scale")}  # ignored
+    matrices: dict[str, Tensor] = {}
+    for name, experts, names in stacked_modules(tensors, config, metadata or {}, _decoded_module):
+        matrices[name] = experts
+        used |= names
     for name, tensor in tensors.items():
         if name in used:
             continue
         if config.method != "mxfp4" and not tensor.is_float and len(tensor.shape) > 1 and _STACKED.search(name):
             raise CheckpointError(
                 f"{name} has the quantized experts of a layer in one tensor ({tensor.dtype} {list(tensor.shape)}), which is "
-                "supported only for MXFP4, and for FP8 with scales beside it; use a checkpoint with separate tensors for each "
-                "expert, or the unquantized model with --quantization wint4 or wint8"
+                "supported for MXFP4, for FP8 with scales beside it, and for packed compressed-tensors and torchao; use a "
+                "checkpoint with separate tensors for each expert, or the unquantized model with --quantization wint4 or wint8"
             )
         module_name, separator, part = name.partition(".weight.")
         module_name, suffix = (module_name, f"weight.{part}") if separator else _split(name)
         by_module.setdefault(module_name, {})[suffix] = tensor
-    found: dict[str, Tensor] = dict(stacked)
+    found: dict[str, Tensor] = {**stacked, **matrices}
     for module_name, parts in by_module.items():
         module = _quantized_module(module_name, parts, config, metadata or {})
         if module:
-            found[f"{module_name}.weight"] = _WEIGHTS[module.scheme.storage](module)
+            found[f"{module_name}.weight"] = _decoded_module(module)
         hidden = {*_OF_ACTIVATIONS, *(_own_suffixes(module.scheme.storage) if module else ())}
         found.update({f"{module_name}.{suffix}": part for suffix, part in parts.items() if suffix not in hidden})
     return _without_empty_biases(found, config)
@@ -115,6 +120,10 @@ def _stacked_floats(tensors: dict[str, StoredTensor], config: QuantizationConfig
         if scheme is not None and scheme.storage == "float" and scales:
             found[name] = stacked_floats(tensor, tensors[scales], scheme)
     return found
+
+
+def _decoded_module(module: QuantizedModule) -> DecodedTensor:
+    return _WEIGHTS[module.scheme.storage](module)
 
 
 def _own_suffixes(storage: Storage) -> tuple[str, ...]:

@@ -30,10 +30,12 @@ _Read = Callable[[], np.ndarray]
 def packed_weight(module: QuantizedModule) -> DecodedTensor:
     per_word = 32 // module.scheme.num_bits
     words = module.matrix("weight_packed", ("I32",))
-    dense = module.tensor("weight_shape", ("I64", "I32"), (2,)).read_stored()
+    dense = module.shape or module.tensor("weight_shape", ("I64", "I32"), (2,)).read_stored()
     num_outputs, num_inputs = (int(size) for size in dense)
     if words.shape != (num_outputs, -(-num_inputs // per_word)):
-        raise module.error(f"weight_packed has shape {list(words.shape)}, which does not fit a weight {dense.tolist()}")
+        raise module.error(
+            f"weight_packed has shape {list(words.shape)}, which does not fit a weight {[num_outputs, num_inputs]}"
+        )
     middle = 1 << (module.scheme.num_bits - 1)
 
     def read() -> np.ndarray:
