@@ -7,15 +7,19 @@ it reads the model, and each process of the engine before it runs its actor.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
-from engine.errors import OptionError
+from engine.errors import OptionError, TokamakError
 
 FAMILIES, PARSERS = "tokamak.families", "tokamak.parsers"
 _loaded: set[str] = set()  # in this process
+_origins: dict[str, str] = {}  # top-level module of a loaded plugin -> its name and package, for errors
 
 
 def load_plugins(names: Sequence[str]) -> None:
@@ -37,6 +41,29 @@ def load_plugins(names: Sequence[str]) -> None:
         for entry in chosen:
             _load(name, entry)
         _loaded.add(name)
+
+
+def error_of_plugin(error: Exception) -> OptionError | None:
+    """Return one line that names the plugin in which `error` arose; None: in none, or it is an error of ours."""
+    if isinstance(error, TokamakError):
+        return None
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        origin = _origins.get(frame.f_globals.get("__name__", "").partition(".")[0])
+        if origin:
+            place = f"{Path(frame.f_code.co_filename).name}, line {line}"
+            return OptionError(f"{origin}: {frame.f_code.co_name} failed: {type(error).__name__}: {error} ({place})")
+    return None
+
+
+@contextlib.contextmanager
+def naming_plugins() -> Iterator[None]:
+    """Convert errors of plugins that arise in the block to OptionError."""
+    try:
+        yield
+    except Exception as error:
+        if named := error_of_plugin(error):
+            raise named from error
+        raise
 
 
 def _package(entry: EntryPoint) -> str:
@@ -66,6 +93,7 @@ def _load(name: str, entry: EntryPoint) -> None:
         found: Any = entry.load()
     except (Exception, SystemExit) as error:
         raise OptionError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    _origins[entry.module.partition(".")[0]] = f"--plugins {name} (package {_package(entry)})"
     for each in found if isinstance(found, list | tuple) else [found]:
         try:
             _register(entry.group, each() if isinstance(each, type) else each)

@@ -39,12 +39,13 @@ class Stored(msgspec.Struct, frozen=True):
     about: str
     path: Path
     revisions: tuple[str, ...] = ()  # directory of a hub repository
+    is_from_modelscope: bool = False
     is_embedded: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    found = [*_embedded(), *_downloaded(), *_packed(options.weight_cache_dir)]
+    found = [*_embedded(), *_downloaded(), *_from_modelscope(), *_packed(options.weight_cache_dir)]
     if options.command != "rm":
         print("\n".join(_lines(found)))
         return 0
@@ -117,6 +118,28 @@ def _downloaded() -> Iterator[Stored]:
         )
 
 
+def _from_modelscope() -> Iterator[Stored]:
+    try:
+        from modelscope_hub import HubApi
+        from modelscope_hub.config import HubConfig
+    except ImportError:
+        return
+    for repository in HubApi().scan_cache(HubConfig().cache_dir).repos:
+        path = Path(repository.local_path or "")
+        snapshots = sorted(path.glob("snapshots/*"), key=lambda snapshot: snapshot.stat().st_mtime)
+        if repository.repo_type != "model" or not snapshots:
+            continue
+        yield Stored(
+            repository.repo_id,
+            "",
+            repository.size_on_disk,
+            path.stat().st_atime,
+            f"downloaded from ModelScope: {_about_files(snapshots[-1])}",
+            path,
+            is_from_modelscope=True,
+        )
+
+
 def _about_files(snapshot: Path) -> str:
     """Return the architecture and precision of a downloaded checkpoint, or its GGUF files."""
     try:
@@ -167,7 +190,8 @@ def _name_of(checkpoint: Path) -> str:
         if checkpoint.match(str(Path(directory).relative_to(PACKAGES))):
             return EMBEDDED_MODEL_NAMES[demo]
     for parent in checkpoint.parents:
-        if parent.name.startswith("models--"):
+        is_from_modelscope = parent.parent.name == "models" and "--" in parent.name and checkpoint.parent.name == "snapshots"
+        if parent.name.startswith("models--") or is_from_modelscope:
             return parent.name.removeprefix("models--").replace("--", "/")
     return stem_of(checkpoint.name)
 
@@ -178,6 +202,11 @@ def _remove(stored: Stored) -> int:
 
         scan_cache_dir(stored.path.parent).delete_revisions(*stored.revisions).execute()
         is_gone = not any(stored.path.glob("snapshots/*"))
+    elif stored.is_from_modelscope:
+        from modelscope_hub import HubApi
+
+        HubApi().clear_cache(cache_dir=stored.path.parent.parent, repo_type="model", repo_id=stored.name)
+        is_gone = not stored.path.exists()
     else:
         from workers.weights.cache import WeightCache
 

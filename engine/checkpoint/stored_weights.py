@@ -5,6 +5,7 @@ Pure, except for the headers of the files. A file that cannot be read counts as 
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Iterator
@@ -53,19 +54,12 @@ class StoredWeights(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(path: Path) -> StoredWeights:
-        """Read the headers of the checkpoint directory `path`."""
-        gguf = GgufModel.of_checkpoint(path)
-        tensors = _gguf_tensors(gguf) if gguf is not None else _tensors(path)
-        values = matrices = others = integers = 0
-        for num_values, is_matrix, num_bytes in tensors:
-            values += num_values
-            if num_bytes:
-                integers += num_bytes
-            elif is_matrix:
-                matrices += num_values
-            else:
-                others += num_values
-        return StoredWeights(values, matrices, others, integers)
+        """Read the headers of the checkpoint directory `path`, once for all calls with the same files."""
+        try:
+            status = [(file.name, file.stat() if file.exists() else file.lstat()) for file in sorted(path.iterdir())]
+        except OSError:
+            status = []
+        return _read(path, tuple((name, each.st_size, each.st_mtime_ns, each.st_ino) for name, each in status))
 
     @staticmethod
     def of_config(model: ModelConfig) -> StoredWeights:
@@ -91,6 +85,23 @@ class StoredWeights(msgspec.Struct, frozen=True):
         of_embedding = head_bytes if model.tie_word_embeddings else _FLOAT_BYTES[dtype]
         others = rounded * (self.num_in_matrices - embedding) + of_embedding * embedding
         return math.ceil(others + _SMALL_BYTES * self.num_others) + self.integer_bytes
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, files: tuple[tuple[str, int, int, int], ...]) -> StoredWeights:
+    """Return the sums of the files in `path`, while they are these."""
+    gguf = GgufModel.of_checkpoint(path)
+    tensors = _gguf_tensors(gguf) if gguf is not None else _tensors(path)
+    values = matrices = others = integers = 0
+    for num_values, is_matrix, num_bytes in tensors:
+        values += num_values
+        if num_bytes:
+            integers += num_bytes
+        elif is_matrix:
+            matrices += num_values
+        else:
+            others += num_values
+    return StoredWeights(values, matrices, others, integers)
 
 
 def _tensors(path: Path) -> Iterator[tuple[int, bool, int]]:

@@ -142,11 +142,19 @@ def resolve(
     """Return the configuration for `options`, and the metadata read from the checkpoint. Raises OptionError if options
     contradict each other, the model or the machine; automatic choices that may surprise are added to `options.notes`. `flags`
     are the processor's; None: this machine's."""
-    values = options.values
-    if values["plugins"]:
-        from engine.plugins import load_plugins
+    if not options.values["plugins"]:
+        return _resolved(options, flags, choose_kernels, ask_paddle)
+    from engine.plugins import load_plugins, naming_plugins
 
-        load_plugins(values["plugins"])
+    load_plugins(options.values["plugins"])
+    with naming_plugins():
+        return _resolved(options, flags, choose_kernels, ask_paddle)
+
+
+def _resolved(
+    options: OptionValues, flags: frozenset[str] | None, choose_kernels: ChooseKernels, ask_paddle: AskPaddle
+) -> tuple[EngineConfig, ModelRecord]:
+    values = options.values
     model_path = _model_path(options)
     try:
         record = with_files(options, ModelRecord.read(model_path))

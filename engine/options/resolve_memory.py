@@ -73,9 +73,10 @@ def memory_needs(config: EngineConfig, model: ModelConfig, weights_bytes: int) -
     logit_rows = max_logit_rows(rows, config.max_num_seqs, config.speculative_config.max_drafts)
     width = _HIDDEN_BUFFERS * model.hidden_size + _INNER_BUFFERS * _inner(model)
     step = _VALUE_BYTES * (rows * width + _LOGIT_BUFFERS * logit_rows * model.vocab_size)
+    is_shared = bool(config.weight_cache_dir) or config.ops == "native"  # without a cache, the file is in the run's directory
     media = MediaMemory.of(config) if model.vision is not None else None
     return MemoryNeeds(
-        weights=weights_bytes * (1 if config.weight_cache_dir else replicas) if on_host else 0,
+        weights=weights_bytes * (1 if is_shared else replicas) if on_host else 0,
         kv_cache=config.kv_cache_bytes * replicas if on_host else 0,
         step=step * config.num_ranks if on_host else 0,
         processes=_processes_bytes(config, names),

@@ -191,7 +191,12 @@ def run(context: ActorContext, make_actor: Callable[[ActorContext], Actor]) -> i
     try:
         make_actor(context).run()
     except Exception as error:
-        context.announce_failure(explained(error))
+        named = None
+        if context.config.plugins:
+            from engine.plugins import error_of_plugin
+
+            named = error_of_plugin(error)
+        context.announce_failure(named or explained(error))
         return 1
     else:
         context.row.set_state(State.STOPPED)

@@ -123,6 +123,33 @@ def test_plugin_that_cannot_be_used_is_named(
     assert set(FAMILIES) == before
 
 
+def test_error_of_a_family_names_its_plugin(tmp_path: Path) -> None:
+    """One line and exit code 2, whether the start reads it or an actor."""
+    sources = ("def vision(self, options, text): return text.values['nothing']", "model = 'broken_family:Nothing'")
+    for number, body in enumerate(sources):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        source = f"from engine.checkpoint.families.qwen3 import Qwen3\nclass Broken(Qwen3):\n    name = 'broken'\n    {body}\n"
+        source += "    class_names = ('BrokenForCausalLM',)\n    gguf_name = None\n"
+        source += "class Nothing:\n    def __init__(self, config, weights): self.layers = 1 / 0\n"
+        package(directory, "broken-family", "broken_family", source, "[tokamak.families]", "broken = broken_family:Broken")
+        model = directory / "model"
+        shutil.copytree(GOLDEN / "qwen3", model)
+        config = json.loads((model / "config.json").read_text())
+        changed = config | {"model_type": "broken", "architectures": ["BrokenForCausalLM"]}
+        (model / "config.json").write_text(json.dumps(changed))
+        environment = {"PYTHONPATH": os.pathsep.join((str(directory), os.environ.get("PYTHONPATH", "")))}
+        engine = EngineProcess(model, "--plugins", "broken", environment=environment)
+        try:
+            engine.launch()
+            assert engine.wait_for_exit() == 2
+            where = ("vision failed: KeyError: 'nothing'", "__init__ failed: ZeroDivisionError: division by zero")[number]
+            assert f"--plugins broken (package broken-family): {where} (broken_family.py, line " in engine.text
+            assert "Traceback" not in engine.text
+        finally:
+            engine.close()
+
+
 def test_unknown_plugin_is_refused_with_those_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "one", "one", "", "[tokamak.parsers]", "known = one:FOUND")
     monkeypatch.syspath_prepend(str(tmp_path))

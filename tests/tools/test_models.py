@@ -53,7 +53,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
     directory = tmp_path / "weights"
     directory.mkdir()
     return directory
@@ -111,6 +112,19 @@ def test_name_removes_all_and_id_one_of_them(hub: Path, weights: Path, capsys: p
     assert models(weights, "rm", "owner/tiny") == 0
     assert len(listed(weights, capsys)) == 2
     assert not hub.exists()
+
+
+def test_models_of_modelscope_are_listed_and_removed(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot = tmp_path / "modelscope" / "models" / "owner--tiny" / "snapshots" / "master"
+    shutil.copytree(MODEL, snapshot)
+    pack(snapshot, weights)
+    (downloaded,) = (line for line in listed(weights, capsys) if "ModelScope" in line)
+    assert downloaded.startswith("owner/tiny ")
+    assert "downloaded from ModelScope: qwen3, " in downloaded
+    assert sum(line.startswith("owner/tiny ") for line in listed(weights, capsys)) == 2, "its packed weights have its name"
+    assert models(weights, "rm", "owner/tiny") == 0
+    assert not snapshot.exists()
+    assert len(listed(weights, capsys)) == 2
 
 
 def test_weights_in_use_are_not_removed(weights: Path, hub: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,8 @@ _REFUSED = {  # option -> why
     "modules_to_save": "replacing modules of the base model is not supported; merge the adapter, or train it without",
     "trainable_token_indices": "replacing embedding rows is not supported; merge the adapter, or train it without",
     "layer_replication": "repeating layers of the base model is not supported; merge the adapter",
-    "target_parameters": "only linear layers can be adapted, not other parameters such as experts; train the adapter without",
+    "target_parameters": "only linear layers can be adapted, not other parameters such as experts; merge the adapter into the "
+    "model (merge_and_unload of PEFT) and serve that, or train it without",
     "alora_invocation_tokens": "adapters that start in the middle of a prompt (aLoRA) are not supported; use plain LoRA",
     "megatron_config": "Megatron layers are not supported; use plain LoRA",
 }

@@ -44,10 +44,46 @@ def _check_names(response: httpx2.Response) -> None:
             raise ValueError(f"{response.url.host} answered with {what} {name!r}, which leads out of the cache")
 
 
+_announced: dict[str, int] = {}  # sizes of files, by URL
+
+
+def _limit_size(response: httpx2.Response) -> None:
+    """Note the size of a file that a HEAD announces, and end a download that exceeds it."""
+    place, request = str(response.url), response.request
+    target = str(response.url.join(response.headers["location"])) if "location" in response.headers else place
+    if request.method == "HEAD":
+        size = response.headers.get("x-linked-size") or response.headers.get("content-length") or ""
+        if size.isdecimal():
+            _announced[target] = int(size)
+    elif place in _announced and target != place:
+        _announced[target] = _announced[place]
+    elif place in _announced and response.is_success and isinstance(response.stream, httpx2.SyncByteStream):
+        response.stream = _LimitedStream(response.stream, _announced[place], response.url.host)
+
+
+class _LimitedStream(httpx2.SyncByteStream):
+    """Body of a response, up to a limit."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, limit: int, host: str) -> None:
+        self._stream, self._limit, self._host = stream, limit, host
+
+    def __iter__(self) -> Iterator[bytes]:
+        num_bytes = 0
+        for part in self._stream:
+            num_bytes += len(part)
+            if num_bytes > self._limit:
+                raise ValueError(f"{self._host} sends more than the {self._limit} bytes that it announced")
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 def _make_client() -> httpx2.Client:
     client = default_client_factory()
     hooks = client.event_hooks
-    client.event_hooks = {"request": [*hooks["request"], _limit_wait], "response": [*hooks["response"], _check_names]}
+    on_response = [*hooks["response"], _check_names, _limit_size]
+    client.event_hooks = {"request": [*hooks["request"], _limit_wait], "response": on_response}
     return client
 
 

@@ -93,6 +93,24 @@ class FalseHub(Hub):
     do_HEAD = do_GET
 
 
+class EndlessHub(Hub):
+    """Hub that announces a size and sends more, without a length."""
+
+    num_sent = 0
+
+    def do_GET(self) -> None:
+        if self.command == "HEAD" or "resolve" not in self.path:
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while EndlessHub.num_sent < 256 << 20:
+                EndlessHub.num_sent += self.wfile.write(bytes(1 << 20))
+
+    do_HEAD = do_GET
+
+
 class ModelScopeHub(BaseHTTPRequestHandler):
     """ModelScope as its client sees it, with one repository."""
 
@@ -255,6 +273,19 @@ def test_false_answers_are_refused(
     assert "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
     assert not list(tmp_path.rglob("out*"))
+
+
+def test_more_bytes_than_announced_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they arrive, so that they fill no disk."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with (
+        serving(EndlessHub) as url,
+        pytest.raises(CheckpointError, match=r"cannot be downloaded: 127\.0\.0\.1 sends more than the \d+ bytes"),
+    ):
+        resolve_model("owner/tiny", HuggingFace(url))
+    assert EndlessHub.num_sent < 128 << 20
 
 
 def test_gguf_file_is_chosen_by_quantization(hub: HuggingFace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine.checkpoint.files import open_file
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.stored_weights import GGUF_BYTES, StoredWeights
 from engine.config import EngineConfig
@@ -117,7 +119,26 @@ def test_replicas_need_memory_of_their_own(large: Path) -> None:
     check_memory(*configured(*arguments), [MemoryLimit("a", 21 * GIB)], [])
     text = refusal(MemoryLimit("a", 21 * GIB), *arguments, "--data-parallel-size", "2")
     assert "KV cache 8 GiB" in text
-    assert "weights 29.9 GiB" in text, "random weights are not shared"
+    assert "weights 15 GiB" in text, "one file for all ranks, in the run's directory"
+
+
+@pytest.mark.parametrize("shares_experts", [False, True])
+def test_replicas_without_a_weight_cache_share_weights(shares_experts: bool, large: Path) -> None:
+    _, config, model = configured(str(large), *PLAIN)
+    changes = {"data_parallel_size": 2, "weight_cache_dir": "", "enable_expert_parallel": shares_experts}
+    by_ops = [msgspec.structs.replace(config, **changes, ops=ops) for ops in ("native", "reference")]
+    assert [memory_needs(each, model, GIB).weights for each in by_ops] == [GIB, 2 * GIB]
+
+
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_quantized_demo(tmp_path, FORMATS["packed 4"]())
+    opened: list[Path] = []
+    monkeypatch.setattr("engine.checkpoint.stored_weights.open_file", lambda path: opened.append(path) or open_file(path))
+    configured(str(tmp_path), "--quantization", "auto", "--max-model-len", "auto", "--kv-cache-memory", "64MiB")
+    configured(str(tmp_path), "--quantization", "auto", "--max-model-len", "auto")
+    assert len(opened) == 1
+    (tmp_path / "model.safetensors").write_bytes(bytes(9))
+    assert StoredWeights.read(tmp_path) == StoredWeights()
 
 
 def test_resource_limits_of_each_process(large: Path) -> None:

@@ -151,7 +151,10 @@ class AdapterFiles:
         if "kv_b_proj" in key:
             return "is multiplied into queries and results of latent attention, and cannot be adapted; train without kv_b_proj"
         if "expert" in key:
-            return "belongs to experts, which cannot be adapted"
+            return (
+                "belongs to experts, which cannot be adapted; merge the adapter into the model (merge_and_unload of PEFT) and "
+                "serve that, or train it for attention and shared MLPs"
+            )
         if "lm_head" in key or "embed_tokens" in key:
             return "belongs to the embedding or the head, which cannot be adapted"
         return "matches no linear layer of the model that can be adapted (q, k, v, o, gate, up, down)"

@@ -161,7 +161,10 @@ A, B = (f"base_model.model.{FIRST}.lora_{part}.weight" for part in "AB")
             {"base_model.model.model.layers.99.self_attn.q_proj.lora_A.weight": np.ones((8, 4))},
             "matches no linear layer of the model",
         ),
-        ({"base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight": np.ones((8, 4))}, "belongs to experts"),
+        (
+            {"base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight": np.ones((8, 4))},
+            "experts.3.up_proj.lora_A.weight belongs to experts, which cannot be adapted; merge the adapter into the model",
+        ),
         ({"base_model.model.lm_head.lora_A.weight": np.ones((8, 4))}, "belongs to the embedding or the head"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": np.ones((8, 4))}, "adapts an embedding"),
         ({f"base_model.model.{FIRST}.lora_magnitude_vector": np.ones(4)}, "is a magnitude of DoRA"),
