@@ -19,6 +19,7 @@ import msgspec
 from engine.checkpoint.files import user_cache
 from engine.checkpoint.gguf.file import LINK_NAME
 from engine.checkpoint.gguf.parts import stem_of
+from engine.errors import MissingExtraError
 from engine.installation import PACKAGES, command
 from engine.options.argument_parser import ArgumentParser
 from engine.options.resolve import EMBEDDED_MODEL_NAMES
@@ -120,19 +121,15 @@ def _downloaded() -> Iterator[Stored]:
 
 def _from_modelscope() -> Iterator[Stored]:
     try:
-        from modelscope_hub import HubApi
-        from modelscope_hub.config import HubConfig
-    except ImportError:
+        from engine.checkpoint.hubs.modelscope import downloaded
+    except MissingExtraError:
         return
-    for repository in HubApi().scan_cache(HubConfig().cache_dir).repos:
-        path = Path(repository.local_path or "")
+    for name, path, num_bytes in downloaded():
         snapshots = sorted(path.glob("snapshots/*"), key=lambda snapshot: snapshot.stat().st_mtime)
-        if repository.repo_type != "model" or not snapshots:
-            continue
         yield Stored(
-            repository.repo_id,
+            name,
             "",
-            repository.size_on_disk,
+            num_bytes,
             path.stat().st_atime,
             f"downloaded from ModelScope: {_about_files(snapshots[-1])}",
             path,
@@ -203,9 +200,9 @@ def _remove(stored: Stored) -> int:
         scan_cache_dir(stored.path.parent).delete_revisions(*stored.revisions).execute()
         is_gone = not any(stored.path.glob("snapshots/*"))
     elif stored.is_from_modelscope:
-        from modelscope_hub import HubApi
+        from engine.checkpoint.hubs.modelscope import remove_downloaded
 
-        HubApi().clear_cache(cache_dir=stored.path.parent.parent, repo_type="model", repo_id=stored.name)
+        remove_downloaded(stored.name, stored.path)
         is_gone = not stored.path.exists()
     else:
         from workers.weights.cache import WeightCache

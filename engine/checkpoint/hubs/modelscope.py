@@ -13,6 +13,7 @@ from engine.installation import DISTRIBUTION
 
 try:
     from modelscope_hub import HubApi, errors
+    from modelscope_hub.config import HubConfig
 except ImportError as error:
     raise MissingExtraError(
         f"--hub modelscope needs modelscope-hub, not installed here; run pip install '{DISTRIBUTION}[modelscope]'", "modelscope"
@@ -78,3 +79,16 @@ class ModelScope:
                 f"{repository} cannot be downloaded: the server does not answer as ModelScope does ({type(error).__name__}: "
                 f"{one_line(error)}); check MODELSCOPE_ENDPOINT"
             ) from error
+
+
+def downloaded() -> Iterator[tuple[str, Path, int]]:
+    """Yield the downloaded models: name, directory, bytes."""
+    for found in HubApi().scan_cache(HubConfig().cache_dir).repos:
+        path = Path(found.local_path or "")
+        if found.repo_type == "model" and any(path.glob("snapshots/*")):
+            yield found.repo_id, path, found.size_on_disk
+
+
+def remove_downloaded(name: str, path: Path) -> None:
+    """Remove the downloaded model `name`, which is in `path`."""
+    HubApi().clear_cache(cache_dir=path.parent.parent, repo_type="model", repo_id=name)
