@@ -24,7 +24,7 @@ class ModelScope:
     """The hub as the environment says."""
 
     def __init__(self) -> None:
-        self._api = HubApi()
+        self._api = HubApi(HubConfig())  # not the client's own, which keeps the environment of its first use
 
     def snapshot(self, repository: str, revision: str, patterns: Sequence[str]) -> Path:
         return self._download(repository, revision, list(patterns), list(OTHER_FORMATS))
