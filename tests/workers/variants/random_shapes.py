@@ -36,9 +36,9 @@ class Draw(random.Random):
         return self.random() < probability
 
     def heads(self, config: Config) -> None:
-        """Choose widths and heads."""
-        kv_heads = self.choice([1, 1, 2, 3])
-        heads = kv_heads * self.choice([1, 2, 3, 4])
+        """Choose widths and heads, which two ranks can mostly share."""
+        kv_heads = self.choice([1, 1, 1, 2, 2, 2, 4, 3])
+        heads = kv_heads * self.choice([2, 2, 4, 3, 1])
         config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
         config["hidden_size"] = heads * 2 * self.choice([4, 5, 6, 8])
         config["intermediate_size"] = self.choice([24, 37, 50, 72, 96])
